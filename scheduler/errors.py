@@ -1,0 +1,105 @@
+"""Every error a person can meet, in one tree.
+
+    ODMoEError
+    ├── ConfigError              a flag, a cluster file or a secret that cannot be
+    ├── CheckpointError          the model directory itself
+    │   ├── NotMoEError              no experts in it, or none that we can take out
+    │   ├── MissingShardError        the index names a file that is not there
+    │   └── CorruptCheckpointError   truncated, or its bytes are not those it was published with
+    ├── StoreError               the expert store
+    │   ├── StoreNotFoundError
+    │   ├── StoreMismatchError       another model's, another dtype's or another version's
+    │   ├── CorruptStoreError        truncated, or a checksum that disagrees
+    │   └── StoreWriteError          target not writable, disk full
+    ├── RequestError             one request is wrong or was stopped; the cluster is well
+    │   ├── PromptError              empty, or past the model's context
+    │   └── RequestFailedError       no worker could serve it
+    └── ClusterError             nodes and the links between them
+        ├── LaunchError              a node did not come up
+        ├── HandshakeError           secret, version or model differ between two nodes
+        ├── LinkError                a stream broke, or a peer is gone
+        ├── ProtocolError            a message that is malformed, too large or out of turn
+        └── DeadlineError            a peer did not answer in time
+
+Each message says what was wrong, with which value, and what to do about it.
+"""
+
+
+class ODMoEError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(ODMoEError):
+    """A setting that cannot be: its name, its value and what is allowed are in the message."""
+
+
+class CheckpointError(ODMoEError):
+    """The Hugging Face model directory cannot be used."""
+
+
+class NotMoEError(CheckpointError):
+    """The model has no experts that Transformers dispatches through its ExpertsInterface."""
+
+
+class MissingShardError(CheckpointError):
+    """A weight file, or the configuration, is not in the model directory."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A weight file is truncated or its bytes have changed."""
+
+
+class StoreError(ODMoEError):
+    """The expert store cannot be used."""
+
+
+class StoreNotFoundError(StoreError):
+    """There is no finished store at this path."""
+
+
+class StoreMismatchError(StoreError):
+    """The store belongs to another model, dtype or format version."""
+
+
+class CorruptStoreError(StoreError):
+    """The store is truncated or a blob's checksum disagrees with the manifest."""
+
+
+class StoreWriteError(StoreError):
+    """The store could not be written."""
+
+
+class RequestError(ODMoEError):
+    """One request is wrong or was stopped; others go on."""
+
+
+class PromptError(RequestError):
+    """The prompt is empty or does not fit the model's context."""
+
+
+class RequestFailedError(RequestError):
+    """The request could not be finished by any worker."""
+
+
+class ClusterError(ODMoEError):
+    """Nodes and the links between them."""
+
+
+class LaunchError(ClusterError):
+    """A node did not come up."""
+
+
+class HandshakeError(ClusterError):
+    """Two nodes do not belong together: secret, protocol version or model."""
+
+
+class LinkError(ClusterError):
+    """The stream to a peer is broken or closed."""
+
+
+class ProtocolError(ClusterError):
+    """A message is malformed, too large or out of turn."""
+
+
+class DeadlineError(ClusterError):
+    """A peer did not answer in time."""

@@ -1,0 +1,216 @@
+"""What nodes say to each other, as plain frozen dataclasses.
+
+The in-process transport passes these objects as they are; the gRPC transport encodes them with `wire.codec`
+after `proto/odmoe.proto`. No torch here: a tensor is its description and its bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+PROTOCOL_VERSION = 1
+"""Both ends of a stream must speak the same version."""
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""No message is larger; larger tensors are sent in parts."""
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
+"""The dtypes a tensor on the wire may have, and their size."""
+
+MAX_DIMS = 8
+
+Buffer = Union[bytes, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A dense, C-contiguous, little-endian tensor: `len(data)` is the product of `shape` times the dtype's size."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Buffer
+
+
+# --- main node -> worker ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of every stream. `fingerprint` names the model that the caller runs."""
+
+    version: int
+    fingerprint: str
+    dtype: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load an expert into a slot that is free by then. Answered by `Loaded` unless an `Evict` overtakes it."""
+
+    load_id: int
+    slot: int
+    layer: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Free a slot; a load into it that has not ended is given up. Not answered."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run the slot's expert on `hidden` [n, H] with routing weights `weights` [n], once its load has ended.
+
+    `evict`: free the slot right after. Answered by `Computed`.
+    """
+
+    call_id: int
+    slot: int
+    layer: int
+    expert: int
+    hidden: Tensor
+    weights: Tensor
+    evict: bool
+
+
+# --- worker -> main node ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """Answer to `Hello`: what this worker is. `slot_bytes` is the size of one slot."""
+
+    version: int
+    node: str
+    slots: int
+    slot_bytes: int
+    device: str
+    loader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A load has ended: `nbytes` moved in `seconds`."""
+
+    load_id: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """`output` [n, H]: the expert's rows, times their routing weights."""
+
+    call_id: int
+    output: Tensor
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUsage:
+    """Measured from the slots, since start: sent on `AskUsage`."""
+
+    resident_experts_max: int
+    device_bytes_max: int
+    loads: int
+    bytes_loaded: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskUsage:
+    """Asks a worker or a shadow what it holds. Answered by `WorkerUsage` or `ShadowUsage`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The peer could not do what was asked. Which of the ids is set says what; all zero: the node as a whole."""
+
+    error: str
+    message: str
+    load_id: int = 0
+    call_id: int = 0
+    request: int = 0
+
+
+# --- main node -> shadow ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """Follow a request: its prompt, both alignment periods (0 = never) and how many tokens it may have.
+
+    `lookahead`: decode passes the shadow may be ahead of the last `Align` it received.
+    """
+
+    request: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    align_token: int
+    align_kv: int
+    lookahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Align:
+    """Decode pass `step` (0 = the first after prefill) may start.
+
+    `token`: the main model's token that pass reads, where token alignment is due, else None.
+    `kv`: the main model's KV rows [start, start + n) of every layer, where KV alignment is due, else empty;
+    two tensors a layer as that layer's cache keeps them (keys, values), each [1, heads, n, D].
+    """
+
+    request: int
+    step: int
+    token: int | None
+    kv_start: int
+    kv: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    """The request is over, done or not. Answered by nothing; predictions on their way may still arrive."""
+
+    request: int
+
+
+# --- shadow -> main node ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowReady:
+    """Answer to `Hello`."""
+
+    version: int
+    node: str
+    scheme: str
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The shadow's gate of `layer` fired for the token at `position`: experts, best first, and their weights."""
+
+    request: int
+    position: int
+    layer: int
+    experts: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowUsage:
+    """Bytes of the shadow's weights and caches, measured from its tensors: the most since start."""
+
+    device_bytes_max: int
+
+
+ToWorker = Union[Hello, Load, Evict, Compute, AskUsage]
+FromWorker = Union[WorkerReady, Loaded, Computed, WorkerUsage, Failed]
+ToShadow = Union[Hello, OpenRequest, Align, CloseRequest, AskUsage]
+FromShadow = Union[ShadowReady, Prediction, ShadowUsage, Failed]
+Message = Union[ToWorker, FromWorker, ToShadow, FromShadow]
