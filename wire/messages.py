@@ -162,6 +162,7 @@ class Align:
     `token`: the main model's token that pass reads, where token alignment is due, else None.
     `kv`: the main model's KV rows [start, start + n) of every layer, where KV alignment is due, else empty;
     two tensors a layer as that layer's cache keeps them (keys, values), each [1, heads, n, D].
+    `more`: rows too large for one message come in several, in order; the pass starts with the last.
     """
 
     request: int
@@ -169,6 +170,7 @@ class Align:
     token: int | None
     kv_start: int
     kv: tuple[Tensor, ...]
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
