@@ -1,0 +1,56 @@
+"""The model without its experts, as the main node and the shadow hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoint import family
+from scheduler.errors import CorruptStoreError
+
+EXPERTS_IMPLEMENTATION = "odmoe"
+"""The name under which our dispatch is registered with Transformers' ExpertsInterface."""
+
+ExpertsFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H]"""
+
+
+def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, device: str = "cpu") -> Any:
+    """The family's own model with empty experts modules, dense weights loaded by `from_pretrained`.
+
+    Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError.
+    """
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    config = family.config_from_dict(config_fields)
+    cls = family.model_class(config)
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, config, *args, **kwargs)
+        family.strip_experts(self)
+
+    # Same name and module: Transformers looks its weight conversions up by them.
+    stripped = type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
+    model, info = stripped.from_pretrained(
+        folder, config=config, dtype=dtype, device_map=None, local_files_only=True, output_loading_info=True
+    )
+    lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
+    if lost:
+        raise CorruptStoreError(f"{folder} lacks dense weights, the first is {lost[0]}; make the store again")
+    model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
+    return model.to(device).eval()
+
+
+def dispatch_experts(model: Any, function: Callable[[int], ExpertsFunction]) -> None:
+    """From now on layer `l` of the model computes its experts by `function(l)`."""
+    for layer, (_, module) in family.experts_modules(model).items():
+        module.odmoe_dispatch = function(layer)
+
+
+def _dispatch(module: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = module.odmoe_dispatch(hidden, index, weights)
+    return result

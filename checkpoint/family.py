@@ -1,0 +1,139 @@
+"""What differs between model families, asked of Transformers itself.
+
+A model's class is built on the meta device (shapes, no bytes) and its expert modules are found in it: those that
+Transformers dispatches through `transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from scheduler.errors import CheckpointError, ConfigError, NotMoEError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_TOP_K_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """`float32`, `bfloat16` or `float16`. Raises ConfigError."""
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is unknown; allowed: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` -> `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def config_from_dict(fields: dict[str, Any]) -> PreTrainedConfig:
+    """The family's own configuration object. Raises CheckpointError for a family that Transformers does not know."""
+    from transformers import AutoConfig
+
+    model_type = fields.get("model_type", "")
+    try:
+        return AutoConfig.for_model(model_type, **{k: v for k, v in fields.items() if k != "model_type"})
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"model_type {model_type!r} in config.json is not one that Transformers knows or can build: {error}"
+        ) from error
+
+
+def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The causal language model class of a family. Raises CheckpointError when it has none."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError as error:
+        raise CheckpointError(
+            f"model_type {config.model_type!r} has no causal language model in Transformers"
+        ) from error
+
+
+def stored_dtype(config: PreTrainedConfig) -> torch.dtype:
+    """The dtype that the checkpoint says it is in; float32 when it says nothing."""
+    return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+
+
+def meta_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The whole model on the meta device, as `from_pretrained` would build it in `dtype`."""
+    cls = model_class(config)
+    with contextlib.ExitStack() as stack:
+        for context in cls.get_init_context(dtype, False, False, None):
+            stack.enter_context(context)
+        return cls(config)
+
+
+def expert_count(module: torch.nn.Module) -> int:
+    """E of an experts module."""
+    return int(module.num_experts)
+
+
+def is_experts_module(module: torch.nn.Module) -> bool:
+    """Does Transformers dispatch this module through its ExpertsInterface?"""
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "is_transposed") and hasattr(module, "num_experts")
+
+
+def experts_modules(model: torch.nn.Module) -> dict[int, tuple[str, torch.nn.Module]]:
+    """Model layer index -> (name, experts module), ascending. Raises NotMoEError when there is none."""
+    found: dict[int, tuple[str, torch.nn.Module]] = {}
+    for name, module in model.named_modules():
+        if is_experts_module(module):
+            match = _LAYER.search(name)
+            layer = int(match.group(1)) if match else len(found)
+            if layer in found:
+                raise NotMoEError(f"layer {layer} has two experts modules ({found[layer][0]}, {name}); not supported")
+            found[layer] = (name, module)
+    if not found:
+        raise NotMoEError(
+            f"{type(model).__name__} has no experts that Transformers dispatches through its ExpertsInterface; "
+            "give a Mixture-of-Experts checkpoint (Mixtral, Qwen3-MoE, OLMoE, gpt-oss, DeepSeek, ...)"
+        )
+    return dict(sorted(found.items()))
+
+
+def expert_parameters(name: str, module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """An experts module's parameters, each [E, ...]. Raises NotMoEError when one is not split by expert."""
+    count = expert_count(module)
+    parameters = dict(module.named_parameters())
+    for key, value in parameters.items():
+        if "." in key or value.dim() == 0 or value.shape[0] != count:
+            raise NotMoEError(f"{name}.{key} has shape {tuple(value.shape)}, not [{count}, ...]: not split by expert")
+    return parameters
+
+
+def strip_experts(model: torch.nn.Module) -> None:
+    """Take the experts' parameters out of a model, so that nothing loads, initialises or counts them."""
+    for name, module in experts_modules(model).values():
+        for key in expert_parameters(name, module):
+            delattr(module, key)
+        module._is_hf_initialized = True
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the scheduler must know of a model."""
+
+    moe_layers: tuple[int, ...]
+    experts: int
+    top_k: int
+    hidden: int
+    context: int
+
+
+def shape_of(config: PreTrainedConfig, moe_layers: tuple[int, ...], experts: int) -> Shape:
+    """Counts from the text configuration. `experts` is the largest E of any layer."""
+    text = config.get_text_config()
+    top_k = next((getattr(text, n) for n in _TOP_K_NAMES if isinstance(getattr(text, n, None), int)), 2)
+    context = getattr(text, "max_position_embeddings", None) or 1 << 30
+    return Shape(moe_layers, experts, min(top_k, experts), text.hidden_size, context)

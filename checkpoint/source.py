@@ -1,0 +1,166 @@
+"""A Hugging Face model directory: its files, checked before anything is read from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_MAX_HEADER = 100_000_000
+_WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checked model directory. `files` maps a tensor's name to the file that holds it."""
+
+    path: Path
+    config: dict[str, Any]
+    files: dict[str, Path]
+    fingerprint: str
+    stamp: str = field(repr=False)
+
+    def weight_files(self) -> list[Path]:
+        """Every safetensors file, once, in name order."""
+        return sorted(set(self.files.values()))
+
+    def aux_files(self) -> list[Path]:
+        """Configuration, tokenizer and generation settings."""
+        return sorted(
+            p for p in self.path.iterdir()
+            if p.suffix in {".json", ".model", ".jinja", ".txt"} and p.name != _INDEX and p.is_file()
+        )
+
+
+def find_model(name: str) -> Path:
+    """A directory as given, or a Hub repository's snapshot (`org/name`; HF_HOME and HF_HUB_OFFLINE are honoured)."""
+    path = Path(name).expanduser()
+    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"model {name!r} is neither a directory nor a Hub repository that could be fetched: {reason}"
+        ) from error
+
+
+def open_source(path: Path) -> Source:
+    """Check a model directory: everything named is there, and every file is as long as its header says.
+
+    Raises CheckpointError, MissingShardError or CorruptCheckpointError. Reads headers only.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"model {str(path)!r} is not a directory; give one that holds config.json and safetensors")
+    config = _read_json(path / "config.json")
+    listed = _listed_files(path)
+    files: dict[str, Path] = {}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    stamp = hashlib.sha256(str(path.resolve()).encode())
+    for name in sorted(set(listed.values())):
+        file = path / name
+        header, raw = _read_header(file)
+        digest.update(name.encode() + raw)
+        status = file.stat()
+        stamp.update(f"{name}:{status.st_size}:{status.st_mtime_ns}".encode())
+        files.update({key: file for key in header if key != "__metadata__"})
+    lost = sorted(key for key in listed if key != "*" and key not in files)
+    if lost:
+        raise MissingShardError(f"{path / _INDEX} names tensor {lost[0]!r}, but {listed[lost[0]]} does not hold it")
+    stamp.update(digest.digest())
+    return Source(path, config, files, digest.hexdigest()[:32], stamp.hexdigest()[:32])
+
+
+def _listed_files(path: Path) -> dict[str, str]:
+    """Tensor name -> file name from the index, or {"*": the single file}."""
+    if (path / _INDEX).exists():
+        weight_map = _read_json(path / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CorruptCheckpointError(f"{path / _INDEX} has no weight_map; fetch it again")
+        for name in sorted(set(weight_map.values())):
+            if not (path / name).is_file():
+                raise MissingShardError(f"{path / _INDEX} names {name}, which is not there; fetch it again")
+        return weight_map
+    if (path / _SINGLE).is_file():
+        return {"*": _SINGLE}
+    if any(path.glob("*.bin")):
+        raise CheckpointError(f"{path} holds PyTorch .bin weights only; convert them to safetensors")
+    raise MissingShardError(f"{path} holds neither {_SINGLE} nor {_INDEX}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise MissingShardError(f"{file} is missing") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CorruptCheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
+    if not isinstance(found, dict):
+        raise CorruptCheckpointError(f"{file} holds a {type(found).__name__}, not an object; fetch it again")
+    return found
+
+
+def _read_header(file: Path) -> tuple[dict[str, Any], bytes]:
+    """A safetensors header, checked against the file's length."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER + 1
+        if length > min(_MAX_HEADER, size):
+            raise CorruptCheckpointError(f"{file} is not a whole safetensors file ({size} bytes); fetch it again")
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw)
+        end = max((v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CorruptCheckpointError(f"{file} has a damaged header ({error}); fetch it again") from error
+    if 8 + length + end != size:
+        raise CorruptCheckpointError(
+            f"{file} is {size} bytes, its header says {8 + length + end}: truncated or damaged; fetch it again"
+        )
+    return header, raw
+
+
+def published_digests(source: Source) -> dict[Path, str]:
+    """SHA-256 of the weight files, where whoever published them said it: in SHA256SUMS, or as a Hub blob's name."""
+    found: dict[Path, str] = {}
+    sums = source.path / "SHA256SUMS"
+    if sums.is_file():
+        for line in sums.read_text().splitlines():
+            digest, _, name = line.partition(" ")
+            found[source.path / name.strip().removeprefix("*")] = digest.lower()
+    for file in source.weight_files():
+        blob = file.resolve().name
+        if file.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
+            found.setdefault(file, blob)
+    return found
+
+
+def verify_bytes(source: Source) -> bool:
+    """Compare weight files with their published digests. False when none were published.
+
+    Raises CorruptCheckpointError naming the file.
+    """
+    digests = published_digests(source)
+    for file, expected in digests.items():
+        if not file.is_file():
+            raise MissingShardError(f"{source.path / 'SHA256SUMS'} names {file.name}, which is not there")
+        with file.open("rb") as stream:
+            actual = hashlib.file_digest(stream, "sha256").hexdigest()
+        if actual != expected:
+            raise CorruptCheckpointError(
+                f"{file} has SHA-256 {actual[:16]}..., published as {expected[:16]}...: its bytes changed; fetch it again"
+            )
+    return bool(digests)

@@ -1,0 +1,239 @@
+"""The expert store: one file a layer, one contiguous page-aligned blob an expert, a manifest, and the dense rest.
+
+    STORE/
+      manifest.json            what is here, with a checksum a blob; written last
+      layer-00000.experts      blobs of that layer's experts, each a multiple of 4096 bytes
+      dense/                   everything but the experts, as an ordinary Hugging Face directory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from checkpoint.family import DTYPES
+from checkpoint.tensors import PAGE
+from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError, StoreNotFoundError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One parameter inside a blob: `offset` bytes from its start, `shape` without the expert dimension."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One expert's bytes in its layer's file. `checksum` is xxh3-128 of the whole blob, padding included."""
+
+    offset: int
+    length: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One MoE layer: `module` is the experts module's name in the model."""
+
+    module: str
+    file: str
+    tensors: tuple[TensorSpec, ...]
+    blobs: tuple[Blob, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store holds. `fingerprint` names the checkpoint it came from, `dtype` the experts' own."""
+
+    format: int
+    fingerprint: str
+    family: str
+    dtype: str
+    config: dict[str, Any]
+    layers: dict[int, LayerSpec]
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        return tuple(sorted(self.layers))
+
+    @property
+    def blob_bytes(self) -> int:
+        """The size of a slot: the largest blob."""
+        return max(blob.length for layer in self.layers.values() for blob in layer.blobs)
+
+    @property
+    def expert_bytes(self) -> int:
+        """All experts together."""
+        return sum(blob.length for layer in self.layers.values() for blob in layer.blobs)
+
+    @property
+    def experts(self) -> int:
+        return max(len(layer.blobs) for layer in self.layers.values())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str, where: Path) -> Manifest:
+        """Raises CorruptStoreError or StoreMismatchError."""
+        try:
+            fields = json.loads(text)
+            if fields["format"] != FORMAT:
+                raise StoreMismatchError(
+                    f"{where} has format {fields['format']}, this version reads {FORMAT}; make it again with odmoe shard"
+                )
+            layers = {int(k): _layer_from(v) for k, v in fields.pop("layers").items()}
+            manifest = Manifest(layers=layers, **fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptStoreError(f"{where} is damaged ({error!r}); make the store again with odmoe shard") from error
+        _check(manifest, where)
+        return manifest
+
+
+def _layer_from(fields: dict[str, Any]) -> LayerSpec:
+    tensors = tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["offset"]) for t in fields["tensors"])
+    return LayerSpec(fields["module"], fields["file"], tensors, tuple(Blob(**b) for b in fields["blobs"]))
+
+
+def _check(manifest: Manifest, where: Path) -> None:
+    """A manifest comes from a file that anyone may have written: nothing in it may lead outside."""
+    for number, layer in manifest.layers.items():
+        inside = Path(layer.file).name == layer.file
+        lengths = {blob.length for blob in layer.blobs}
+        aligned = all(blob.offset % PAGE == 0 and blob.length % PAGE == 0 and blob.length > 0 for blob in layer.blobs)
+        fits = all(
+            spec.dtype in DTYPES
+            and 0 <= spec.offset
+            and spec.offset + torch.Size(spec.shape).numel() * DTYPES[spec.dtype].itemsize <= min(lengths)
+            for spec in layer.tensors
+        ) if lengths else False
+        if not (inside and aligned and fits and len(lengths) == 1):
+            raise CorruptStoreError(f"{where}: the entry of layer {number} is impossible; make the store again")
+    if not manifest.layers:
+        raise CorruptStoreError(f"{where} lists no layers; make the store again")
+
+
+class ExpertStore:
+    """A finished store, open for reading. Only manifest and file sizes have been read."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @staticmethod
+    def open(path: Path) -> ExpertStore:
+        """Raises StoreNotFoundError, StoreMismatchError or CorruptStoreError."""
+        where = path / MANIFEST
+        try:
+            manifest = Manifest.from_json(where.read_text(), where)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreNotFoundError(f"no expert store at {path}; make one with: odmoe shard MODEL {path}") from error
+        except UnicodeDecodeError as error:
+            raise CorruptStoreError(f"{where} is damaged ({error}); make the store again") from error
+        store = ExpertStore(path, manifest)
+        for layer in manifest.layers.values():
+            expected = max(blob.offset + blob.length for blob in layer.blobs)
+            file = path / layer.file
+            actual = file.stat().st_size if file.is_file() else None
+            if actual != expected:
+                state = "is missing" if actual is None else f"is {actual} bytes, the manifest says {expected}"
+                raise CorruptStoreError(f"{file} {state}; make the store again with odmoe shard")
+        return store
+
+    @property
+    def dense(self) -> Path:
+        return self.path / DENSE
+
+    def locate(self, layer: int, expert: int) -> tuple[Path, Blob]:
+        """The file and blob of an expert. Raises StoreError for one that does not exist."""
+        spec = self.manifest.layers.get(layer)
+        if spec is None or not 0 <= expert < len(spec.blobs):
+            raise StoreError(f"the store at {self.path} holds no expert {expert} of layer {layer}")
+        return self.path / spec.file, spec.blobs[expert]
+
+    def views(self, buffer: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
+        """A blob's parameters as views of `buffer` (uint8, at least the blob's length), without expert dimension."""
+        found = {}
+        for spec in self.manifest.layers[layer].tensors:
+            dtype = DTYPES[spec.dtype]
+            size = torch.Size(spec.shape).numel() * dtype.itemsize
+            found[spec.name] = buffer[spec.offset : spec.offset + size].view(dtype).view(spec.shape)
+        return found
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Read every blob and compare its checksum. Raises CorruptStoreError naming the expert."""
+        total, done = self.manifest.expert_bytes, 0
+        for number, layer in self.manifest.layers.items():
+            with (self.path / layer.file).open("rb") as stream:
+                for expert, blob in enumerate(layer.blobs):
+                    stream.seek(blob.offset)
+                    if checksum(stream.read(blob.length)) != blob.checksum:
+                        raise CorruptStoreError(
+                            f"expert {expert} of layer {number} in {self.path / layer.file} fails its checksum; "
+                            "make the store again with odmoe shard"
+                        )
+                    done += blob.length
+                    if progress:
+                        progress(done, total)
+        self._verify_dense()
+
+    def _verify_dense(self) -> None:
+        sums = json.loads((self.dense / "checksums.json").read_text())
+        for name, expected in sums.items():
+            file = self.dense / name
+            if not file.is_file() or file_checksum(file) != expected:
+                raise CorruptStoreError(f"{file} is missing or fails its checksum; make the store again")
+
+    def verify_once(self, stamps: Path, progress: Callable[[int, int], None] | None = None) -> bool:
+        """Verify unless these very files (size, inode, change time) passed before. True when it did read them.
+
+        `stamps`: a directory for the record. One that cannot be written costs a verification each time.
+        """
+        stamp = stamps / hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
+        state = self._state()
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if stamp.read_text() == state:
+                return False
+        self.verify(progress)
+        with contextlib.suppress(OSError):
+            stamps.mkdir(parents=True, exist_ok=True)
+            temporary = stamp.with_suffix(f".{os.getpid()}")
+            temporary.write_text(state)
+            temporary.replace(stamp)
+        return True
+
+    def _state(self) -> str:
+        files = sorted(p for p in self.path.rglob("*") if p.is_file())
+        stats = [(p.name, p.stat()) for p in files]
+        return json.dumps([[n, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns] for n, s in stats])
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """xxh3-128 as hex."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def file_checksum(file: Path) -> str:
+    """xxh3-128 of a file as hex."""
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,44 @@
+"""Torch tensors as bytes and back, and memory that files can be read into directly."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from checkpoint.family import DTYPES, dtype_name
+
+PAGE = 4096
+_ALL = DTYPES | {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8}
+
+
+def tensor_bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], memoryview]:
+    """(dtype, shape, bytes) of a tensor. The bytes are the tensor's own where it is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous()
+    data = memoryview(flat.view(torch.uint8).numpy() if flat.dim() else flat.reshape(1).view(torch.uint8).numpy())
+    return dtype_name(flat.dtype), tuple(flat.shape), data.cast("B") if data.nbytes else memoryview(b"")
+
+
+def tensor_from_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> torch.Tensor:
+    """A tensor over `data`, not copied: treat it as read-only."""
+    if not data:
+        return torch.empty(shape, dtype=_ALL[dtype])
+    return torch.frombuffer(data, dtype=_ALL[dtype]).view(shape)
+
+
+def aligned_buffer(nbytes: int) -> torch.Tensor:
+    """Page-aligned, touched, anonymous memory as uint8 [nbytes]: what O_DIRECT reads into.
+
+    Touched at once, since first-touch faults during a read cost more than the read.
+    """
+    area = mmap.mmap(-1, max(nbytes, PAGE))
+    if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= 1 << 21:
+        area.madvise(mmap.MADV_HUGEPAGE)
+    buffer = torch.frombuffer(area, dtype=torch.uint8)[:nbytes]
+    buffer.zero_()
+    return buffer
+
+
+def round_up(n: int, to: int = PAGE) -> int:
+    """The smallest multiple of `to` that is at least `n`."""
+    return -(-n // to) * to
