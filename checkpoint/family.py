@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from scheduler.errors import CheckpointError, ConfigError, NotMoEError
+from scheduler.types import ModelShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -120,20 +120,9 @@ def strip_experts(model: torch.nn.Module) -> None:
         module._is_hf_initialized = True
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What the scheduler must know of a model."""
-
-    moe_layers: tuple[int, ...]
-    experts: int
-    top_k: int
-    hidden: int
-    context: int
-
-
-def shape_of(config: PreTrainedConfig, moe_layers: tuple[int, ...], experts: int) -> Shape:
+def shape_of(config: PreTrainedConfig, moe_layers: tuple[int, ...], experts: int) -> ModelShape:
     """Counts from the text configuration. `experts` is the largest E of any layer."""
     text = config.get_text_config()
     top_k = next((getattr(text, n) for n in _TOP_K_NAMES if isinstance(getattr(text, n, None), int)), 2)
     context = getattr(text, "max_position_embeddings", None) or 1 << 30
-    return Shape(moe_layers, experts, min(top_k, experts), text.hidden_size, context)
+    return ModelShape(moe_layers, experts, min(top_k, experts), text.hidden_size, context)

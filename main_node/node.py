@@ -1,0 +1,187 @@
+"""The main node: Transformers' own model without its experts, the KV caches and the token loop."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checkpoint import family
+from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.store import ExpertStore
+from main_node.engine import Engine
+from main_node.report import Report, build_report
+from main_node.sequence import Sequence
+from main_node.text import TextStream
+from scheduler import types as t
+from scheduler.errors import ConfigError, LaunchError, PromptError
+
+DRAIN_S = 10.0
+"""After an answer, how long its last predictions are waited for, so that recall counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One token of an answer, and the text that it completed. The last step of an answer carries the report."""
+
+    token_id: int
+    text: str
+    report: Report | None = None
+
+
+class ShadowStart:
+    """Brings the shadow up beside the first prefill, which needs no predictions."""
+
+    def __init__(self, join: Callable[[], None]) -> None:
+        self._join = join
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="shadow-start", daemon=True)
+        self._begun = False
+
+    def begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._join()
+        except Exception as error:  # noqa: BLE001 - told to whoever waits
+            self._error = error
+
+    def wait(self, deadline_s: float) -> None:
+        """Until the shadow has joined. Raises LaunchError."""
+        self.begin()
+        self._thread.join(deadline_s)
+        if self._thread.is_alive():
+            raise LaunchError(f"the shadow was not ready within {deadline_s:g} s; try --shadow none")
+        if self._error is not None:
+            raise LaunchError(f"the shadow did not come up: {self._error}") from self._error
+
+
+class MainNode:
+    """Answers requests. Several may be open at once; their passes take turns."""
+
+    def __init__(self, store: ExpertStore, engine: Engine, dtype: torch.dtype, shadow: ShadowStart | None) -> None:
+        from transformers import AutoTokenizer
+
+        self.store = store
+        self.engine = engine
+        self.model = load_dense(store.dense, store.manifest.config, dtype)
+        self.tokenizer = AutoTokenizer.from_pretrained(store.dense, local_files_only=True)
+        self.shape = model_shape(store)
+        self.on_logits: Callable[[torch.Tensor], None] | None = None
+        self.launch_s = 120.0
+        self._shadow = shadow
+        self._numbers = itertools.count(1)
+        self._turn = threading.Lock()
+        self._pass = t.Visit(0, 0, 0)
+        self._cache_bytes_max = 0
+        dispatch_experts(self.model, self._experts_of)
+
+    def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:
+        def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return self.engine.experts(self._pass._replace(layer=layer), hidden, index, weights)
+
+        return experts
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a prompt. Raises PromptError."""
+        return check_prompt(self.tokenizer(prompt)["input_ids"], self.shape.context)
+
+    def generate(self, prompt: list[int], max_new_tokens: int) -> Iterator[Step]:
+        """Greedy decoding. Closing the iterator early gives the request up. Raises PromptError, ClusterError, ...
+
+        The answer ends at an end-of-sequence token, after `max_new_tokens`, or where the context is full.
+        """
+        check_prompt(prompt, self.shape.context)
+        if max_new_tokens < 1:
+            raise ConfigError(f"max-new-tokens is {max_new_tokens}; allowed: 1, 2, ...")
+        from transformers import DynamicCache
+
+        room = self.shape.context - len(prompt)
+        sequence = Sequence(prompt, min(max_new_tokens, room), DynamicCache(config=self.model.config))
+        number = next(self._numbers)
+        self.engine.open_request(number, sequence, len(prompt))
+        try:
+            yield from self._answer(number, sequence)
+        finally:
+            self.engine.close_request(number)
+
+    def _answer(self, number: int, sequence: Sequence) -> Iterator[Step]:
+        start = time.perf_counter()
+        text = TextStream(self.tokenizer)
+        stop = self._stop_tokens()
+        token = self._forward(number, sequence, sequence.prompt, 0)
+        first = last = time.perf_counter()
+        if self._shadow is not None:
+            self._shadow.begin()
+        while True:
+            sequence.tokens.append(token)
+            count = len(sequence.tokens)
+            if token in stop or count >= sequence.max_new_tokens:
+                break
+            yield Step(token, text.push(token))
+            if count == 1 and self._shadow is not None:
+                waited = time.perf_counter()
+                self._shadow.wait(self.launch_s)
+                last += time.perf_counter() - waited
+            self.engine.post(t.TokenDecoded(number, count - 1))
+            token = self._forward(number, sequence, [token], len(sequence.prompt) + count - 1)
+        end = time.perf_counter()
+        piece = ("" if token in stop else text.push(token)) + text.flush()
+        self.engine.wait_for_predictions(number, DRAIN_S)
+        report = build_report(self, number, sequence, ttft_s=first - start, decode_s=end - last)
+        yield Step(token, piece, report)
+
+    def _forward(self, number: int, sequence: Sequence, tokens: list[int], position: int) -> int:
+        """One pass; the greedy next token."""
+        with self._turn, torch.inference_mode():
+            self._pass = t.Visit(number, position, 0)
+            self.engine.post(t.PassStarted(number, position, len(tokens), prefill=position == 0))
+            out = self.model(
+                input_ids=torch.tensor([tokens]), past_key_values=sequence.cache, use_cache=True, logits_to_keep=1
+            )
+            self._cache_bytes_max = max(self._cache_bytes_max, sequence.cache_bytes())
+        logits = out.logits[0, -1].float()
+        if self.on_logits is not None:
+            self.on_logits(logits)
+        return int(logits.argmax())
+
+    def _stop_tokens(self) -> set[int]:
+        ids = self.model.generation_config.eos_token_id
+        return set(ids) if isinstance(ids, list) else {ids}
+
+    @property
+    def device_bytes(self) -> int:
+        """Weights, buffers and the largest KV cache, from the tensors."""
+        tensors: dict[int, torch.Tensor] = {}
+        for tensor in itertools.chain(self.model.parameters(), self.model.buffers()):
+            tensors[tensor.untyped_storage().data_ptr()] = tensor
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()) + self._cache_bytes_max
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def model_shape(store: ExpertStore) -> t.ModelShape:
+    """What the scheduler must know of a store's model."""
+    config = family.config_from_dict(store.manifest.config)
+    return family.shape_of(config, store.manifest.moe_layers, store.manifest.experts)
+
+
+def check_prompt(ids: Any, context: int) -> list[int]:
+    """Raises PromptError for a prompt that is empty or leaves no room for an answer."""
+    prompt = list(ids)
+    if not prompt:
+        raise PromptError("the prompt is empty; give at least one token")
+    if len(prompt) >= context:
+        raise PromptError(f"the prompt has {len(prompt)} tokens, the model's context is {context}; shorten it")
+    return prompt

@@ -1,0 +1,95 @@
+"""One peer, as the main node sees it: its stream, when it last spoke, and questions that wait for an answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from scheduler import errors
+from scheduler.errors import DeadlineError, LinkError, ODMoEError
+from wire.base import Channel, Handler
+from wire.messages import Failed, Hello, Message, ShadowReady, ShadowUsage, WorkerReady, WorkerUsage
+
+_ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage)
+
+
+class PeerHandler:
+    """`on_event`: what is not the answer to a question. `on_lost`: the stream has ended."""
+
+    def __init__(
+        self, name: str, on_event: Callable[[Message], None], on_lost: Callable[[ODMoEError | None], None]
+    ) -> None:
+        self.name = name
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._channel: Channel | None = None
+        self._answer: Message | None = None
+        self._error: ODMoEError | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+        self._heard = time.monotonic()
+
+    def open(self, connect: Callable[[Handler], Channel], hello: Hello, deadline_s: float) -> Message:
+        """Connect, say Hello, return the answer. Raises what the peer refused with, LinkError or DeadlineError."""
+        self._channel = connect(self)
+        answer = self.ask(hello, (WorkerReady, ShadowReady), deadline_s)
+        if answer is None:
+            self.close()
+            raise self._error or DeadlineError(f"{self.name} did not answer within {deadline_s:g} s")
+        return answer
+
+    def ask(self, question: Message, kind: type | tuple[type, ...], deadline_s: float) -> Message | None:
+        """Send and wait for an answer of that kind; None when it did not come."""
+        with self._changed:
+            self._answer = None
+        try:
+            self.send(question)
+        except LinkError as error:
+            self._error = self._error or error
+            return None
+        with self._changed:
+            self._changed.wait_for(lambda: isinstance(self._answer, kind) or self._ended or self._error, deadline_s)
+            return self._answer if isinstance(self._answer, kind) else None
+
+    def send(self, message: Message) -> None:
+        """Raises LinkError."""
+        if self._channel is None:
+            raise LinkError(f"{self.name} is not connected")
+        self._channel.send(message)
+
+    def silent_s(self) -> float:
+        """Seconds since it last said anything."""
+        return time.monotonic() - self._heard
+
+    def on_message(self, message: Message) -> None:
+        self._heard = time.monotonic()
+        if isinstance(message, _ANSWERS):
+            with self._changed:
+                self._answer = message
+                self._changed.notify_all()
+            return
+        if isinstance(message, Failed) and not (message.load_id or message.call_id or message.request):
+            with self._changed:
+                self._error = named_error(message)
+                self._changed.notify_all()
+        self._on_event(message)
+
+    def on_close(self, error: ODMoEError | None) -> None:
+        with self._changed:
+            self._ended = True
+            self._error = self._error or error
+            self._changed.notify_all()
+        self._on_lost(error)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+
+def named_error(failure: Failed) -> ODMoEError:
+    """The error of our tree that the peer named, ClusterError where it is none of them."""
+    kind = getattr(errors, failure.error, None)
+    if isinstance(kind, type) and issubclass(kind, ODMoEError):
+        return kind(failure.message)
+    return errors.ClusterError(f"{failure.error}: {failure.message}")

@@ -1,0 +1,83 @@
+"""Counts what happened: loads, reloads, stalls and recall (equations (2) and (3) of OD-MoE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler.types import Visit
+
+
+@dataclass(slots=True)
+class Tally:
+    """Correctly predicted and activated experts, added up."""
+
+    correct: int = 0
+    activated: int = 0
+
+    @property
+    def recall(self) -> float | None:
+        """None while nothing was activated."""
+        return self.correct / self.activated if self.activated else None
+
+
+@dataclass(slots=True)
+class RequestLedger:
+    """One request's figures.
+
+    `reloads`: loads begun after the gate because no prediction had named the expert. `displaced`: loads given up for
+    a more urgent one. `unused`: experts loaded (or begun) that the gate did not name. `late`: predictions that came
+    after the gate. `stall_s`: from each gate until the last load that it needed had ended, where that was later.
+    """
+
+    prompt_tokens: int
+    loads: int = 0
+    decode_loads: int = 0
+    bytes_loaded: int = 0
+    reloads: int = 0
+    displaced: int = 0
+    unused: int = 0
+    late: int = 0
+    stall_s: float = 0.0
+    prefill_stall_s: float = 0.0
+    by_index: list[Tally] = field(default_factory=list)
+    _predicted: dict[Visit, frozenset[int]] = field(default_factory=dict)
+    _activated: dict[Visit, frozenset[int]] = field(default_factory=dict)
+
+    def predicted(self, visit: Visit, experts: tuple[int, ...]) -> None:
+        """A prediction came, before or after the gate."""
+        self._predicted[visit] = frozenset(experts)
+        self._match(visit)
+
+    def activated(self, visit: Visit, experts: frozenset[int]) -> None:
+        """A decode pass's gate fired."""
+        self._activated[visit] = experts
+        self._match(visit)
+
+    def _match(self, visit: Visit) -> None:
+        if visit in self._predicted and visit in self._activated:
+            activated = self._activated.pop(visit)
+            self._add(visit, len(activated & self._predicted.pop(visit)), len(activated))
+
+    def _add(self, visit: Visit, correct: int, activated: int) -> None:
+        index = visit.position - self.prompt_tokens
+        while len(self.by_index) <= index:
+            self.by_index.append(Tally())
+        self.by_index[index].correct += correct
+        self.by_index[index].activated += activated
+
+    @property
+    def unmatched(self) -> int:
+        """Layers whose gate has fired and whose prediction has not come yet."""
+        return len(self._activated)
+
+    def close(self) -> None:
+        """Predictions still missing count as wrong."""
+        for visit, experts in self._activated.items():
+            self._add(visit, 0, len(experts))
+        self._activated.clear()
+        self._predicted.clear()
+
+    @property
+    def overall(self) -> Tally:
+        """Equation (3): over all decode passes and layers."""
+        return Tally(sum(t.correct for t in self.by_index), sum(t.activated for t in self.by_index))

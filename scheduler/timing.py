@@ -1,0 +1,42 @@
+"""Equation (1) of OD-MoE: how long a load may take before the main node has to wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBudget:
+    """`max_load_s` and the numbers it came from. `slack_s` < 0: the system is bound by loading."""
+
+    workers: int
+    group_size: int
+    groups: float
+    main_s: float
+    worker_s: float
+    load_s: float
+    max_load_s: float
+    slack_s: float
+
+    @property
+    def io_bound(self) -> bool:
+        return self.slack_s < 0
+
+
+def load_budget(workers: int, group_size: int, main_s: float, worker_s: float, load_s: float) -> LoadBudget:
+    """Equation (1): a group that has computed a layer loads while the main node works on the next W/G layers and the
+    other groups compute theirs: max load = (W/G) * t_main + (W/G - 1) * t_worker.
+
+    `main_s`, `worker_s`: one layer's main-node task and one expert computation, each with its communication.
+    Raises ConfigError.
+    """
+    if not 1 <= group_size <= workers:
+        raise ConfigError(f"group-size is {group_size} with {workers} workers; allowed: 1 to {workers}")
+    for name, value in (("main_s", main_s), ("worker_s", worker_s), ("load_s", load_s)):
+        if value < 0:
+            raise ConfigError(f"{name} is {value}; a duration cannot be negative")
+    groups = workers / group_size
+    allowed = groups * main_s + (groups - 1) * worker_s
+    return LoadBudget(workers, group_size, groups, main_s, worker_s, load_s, allowed, allowed - load_s)

@@ -1,0 +1,217 @@
+"""Facts in, commands out: the vocabulary of the scheduler. Times are seconds on whatever clock the caller keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Union
+
+
+class ExpertId(NamedTuple):
+    """An expert: the model's layer index and its number in that layer."""
+
+    layer: int
+    expert: int
+
+
+class Visit(NamedTuple):
+    """One pass through one MoE layer. `position`: of the pass's first token in the request."""
+
+    request: int
+    position: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What must be known of a model. `layers`: the indices of its MoE layers, ascending. `experts`: the largest E of
+    any layer. `hidden`: H, elements of one embedding. `context`: the most tokens, prompt and answer together."""
+
+    layers: tuple[int, ...]
+    experts: int
+    top_k: int
+    hidden: int = 0
+    context: int = 1 << 30
+
+
+# --- events: what happened --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    worker: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowJoined:
+    """The shadow can follow requests from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowLost:
+    """No more predictions; requests go on without."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOpened:
+    request: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClosed:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassStarted:
+    """The main model begins a forward pass over `tokens` tokens from `position` on."""
+
+    request: int
+    position: int
+    tokens: int
+    prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The shadow routed the token at `position`: experts of `layer`, best first."""
+
+    request: int
+    position: int
+    layer: int
+    experts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GateFired:
+    """The main model's gate: (expert, rows) of `layer`, ascending by expert, rows > 0."""
+
+    visit: Visit
+    rows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnded:
+    load_id: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    load_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeEnded:
+    call_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFailed:
+    call_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDecoded:
+    """Token number `index` of the answer (0: prefill's) exists; decode pass `index` will read it."""
+
+    request: int
+    index: int
+
+
+Event = Union[
+    WorkerJoined, WorkerLost, ShadowJoined, ShadowLost, RequestOpened, RequestClosed, PassStarted, Predicted,
+    GateFired, LoadEnded, LoadFailed, ComputeEnded, ComputeFailed, TokenDecoded,
+]  # fmt: skip
+
+# --- commands: what to do ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Start loading; the slot is free. Ends in LoadEnded or LoadFailed, unless an Evict of the slot comes first."""
+
+    worker: int
+    slot: int
+    expert: ExpertId
+    load_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Free the slot at once, given up if still loading."""
+
+    worker: int
+    slot: int
+    expert: ExpertId
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Send rows [start, stop) of the expert's share; the worker runs them when its load has ended.
+
+    `evict`: the slot is free once this has been computed.
+    """
+
+    worker: int
+    slot: int
+    expert: ExpertId
+    call_id: int
+    visit: Visit
+    start: int
+    stop: int
+    evict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Every expert of this visit has been computed: the main model goes on."""
+
+    visit: Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The shadow is to follow the request: it prefills all tokens before decode pass `step` and goes on from there."""
+
+    request: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Align:
+    """Tell the shadow that decode pass `step` may start, with the main model's token where `token`, and with the
+    main model's KV rows of positions [kv_start, kv_stop), none where equal."""
+
+    request: int
+    step: int
+    token: bool
+    kv_start: int
+    kv_stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfollow:
+    """The shadow is to forget the request."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The request cannot go on."""
+
+    request: int
+    reason: str
+
+
+Command = Union[Load, Evict, Compute, Resume, Follow, Align, Unfollow, Fail]

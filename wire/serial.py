@@ -1,0 +1,51 @@
+"""A thread that does jobs one after the other, so that a handler can return at once."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from scheduler.errors import LinkError
+
+MAX_JOBS = 100_000
+_log = logging.getLogger(__name__)
+_Job = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+class SerialThread:
+    """Jobs run in the order in which they were submitted. `on_error(error)` is told what a job let escape."""
+
+    def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._on_error = on_error
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[..., object], *args: Any) -> None:
+        """Queue a job. Raises LinkError when closed or when MAX_JOBS are waiting."""
+        if self._closed or self._jobs.qsize() > MAX_JOBS:
+            raise LinkError(f"{self._thread.name} {'has stopped' if self._closed else 'has too much to do'}")
+        self._jobs.put((job, args))
+
+    def close(self, deadline_s: float = 5.0) -> bool:
+        """Finish the job under way, drop the rest, stop. False when it did not stop in time."""
+        self._closed = True
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None or self._closed:
+                return
+            try:
+                job[0](*job[1])
+            except Exception as error:  # noqa: BLE001 - a dead thread would look like a slow one
+                _log.debug("%s", self._thread.name, exc_info=True)
+                self._on_error(error)
