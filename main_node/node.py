@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
-
 import torch
 
 from checkpoint import family
@@ -17,7 +15,6 @@ from checkpoint.store import ExpertStore
 from main_node.engine import Engine
 from main_node.report import Report, build_report
 from main_node.sequence import Sequence
-from main_node.text import TextStream
 from scheduler import types as t
 from scheduler.errors import ConfigError, LaunchError, PromptError
 
@@ -27,10 +24,9 @@ DRAIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token of an answer, and the text that it completed. The last step of an answer carries the report."""
+    """One token of an answer; the last one carries the report."""
 
     token_id: int
-    text: str
     report: Report | None = None
 
 
@@ -68,12 +64,9 @@ class MainNode:
     """Answers requests. Several may be open at once; their passes take turns."""
 
     def __init__(self, store: ExpertStore, engine: Engine, dtype: torch.dtype, shadow: ShadowStart | None) -> None:
-        from transformers import AutoTokenizer
-
         self.store = store
         self.engine = engine
         self.model = load_dense(store.dense, store.manifest.config, dtype)
-        self.tokenizer = AutoTokenizer.from_pretrained(store.dense, local_files_only=True)
         self.shape = model_shape(store)
         self.on_logits: Callable[[torch.Tensor], None] | None = None
         self.launch_s = 120.0
@@ -91,10 +84,6 @@ class MainNode:
         return experts
 
     # --- requests -----------------------------------------------------------------------------------------------
-
-    def encode(self, prompt: str) -> list[int]:
-        """Token ids of a prompt. Raises PromptError."""
-        return check_prompt(self.tokenizer(prompt)["input_ids"], self.shape.context)
 
     def generate(self, prompt: list[int], max_new_tokens: int) -> Iterator[Step]:
         """Greedy decoding. Closing the iterator early gives the request up. Raises PromptError, ClusterError, ...
@@ -117,7 +106,6 @@ class MainNode:
 
     def _answer(self, number: int, sequence: Sequence) -> Iterator[Step]:
         start = time.perf_counter()
-        text = TextStream(self.tokenizer)
         stop = self._stop_tokens()
         token = self._forward(number, sequence, sequence.prompt, 0)
         first = last = time.perf_counter()
@@ -128,7 +116,7 @@ class MainNode:
             count = len(sequence.tokens)
             if token in stop or count >= sequence.max_new_tokens:
                 break
-            yield Step(token, text.push(token))
+            yield Step(token)
             if count == 1 and self._shadow is not None:
                 waited = time.perf_counter()
                 self._shadow.wait(self.launch_s)
@@ -136,10 +124,9 @@ class MainNode:
             self.engine.post(t.TokenDecoded(number, count - 1))
             token = self._forward(number, sequence, [token], len(sequence.prompt) + count - 1)
         end = time.perf_counter()
-        piece = ("" if token in stop else text.push(token)) + text.flush()
         self.engine.wait_for_predictions(number, DRAIN_S)
         report = build_report(self, number, sequence, ttft_s=first - start, decode_s=end - last)
-        yield Step(token, piece, report)
+        yield Step(token, report)
 
     def _forward(self, number: int, sequence: Sequence, tokens: list[int], position: int) -> int:
         """One pass; the greedy next token."""
@@ -177,11 +164,9 @@ def model_shape(store: ExpertStore) -> t.ModelShape:
     return family.shape_of(config, store.manifest.moe_layers, store.manifest.experts)
 
 
-def check_prompt(ids: Any, context: int) -> list[int]:
+def check_prompt(prompt: list[int], context: int) -> None:
     """Raises PromptError for a prompt that is empty or leaves no room for an answer."""
-    prompt = list(ids)
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")
     if len(prompt) >= context:
         raise PromptError(f"the prompt has {len(prompt)} tokens, the model's context is {context}; shorten it")
-    return prompt

@@ -1,0 +1,67 @@
+"""`odmoe generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from odmoe.process import prepare_process
+from odmoe.settings import Settings
+from odmoe.terminal import Terminal
+
+if TYPE_CHECKING:
+    from checkpoint.store import ExpertStore
+    from odmoe.cluster import Cluster
+
+
+def run_generate(settings: Settings, prompt: str, as_json: bool, terminal: Terminal) -> None:
+    """Everything that can be wrong with model, store or prompt is found before a node is started."""
+    prepare_process(terminal.debug)
+    with terminal.progress() as progress:
+        from odmoe.stores import prepare_store
+
+        store = prepare_store(settings.model, settings.store, settings.dtype, progress)
+    with terminal.status() as say:
+        say("reading the tokenizer")
+        from main_node.node import model_shape
+        from odmoe.text import TextStream, encode, load_tokenizer
+
+        tokenizer = load_tokenizer(store.dense)
+        ids = encode(tokenizer, prompt, model_shape(store).context)
+        cluster = start_cluster(settings, store, say)
+    text = TextStream(tokenizer)
+    pieces: list[str] = []
+    report = None
+    try:
+        for step in cluster.generate(ids, settings.max_new_tokens):
+            piece = text.push(step.token_id) + (text.flush() if step.report else "")
+            pieces.append(piece)
+            report = step.report
+            if not as_json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    finally:
+        cluster.close()
+    if report is None:
+        return
+    if as_json:
+        print(json.dumps({"text": "".join(pieces), **dataclasses.asdict(report), "cluster": settings.cluster,
+                          "shadow": settings.shadow, "dtype": store.manifest.dtype, "exact": True}))  # fmt: skip
+        return
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    terminal.report(report, settings.cluster)
+
+
+def start_cluster(settings: Settings, store: ExpertStore, say: Callable[[str], None]) -> Cluster:
+    """Embedded in this process, or of Ray actors. Raises ClusterError."""
+    if settings.cluster == "embedded":
+        from odmoe.cluster import EmbeddedCluster
+
+        return EmbeddedCluster(settings, store, say)
+    from odmoe.launch import RayCluster
+
+    return RayCluster(settings, store, say)

@@ -1,0 +1,27 @@
+"""What every process of ours does first."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+
+def prepare_process(debug: bool = False) -> None:
+    """Quiet the libraries (unless `debug`) and keep them from the network where a model is given as files."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    level = logging.DEBUG if debug else logging.ERROR
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    for ours in ("main_node", "shadow_node", "worker_node", "wire", "odmoe"):
+        logging.getLogger(ours).setLevel(logging.DEBUG if debug else logging.WARNING)
+    if not debug:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def quiet_transformers() -> None:
+    """No progress bar for every load; call once Transformers is imported anyway."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()

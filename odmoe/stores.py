@@ -1,0 +1,62 @@
+"""Finding or making the expert store of a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from checkpoint.source import Source, find_model, open_source
+from checkpoint.store import ExpertStore
+from scheduler.errors import StoreMismatchError
+
+Progress = Callable[[str, int, int], None]
+
+
+def cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/odmoe`, `~/.cache/odmoe` where that is not set."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odmoe"
+
+
+def prepare_store(model: str, store: str | None, dtype: str | None, progress: Progress | None = None) -> ExpertStore:
+    """The store of a model, whole and verified. Made first where there is none: at `store`, or in the cache.
+
+    A directory that is itself a store may be given as the model. Raises CheckpointError, StoreError.
+    """
+    path = find_model(model)
+    if (path / "manifest.json").is_file() and store is None:
+        opened = ExpertStore.open(path)
+        _check_dtype(opened, dtype)
+    else:
+        opened = _open_or_shard(open_source(path), store, dtype, progress)
+    opened.verify_once(cache_dir() / "verified", progress and (lambda done, total: progress("verify", done, total)))
+    return opened
+
+
+def _open_or_shard(source: Source, store: str | None, dtype: str | None, progress: Progress | None) -> ExpertStore:
+    target = Path(store).expanduser() if store else _cached(source, dtype)
+    if (target / "manifest.json").is_file():
+        opened = ExpertStore.open(target)
+        if opened.manifest.fingerprint != source.fingerprint:
+            raise StoreMismatchError(
+                f"the store at {target} belongs to another checkpoint than {source.path}; give another --store"
+            )
+        _check_dtype(opened, dtype)
+        return opened
+    from checkpoint.shard import shard
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return shard(source, target, dtype, progress)
+
+
+def _cached(source: Source, dtype: str | None) -> Path:
+    """Named after the checkpoint's place, sizes and times: one that has changed gets a new store."""
+    return cache_dir() / "stores" / f"{source.path.resolve().name}-{dtype or 'stored'}-{source.stamp[:16]}"
+
+
+def _check_dtype(store: ExpertStore, dtype: str | None) -> None:
+    if dtype and store.manifest.dtype != dtype:
+        raise StoreMismatchError(
+            f"the store at {store.path} holds {store.manifest.dtype} experts, --dtype says {dtype}; "
+            f"make another with: odmoe shard MODEL STORE --dtype {dtype}"
+        )

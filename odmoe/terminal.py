@@ -1,0 +1,81 @@
+"""What a person sees on standard error: progress, a last block of figures."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from main_node.report import Report
+
+_WHAT = {"verify": "checking bytes", "experts": "writing experts", "dense": "writing dense weights"}
+
+
+class Terminal:
+    """Everything goes to standard error; bars and spinners only where that is a terminal."""
+
+    def __init__(self, quiet: bool = False, debug: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.debug = debug
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Callable[[str, int, int], None]]:
+        """A callback `(what, done, total)` that moves a bar."""
+        columns = (TextColumn("{task.description:<22}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bars:
+            tasks: dict[str, Any] = {}
+
+            def move(what: str, done: int, total: int) -> None:
+                if what not in tasks:
+                    tasks[what] = bars.add_task(_WHAT.get(what, what), total=total)
+                bars.update(tasks[what], completed=done, total=total)
+
+            yield move
+
+    @contextlib.contextmanager
+    def status(self) -> Iterator[Callable[[str], None]]:
+        """A callback that says what is being waited for."""
+        if not self.console.is_terminal:
+            yield lambda text: None
+            return
+        with self.console.status("starting") as spinner:
+            yield lambda text: spinner.update(text)
+
+    def facts(self, title: str, facts: dict[str, object]) -> None:
+        """A short block, a line a fact."""
+        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
+        for name, value in facts.items():
+            text = f"{value:,}" if isinstance(value, int) else str(value)
+            table.add_row(name.replace("_", " "), text)
+        self.console.print(table)
+
+    def report(self, report: Report, cluster: str) -> None:
+        """The last block of an answer."""
+        memory = report.memory_bytes
+        workers = memory["workers"] if isinstance(memory["workers"], list) else []
+        rate = f"{report.decode_tokens_per_s:.1f}" if report.decode_tokens_per_s else "-"
+        recall = f"{report.recall:.2%}" if report.recall is not None else "no shadow"
+        rows = {
+            "tokens": f"{report.prompt_tokens} in, {report.new_tokens} out",
+            "speed": f"{rate} tokens/s decoding, first token after {report.ttft_s:.2f} s",
+            "recall": f"{recall} of activated experts predicted ({report.late_predictions} predictions came late)",
+            "loads": f"{report.loads} experts, {megabytes(report.bytes_loaded)}; {report.reloads} reloads, "
+            f"{report.unused_loads} unused, {report.stall_s:.2f} s stalled",
+            "memory": f"main {megabytes(memory['main'])}, shadow {megabytes(memory['shadow'])}, "
+            f"{len(workers)} workers {megabytes(max(workers, default=0))} each",
+            "residents": f"at most {max(report.resident_experts_max, default=0)} expert(s) on any worker",
+        }
+        title = f"OD-MoE, {cluster}, exact" + (f", emulated: {report.emulated}" if report.emulated else "")
+        self.console.print()
+        self.facts(title, dict(rows))
+
+
+def megabytes(count: object) -> str:
+    """`12.3 MB`, `4.5 GB`."""
+    value = float(count) if isinstance(count, int) else 0.0
+    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"

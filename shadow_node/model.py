@@ -1,0 +1,72 @@
+"""The quantised model that the shadow runs: dense part and every expert, with its routing told layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from checkpoint import family
+from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.store import ExpertStore
+from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
+
+Routed = Callable[[int, list[int], list[float]], None]
+"""(layer, experts best first, their weights): called the moment a gate has fired, before its experts are computed."""
+
+
+class ShadowModel:
+    """`scheme`: fp16, int8 or nf4. One expert at a time is held at full precision while it is quantised."""
+
+    def __init__(
+        self, store: ExpertStore, scheme: str, device: str = "cpu",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        check_scheme(scheme)
+        self.scheme = scheme
+        self.device = device
+        self.routed: Routed | None = None
+        self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, device))
+        quantise_model(self.dense, scheme, device)
+        self.experts: dict[int, ShadowExperts] = {}
+        modules = family.experts_modules(self.dense)
+        for done, (layer, (_, module)) in enumerate(modules.items()):
+            self.experts[layer] = self._quantise_layer(store, layer, ShadowExperts(module, scheme, device))
+            if progress:
+                progress(done + 1, len(modules))
+        dispatch_experts(self.dense, self._experts_of)
+
+    def _quantise_layer(self, store: ExpertStore, layer: int, experts: ShadowExperts) -> ShadowExperts:
+        spec = store.manifest.layers[layer]
+        with (store.path / spec.file).open("rb") as stream:
+            for number, blob in enumerate(spec.blobs):
+                stream.seek(blob.offset)
+                buffer = torch.frombuffer(bytearray(stream.read(blob.length)), dtype=torch.uint8)
+                experts.add(number, store.views(buffer, layer))
+        return experts
+
+    def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:
+        def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            if self.routed is not None:
+                self.routed(layer, index[-1].tolist(), weights[-1].tolist())
+            return self.experts[layer].forward(hidden, index, weights)
+
+        return experts
+
+    def new_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.dense.config)
+
+    def forward(self, tokens: list[int], cache: Any) -> int:
+        """One pass; the greedy next token. The cache grows by `len(tokens)` rows."""
+        with torch.inference_mode():
+            ids = torch.tensor([tokens], device=self.device)
+            out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return int(out.logits[0, -1].float().argmax())
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of all weights, from the tensors."""
+        return module_bytes([self.dense, *self.experts.values()])
