@@ -1,0 +1,89 @@
+# `make` alone lists what there is. Everything runs in .venv, which is made from requirements.lock.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_PROMPT ?= Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:
+DEMO_TOKENS ?= 64
+export DEMO_PROMPT
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help env demo test lint types stubs stubs-check lock clean python-check
+
+PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: env  ## answer one prompt with the small model in models/demo-moe (DEMO_PROMPT=..., DEMO_TOKENS=...)
+	@$(BIN)/odmoe generate -m models/demo-moe -n $(DEMO_TOKENS) "$$(printf '%b' "$$DEMO_PROMPT")"
+
+test: lint types stubs-check  ## lint, types, stubs and the whole test suite
+	@$(BIN)/python -m pytest
+
+lint: env  ## ruff: rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: env  ## mypy
+	@$(BIN)/mypy
+
+stubs: env  ## write wire/odmoe_pb2* again from proto/
+	@$(BIN)/python scripts/generate_stubs.py
+
+stubs-check: env
+	@$(BIN)/python scripts/generate_stubs.py --check
+
+env: $(VENV)/.installed  ## make or refresh .venv, when it is missing or older than the lock
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.locked
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -qq --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# pip's full account goes to pip.log; what is shown is enough to see that it moves.
+$(VENV)/.locked: requirements.lock
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    $(MAKE) --no-print-directory python-check; \
+	    echo "Making $(VENV) with $$($(PYTHON) --version)"; \
+	    $(PYTHON) -m venv --clear $(VENV); \
+	fi
+	@total=$$(grep -c == requirements.lock); \
+	echo "Installing $$total packages from requirements.lock: minutes the first time"; \
+	$(BIN)/python -m pip install $(PIP_FLAGS) --progress-bar off -r requirements.lock 2>&1 | tee $(VENV)/pip.log | awk -v total="$$total" ' \
+	    /^(Collecting|Processing|Requirement already satisfied:) .*-r requirements.lock/ { if (++n % 20 == 0) print "  found " n " of " total } \
+	    /^ *Downloading .*\([0-9][0-9]+\.[0-9] MB\)/ { print "  downloading " $$2 " " $$3 " " $$4 } \
+	    /^Installing collected packages/ { print "  unpacking" } \
+	    { fflush() }' \
+	  || { grep '^ERROR' $(VENV)/pip.log >&2 || tail -n 20 $(VENV)/pip.log >&2; \
+	       echo "pip could not install requirements.lock; its full account is in $(VENV)/pip.log" >&2; exit 1; }
+	@touch $@
+
+python-check:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here. Install Python 3.11 or newer, or say which: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); this project needs Python 3.11 or newer. Say which: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+# Builds of torch have suffixes (+cpu, +cu130) and CUDA wheels of their own: the lock names neither, so it serves any Linux machine.
+lock: python-check  ## resolve pyproject.toml again in a fresh environment and write requirements.lock
+	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	echo "Resolving pyproject.toml with $$($(PYTHON) --version): some minutes"; \
+	$(PYTHON) -m venv "$$work/venv"; \
+	"$$work/venv/bin/python" -c 'import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
+	print(*t["build-system"]["requires"], *p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > "$$work/asked.txt"; \
+	"$$work/venv/bin/python" -m pip install $(PIP_FLAGS) -qq --upgrade -r "$$work/asked.txt"; \
+	{ echo "# Made by \`make lock\`: what pyproject.toml asks for, dev included, resolved in a fresh environment and frozen. Not edited by hand."; \
+	  "$$work/venv/bin/python" -m pip freeze --disable-pip-version-check --all --exclude pip \
+	  | sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -Ev '^(nvidia-|cuda-|triton==)'; } > "$$work/lock"; \
+	if grep -v '^#' "$$work/lock" | grep -vE '^[A-Za-z0-9._-]+==[A-Za-z0-9.!]+$$'; then echo "These lines are not exact pins; requirements.lock is left as it was." >&2; exit 1; fi; \
+	cat "$$work/lock" > requirements.lock; \
+	echo "requirements.lock: $$(grep -c == requirements.lock) packages"
+
+clean:  ## remove .venv, caches and build leftovers (results/ stays)
+	@rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
