@@ -33,7 +33,7 @@ def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, 
         family.strip_experts(self)
 
     # Same name and module: Transformers looks its weight conversions up by them.
-    stripped = type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
+    stripped: Any = type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
     model, info = stripped.from_pretrained(
         folder, config=config, dtype=dtype, device_map=None, local_files_only=True, output_loading_info=True
@@ -48,7 +48,7 @@ def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, 
 def dispatch_experts(model: Any, function: Callable[[int], ExpertsFunction]) -> None:
     """From now on layer `l` of the model computes its experts by `function(l)`."""
     for layer, (_, module) in family.experts_modules(model).items():
-        module.odmoe_dispatch = function(layer)
+        vars(module)["odmoe_dispatch"] = function(layer)
 
 
 def _dispatch(module: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

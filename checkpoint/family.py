@@ -76,12 +76,15 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
 
 def expert_count(module: torch.nn.Module) -> int:
     """E of an experts module."""
-    return int(module.num_experts)
+    count: Any = module.num_experts
+    return int(count)
 
 
 def is_experts_module(module: torch.nn.Module) -> bool:
     """Does Transformers dispatch this module through its ExpertsInterface?"""
-    return hasattr(module, "_is_expert_parallel") and hasattr(module, "is_transposed") and hasattr(module, "num_experts")
+    return (
+        hasattr(module, "_is_expert_parallel") and hasattr(module, "is_transposed") and hasattr(module, "num_experts")
+    )
 
 
 def experts_modules(model: torch.nn.Module) -> dict[int, tuple[str, torch.nn.Module]]:
@@ -117,7 +120,7 @@ def strip_experts(model: torch.nn.Module) -> None:
     for name, module in experts_modules(model).values():
         for key in expert_parameters(name, module):
             delattr(module, key)
-        module._is_hf_initialized = True
+        vars(module)["_is_hf_initialized"] = True
 
 
 def shape_of(config: PreTrainedConfig, moe_layers: tuple[int, ...], experts: int) -> ModelShape:

@@ -41,7 +41,7 @@ _TENSOR_ALIGN = 64
 
 
 def shard(source: Source, target: Path, dtype: str | None = None, progress: Progress | None = None) -> ExpertStore:
-    """Write the expert store of a checkpoint. `dtype`: the experts', as stored when None. `progress(what, done, total)`.
+    """Write the expert store of a checkpoint. `dtype`: the experts', as stored when None.
 
     An existing store of the same checkpoint and dtype is returned as it is. Raises CheckpointError (NotMoEError,
     CorruptCheckpointError, ...), StoreMismatchError when another model's store is at `target`, StoreWriteError.
@@ -157,7 +157,9 @@ def _convert(source: Source, model: Any, keys: list[str]) -> None:
         info, _ = convert_and_load_state_dict_in_model(model, slices, settings)
     wrong = sorted(map(str, [*info.mismatched_keys, *info.conversion_errors, *info.error_msgs]))
     if wrong:
-        raise CorruptCheckpointError(f"{source.path}: the experts' weights do not have their family's shape: {wrong[0]}")
+        raise CorruptCheckpointError(
+            f"{source.path}: the experts' weights do not have their family's shape: {wrong[0]}"
+        )
 
 
 def _write_layer(source: Source, model: Any, layer: int, keys: list[str], folder: Path) -> LayerSpec:
@@ -169,7 +171,9 @@ def _write_layer(source: Source, model: Any, layer: int, keys: list[str], folder
         if value.is_meta:
             raise MissingShardError(f"{source.path} holds no weights for {name}.{key}")
         if not bool(torch.isfinite(value).all()):
-            raise CorruptCheckpointError(f"{source.path}: {name}.{key} holds NaN or infinity; fetch the checkpoint again")
+            raise CorruptCheckpointError(
+                f"{source.path}: {name}.{key} holds NaN or infinity; fetch the checkpoint again"
+            )
     specs, length = _layout(parameters)
     file = f"layer-{layer:05d}.experts"
     blobs = []

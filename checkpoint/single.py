@@ -21,7 +21,7 @@ class ExpertArithmetic:
 
     def bind(self, layer: int, views: dict[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
         """(hidden [n, H], weights [n]) -> [n, H], the family's eager result for the expert that `views` hold."""
-        module = copy.copy(self._modules[layer])
+        module: Any = copy.copy(self._modules[layer])
         count = family.expert_count(module)
         module._parameters = {
             name: torch.nn.Parameter(view.unsqueeze(0), requires_grad=False) for name, view in views.items()

@@ -35,7 +35,8 @@ class Source:
     def aux_files(self) -> list[Path]:
         """Configuration, tokenizer and generation settings."""
         return sorted(
-            p for p in self.path.iterdir()
+            p
+            for p in self.path.iterdir()
             if p.suffix in {".json", ".model", ".jinja", ".txt"} and p.name != _INDEX and p.is_file()
         )
 
@@ -63,7 +64,9 @@ def open_source(path: Path) -> Source:
     Raises CheckpointError, MissingShardError or CorruptCheckpointError. Reads headers only.
     """
     if not path.is_dir():
-        raise CheckpointError(f"model {str(path)!r} is not a directory; give one that holds config.json and safetensors")
+        raise CheckpointError(
+            f"model {str(path)!r} is not a directory; give one that holds config.json and safetensors"
+        )
     config = _read_json(path / "config.json")
     listed = _listed_files(path)
     files: dict[str, Path] = {}
@@ -161,6 +164,6 @@ def verify_bytes(source: Source) -> bool:
             actual = hashlib.file_digest(stream, "sha256").hexdigest()
         if actual != expected:
             raise CorruptCheckpointError(
-                f"{file} has SHA-256 {actual[:16]}..., published as {expected[:16]}...: its bytes changed; fetch it again"
+                f"{file} has SHA-256 {actual[:16]}..., published as {expected[:16]}...; fetch it again"
             )
     return bool(digests)

@@ -1,9 +1,9 @@
 """The expert store: one file a layer, one contiguous page-aligned blob an expert, a manifest, and the dense rest.
 
-    STORE/
-      manifest.json            what is here, with a checksum a blob; written last
-      layer-00000.experts      blobs of that layer's experts, each a multiple of 4096 bytes
-      dense/                   everything but the experts, as an ordinary Hugging Face directory
+STORE/
+  manifest.json            what is here, with a checksum a blob; written last
+  layer-00000.experts      blobs of that layer's experts, each a multiple of 4096 bytes
+  dense/                   everything but the experts, as an ordinary Hugging Face directory
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Manifest:
             fields = json.loads(text)
             if fields["format"] != FORMAT:
                 raise StoreMismatchError(
-                    f"{where} has format {fields['format']}, this version reads {FORMAT}; make it again with odmoe shard"
+                    f"{where} has format {fields['format']}, this version reads {FORMAT}; make it again"
                 )
             layers = {int(k): _layer_from(v) for k, v in fields.pop("layers").items()}
             manifest = Manifest(layers=layers, **fields)
@@ -118,12 +118,16 @@ def _check(manifest: Manifest, where: Path) -> None:
         inside = Path(layer.file).name == layer.file
         lengths = {blob.length for blob in layer.blobs}
         aligned = all(blob.offset % PAGE == 0 and blob.length % PAGE == 0 and blob.length > 0 for blob in layer.blobs)
-        fits = all(
-            spec.dtype in DTYPES
-            and 0 <= spec.offset
-            and spec.offset + torch.Size(spec.shape).numel() * DTYPES[spec.dtype].itemsize <= min(lengths)
-            for spec in layer.tensors
-        ) if lengths else False
+        fits = (
+            all(
+                spec.dtype in DTYPES
+                and 0 <= spec.offset
+                and spec.offset + torch.Size(spec.shape).numel() * DTYPES[spec.dtype].itemsize <= min(lengths)
+                for spec in layer.tensors
+            )
+            if lengths
+            else False
+        )
         if not (inside and aligned and fits and len(lengths) == 1):
             raise CorruptStoreError(f"{where}: the entry of layer {number} is impossible; make the store again")
     if not manifest.layers:

@@ -15,8 +15,8 @@ _ALL = DTYPES | {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint
 def tensor_bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], memoryview]:
     """(dtype, shape, bytes) of a tensor. The bytes are the tensor's own where it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous()
-    data = memoryview(flat.view(torch.uint8).numpy() if flat.dim() else flat.reshape(1).view(torch.uint8).numpy())
-    return dtype_name(flat.dtype), tuple(flat.shape), data.cast("B") if data.nbytes else memoryview(b"")
+    data = flat.reshape(-1).view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    return dtype_name(flat.dtype), tuple(flat.shape), data
 
 
 def tensor_from_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> torch.Tensor:

@@ -249,9 +249,7 @@ class Engine:
                 if visit.request == number:
                     layer.done.set()
 
-    def experts(
-        self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
+    def experts(self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H].
 
         Rows are gathered and outputs added in the order of the family's eager forward, so that the result is the

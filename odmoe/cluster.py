@@ -15,7 +15,7 @@ from odmoe.settings import Settings
 from scheduler.core import Core
 from scheduler.placement import RoundRobin
 from wire import inprocess
-from wire.base import Handler, Node
+from wire.base import Channel, Handler, Node
 from wire.messages import PROTOCOL_VERSION, Hello
 from worker_node.loaders import make_loader
 from worker_node.node import Worker
@@ -90,5 +90,5 @@ class EmbeddedCluster:
             node.close()
 
 
-def _to(node: Node) -> Callable[[Handler], inprocess.Channel]:
+def _to(node: Node) -> Callable[[Handler], Channel]:
     return lambda handler: inprocess.connect(node, handler)

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from wire.base import Node
 
 NODE_READY_S = 120.0
 STEP_S = 600.0
-"""Most time between two tokens. Every wait inside the main node is shorter; this one is for a main node that is gone."""
+"""Most time between two tokens. Every wait inside the main node is shorter; this is for one that is gone."""
 
 
 class _Served:
@@ -97,7 +98,7 @@ class _Main:
 
         def join_shadow() -> None:
             address = get(shadow.start.remote("shadow", 0), NODE_READY_S, "the shadow")
-            engine.add_shadow(lambda handler: connect(address, "shadow", handler, secret), NODE_READY_S)
+            engine.add_shadow(partial(connect, address, "shadow", secret=secret), NODE_READY_S)
 
         start = ShadowStart(join_shadow) if shadow is not None else None
         if start is not None:
@@ -106,7 +107,7 @@ class _Main:
         addresses = [actor.start.remote("worker", number) for number, actor in enumerate(workers)]
         for number, pending in enumerate(addresses):
             address = get(pending, NODE_READY_S, f"worker {number}")
-            engine.add_worker(number, lambda handler, to=address: connect(to, "worker", handler, secret), NODE_READY_S)
+            engine.add_worker(number, partial(connect, address, "worker", secret=secret), NODE_READY_S)
 
     def generate(self, key: str, prompt: list[int], max_new_tokens: int) -> Iterator[Step]:
         if self._main is None:
@@ -180,7 +181,9 @@ class RayCluster:
                 ray.init(address=settings.cluster, **common)
             except (ConnectionError, RayError, ValueError, RuntimeError) as error:
                 reason = str(error).splitlines()[0]
-                raise LaunchError(f"no Ray cluster at {settings.cluster!r}: {reason}; start one, or use local") from error
+                raise LaunchError(
+                    f"no Ray cluster at {settings.cluster!r}: {reason}; start one, or use local"
+                ) from error
             self._check_room(settings)
             return
         roles = {"main_node": 1, "shadow_node": 1, "worker_node": settings.workers}
@@ -195,8 +198,8 @@ class RayCluster:
         for role, count in wanted.items():
             if found.get(role, 0) < count:
                 raise LaunchError(
-                    f"the Ray cluster offers {found.get(role, 0):g} {role}, {count} are wanted; start Ray on more hosts "
-                    f"with --resources='{{\"{role}\": 1}}', or give fewer --workers"
+                    f"the Ray cluster offers {found.get(role, 0):g} {role}, {count} are wanted; start Ray on more "
+                    f"hosts with --resources='{{\"{role}\": 1}}', or give fewer --workers"
                 )
 
     def _start(self, settings: Settings, store: str) -> None:

@@ -48,7 +48,9 @@ class Terminal:
 
     def facts(self, title: str, facts: dict[str, object]) -> None:
         """A short block, a line a fact."""
-        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
+        table = Table(
+            title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2)
+        )
         for name, value in facts.items():
             text = f"{value:,}" if isinstance(value, int) else str(value)
             table.add_row(name.replace("_", " "), text)

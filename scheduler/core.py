@@ -12,43 +12,16 @@ Prefill (section 3.3): every layer's experts are assigned to all workers before 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.fleet import Need, State, Worker
+from scheduler.follow import Following
 from scheduler.ledger import RequestLedger
 from scheduler.placement import Placement
-from scheduler.types import (
-    Align,
-    Command,
-    Compute,
-    ComputeEnded,
-    ComputeFailed,
-    Event,
-    Evict,
-    ExpertId,
-    Fail,
-    Follow,
-    GateFired,
-    Load,
-    LoadEnded,
-    LoadFailed,
-    ModelShape,
-    PassStarted,
-    Predicted,
-    RequestClosed,
-    RequestOpened,
-    Resume,
-    ShadowJoined,
-    ShadowLost,
-    TokenDecoded,
-    Unfollow,
-    Visit,
-    WorkerJoined,
-    WorkerLost,
-)
 
 MAX_FAILURES = 3
 """An expert whose load or computation failed this often fails its request."""
@@ -59,8 +32,6 @@ class _Request:
     ledger: RequestLedger
     prefilling: bool = True
     position: int = 0
-    decoded: int = 0
-    kv_aligned: int = 0
 
 
 @dataclass(slots=True)
@@ -76,47 +47,50 @@ class _Open:
 class Core:
     """See the module. `mini_batch`: most rows an expert computes at once in prefill."""
 
-    def __init__(self, shape: ModelShape, placement: Placement, alignment: Alignment, mini_batch: int = 128) -> None:
+    def __init__(self, shape: t.ModelShape, placement: Placement, alignment: Alignment, mini_batch: int = 128) -> None:
         if mini_batch < 1:
             raise ConfigError(f"mini-batch is {mini_batch}; allowed: 1, 2, ...")
         self.shape = shape
-        self.alignment = alignment
         self.mini_batch = mini_batch
-        self.shadow = False
         self.ledgers: dict[int, RequestLedger] = {}
         self._placement = placement
+        self._following = Following(alignment)
         self._ordinal = {layer: i for i, layer in enumerate(shape.layers)}
         self._workers: dict[int, Worker] = {}
         self._requests: dict[int, _Request] = {}
-        self._visits: dict[Visit, _Open] = {}
+        self._visits: dict[t.Visit, _Open] = {}
         self._loads: dict[int, Need] = {}
         self._calls: dict[int, Need] = {}
         self._ids = itertools.count(1)
         self._now = 0.0
-        self._out: list[Command] = []
+        self._out: list[t.Command] = []
         self._handlers: dict[type, Callable[..., None]] = {
-            WorkerJoined: self._worker_joined,
-            WorkerLost: self._worker_lost,
-            ShadowJoined: self._shadow_joined,
-            ShadowLost: self._shadow_lost,
-            RequestOpened: self._request_opened,
-            RequestClosed: self._request_closed,
-            PassStarted: self._pass_started,
-            Predicted: self._predicted,
-            GateFired: self._gate_fired,
-            LoadEnded: self._load_ended,
-            LoadFailed: self._load_failed,
-            ComputeEnded: self._compute_ended,
-            ComputeFailed: self._compute_failed,
-            TokenDecoded: self._token_decoded,
+            t.WorkerJoined: self._worker_joined,
+            t.WorkerLost: self._worker_lost,
+            t.ShadowJoined: self._shadow_joined,
+            t.ShadowLost: self._shadow_lost,
+            t.RequestOpened: self._request_opened,
+            t.RequestClosed: self._request_closed,
+            t.PassStarted: self._pass_started,
+            t.Predicted: self._predicted,
+            t.GateFired: self._gate_fired,
+            t.LoadEnded: self._load_ended,
+            t.LoadFailed: self._load_failed,
+            t.ComputeEnded: self._compute_ended,
+            t.ComputeFailed: self._compute_failed,
+            t.TokenDecoded: self._token_decoded,
         }
+
+    @property
+    def alignment(self) -> Alignment:
+        return self._following.alignment
 
     @property
     def workers(self) -> list[int]:
         """The live workers, ascending."""
         return sorted(self._workers)
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: t.Event, now: float) -> list[t.Command]:
         """One fact in, the commands that follow from it out, in the order in which they must be carried out.
 
         Facts about what is already over (a load of a lost worker, a request that was closed) yield no commands.
@@ -128,12 +102,12 @@ class Core:
 
     # --- workers ------------------------------------------------------------------------------------------------
 
-    def _worker_joined(self, event: WorkerJoined) -> None:
+    def _worker_joined(self, event: t.WorkerJoined) -> None:
         if event.slots < 1:
             raise ConfigError(f"worker {event.worker} has {event.slots} slots; allowed: 1, 2, ...")
         self._workers[event.worker] = Worker(event.worker, [None] * event.slots)
 
-    def _worker_lost(self, event: WorkerLost) -> None:
+    def _worker_lost(self, event: t.WorkerLost) -> None:
         lost = self._workers.pop(event.worker, None)
         if lost is None:
             return
@@ -163,63 +137,42 @@ class Core:
 
     # --- requests and the shadow --------------------------------------------------------------------------------
 
-    def _request_opened(self, event: RequestOpened) -> None:
+    def _request_opened(self, event: t.RequestOpened) -> None:
         self.ledgers[event.request] = RequestLedger(event.prompt_tokens)
         self._requests[event.request] = _Request(self.ledgers[event.request])
-        if self.shadow:
-            self._out.append(Follow(event.request, 0))
+        self._out += self._following.opened(event.request, event.prompt_tokens)
         if not self._workers:
             self._fail(event.request, "no worker is connected")
 
-    def _request_closed(self, event: RequestClosed) -> None:
+    def _request_closed(self, event: t.RequestClosed) -> None:
         request = self._requests.pop(event.request, None)
         if request is None:
             return
         for visit in [v for v in self._visits if v.request == event.request]:
             for need in self._visits.pop(visit).needs.values():
                 self._drop(need)
-        if self.shadow:
-            self._out.append(Unfollow(event.request))
-            request.ledger.close()
+        self._out += self._following.closed(event.request)
         self._fill_all()
 
     def _fail(self, request: int, reason: str) -> None:
-        self._request_closed(RequestClosed(request))
-        self._out.append(Fail(request, reason))
+        self._request_closed(t.RequestClosed(request))
+        self._out.append(t.Fail(request, reason))
 
-    def _shadow_joined(self, event: ShadowJoined) -> None:
-        self.shadow = True
-        for number, request in self._requests.items():
-            step = max(request.decoded - 1, 0)
-            request.kv_aligned = 0
-            self._out.append(Follow(number, step))
-            if request.decoded:
-                self._align(number, step)
+    def _shadow_joined(self, event: t.ShadowJoined) -> None:
+        self._out += self._following.joined()
 
-    def _shadow_lost(self, event: ShadowLost) -> None:
-        self.shadow = False
+    def _shadow_lost(self, event: t.ShadowLost) -> None:
+        self._following.lost()
 
-    def _token_decoded(self, event: TokenDecoded) -> None:
+    def _token_decoded(self, event: t.TokenDecoded) -> None:
         request = self._requests.get(event.request)
-        if request is None:
-            return
-        request.prefilling = False
-        request.decoded = event.index + 1
-        if self.shadow:
-            self._align(event.request, event.index)
-
-    def _align(self, number: int, step: int) -> None:
-        """Let decode pass `step` of the shadow start. KV rows: all that it has not had, up to that pass."""
-        request = self._requests[number]
-        start = stop = request.ledger.prompt_tokens + step
-        if self.alignment.kv_due(step):
-            start = request.kv_aligned
-            request.kv_aligned = stop
-        self._out.append(Align(number, step, self.alignment.token_due(step), start, stop))
+        if request is not None:
+            request.prefilling = False
+            self._out += self._following.decoded(event.request, event.index)
 
     # --- passes and predictions ---------------------------------------------------------------------------------
 
-    def _pass_started(self, event: PassStarted) -> None:
+    def _pass_started(self, event: t.PassStarted) -> None:
         request = self._requests.get(event.request)
         if request is None:
             return
@@ -237,19 +190,19 @@ class Core:
 
     def _plan_prefill(self, request: int, position: int, ordinal: int) -> None:
         workers = self._placement.share(self.workers, ordinal, self.shape.experts)
-        visit = Visit(request, position, self.shape.layers[ordinal])
+        visit = t.Visit(request, position, self.shape.layers[ordinal])
         self._visits[visit] = _Open()
         for expert, worker in enumerate(workers):
             self._add(visit, expert, worker)
 
-    def _predicted(self, event: Predicted) -> None:
+    def _predicted(self, event: t.Predicted) -> None:
         request = self._requests.get(event.request)
         if request is None:
             return
-        visit = Visit(event.request, event.position, event.layer)
+        visit = t.Visit(event.request, event.position, event.layer)
         request.ledger.predicted(visit, event.experts)
         opened = self._visits.get(visit)
-        past = event.position < request.position or request.prefilling and event.position <= request.position
+        past = event.position < request.position or (request.prefilling and event.position <= request.position)
         if past or (opened is not None and opened.fired is not None):
             request.ledger.late += 1
             return
@@ -263,36 +216,32 @@ class Core:
                 self._add(visit, expert, group[place % len(group)])
         self._fill_all()
 
-    def _turn(self, visit: Visit) -> int:
+    def _turn(self, visit: t.Visit) -> int:
         return visit.position * len(self.shape.layers) + self._ordinal[visit.layer]
 
-    def _add(self, visit: Visit, expert: int, worker: int) -> Need:
-        need = Need(next(self._ids), visit, ExpertId(visit.layer, expert), worker)
+    def _add(self, visit: t.Visit, expert: int, worker: int) -> Need:
+        need = Need(next(self._ids), visit, t.ExpertId(visit.layer, expert), worker)
         self._visits[visit].needs[expert] = need
         self._workers[worker].enqueue(need)
         return need
 
     # --- the gate -----------------------------------------------------------------------------------------------
 
-    def _gate_fired(self, event: GateFired) -> None:
+    def _gate_fired(self, event: t.GateFired) -> None:
         request = self._requests.get(event.visit.request)
         if request is None:
             return
         opened = self._visits.setdefault(event.visit, _Open())
         opened.fired = self._now
         named = frozenset(expert for expert, _ in event.rows)
-        if not request.prefilling and self.shadow:
+        if not request.prefilling and self._following.present:
             request.ledger.activated(event.visit, named)
         for expert in [e for e in opened.needs if e not in named]:
-            need = opened.needs.pop(expert)
-            request.ledger.unused += need.state is not State.QUEUED
-            self._drop(need)
+            wrong = opened.needs.pop(expert)
+            request.ledger.unused += wrong.state is not State.QUEUED
+            self._drop(wrong)
         for expert, rows in event.rows:
-            need = opened.needs.get(expert)
-            if need is None:
-                need = self._add(event.visit, expert, self._choose(event.visit))
-                need.late = True
-            self._confirm(need, rows)
+            self._confirm(opened.needs.get(expert) or self._add_missed(event.visit, expert), rows)
         opened.left = len(event.rows)
         opened.waiting = sum(need.state is not State.RESIDENT for need in opened.needs.values())
         if request.prefilling:
@@ -303,7 +252,12 @@ class Core:
             self._finish(event.visit)
         self._fill_all()
 
-    def _choose(self, visit: Visit) -> int:
+    def _add_missed(self, visit: t.Visit, expert: int) -> Need:
+        need = self._add(visit, expert, self._choose(visit))
+        need.late = True
+        return need
+
+    def _choose(self, visit: t.Visit) -> int:
         """The worker for an expert that nobody was assigned: least named work, then a free slot, then its group."""
         ring = self._placement.ring(self.workers, self._turn(visit))
         return min(ring, key=lambda w: (self._workers[w].confirmed, self._workers[w].free_slot() is None))
@@ -328,12 +282,12 @@ class Core:
             need.calls.add(call)
             self._calls[call] = need
             last = stop == need.rows
-            self._out.append(Compute(need.worker, need.slot, need.expert, call, need.visit, start, stop, last))
+            self._out.append(t.Compute(need.worker, need.slot, need.expert, call, need.visit, start, stop, last))
         need.unsent = []
 
     # --- loads and computations ---------------------------------------------------------------------------------
 
-    def _load_ended(self, event: LoadEnded) -> None:
+    def _load_ended(self, event: t.LoadEnded) -> None:
         need = self._loads.pop(event.load_id, None)
         if need is None:
             return
@@ -352,12 +306,12 @@ class Core:
             else:
                 request.ledger.stall_s += self._now - opened.fired
 
-    def _load_failed(self, event: LoadFailed) -> None:
+    def _load_failed(self, event: t.LoadFailed) -> None:
         need = self._loads.get(event.load_id)
         if need is not None:
             self._retry(need, event.reason)
 
-    def _compute_ended(self, event: ComputeEnded) -> None:
+    def _compute_ended(self, event: t.ComputeEnded) -> None:
         need = self._calls.pop(event.call_id, None)
         if need is None:
             return
@@ -374,7 +328,7 @@ class Core:
             self._finish(need.visit)
         self._fill(self._workers[need.worker])
 
-    def _compute_failed(self, event: ComputeFailed) -> None:
+    def _compute_failed(self, event: t.ComputeFailed) -> None:
         need = self._calls.get(event.call_id)
         if need is not None:
             self._retry(need, event.reason)
@@ -386,14 +340,14 @@ class Core:
             self._fail(need.visit.request, f"expert {expert} of layer {layer} failed {need.failures} times: {reason}")
             return
         worker = self._workers[need.worker]
-        self._out.append(Evict(need.worker, need.slot, need.expert))
+        self._out.append(t.Evict(need.worker, need.slot, need.expert))
         worker.slots[need.slot] = None
         self._reassign(need)
         self._fill_all()
 
-    def _finish(self, visit: Visit) -> None:
+    def _finish(self, visit: t.Visit) -> None:
         del self._visits[visit]
-        self._out.append(Resume(visit))
+        self._out.append(t.Resume(visit))
 
     def _drop(self, need: Need) -> None:
         """Take a need off its worker; what is in a slot is evicted."""
@@ -405,14 +359,11 @@ class Core:
             worker.queue.remove(need)
         else:
             worker.slots[need.slot] = None
-            self._out.append(Evict(need.worker, need.slot, need.expert))
+            self._out.append(t.Evict(need.worker, need.slot, need.expert))
 
     def _fill_all(self) -> None:
-        self._fill_each(self._workers[number] for number in self.workers)
-
-    def _fill_each(self, workers: Iterable[Worker]) -> None:
-        for worker in workers:
-            self._fill(worker)
+        for number in self.workers:
+            self._fill(self._workers[number])
 
     def _fill(self, worker: Worker) -> None:
         """Start loads while there are slots. What the gate has named may displace what is only predicted."""
@@ -433,7 +384,7 @@ class Core:
         slot = victim.slot
         self._requests[victim.visit.request].ledger.displaced += 1
         self._loads.pop(victim.load_id, None)
-        self._out.append(Evict(worker.number, slot, victim.expert))
+        self._out.append(t.Evict(worker.number, slot, victim.expert))
         worker.slots[slot] = None
         worker.enqueue(victim)
         return slot
@@ -446,6 +397,6 @@ class Core:
         request.ledger.loads += 1
         request.ledger.decode_loads += not request.prefilling
         request.ledger.reloads += need.late
-        self._out.append(Load(worker.number, slot, need.expert, need.load_id))
+        self._out.append(t.Load(worker.number, slot, need.expert, need.load_id))
         if need.confirmed:
             self._send(need)

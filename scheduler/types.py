@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 
 class ExpertId(NamedTuple):
@@ -128,10 +128,10 @@ class TokenDecoded:
     index: int
 
 
-Event = Union[
-    WorkerJoined, WorkerLost, ShadowJoined, ShadowLost, RequestOpened, RequestClosed, PassStarted, Predicted,
-    GateFired, LoadEnded, LoadFailed, ComputeEnded, ComputeFailed, TokenDecoded,
-]  # fmt: skip
+Event = (
+    WorkerJoined | WorkerLost | ShadowJoined | ShadowLost | RequestOpened | RequestClosed | PassStarted
+    | Predicted | GateFired | LoadEnded | LoadFailed | ComputeEnded | ComputeFailed | TokenDecoded
+)  # fmt: skip
 
 # --- commands: what to do ---------------------------------------------------------------------------------------
 
@@ -214,4 +214,4 @@ class Fail:
     reason: str
 
 
-Command = Union[Load, Evict, Compute, Resume, Follow, Align, Unfollow, Fail]
+Command = Load | Evict | Compute | Resume | Follow | Align | Unfollow | Fail

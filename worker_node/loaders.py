@@ -51,7 +51,7 @@ class DiskLoader:
     def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
         path, blob = self._store.locate(layer, expert)
         file = self._open(str(path))
-        target = memoryview(into.numpy())
+        target = into.numpy().data
         done = 0
         while done < blob.length and not cancelled():
             stop = min(done + _CHUNK, blob.length)
