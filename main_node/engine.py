@@ -19,6 +19,9 @@ from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError,
 from wire import messages as w
 from wire.base import Channel, Handler
 
+ALIGN_PART_BYTES = 4 << 20
+"""KV rows travel in parts of about this size: large messages are slow to encode and would hold up what follows."""
+
 Connect = Callable[[Handler], Channel]
 _log = logging.getLogger(__name__)
 
@@ -323,12 +326,12 @@ class Engine:
 
 
 def align_messages(command: t.Align, token: int | None, rows: list[torch.Tensor]) -> list[w.Message]:
-    """An alignment as one message, or several where its KV rows are larger than a message may be."""
+    """An alignment as one message, or several where it has many KV rows."""
     if command.kv_start == command.kv_stop:
         return [w.Align(command.request, command.step, token, command.kv_start, ())]
     count = command.kv_stop - command.kv_start
     row_bytes = sum(r.nbytes for r in rows) // count
-    each = max(1, (w.MAX_MESSAGE_BYTES // 2) // max(row_bytes, 1))
+    each = max(1, ALIGN_PART_BYTES // max(row_bytes, 1))
     messages: list[w.Message] = []
     for start in range(0, count, each):
         stop = min(start + each, count)

@@ -86,10 +86,11 @@ class MainNode:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: list[int], max_new_tokens: int) -> Iterator[Step]:
+    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Iterator[Step]:
         """Greedy decoding. Closing the iterator early gives the request up. Raises PromptError, ClusterError, ...
 
-        The answer ends at an end-of-sequence token, after `max_new_tokens`, or where the context is full.
+        The answer ends at an end-of-sequence token (unless `ignore_eos`, for measuring), after `max_new_tokens`, or
+        where the context is full.
         """
         check_prompt(prompt, self.shape.context)
         if max_new_tokens < 1:
@@ -101,13 +102,12 @@ class MainNode:
         number = next(self._numbers)
         self.engine.open_request(number, sequence, len(prompt))
         try:
-            yield from self._answer(number, sequence)
+            yield from self._answer(number, sequence, set() if ignore_eos else self._stop_tokens())
         finally:
             self.engine.close_request(number)
 
-    def _answer(self, number: int, sequence: Sequence) -> Iterator[Step]:
+    def _answer(self, number: int, sequence: Sequence, stop: set[int]) -> Iterator[Step]:
         start = time.perf_counter()
-        stop = self._stop_tokens()
         token = self._forward(number, sequence, sequence.prompt, 0)
         first = last = time.perf_counter()
         if self._shadow is not None:

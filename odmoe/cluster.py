@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 class Cluster(Protocol):
     """What answers prompts."""
 
-    def generate(self, prompt: list[int], max_new_tokens: int) -> Iterator[Step]:
+    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Iterator[Step]:
         """One step a token, the last with the report. Closing the iterator gives the request up."""
 
     def close(self) -> None:
@@ -81,8 +81,8 @@ class EmbeddedCluster:
         self._nodes.append(shadow)
         self.main.engine.add_shadow(_to(shadow), NODE_READY_S)
 
-    def generate(self, prompt: list[int], max_new_tokens: int) -> Iterator[Step]:
-        return self.main.generate(prompt, max_new_tokens)
+    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Iterator[Step]:
+        return self.main.generate(prompt, max_new_tokens, ignore_eos)
 
     def close(self) -> None:
         self.main.close()

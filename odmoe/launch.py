@@ -109,10 +109,10 @@ class _Main:
             address = get(pending, NODE_READY_S, f"worker {number}")
             engine.add_worker(number, partial(connect, address, "worker", secret=secret), NODE_READY_S)
 
-    def generate(self, key: str, prompt: list[int], max_new_tokens: int) -> Iterator[Step]:
+    def generate(self, key: str, prompt: list[int], max_new_tokens: int, ignore_eos: bool) -> Iterator[Step]:
         if self._main is None:
             raise LaunchError("the main node was asked before it was started")
-        steps = self._main.generate(prompt, max_new_tokens)
+        steps = self._main.generate(prompt, max_new_tokens, ignore_eos)
         with contextlib.closing(steps):  # type: ignore[type-var]
             for step in steps:
                 yield step
@@ -219,9 +219,9 @@ class RayCluster:
         """Process ids of the workers, in order; what a fault test kills."""
         return [get(actor.pid.remote(), NODE_READY_S, "a worker") for actor in self._workers]
 
-    def generate(self, prompt: list[int], max_new_tokens: int) -> Iterator[Step]:
+    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Iterator[Step]:
         key = next(self._keys)
-        pending = self._main.generate.options(num_returns="streaming").remote(key, prompt, max_new_tokens)
+        pending = self._main.generate.options(num_returns="streaming").remote(key, prompt, max_new_tokens, ignore_eos)
         done = False
         try:
             while not done:

@@ -29,9 +29,11 @@ MAX_FAILURES = 3
 
 @dataclass(slots=True)
 class _Request:
+    """`reached`: (position of the pass under way, ordinal of the last layer whose gate fired in it)."""
+
     ledger: RequestLedger
     prefilling: bool = True
-    position: int = 0
+    reached: tuple[int, int] = (0, -1)
 
 
 @dataclass(slots=True)
@@ -176,7 +178,7 @@ class Core:
         request = self._requests.get(event.request)
         if request is None:
             return
-        request.position = event.position
+        request.reached = (event.position, -1)
         request.prefilling = event.prefill
         if event.prefill:
             for ordinal in range(min(self._horizon(), len(self.shape.layers))):
@@ -202,8 +204,7 @@ class Core:
         visit = t.Visit(event.request, event.position, event.layer)
         request.ledger.predicted(visit, event.experts)
         opened = self._visits.get(visit)
-        past = event.position < request.position or (request.prefilling and event.position <= request.position)
-        if past or (opened is not None and opened.fired is not None):
+        if (event.position, self._ordinal[event.layer]) <= request.reached:
             request.ledger.late += 1
             return
         if opened is None:
@@ -233,6 +234,7 @@ class Core:
             return
         opened = self._visits.setdefault(event.visit, _Open())
         opened.fired = self._now
+        request.reached = (event.visit.position, self._ordinal[event.visit.layer])
         named = frozenset(expert for expert, _ in event.rows)
         if not request.prefilling and self._following.present:
             request.ledger.activated(event.visit, named)

@@ -7,7 +7,6 @@ after `proto/odmoe.proto`. No torch here: a tensor is its description and its by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 PROTOCOL_VERSION = 1
 """Both ends of a stream must speak the same version."""
@@ -20,7 +19,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4
 
 MAX_DIMS = 8
 
-Buffer = Union[bytes, memoryview]
+Buffer = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +141,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Follow a request: its prompt, both alignment periods (0 = never) and how many tokens it may have.
+    """Follow a request: its tokens before decode pass `first_step` (the prompt, at least), both alignment periods
+    (0 = never) and how many tokens its answer may have.
 
     `lookahead`: decode passes the shadow may be ahead of the last `Align` it received.
     """
 
     request: int
     prompt: tuple[int, ...]
+    first_step: int
     max_new_tokens: int
     align_token: int
     align_kv: int
@@ -211,8 +212,8 @@ class ShadowUsage:
     device_bytes_max: int
 
 
-ToWorker = Union[Hello, Load, Evict, Compute, AskUsage]
-FromWorker = Union[WorkerReady, Loaded, Computed, WorkerUsage, Failed]
-ToShadow = Union[Hello, OpenRequest, Align, CloseRequest, AskUsage]
-FromShadow = Union[ShadowReady, Prediction, ShadowUsage, Failed]
-Message = Union[ToWorker, FromWorker, ToShadow, FromShadow]
+ToWorker = Hello | Load | Evict | Compute | AskUsage
+FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | Failed
+ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage
+FromShadow = ShadowReady | Prediction | ShadowUsage | Failed
+Message = ToWorker | FromWorker | ToShadow | FromShadow

@@ -1,0 +1,164 @@
+"""Are the tokens, and the logits, those of Transformers `eager`? Every prompt, every setting, counted.
+
+.venv/bin/python scripts/exactness.py                 # settings varied one by one, embedded: some minutes
+.venv/bin/python scripts/exactness.py --cluster local # the same tokens from Ray actors over gRPC
+.venv/bin/python scripts/exactness.py --full          # every combination: an hour or two
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import common
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from odmoe.generate import start_cluster
+from odmoe.process import prepare_process, quiet_transformers
+from odmoe.settings import Settings
+from odmoe.stores import prepare_store
+from odmoe.text import encode, load_tokenizer
+
+
+@dataclass
+class Answer:
+    """Greedy tokens and the logits [V] float32 that chose each."""
+
+    tokens: list[int]
+    logits: list[torch.Tensor]
+
+
+def reference(model: Any, prompt: list[int], count: int) -> Answer:
+    """Transformers' own model, `eager` experts, its own cache; end of sequence is not heeded."""
+    answer = Answer([], [])
+    out = model(input_ids=torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
+    while True:
+        answer.logits.append(out.logits[0, -1].float())
+        answer.tokens.append(int(answer.logits[-1].argmax()))
+        if len(answer.tokens) == count:
+            return answer
+        last = torch.tensor([answer.tokens[-1:]])
+        out = model(input_ids=last, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)
+
+
+def variations(base: Settings, full: bool) -> Iterator[Settings]:
+    """The base and one change at a time; or every combination."""
+    axes: dict[str, list[Any]] = {
+        "slots": [1, 2], "shadow": ["int8", "nf4", "fp16", "none"], "workers": [8, 1, 3, 12],
+        "periods": [1, 4, 0], "loader": ["disk", "memory"],
+    }  # fmt: skip
+    if full:
+        combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    else:
+        first = {name: values[0] for name, values in axes.items()}
+        combinations = [first] + [{**first, n: v} for n, values in axes.items() for v in values[1:]]
+    for combination in combinations:
+        period = combination.pop("periods")
+        yield replace(base, **combination, align_token=period, align_kv=period)
+
+
+def compare(
+    settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int, mini_batch: int
+) -> dict[str, Any]:
+    """Every prompt on one cluster of these settings."""
+    settings = replace(settings, mini_batch=mini_batch)
+    cluster: Any = start_cluster(settings, store, lambda text: None)
+    seen: list[torch.Tensor] = []
+    embedded = settings.cluster == "embedded"
+    if embedded:
+        cluster.main.on_logits = seen.append
+    row: dict[str, Any] = {"tokens": 0, "equal_tokens": 0, "bit_equal_logits": 0, "near_ties": 0, "residents": 0}
+    row |= {"correct": 0.0, "activated": 0}
+    try:
+        for prompt, expected in answers:
+            seen.clear()
+            *_, last = cluster.generate(prompt, count, ignore_eos=True)
+            row["tokens"] += count
+            row["equal_tokens"] += sum(a == b for a, b in zip(last.report.token_ids, expected.tokens, strict=True))
+            row["bit_equal_logits"] += sum(torch.equal(a, b) for a, b in zip(seen, expected.logits, strict=False))
+            row["near_ties"] += near_tie(last.report.token_ids, expected)
+            row["residents"] = max(row["residents"], *last.report.resident_experts_max)
+            if last.report.recall is not None:
+                row["correct"] += last.report.recall
+                row["activated"] += 1
+            memory = last.report.memory_bytes
+    finally:
+        cluster.close()
+    row["recall"] = row.pop("correct") / max(row["activated"], 1) if row.pop("activated") else None
+    row["memory_bytes"] = memory
+    return row
+
+
+def near_tie(tokens: list[int], expected: Answer) -> int:
+    """1 where the first token that differs was a near tie (best two logits within 2 %), else 0."""
+    for got, wanted, logits in zip(tokens, expected.tokens, expected.logits, strict=True):
+        if got != wanted:
+            best, second = logits.topk(2).values.tolist()
+            return int(best - second <= 0.02 * abs(best))
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(common.DEMO))
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--cluster", default="embedded")
+    parser.add_argument("--mini-batch", type=int, default=128)
+    parser.add_argument("--full", action="store_true")
+    args = parser.parse_args()
+    prepare_process()
+    quiet_transformers()
+    common.header("Tokens and logits against Transformers eager")
+    from transformers import AutoModelForCausalLM
+
+    rows: list[dict[str, Any]] = []
+    bad = 0
+    with Progress(console=Console(stderr=True)) as bars:
+        for dtype in args.dtype:
+            store = prepare_store(args.model, None, dtype)
+            tokenizer = load_tokenizer(store.dense)
+            ids = [encode(tokenizer, text, 1024) for text in common.prompts(args.prompts)]
+            model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, experts_implementation="eager")
+            with torch.inference_mode():
+                answers = [(prompt, reference(model, prompt, args.tokens)) for prompt in ids]
+            whole = sum(p.nbytes for p in model.parameters())
+            del model
+            base = Settings(model=args.model, dtype=dtype, cluster=args.cluster)
+            settings = list(variations(base, args.full))
+            task = bars.add_task(dtype, total=len(settings))
+            for one in settings:
+                row = {
+                    "dtype": dtype, "workers": one.workers, "slots": one.slots, "shadow": one.shadow,
+                    "period": one.align_token, "loader": one.loader,
+                    **compare(one, store, answers, args.tokens, args.mini_batch),
+                }  # fmt: skip
+                memory = row["memory_bytes"]
+                row["of_whole"] = (memory["main"] + memory["shadow"] + sum(memory["workers"])) / whole
+                rows.append(row)
+                bad += row["equal_tokens"] != row["tokens"]
+                print(line(row), flush=True)
+                bars.advance(task)
+    print(f"\n{len(rows)} settings, {bad} with a token that differs; written to {common.save('exactness', rows)}")
+    sys.exit(bool(bad))
+
+
+def line(row: dict[str, Any]) -> str:
+    recall = "-" if row["recall"] is None else f"{row['recall']:.4f}"
+    return (
+        f"{row['dtype']:>8} workers {row['workers']:>2} slots {row['slots']} shadow {row['shadow']:>4} "
+        f"period {row['period']} {row['loader']:>6}: tokens {row['equal_tokens']}/{row['tokens']}, "
+        f"logits bit for bit {row['bit_equal_logits']}, near ties {row['near_ties']}, recall {recall}, "
+        f"residents {row['residents']}, memory {row['of_whole']:.2f} of all experts cached"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The shadow's weights: every linear layer and every expert quantised, by bitsandbytes where there is a choice.
+
+    fp16   float16 weights
+    int8   LLM.int8(): int8 weights, a scale a row, activations quantised too but for outliers (Linear8bitLt)
+    nf4    4-bit NormalFloat, a scale a block, float32 or bfloat16 activations (Linear4bit)
+
+Routers, norms, embeddings and the output head stay as they are. Build that dense model in `compute_dtype(...)`.
+Importing this module does not import bitsandbytes, which takes over a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scheduler.errors import CheckpointError, ConfigError, StoreError
+
+SCHEMES = ("fp16", "int8", "nf4")
+
+INT8_THRESHOLD = 6.0
+"""Activation columns beyond it are multiplied in floating point: LLM.int8()'s and Transformers' own default."""
+
+_NF4_PACK_ROWS = 32
+_FEW_ROWS = 4
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+_NOISE = {
+    "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast from",
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
+}
+
+
+def check_scheme(name: str) -> str:
+    """The name itself. Raises ConfigError for an unknown one."""
+    if name not in SCHEMES:
+        raise ConfigError(f"shadow scheme {name!r} is unknown; allowed: {', '.join(SCHEMES)}")
+    return name
+
+
+def compute_dtype(scheme: str, device: str | torch.device) -> torch.dtype:
+    """The dtype in which to build the shadow's dense model: that of hidden states, KV rows and what is not quantised.
+
+    float32 on a CPU (fast everywhere, and routing is sensitive to rounding); on a GPU float16 for fp16 and int8, which
+    bitsandbytes computes in it anyway, and bfloat16 for nf4. Raises ConfigError.
+    """
+    check_scheme(scheme)
+    if torch.device(device).type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if scheme == "nf4" else torch.float16
+
+
+class HalfLinear(nn.Module):
+    """y = x W^T + b, W in float16. [..., in] -> [..., out] in the dtype of x."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # CPUs read float16 faster than float32, but multiply many rows of it slowly.
+        if x.device.type == "cpu" and x.numel() > _FEW_ROWS * self.in_features:
+            y = F.linear(x.float(), self.weight.float()).to(x.dtype)
+        else:
+            y = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+def quantise_linear(weight: Tensor, bias: Tensor | None, scheme: str, device: str | torch.device) -> nn.Module:
+    """A layer [n, in] -> [n, out] that keeps no reference to `weight` [out, in] or `bias` [out].
+
+    Raises ConfigError for an unknown scheme, CheckpointError for a weight that is not a matrix of numbers.
+    """
+    dtype, device = compute_dtype(scheme, device), torch.device(device)
+    if weight.dim() != 2 or weight.is_meta or not weight.is_floating_point():
+        raise CheckpointError(
+            f"cannot quantise a {weight.dtype} weight of shape {tuple(weight.shape)} on {weight.device.type}; "
+            "a linear layer's is [out, in], in floating point, with its values loaded"
+        )
+    weight = weight.detach()
+    own_bias = None if bias is None else bias.detach().to(device, dtype, copy=True)
+    if scheme == "fp16":
+        return HalfLinear(weight.to(device, torch.float16, copy=True).contiguous(), own_bias).eval()
+    layer = _int8_linear(weight) if scheme == "int8" else _nf4_linear(weight, dtype)
+    layer.bias = None if own_bias is None else nn.Parameter(own_bias, requires_grad=False)
+    layer = layer.to(device).eval()  # eval: in training mode bitsandbytes dequantises on CPUs instead
+    if scheme == "nf4" and device.type == "cpu":
+        layer(torch.zeros(1, weight.shape[1], dtype=dtype))  # repacks the weight now, not in the first pass
+    return layer
+
+
+def _int8_linear(weight: Tensor) -> Any:
+    """Quantised when moved to a device, and only from the CPU. Rows of float16, as LLM.int8() wants them."""
+    nn8 = _bitsandbytes().nn
+    out_features, in_features = weight.shape
+    layer = nn8.Linear8bitLt(
+        in_features, out_features, bias=False, has_fp16_weights=False, threshold=INT8_THRESHOLD, device="meta"
+    )
+    layer.weight = nn8.Int8Params(weight.to("cpu", torch.float16), requires_grad=False, has_fp16_weights=False)
+    return layer
+
+
+def _nf4_linear(weight: Tensor, dtype: torch.dtype) -> Any:
+    """Blocks of 64, or of 32 where only those fill a row: the fused CPU kernel takes no block that spans two rows."""
+    nn4 = _bitsandbytes().nn
+    out_features, in_features = weight.shape
+    block = 64 if in_features % 64 == 0 or in_features % 32 else 32
+    layer = nn4.Linear4bit(
+        in_features, out_features, bias=False, compute_dtype=dtype, compress_statistics=False, quant_type="nf4",
+        device="meta",
+    )  # fmt: skip
+    layer.weight = nn4.Params4bit(
+        weight, requires_grad=False, blocksize=block, compress_statistics=False, quant_type="nf4", module=layer
+    )
+    if in_features % block or out_features % _NF4_PACK_ROWS:
+        layer.support_avx512bf16_for_cpu = False  # would fail an assertion; such a layer is dequantised as it is used
+    return layer
+
+
+def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
+    """Replace each nn.Linear of a Transformers model by its quantised form, in place, and move the rest to `device`.
+
+    Left alone: the output head, routers, and experts modules (empty: their parameters go to `ShadowExperts`).
+    Raises ConfigError, or CheckpointError for a layer whose weight was not loaded.
+    """
+    check_scheme(scheme)
+    device = torch.device(device)
+    head = model.get_output_embeddings()
+    # By exact type: a subclass may do more than multiply.
+    linears = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear and layer is not head]
+    for name, layer in linears:
+        parent, _, child = name.rpartition(".")
+        if _ROUTERS.isdisjoint(name.split(".")):
+            setattr(model.get_submodule(parent), child, quantise_linear(layer.weight, layer.bias, scheme, device))
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if not tensor.is_meta and tensor.device.type != device.type:
+            tensor.data = tensor.data.to(device)
+
+
+class ShadowExperts(nn.Module):
+    """All experts of one MoE layer, quantised. `family` is that layer's own experts module, for what it does between
+    the two products; its parameters are not read."""
+
+    def __init__(self, family: nn.Module, scheme: str, device: str | torch.device) -> None:
+        """Raises ConfigError for an unknown scheme."""
+        super().__init__()
+        self.scheme = check_scheme(scheme)
+        self.device = torch.device(device)
+        self.experts = nn.ModuleDict()
+        # Not registered: it may hold us, or be held by the model beside us.
+        self._family: tuple[Any] = (family,)
+        names = ("gate_up_proj" if self._family[0].has_gate else "up_proj", "down_proj")
+        self._names = tuple((name, f"{name}_bias" if self._family[0].has_bias else None) for name in names)
+
+    def add(self, expert: int, tensors: dict[str, Tensor]) -> None:
+        """Quantise one expert from its full-precision parameters, named as in `family` but without the expert
+        dimension: `gate_up_proj` [2I, H] or, where the family transposes, [H, 2I], and so on. Keeps none of them.
+
+        Raises CheckpointError when a parameter is missing, or is not one that this arithmetic knows.
+        """
+        expected = {name for pair in self._names for name in pair if name is not None}
+        if expected != tensors.keys():
+            raise CheckpointError(
+                f"expert {expert} has parameters {sorted(tensors)}, its family's arithmetic wants {sorted(expected)}"
+            )
+        layers = []
+        for name, bias in self._names:
+            weight = tensors[name].T if self._family[0].is_transposed else tensors[name]
+            layers.append(quantise_linear(weight, tensors[bias] if bias else None, self.scheme, self.device))
+        self.experts[str(expert)] = nn.ModuleList(layers)
+
+    def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden [T, H], index and weights [T, k] -> [T, H]. Rows and sums in the order of the family's eager forward.
+
+        Raises StoreError when an expert that is hit was never added.
+        """
+        out = torch.zeros_like(hidden)
+        for expert in top_k_index.unique().tolist():  # ascending
+            if expert >= self._family[0].num_experts:
+                continue  # how Transformers says "none"
+            place, token = torch.where(top_k_index.T == expert)
+            y = self._compute(expert, hidden[token]) * top_k_weights[token, place, None]  # [n, H]
+            out.index_add_(0, token, y.to(out.dtype))
+        return out
+
+    def _compute(self, expert: int, rows: Tensor) -> Tensor:
+        """One expert's output before its weight. [n, H] -> [n, H]"""
+        if str(expert) not in self.experts:
+            raise StoreError(f"the shadow was given no expert {expert} of this layer; make the expert store again")
+        family = self._family[0]
+        up, down = self.experts[str(expert)].children()
+        y = up(rows)  # [n, 2I], or [n, I] without a gate
+        y = down(family._apply_gate(y) if family.has_gate else family.act_fn(y))
+        return family.post_expert_norm(y) if family.has_post_expert_norm else y
+
+
+def module_bytes(model_or_modules: nn.Module | Iterable[nn.Module]) -> int:
+    """Bytes of every tensor that the modules hold, bitsandbytes' own included; each storage counted once, and whole."""
+    modules = [model_or_modules] if isinstance(model_or_modules, nn.Module) else list(model_or_modules)
+    storages = [t.untyped_storage() for t in _tensors(modules, set()) if not t.is_meta]
+    return sum({(s.device, s.data_ptr()): s.nbytes() for s in storages}.values())
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Tensors reachable through containers, modules, parameters' attributes and bitsandbytes' state objects."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+    if isinstance(value, dict):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set):
+        inner = value
+    elif isinstance(value, Tensor | nn.Module) or type(value).__module__.startswith("bitsandbytes."):
+        inner = getattr(value, "__dict__", {}).values()
+    else:
+        return
+    for item in inner:
+        yield from _tensors(item, seen)
+
+
+def _quiet(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_NOISE[record.name])
+
+
+def _bitsandbytes() -> ModuleType:
+    """bitsandbytes, less two messages: one it would log at every product, one about an optional kernel."""
+    for name in _NOISE:
+        logging.getLogger(name).addFilter(_quiet)
+    import bitsandbytes
+
+    return bitsandbytes

@@ -1,0 +1,243 @@
+"""What can go wrong between two machines: secrets, ports, peers that talk nonsense."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import grpc
+import pytest
+
+from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError
+from wire import odmoe_pb2
+from wire.codec import MAX_ENCODED_BYTES
+from wire.grpc_stream import ACCEPTED_KEY, MAX_QUEUED
+from wire.messages import Evict, Load, Loaded
+from wire.odmoe_pb2_grpc import WorkerStub
+
+ECHO = [Loaded(1, 10, 0.25)]
+
+
+@contextmanager
+def raw_call(address: str, metadata=()):
+    """A stream past our client: returns a queue of bytes to send (None ends it) and the gRPC call."""
+    with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        queue: SimpleQueue[bytes | None] = SimpleQueue()
+        call = channel.stream_stream("/odmoe.Worker/Work")(iter(queue.get, None), metadata=metadata, timeout=20)
+        yield queue, call
+        queue.put(None)
+
+
+@contextmanager
+def raw_server(behave):
+    """A server past ours: `behave(requests, context)` is its Work method. Yields its address."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        method = grpc.stream_stream_rpc_method_handler(behave)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("odmoe.Worker", {"Work": method}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait(5)
+
+
+def assert_serves(kit, address: str, **settings) -> None:
+    heard = kit.Recorder()
+    kit.connect(address, heard, **settings).send(Load(1, 0, 0, 0))
+    assert heard.take(1) == ECHO
+
+
+# --- secrets and addresses -------------------------------------------------------------------------------------
+
+
+def test_right_secret(kit):
+    assert_serves(kit, kit.serve(secret="s3cret").address, secret="s3cret")
+
+
+@pytest.mark.parametrize("secret", [None, "wrong", "s3cret2", "s3cre"])
+def test_wrong_or_missing_secret(kit, secret):
+    node, heard = kit.EchoNode(), kit.Recorder()
+    server = kit.serve(node, secret="s3cret")
+    with pytest.raises(HandshakeError, match=rf"the worker at {server.address} .*UNAUTHENTICATED.*same secret"):
+        kit.connect(server.address, heard, secret=secret)
+    assert not heard.ends
+    assert not node.streams
+    assert_serves(kit, server.address, secret="s3cret")
+
+
+def test_wrong_secret_past_our_client(kit):
+    server = kit.serve(secret="s3cret")
+    with raw_call(server.address, (("odmoe-secret", "guess"),)) as (_, call):
+        assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("secret", ["", " s", "s ", "sécret", "two\nlines", "x" * 1025])
+def test_secret_that_cannot_be(kit, secret):
+    with pytest.raises(ConfigError, match="printable ASCII"):
+        kit.serve(secret=secret)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "node3.example"])
+def test_off_loopback_without_secret(kit, host):
+    with pytest.raises(ConfigError, match=f"{host} is not a loopback address: a secret is needed"):
+        kit.serve(host=host)
+    with pytest.raises(ConfigError, match="secret is needed"):
+        kit.connect(f"[{host}]:4000" if ":" in host else f"{host}:4000", kit.Recorder())
+
+
+def test_off_loopback_with_secret(kit):
+    server = kit.serve(host="0.0.0.0", secret="s3cret")
+    assert_serves(kit, server.address.replace("0.0.0.0", "127.0.0.1"), secret="s3cret")
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1:", ":50", "127.0.0.1:0", "127.0.0.1:65536", "a:b"])
+def test_address_that_cannot_be(kit, address):
+    with pytest.raises(ConfigError, match="allowed: host:port"):
+        kit.connect(address, kit.Recorder())
+
+
+def test_port_in_use(kit):
+    port = kit.serve().address.rpartition(":")[2]
+    with pytest.raises(LaunchError, match=rf"127\.0\.0\.1:{port}: the port is in use"):
+        kit.serve(port=int(port))
+
+
+def test_wrong_kind(kit):
+    with pytest.raises(HandshakeError, match=r"the shadow at .*another kind"):
+        kit.connect(kit.serve().address, kit.Recorder(), kind="shadow")
+
+
+def test_nobody_there(kit):
+    server = kit.serve()
+    server.close(0.5)
+    start = time.monotonic()
+    with pytest.raises(LinkError, match=rf"cannot reach the worker at {server.address} within 0\.5 s; check"):
+        kit.connect(server.address, kit.Recorder(), deadline_s=0.5)
+    assert time.monotonic() - start < 3
+
+
+def test_a_node_that_comes_up_late_is_waited_for(kit):
+    first = kit.serve()
+    port = int(first.address.rpartition(":")[2])
+    first.close(0.5)
+    later = threading.Timer(0.5, lambda: kit.serve(port=port))
+    later.start()
+    assert_serves(kit, first.address, deadline_s=10)
+    later.join(5)
+
+
+# --- nonsense on the stream ------------------------------------------------------------------------------------
+
+
+def test_generated_stub_is_understood(kit):
+    server = kit.serve()
+    with grpc.insecure_channel(server.address) as channel:
+        request = odmoe_pb2.ToWorker(load=odmoe_pb2.Load(load_id=1))
+        (answer,) = WorkerStub(channel).Work(iter([request]), timeout=20)
+    assert answer.loaded.load_id == 1
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"", b"\x22\x00"], ids=["garbage", "unset", "Compute, no tensors"])
+def test_bad_bytes_end_that_stream_only(kit, data):
+    node = kit.EchoNode()
+    server = kit.serve(node)
+    with raw_call(server.address) as (queue, call):
+        queue.put(odmoe_pb2.ToWorker(load=odmoe_pb2.Load(load_id=1)).SerializeToString())
+        next(call)
+        queue.put(data)
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "allowed" in call.details()
+    assert isinstance(node.streams[0].end(), ProtocolError)
+    assert_serves(kit, server.address)
+
+
+def test_oversize_ends_that_stream_only(kit):
+    node = kit.EchoNode()
+    server = kit.serve(node)
+    with raw_call(server.address) as (queue, call):
+        queue.put(bytes(MAX_ENCODED_BYTES + 1))
+        assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert node.streams[0].end() is not None
+    assert_serves(kit, server.address)
+
+
+def test_bad_bytes_from_a_node(kit):
+    def behave(requests, context):
+        context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+        yield b"\xff\xff\xff"
+        next(requests, None)
+
+    heard = kit.Recorder()
+    with raw_server(behave) as address:
+        channel = kit.connect(address, heard)
+        assert isinstance(heard.end(), ProtocolError)
+        with pytest.raises(LinkError, match="closed"):
+            channel.send(Evict(0))
+
+
+def test_a_server_that_is_not_ours(kit):
+    release = threading.Event()
+
+    def behave(requests, context):
+        release.wait(20)
+        yield b""
+
+    with raw_server(behave) as address:
+        with pytest.raises(LinkError, match=r"cannot reach .* within 0\.5 s"):
+            kit.connect(address, kit.Recorder(), deadline_s=0.5)
+        release.set()
+
+
+@pytest.mark.parametrize("error", [HandshakeError("another model"), ProtocolError("out of turn"), LinkError("full")])
+def test_a_node_may_refuse_a_stream(kit, error):
+    def refuse(reply):
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        kit.connect(kit.serve(kit.EchoNode(refuse)).address, kit.Recorder())
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [(HandshakeError, HandshakeError), (ProtocolError, ProtocolError), (ValueError, LinkError)],
+)
+def test_a_node_may_refuse_a_message(kit, raised, seen):
+    class Refusing(kit.Answering):
+        def on_message(self, message):
+            raise raised("not this one")
+
+    node, heard = kit.EchoNode(Refusing), kit.Recorder()
+    server = kit.serve(node)
+    kit.connect(server.address, heard).send(Evict(0))
+    error = heard.end()
+    assert isinstance(error, seen)
+    assert "not this one" in str(error)
+    assert isinstance(node.streams[0].end(), seen)
+    node.make = kit.Answering
+    assert_serves(kit, server.address)
+
+
+def test_a_peer_that_does_not_read(kit):
+    release = threading.Event()
+
+    def behave(requests, context):
+        context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+        release.wait(30)
+        yield from ()
+
+    heard = kit.Recorder()
+    with raw_server(behave) as address:
+        channel = kit.connect(address, heard)
+        with pytest.raises(LinkError, match=f"{MAX_QUEUED} messages wait"):
+            deque((channel.send(Load(i, 0, 0, 0)) for i in range(200_000)), maxlen=0)
+        assert isinstance(heard.end(), LinkError)
+        with pytest.raises(LinkError, match="closed"):
+            channel.send(Evict(0))
+        release.set()

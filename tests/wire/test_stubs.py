@@ -1,0 +1,21 @@
+"""The committed stubs are those that the source gives."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_stubs_are_up_to_date_and_the_check_notices(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("generate_stubs", ROOT / "scripts" / "generate_stubs.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.check() == 0
+    (tmp_path / "wire").mkdir()
+    for name in script.STUBS:
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / script.STUBS[0]).write_text("# stale")
+    assert script.check(tmp_path) == 1
+    assert "wire/odmoe_pb2.py: not what proto/odmoe.proto gives" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Serves a node over gRPC."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+
+from scheduler.errors import LaunchError, ODMoEError
+from wire.base import Handler, Node
+from wire.grpc_stream import (
+    ACCEPTED_KEY,
+    EDGES,
+    LINGER_S,
+    SECRET_KEY,
+    SERVER_OPTIONS,
+    Kind,
+    Stream,
+    check_secret,
+    status_of,
+)
+
+MAX_STREAMS = 64
+"""Streams that one server serves at a time."""
+
+
+class _Threads(futures.ThreadPoolExecutor):
+    """A daemon thread for each stream: a pool's threads would keep the process alive until every peer has gone."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        done: futures.Future[Any] = futures.Future()
+
+        def work() -> None:
+            try:
+                fn(*args, **kwargs)
+            finally:
+                done.set_result(None)
+
+        threading.Thread(target=work, name="odmoe-write", daemon=True).start()
+        return done
+
+
+class GrpcServer:
+    """A node at `address` ("host:port"), from construction to `close`. The node itself stays its maker's to close.
+
+    The secret travels as it is: off loopback, use a network that you trust, or pass `credentials` (TLS).
+    Raises `ConfigError` off loopback without a secret, `LaunchError` when it cannot listen.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        kind: Kind,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        secret: str | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        check_secret(host, secret)
+        self._node, self._edge = node, EDGES[kind]
+        self._secret = secret
+        self._lock = threading.Lock()
+        self._live: dict[Stream, threading.Thread] = {}
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        service = grpc.method_handlers_generic_handler(self._edge.service, {self._edge.method: handler})
+        self._server = grpc.server(
+            _Threads(), handlers=[service], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
+        )
+        self.address = _listen(self._server, kind, host, port, credentials)
+        self._server.start()
+
+    def close(self, grace: float = 2.0) -> None:
+        """Stop listening and end every stream in peace; those not over after `grace` seconds are cut."""
+        deadline = time.monotonic() + grace + 1.0
+        with self._lock:
+            live = dict(self._live)
+        for stream in live:
+            stream.close()
+        self._server.stop(grace).wait(grace + 1.0)
+        for reader in live.values():
+            if reader is not threading.current_thread():
+                reader.join(max(0.0, deadline - time.monotonic()))
+
+    def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """One stream, from first to last, in the thread in which its replies are written."""
+        self._authenticate(context)
+        stream = Stream(self._edge.from_node, self._edge.to_node, f"the client at {context.peer()}", context.cancel)
+        try:
+            handler = self._node.accept(stream)
+        except ODMoEError as error:
+            context.abort(*status_of(error))
+        self._start_reader(stream, requests, context, handler)
+        context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+        yield from stream.outgoing()
+        if stream.fault is not None:
+            code, details = status_of(stream.fault)
+            context.set_code(code)
+            context.set_details(details)
+
+    def _start_reader(
+        self, stream: Stream, requests: Iterator[bytes], context: grpc.ServicerContext, handler: Handler
+    ) -> None:
+        def read() -> None:
+            stream.read(_until_over(requests, context, stream), handler)
+            with self._lock:
+                del self._live[stream]
+
+        reader = threading.Thread(target=read, name="odmoe-read", daemon=True)
+        with self._lock:
+            self._live[stream] = reader
+        reader.start()
+
+    def _authenticate(self, context: grpc.ServicerContext) -> None:
+        if self._secret is None:
+            return
+        given = dict(context.invocation_metadata()).get(SECRET_KEY, "")
+        if not hmac.compare_digest(str(given).encode(), self._secret.encode()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the secret is missing or wrong")
+
+
+def _until_over(requests: Iterator[bytes], context: grpc.ServicerContext, stream: Stream) -> Iterator[bytes]:
+    """What the client says. Raises `RpcError` if it is gone, which `requests` alone at times takes for a close."""
+    over = threading.Event()
+    if not context.add_callback(over.set):
+        over.set()
+    yield from requests
+    stream.stop_writing()
+    if not over.wait(LINGER_S):
+        stream.cut()
+    yield from requests
+
+
+def _listen(server: grpc.Server, kind: Kind, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
+    """Bind; returns "host:port"."""
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        where = f"{shown}:{port}"
+        bound = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"a {kind} cannot listen at {shown}:{port}: the port is in use, or {host} is not an address of this "
+            f"machine; choose another port, or 0 for any ({error})"
+        ) from None
+    return f"{shown}:{bound}"

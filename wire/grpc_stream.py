@@ -1,0 +1,209 @@
+"""What both ends of a gRPC stream share: settings, the secret, errors as status codes, and the stream itself."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
+from typing import Literal, NamedTuple
+
+import grpc
+
+from scheduler.errors import ConfigError, HandshakeError, LinkError, ODMoEError, ProtocolError
+from wire import codec
+from wire.base import Handler
+from wire.codec import MAX_ENCODED_BYTES, Codec
+from wire.messages import Message
+
+MAX_QUEUED = 4096
+"""Messages that may wait to be written to one stream."""
+
+LINGER_S = 5.0
+"""How long a closed stream may take to hand over what was queued, before it is cut."""
+
+SECRET_KEY = "odmoe-secret"
+ACCEPTED_KEY = "odmoe-accepted"
+"""In the server's first metadata: the secret was right and the node took the stream."""
+
+Kind = Literal["worker", "shadow"]
+
+log = logging.getLogger(__name__)
+
+
+class Edge(NamedTuple):
+    """One kind of node: its gRPC method, and what goes to it and comes from it."""
+
+    service: str
+    method: str
+    to_node: Codec
+    from_node: Codec
+
+
+EDGES: dict[Kind, Edge] = {
+    "worker": Edge("odmoe.Worker", "Work", codec.TO_WORKER, codec.FROM_WORKER),
+    "shadow": Edge("odmoe.Shadow", "Follow", codec.TO_SHADOW, codec.FROM_SHADOW),
+}
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 500),
+    # Without it a frozen peer is noticed only after a minute, whatever the keepalive says.
+    ("grpc.http2.ping_timeout_ms", 500),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", MAX_ENCODED_BYTES),
+    ("grpc.max_send_message_length", MAX_ENCODED_BYTES),
+)
+SERVER_OPTIONS = (
+    *_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Otherwise a second server binds the same port without a word.
+    ("grpc.so_reuseport", 0),
+)
+CLIENT_OPTIONS = (
+    *_OPTIONS,
+    # Each stream has a connection of its own, so that neither a large message nor a failure of one delays another.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+# --- addresses and secrets -------------------------------------------------------------------------------------
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. Names other than localhost are not looked up: they count as far."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_secret(host: str, secret: str | None) -> None:
+    """Raises `ConfigError` for a secret that cannot travel in a header, or for none off loopback."""
+    if secret is None:
+        if not is_loopback(host):
+            raise ConfigError(f"{host} is not a loopback address: a secret is needed there; give the cluster's secret")
+    elif not (secret.isascii() and secret.isprintable() and secret.strip() == secret and 0 < len(secret) <= 1024):
+        raise ConfigError(
+            f"a secret of {len(secret)} characters cannot be used; "
+            "allowed: 1 to 1024 printable ASCII characters, no space at either end"
+        )
+
+
+# --- errors as status codes ------------------------------------------------------------------------------------
+
+_CODE_OF: tuple[tuple[type[ODMoEError], grpc.StatusCode], ...] = (
+    (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
+    (HandshakeError, grpc.StatusCode.FAILED_PRECONDITION),
+    (LinkError, grpc.StatusCode.UNAVAILABLE),
+)
+_ERROR_OF: dict[grpc.StatusCode, type[ODMoEError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: ProtocolError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
+    grpc.StatusCode.UNAUTHENTICATED: HandshakeError,
+    grpc.StatusCode.FAILED_PRECONDITION: HandshakeError,
+    grpc.StatusCode.UNIMPLEMENTED: HandshakeError,
+}
+_ADVICE = {
+    grpc.StatusCode.UNAUTHENTICATED: "; give both nodes the same secret",
+    grpc.StatusCode.UNIMPLEMENTED: "; a node of another kind, or another program, listens there",
+    grpc.StatusCode.UNAVAILABLE: "; check that the node still runs and that the network holds",
+}
+
+
+def status_of(error: ODMoEError) -> tuple[grpc.StatusCode, str]:
+    """The status that ends a stream for `error`, and its details."""
+    code = next((code for cls, code in _CODE_OF if isinstance(error, cls)), grpc.StatusCode.INTERNAL)
+    return code, str(error)[:1000]
+
+
+def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
+    """What the end of a stream means, as an error of ours. A server's side of a stream knows no status."""
+    if not isinstance(error, grpc.Call):
+        return LinkError(f"the stream to {peer} broke: the peer is gone, or gave it up")
+    code = error.code()
+    said = f"the stream to {peer} ended with {code.name}: {error.details()}{_ADVICE.get(code, '')}"
+    return _ERROR_OF.get(code, LinkError)(said)
+
+
+# --- the stream ------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """A `Channel` over one gRPC stream. What is sent waits, encoded, for the thread in which gRPC writes.
+
+    `cut` ends the RPC at once, from any thread, and may be called when it is over.
+    """
+
+    def __init__(self, out: Codec, into: Codec, peer: str, cut: Callable[[], object]) -> None:
+        self.peer = peer
+        self.fault: ODMoEError | None = None  # what ended the stream, if that happened on this side
+        self.cut = cut
+        self._out, self._into = out, into
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._closed = False  # nothing more is sent
+        self._ended_here = False  # by `close`, or for falling behind
+        self._linger: threading.Timer | None = None
+
+    def send(self, message: Message) -> None:
+        """Raises `LinkError` when closed or `MAX_QUEUED` messages wait, `ProtocolError` when it cannot be encoded."""
+        if self._closed:
+            raise LinkError(f"the stream to {self.peer} is closed; connect again")
+        data = self._out.encode(message)
+        if self._queue.qsize() >= MAX_QUEUED:
+            self._closed = self._ended_here = True
+            self.fault = LinkError(f"{self.peer} does not keep up: {MAX_QUEUED} messages wait; the stream was cut")
+            self.cut()
+            raise self.fault
+        self._queue.put(data)
+
+    def close(self) -> None:
+        """Messages already sent are handed over first, within `LINGER_S`; what still arrives is dropped."""
+        if self._closed:
+            return
+        self._closed = self._ended_here = True
+        self._linger = threading.Timer(LINGER_S, self.cut)
+        self._linger.daemon = True
+        self._linger.start()
+        self._queue.put(None)
+
+    def outgoing(self) -> Iterator[bytes]:
+        """What gRPC writes, until the stream is closed or over."""
+        return iter(self._queue.get, None)
+
+    def stop_writing(self) -> None:
+        """Let the thread that waits in `outgoing` go."""
+        self._closed = True
+        self._queue.put(None)
+
+    def read(self, incoming: Iterable[bytes], handler: Handler) -> None:
+        """Feed `handler` until the stream ends, then tell it so. Returns when `on_close` has."""
+        error = self._pump(incoming, handler)
+        self.fault = error
+        self.stop_writing()
+        if self._linger is not None:
+            self._linger.cancel()
+        try:
+            handler.on_close(error)
+        except Exception:
+            log.exception("on_close failed for the stream to %s", self.peer)
+
+    def _pump(self, incoming: Iterable[bytes], handler: Handler) -> ODMoEError | None:
+        try:
+            for data in incoming:
+                if not self._closed:
+                    handler.on_message(self._into.decode(data))
+        except grpc.RpcError as error:
+            return self.fault if self._ended_here else error_of(error, self.peer)
+        except ODMoEError as error:
+            return error
+        except Exception as error:
+            log.exception("on_message failed for the stream to %s", self.peer)
+            return LinkError(f"handling a message of {self.peer} failed: {error!r}; the stream was ended")
+        return self.fault

@@ -1,0 +1,274 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ToWorker(_message.Message):
+    __slots__ = ("hello", "load", "evict", "compute", "ask_usage")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    ASK_USAGE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    load: Load
+    evict: Evict
+    compute: Compute
+    ask_usage: AskUsage
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ...) -> None: ...
+
+class FromWorker(_message.Message):
+    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed")
+    WORKER_READY_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_USAGE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    worker_ready: WorkerReady
+    loaded: Loaded
+    computed: Computed
+    worker_usage: WorkerUsage
+    failed: Failed
+    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class ToShadow(_message.Message):
+    __slots__ = ("hello", "open_request", "align", "close_request", "ask_usage")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ALIGN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ASK_USAGE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    open_request: OpenRequest
+    align: Align
+    close_request: CloseRequest
+    ask_usage: AskUsage
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., align: _Optional[_Union[Align, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ...) -> None: ...
+
+class FromShadow(_message.Message):
+    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed")
+    SHADOW_READY_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_USAGE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    shadow_ready: ShadowReady
+    prediction: Prediction
+    shadow_usage: ShadowUsage
+    failed: Failed
+    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("dtype", "shape", "data")
+    class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSET: _ClassVar[Tensor.DType]
+        FLOAT32: _ClassVar[Tensor.DType]
+        FLOAT16: _ClassVar[Tensor.DType]
+        BFLOAT16: _ClassVar[Tensor.DType]
+        INT64: _ClassVar[Tensor.DType]
+        INT32: _ClassVar[Tensor.DType]
+        UINT8: _ClassVar[Tensor.DType]
+    UNSET: Tensor.DType
+    FLOAT32: Tensor.DType
+    FLOAT16: Tensor.DType
+    BFLOAT16: Tensor.DType
+    INT64: Tensor.DType
+    INT32: Tensor.DType
+    UINT8: Tensor.DType
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    dtype: Tensor.DType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, dtype: _Optional[_Union[Tensor.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "fingerprint", "dtype", "node")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    fingerprint: str
+    dtype: str
+    node: str
+    def __init__(self, version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("load_id", "slot", "layer", "expert")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    slot: int
+    layer: int
+    expert: int
+    def __init__(self, load_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ...) -> None: ...
+
+class Evict(_message.Message):
+    __slots__ = ("slot",)
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    def __init__(self, slot: _Optional[int] = ...) -> None: ...
+
+class Compute(_message.Message):
+    __slots__ = ("call_id", "slot", "layer", "expert", "hidden", "weights", "evict")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    slot: int
+    layer: int
+    expert: int
+    hidden: Tensor
+    weights: Tensor
+    evict: bool
+    def __init__(self, call_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., evict: _Optional[bool] = ...) -> None: ...
+
+class AskUsage(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerReady(_message.Message):
+    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    node: str
+    slots: int
+    slot_bytes: int
+    device: str
+    loader: str
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ...) -> None: ...
+
+class Loaded(_message.Message):
+    __slots__ = ("load_id", "nbytes", "seconds")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    nbytes: int
+    seconds: float
+    def __init__(self, load_id: _Optional[int] = ..., nbytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Computed(_message.Message):
+    __slots__ = ("call_id", "output", "seconds")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    output: Tensor
+    seconds: float
+    def __init__(self, call_id: _Optional[int] = ..., output: _Optional[_Union[Tensor, _Mapping]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class WorkerUsage(_message.Message):
+    __slots__ = ("resident_experts_max", "device_bytes_max", "loads", "bytes_loaded")
+    RESIDENT_EXPERTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_LOADED_FIELD_NUMBER: _ClassVar[int]
+    resident_experts_max: int
+    device_bytes_max: int
+    loads: int
+    bytes_loaded: int
+    def __init__(self, resident_experts_max: _Optional[int] = ..., device_bytes_max: _Optional[int] = ..., loads: _Optional[int] = ..., bytes_loaded: _Optional[int] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("error", "message", "load_id", "call_id", "request")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    message: str
+    load_id: int
+    call_id: int
+    request: int
+    def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., load_id: _Optional[int] = ..., call_id: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
+
+class OpenRequest(_message.Message):
+    __slots__ = ("request", "prompt", "first_step", "max_new_tokens", "align_token", "align_kv", "lookahead")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALIGN_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ALIGN_KV_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    first_step: int
+    max_new_tokens: int
+    align_token: int
+    align_kv: int
+    lookahead: int
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_step: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., align_token: _Optional[int] = ..., align_kv: _Optional[int] = ..., lookahead: _Optional[int] = ...) -> None: ...
+
+class Align(_message.Message):
+    __slots__ = ("request", "step", "token", "kv_start", "kv", "more")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KV_START_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    step: int
+    token: int
+    kv_start: int
+    kv: _containers.RepeatedCompositeFieldContainer[Tensor]
+    more: bool
+    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ..., token: _Optional[int] = ..., kv_start: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class CloseRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    def __init__(self, request: _Optional[int] = ...) -> None: ...
+
+class ShadowReady(_message.Message):
+    __slots__ = ("version", "node", "scheme", "device_bytes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    node: str
+    scheme: str
+    device_bytes: int
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., scheme: _Optional[str] = ..., device_bytes: _Optional[int] = ...) -> None: ...
+
+class Prediction(_message.Message):
+    __slots__ = ("request", "position", "layer", "experts", "scores")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    position: int
+    layer: int
+    experts: _containers.RepeatedScalarFieldContainer[int]
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, request: _Optional[int] = ..., position: _Optional[int] = ..., layer: _Optional[int] = ..., experts: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ShadowUsage(_message.Message):
+    __slots__ = ("device_bytes_max",)
+    DEVICE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    device_bytes_max: int
+    def __init__(self, device_bytes_max: _Optional[int] = ...) -> None: ...
