@@ -46,6 +46,9 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option("-n", "--max-new-tokens", help="Most tokens of the answer.")] = 128,
     dtype: Dtype = None,
     loader: Annotated[str, typer.Option(help=f"Where experts are loaded from: {', '.join(LOADERS)}.")] = "disk",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads a node computes with; all cores, or half where nodes share a machine.")
+    ] = None,
     mini_batch: Annotated[int, typer.Option(help="Most rows that an expert computes at once in prefill.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     quiet: Quiet = False,
@@ -58,7 +61,7 @@ def generate(
     settings = Settings(
         model=model, store=store, cluster=cluster, workers=workers, group_size=group_size, slots=slots,
         shadow=shadow, align_token=align_token, align_kv=align_kv, dtype=dtype, loader=loader,
-        mini_batch=mini_batch, max_new_tokens=max_new_tokens,
+        threads=threads, mini_batch=mini_batch, max_new_tokens=max_new_tokens,
     )  # fmt: skip
     if not model:
         raise typer.BadParameter("give a model directory, e.g. -m models/demo-moe", param_hint="--model")

@@ -10,7 +10,7 @@ from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from main_node.engine import Engine
 from main_node.node import MainNode, ShadowStart, Step, model_shape
-from odmoe.process import quiet_transformers
+from odmoe.process import prepare_libraries
 from odmoe.settings import Settings
 from scheduler.core import Core
 from scheduler.placement import RoundRobin
@@ -62,7 +62,7 @@ class EmbeddedCluster:
     """
 
     def __init__(self, settings: Settings, store: ExpertStore, say: Say = lambda text: None) -> None:
-        quiet_transformers()
+        prepare_libraries(settings.threads_a_node)
         self._nodes: list[Node] = []
         self._settings = settings
         self._store = store

@@ -34,11 +34,10 @@ class _Served:
     """A node of one role, served over gRPC once `start` has been called."""
 
     def __init__(self, settings: Settings, store: str) -> None:
-        from odmoe.process import prepare_process, quiet_transformers
+        from odmoe.process import prepare_libraries, prepare_process
 
         prepare_process()
-        quiet_transformers()
-        use_threads()
+        prepare_libraries(settings.threads_a_node)
         self._settings = settings
         self._store = store
         self._server: Any = None
@@ -75,11 +74,10 @@ class _Main:
     """The main node. Its generator's steps stream back to whoever asked."""
 
     def __init__(self, settings: Settings, store: str) -> None:
-        from odmoe.process import prepare_process, quiet_transformers
+        from odmoe.process import prepare_libraries, prepare_process
 
         prepare_process()
-        quiet_transformers()
-        use_threads()
+        prepare_libraries(settings.threads_a_node)
         self._settings = settings
         self._store = store
         self._main: MainNode | None = None
@@ -127,13 +125,6 @@ class _Main:
     def stop(self) -> None:
         if self._main is not None:
             self._main.close()
-
-
-def use_threads() -> None:
-    """All cores of this node, whatever OMP_NUM_THREADS Ray has set: the sums come out the same on every node."""
-    import torch
-
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
 def own_host(settings: Settings) -> str:

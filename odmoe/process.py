@@ -20,8 +20,13 @@ def prepare_process(debug: bool = False) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
-def quiet_transformers() -> None:
-    """No progress bar for every load; call once Transformers is imported anyway."""
+def prepare_libraries(threads: int) -> None:
+    """No progress bar for every load, and `threads` to compute with. Imports torch and Transformers.
+
+    Sums of float32 products depend on the number of threads in their last bits: nodes of one kind must agree on it.
+    """
+    import torch
     from transformers.utils import logging as transformers_logging
 
+    torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from scheduler.alignment import Alignment
@@ -15,7 +16,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One cluster and how it answers. `group_size` None: the model's top-k, at most all workers. `dtype` None: as
-    stored. `store` None: found or made in the cache."""
+    stored. `store` None: found or made in the cache. `threads` None: see `threads_a_node`."""
 
     model: str
     store: str | None = None
@@ -30,6 +31,7 @@ class Settings:
     loader: str = "disk"
     mini_batch: int = 128
     max_new_tokens: int = 128
+    threads: int | None = None
     host: str = "127.0.0.1"
     secret: str | None = None
 
@@ -40,6 +42,8 @@ class Settings:
             value = getattr(self, name)
             if value < low:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; allowed: {low}, {low + 1}, ...")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"--threads is {self.threads}; allowed: 1, 2, ...")
         if self.group_size is not None and not 1 <= self.group_size <= self.workers:
             raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.workers})")
         _ = self.alignment
@@ -48,6 +52,14 @@ class Settings:
         ):  # fmt: skip
             if value is not None and value not in allowed:
                 raise ConfigError(f"--{name} is {value!r}; allowed: {', '.join(allowed)}")
+
+    @property
+    def threads_a_node(self) -> int:
+        """As said, or: every core of a node's machine; half of them where all nodes share this one, since the shadow
+        computes beside the others and threads that wait for a busy core cost more than they bring."""
+        cores = len(os.sched_getaffinity(0))
+        shared = self.cluster in ("embedded", "local")
+        return self.threads or (max(1, cores // 2) if shared else cores)
 
     @property
     def alignment(self) -> Alignment:

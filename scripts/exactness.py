@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from odmoe.generate import start_cluster
-from odmoe.process import prepare_process, quiet_transformers
+from odmoe.process import prepare_libraries, prepare_process
 from odmoe.settings import Settings
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
@@ -74,7 +74,7 @@ def compare(
     if embedded:
         cluster.main.on_logits = seen.append
     row: dict[str, Any] = {"tokens": 0, "equal_tokens": 0, "bit_equal_logits": 0, "near_ties": 0, "residents": 0}
-    row |= {"correct": 0.0, "activated": 0}
+    recalls: list[float] = []
     try:
         for prompt, expected in answers:
             seen.clear()
@@ -84,13 +84,11 @@ def compare(
             row["bit_equal_logits"] += sum(torch.equal(a, b) for a, b in zip(seen, expected.logits, strict=False))
             row["near_ties"] += near_tie(last.report.token_ids, expected)
             row["residents"] = max(row["residents"], *last.report.resident_experts_max)
-            if last.report.recall is not None:
-                row["correct"] += last.report.recall
-                row["activated"] += 1
+            recalls += [last.report.recall] if last.report.recall is not None else []
             memory = last.report.memory_bytes
     finally:
         cluster.close()
-    row["recall"] = row.pop("correct") / max(row["activated"], 1) if row.pop("activated") else None
+    row["recall"] = sum(recalls) / len(recalls) if recalls else None
     row["memory_bytes"] = memory
     return row
 
@@ -115,7 +113,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true")
     args = parser.parse_args()
     prepare_process()
-    quiet_transformers()
+    prepare_libraries(Settings(model=args.model).threads_a_node)
     common.header("Tokens and logits against Transformers eager")
     from transformers import AutoModelForCausalLM
 
