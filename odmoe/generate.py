@@ -5,16 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from odmoe.process import prepare_process
 from odmoe.settings import Settings
+from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
-
-if TYPE_CHECKING:
-    from checkpoint.store import ExpertStore
-    from odmoe.cluster import Cluster
 
 
 def run_generate(settings: Settings, prompt: str, as_json: bool, terminal: Terminal) -> None:
@@ -54,14 +49,3 @@ def run_generate(settings: Settings, prompt: str, as_json: bool, terminal: Termi
     sys.stdout.write("\n")
     sys.stdout.flush()
     terminal.report(report, settings.cluster)
-
-
-def start_cluster(settings: Settings, store: ExpertStore, say: Callable[[str], None]) -> Cluster:
-    """Embedded in this process, or of Ray actors. Raises ClusterError."""
-    if settings.cluster == "embedded":
-        from odmoe.cluster import EmbeddedCluster
-
-        return EmbeddedCluster(settings, store, say)
-    from odmoe.launch import RayCluster
-
-    return RayCluster(settings, store, say)

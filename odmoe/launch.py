@@ -177,10 +177,12 @@ class RayCluster:
                 ) from error
             self._check_room(settings)
             return
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            raise LaunchError("Ray was imported before prepare_ray('local'); start clusters by odmoe.start")
         roles = {"main_node": 1, "shadow_node": 1, "worker_node": settings.workers}
         ray.init(
             address="local", num_cpus=settings.workers + 2, num_gpus=0, resources=roles, include_dashboard=False,
-            object_store_memory=80 << 20, _node_ip_address=settings.host, **common,
+            object_store_memory=80 << 20, **common,
         )  # fmt: skip
 
     def _check_room(self, settings: Settings) -> None:

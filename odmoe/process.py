@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import warnings
 
 
@@ -18,6 +19,17 @@ def prepare_process(debug: bool = False) -> None:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def prepare_ray(cluster: str) -> None:
+    """Call before ray is first imported: it reads its authentication then.
+
+    Ray listens on every interface even for one machine, so `local` gets a token of its own that keeps strangers out.
+    A running cluster has its own rules (RAY_AUTH_MODE and RAY_AUTH_TOKEN, or ~/.ray/auth_token).
+    """
+    if cluster == "local":
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def prepare_libraries(threads: int) -> None:

@@ -19,9 +19,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from odmoe.generate import start_cluster
 from odmoe.process import prepare_libraries, prepare_process
 from odmoe.settings import Settings
+from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
 
@@ -51,7 +51,7 @@ def variations(base: Settings, full: bool) -> Iterator[Settings]:
     """The base and one change at a time; or every combination."""
     axes: dict[str, list[Any]] = {
         "slots": [1, 2], "shadow": ["int8", "nf4", "fp16", "none"], "workers": [8, 1, 3, 12],
-        "periods": [1, 4, 0], "loader": ["disk", "memory"],
+        "periods": [1, 4, 0], "loader": ["disk", "memory"], "mini_batch": [1024, 32],
     }  # fmt: skip
     if full:
         combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -63,12 +63,9 @@ def variations(base: Settings, full: bool) -> Iterator[Settings]:
         yield replace(base, **combination, align_token=period, align_kv=period)
 
 
-def compare(
-    settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int, mini_batch: int
-) -> dict[str, Any]:
+def compare(settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int) -> dict[str, Any]:
     """Every prompt on one cluster of these settings."""
-    settings = replace(settings, mini_batch=mini_batch)
-    cluster: Any = start_cluster(settings, store, lambda text: None)
+    cluster: Any = start_cluster(settings, store)
     seen: list[torch.Tensor] = []
     embedded = settings.cluster == "embedded"
     if embedded:
@@ -109,7 +106,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--cluster", default="embedded")
-    parser.add_argument("--mini-batch", type=int, default=128)
     parser.add_argument("--full", action="store_true")
     args = parser.parse_args()
     prepare_process()
@@ -135,8 +131,8 @@ def main() -> None:
             for one in settings:
                 row = {
                     "dtype": dtype, "workers": one.workers, "slots": one.slots, "shadow": one.shadow,
-                    "period": one.align_token, "loader": one.loader,
-                    **compare(one, store, answers, args.tokens, args.mini_batch),
+                    "period": one.align_token, "loader": one.loader, "mini_batch": one.mini_batch,
+                    **compare(one, store, answers, args.tokens),
                 }  # fmt: skip
                 memory = row["memory_bytes"]
                 row["of_whole"] = (memory["main"] + memory["shadow"] + sum(memory["workers"])) / whole
@@ -152,7 +148,8 @@ def line(row: dict[str, Any]) -> str:
     recall = "-" if row["recall"] is None else f"{row['recall']:.4f}"
     return (
         f"{row['dtype']:>8} workers {row['workers']:>2} slots {row['slots']} shadow {row['shadow']:>4} "
-        f"period {row['period']} {row['loader']:>6}: tokens {row['equal_tokens']}/{row['tokens']}, "
+        f"period {row['period']} {row['loader']:>6} "
+        f"mini-batch {row['mini_batch']:>4}: tokens {row['equal_tokens']}/{row['tokens']}, "
         f"logits bit for bit {row['bit_equal_logits']}, near ties {row['near_ties']}, recall {recall}, "
         f"residents {row['residents']}, memory {row['of_whole']:.2f} of all experts cached"
     )
