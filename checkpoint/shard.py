@@ -9,6 +9,8 @@ import contextlib
 import errno
 import json
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +35,13 @@ from checkpoint.store import (
     file_checksum,
 )
 from checkpoint.tensors import round_up, tensor_bytes
-from scheduler.errors import CorruptCheckpointError, MissingShardError, StoreMismatchError, StoreWriteError
+from scheduler.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    MissingShardError,
+    StoreMismatchError,
+    StoreWriteError,
+)
 
 Progress = Callable[[str, int, int], None]
 _DENSE_PART_BYTES = 1 << 29
@@ -47,10 +55,15 @@ def shard(source: Source, target: Path, dtype: str | None = None, progress: Prog
     CorruptCheckpointError, ...), StoreMismatchError when another model's store is at `target`, StoreWriteError.
     """
     config = family.config_from_dict(source.config)
+    if quantised := source.config.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(f"{source.path} is quantised ({method}); give one in {', '.join(family.DTYPES)}")
     torch_dtype = family.parse_dtype(dtype) if dtype else family.stored_dtype(config)
     name = family.dtype_name(torch_dtype)
     if (target / MANIFEST).exists():
         return check_same(ExpertStore.open(target), source, name)
+    if target.exists() and not target.is_dir():
+        raise StoreWriteError(f"{target} is a file; choose another place")
     if target.exists() and any(target.iterdir()):
         raise StoreWriteError(f"{target} exists, is not a store and is not empty; choose another place")
     report = progress or (lambda what, done, total: None)
@@ -58,7 +71,7 @@ def shard(source: Source, target: Path, dtype: str | None = None, progress: Prog
     plan = _plan(source, model)
     report("verify", 0, 1)
     verify_bytes(source)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
     with _writing(target, partial):
         partial.mkdir(parents=True)
         layers = {}
@@ -70,7 +83,7 @@ def shard(source: Source, target: Path, dtype: str | None = None, progress: Prog
         manifest = Manifest(FORMAT, source.fingerprint, config.model_type, name, source.config, layers)
         (partial / MANIFEST).write_text(manifest.to_json())
         _publish(partial, target)
-    return ExpertStore.open(target)
+    return check_same(ExpertStore.open(target), source, name)
 
 
 def check_same(store: ExpertStore, source: Source, dtype: str | None) -> ExpertStore:
@@ -102,10 +115,8 @@ def _writing(target: Path, partial: Path) -> Iterator[None]:
 
 
 def _publish(partial: Path, target: Path) -> None:
-    if target.exists() and not any(target.iterdir()):
-        target.rmdir()
     try:
-        partial.rename(target)
+        partial.rename(target)  # takes the place of an empty directory
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -146,7 +157,7 @@ def _convert(source: Source, model: Any, keys: list[str]) -> None:
     with contextlib.ExitStack() as stack:
         handles: dict[Path, Any] = {}
         for file in sorted({source.files[key] for key in keys}):
-            handles[file] = stack.enter_context(safetensors.safe_open(file, framework="pt"))
+            handles[file] = stack.enter_context(_open_weights(file))
         slices = {key: handles[source.files[key]].get_slice(key) for key in keys}
         settings = LoadStateDictConfig(
             weight_mapping=get_model_conversion_mapping(model),
@@ -160,6 +171,14 @@ def _convert(source: Source, model: Any, keys: list[str]) -> None:
         raise CorruptCheckpointError(
             f"{source.path}: the experts' weights do not have their family's shape: {wrong[0]}"
         )
+
+
+def _open_weights(file: Path) -> Any:
+    """A safetensors file, open. Raises CorruptCheckpointError."""
+    try:
+        return safetensors.safe_open(file, framework="pt")
+    except safetensors.SafetensorError as error:
+        raise CorruptCheckpointError(f"{file} is damaged ({error}); fetch it again") from error
 
 
 def _write_layer(source: Source, model: Any, layer: int, keys: list[str], folder: Path) -> LayerSpec:
@@ -210,7 +229,7 @@ def _write_dense(source: Source, experts: set[str], folder: Path) -> None:
     weight_map: dict[str, str] = {}
     total = 0
     for file in source.weight_files():
-        with safetensors.safe_open(file, framework="pt") as handle:
+        with _open_weights(file) as handle:
             part: dict[str, torch.Tensor] = {}
             for key in sorted(k for k, f in source.files.items() if f == file and k not in experts):
                 part[key] = handle.get_tensor(key)
@@ -231,5 +250,10 @@ def _write_part(part: dict[str, torch.Tensor], folder: Path, weight_map: dict[st
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise CorruptCheckpointError(f"tensor {key} holds NaN or infinity; fetch the checkpoint again")
     name = f"dense-{len(set(weight_map.values())):05d}.safetensors"
-    save_file(part, folder / name, metadata={"format": "pt"})
+    try:
+        save_file(part, folder / name, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:  # how the library tells of a full disk
+        said = re.search(r"os error (\d+)", str(error))
+        code = int(said.group(1)) if said else errno.EIO
+        raise OSError(code, os.strerror(code)) from error
     weight_map.update(dict.fromkeys(part, name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
 import struct
 from dataclasses import dataclass, field
@@ -87,17 +88,20 @@ def open_source(path: Path) -> Source:
 
 
 def _listed_files(path: Path) -> dict[str, str]:
-    """Tensor name -> file name from the index, or {"*": the single file}."""
+    """Tensor name -> file name from the index, or {"*": the single file}, which wins, as in Transformers."""
+    if (path / _SINGLE).is_file():
+        return {"*": _SINGLE}
     if (path / _INDEX).exists():
         weight_map = _read_json(path / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CorruptCheckpointError(f"{path / _INDEX} has no weight_map; fetch it again")
+        wrong = [v for v in weight_map.values() if not isinstance(v, str) or Path(v).name != v]
+        if wrong:
+            raise CorruptCheckpointError(f"{path / _INDEX} names {wrong[0]!r}, not a file beside it; fetch it again")
         for name in sorted(set(weight_map.values())):
             if not (path / name).is_file():
                 raise MissingShardError(f"{path / _INDEX} names {name}, which is not there; fetch it again")
         return weight_map
-    if (path / _SINGLE).is_file():
-        return {"*": _SINGLE}
     if any(path.glob("*.bin")):
         raise CheckpointError(f"{path} holds PyTorch .bin weights only; convert them to safetensors")
     raise MissingShardError(f"{path} holds neither {_SINGLE} nor {_INDEX}")
@@ -108,7 +112,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_bytes())
     except FileNotFoundError as error:
         raise MissingShardError(f"{file} is missing") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
     if not isinstance(found, dict):
         raise CorruptCheckpointError(f"{file} holds a {type(found).__name__}, not an object; fetch it again")
@@ -126,8 +130,8 @@ def _read_header(file: Path) -> tuple[dict[str, Any], bytes]:
         raw = stream.read(length)
     try:
         header = json.loads(raw)
-        end = max((v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        end = max((operator.index(v["data_offsets"][1]) for k, v in header.items() if k != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise CorruptCheckpointError(f"{file} has a damaged header ({error}); fetch it again") from error
     if 8 + length + end != size:
         raise CorruptCheckpointError(
@@ -141,9 +145,12 @@ def published_digests(source: Source) -> dict[Path, str]:
     found: dict[Path, str] = {}
     sums = source.path / "SHA256SUMS"
     if sums.is_file():
-        for line in sums.read_text().splitlines():
+        for line in sums.read_text(errors="replace").splitlines():
             digest, _, name = line.partition(" ")
-            found[source.path / name.strip().removeprefix("*")] = digest.lower()
+            if line.strip() and not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
+                raise CorruptCheckpointError(f"{sums} holds a line that is no SHA-256 and file name; fetch it again")
+            if line.strip():
+                found[source.path / name.strip().removeprefix("*")] = digest.lower()
     for file in source.weight_files():
         blob = file.resolve().name
         if file.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -101,7 +102,7 @@ class Manifest:
                 )
             layers = {int(k): _layer_from(v) for k, v in fields.pop("layers").items()}
             manifest = Manifest(layers=layers, **fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise CorruptStoreError(f"{where} is damaged ({error!r}); make the store again with odmoe shard") from error
         _check(manifest, where)
         return manifest
@@ -114,24 +115,41 @@ def _layer_from(fields: dict[str, Any]) -> LayerSpec:
 
 def _check(manifest: Manifest, where: Path) -> None:
     """A manifest comes from a file that anyone may have written: nothing in it may lead outside."""
+    texts = (manifest.fingerprint, manifest.family, manifest.dtype)
+    if not all(isinstance(text, str) for text in texts) or manifest.dtype not in DTYPES:
+        raise CorruptStoreError(f"{where} has no fingerprint, family or dtype; make the store again")
+    if not isinstance(manifest.config, dict):
+        raise CorruptStoreError(f"{where} has no config; make the store again")
     for number, layer in manifest.layers.items():
-        inside = Path(layer.file).name == layer.file
-        lengths = {blob.length for blob in layer.blobs}
-        aligned = all(blob.offset % PAGE == 0 and blob.length % PAGE == 0 and blob.length > 0 for blob in layer.blobs)
-        fits = (
-            all(
-                spec.dtype in DTYPES
-                and 0 <= spec.offset
-                and spec.offset + torch.Size(spec.shape).numel() * DTYPES[spec.dtype].itemsize <= min(lengths)
-                for spec in layer.tensors
-            )
-            if lengths
-            else False
-        )
-        if not (inside and aligned and fits and len(lengths) == 1):
+        if not _possible(layer):
             raise CorruptStoreError(f"{where}: the entry of layer {number} is impossible; make the store again")
     if not manifest.layers:
         raise CorruptStoreError(f"{where} lists no layers; make the store again")
+
+
+def _possible(layer: LayerSpec) -> bool:
+    """A file of this directory, whole pages of one length, and tensors that lie inside them."""
+    if not isinstance(layer.module, str) or not isinstance(layer.file, str) or Path(layer.file).name != layer.file:
+        return False
+    for blob in layer.blobs:
+        if not (_count(blob.offset) and _count(blob.length) and blob.length > 0 and isinstance(blob.checksum, str)):
+            return False
+    lengths = {blob.length for blob in layer.blobs}
+    aligned = all(blob.offset % PAGE == 0 and blob.length % PAGE == 0 for blob in layer.blobs)
+    return len(lengths) == 1 and aligned and all(_fits(spec, min(lengths)) for spec in layer.tensors)
+
+
+def _fits(spec: TensorSpec, length: int) -> bool:
+    if not isinstance(spec.name, str) or not isinstance(spec.dtype, str) or spec.dtype not in DTYPES:
+        return False
+    size = DTYPES[spec.dtype].itemsize
+    if not _count(spec.offset) or spec.offset % size or not all(_count(n) for n in spec.shape):
+        return False
+    return spec.offset + math.prod(spec.shape) * size <= length
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 class ExpertStore:
@@ -183,6 +201,14 @@ class ExpertStore:
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Read every blob and compare its checksum. Raises CorruptStoreError naming the expert."""
+        try:
+            self._verify_blobs(progress)
+            self._verify_dense()
+        except OSError as error:
+            where = error.filename or self.path
+            raise CorruptStoreError(f"{where} cannot be read ({error.strerror}); make the store again") from error
+
+    def _verify_blobs(self, progress: Callable[[int, int], None] | None) -> None:
         total, done = self.manifest.expert_bytes, 0
         for number, layer in self.manifest.layers.items():
             with (self.path / layer.file).open("rb") as stream:
@@ -196,10 +222,15 @@ class ExpertStore:
                     done += blob.length
                     if progress:
                         progress(done, total)
-        self._verify_dense()
 
     def _verify_dense(self) -> None:
-        sums = json.loads((self.dense / "checksums.json").read_text())
+        where = self.dense / "checksums.json"
+        try:
+            sums = json.loads(where.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise CorruptStoreError(f"{where} is damaged ({error}); make the store again") from error
+        if not isinstance(sums, dict) or not sums:
+            raise CorruptStoreError(f"{where} names no files; make the store again")
         for name, expected in sums.items():
             file = self.dense / name
             if not file.is_file() or file_checksum(file) != expected:

@@ -22,7 +22,7 @@ def tensor_bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], memoryview
 def tensor_from_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> torch.Tensor:
     """A tensor over `data`, not copied: treat it as read-only."""
     if not data:
-        return torch.empty(shape, dtype=_ALL[dtype])
+        return torch.empty(0, dtype=_ALL[dtype]).view(shape)
     return torch.frombuffer(data, dtype=_ALL[dtype]).view(shape)
 
 

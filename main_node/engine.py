@@ -248,6 +248,7 @@ class Engine:
             self.post(t.RequestClosed(number))
             self._requests.pop(number, None)
             self._failed.pop(number, None)
+            self.core.ledgers.pop(number, None)
             for visit, layer in self._layers.items():
                 if visit.request == number:
                     layer.done.set()

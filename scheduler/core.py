@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
-from scheduler.fleet import Need, State, Worker
+from scheduler.fleet import Need, OpenVisit, State, Worker
 from scheduler.follow import Following
 from scheduler.ledger import RequestLedger
 from scheduler.placement import Placement
@@ -29,21 +29,13 @@ MAX_FAILURES = 3
 
 @dataclass(slots=True)
 class _Request:
-    """`reached`: (position of the pass under way, ordinal of the last layer whose gate fired in it)."""
+    """`reached`: (position of the pass under way, ordinal of the last layer whose gate fired in it).
+    `planned`: how many layers prefill has assigned."""
 
     ledger: RequestLedger
     prefilling: bool = True
     reached: tuple[int, int] = (0, -1)
-
-
-@dataclass(slots=True)
-class _Open:
-    """A visit under way. `fired`: when its gate did. `waiting`: named experts whose load has not ended."""
-
-    needs: dict[int, Need] = field(default_factory=dict)
-    fired: float | None = None
-    waiting: int = 0
-    left: int = 0
+    planned: int = 0
 
 
 class Core:
@@ -60,7 +52,7 @@ class Core:
         self._ordinal = {layer: i for i, layer in enumerate(shape.layers)}
         self._workers: dict[int, Worker] = {}
         self._requests: dict[int, _Request] = {}
-        self._visits: dict[t.Visit, _Open] = {}
+        self._visits: dict[t.Visit, OpenVisit] = {}
         self._loads: dict[int, Need] = {}
         self._calls: dict[int, Need] = {}
         self._ids = itertools.count(1)
@@ -123,13 +115,13 @@ class Core:
         self._fill_all()
 
     def _reassign(self, need: Need) -> None:
-        """Begin the need again elsewhere; what its old worker still says of it is not heard."""
+        """Begin the need again, elsewhere if there is another worker; what the old one still says is not heard."""
         self._forget_ids(need)
         if need.confirmed:
             if need.state is State.RESIDENT:
                 self._visits[need.visit].waiting += 1
             need.unsent = self._chunks(need.rows)
-        self._workers[self._choose(need.visit)].enqueue(need)
+        self._workers[self._choose(need.visit, need.worker)].enqueue(need)
 
     def _forget_ids(self, need: Need) -> None:
         self._loads.pop(need.load_id, None)
@@ -165,6 +157,8 @@ class Core:
 
     def _shadow_lost(self, event: t.ShadowLost) -> None:
         self._following.lost()
+        for request in self._requests.values():
+            request.ledger.close()
 
     def _token_decoded(self, event: t.TokenDecoded) -> None:
         request = self._requests.get(event.request)
@@ -181,8 +175,7 @@ class Core:
         request.reached = (event.position, -1)
         request.prefilling = event.prefill
         if event.prefill:
-            for ordinal in range(min(self._horizon(), len(self.shape.layers))):
-                self._plan_prefill(event.request, event.position, ordinal)
+            self._plan_prefill(event.request, event.position, 0)
             self._fill_all()
 
     def _horizon(self) -> int:
@@ -190,12 +183,15 @@ class Core:
         slots = sum(len(worker.slots) for worker in self._workers.values())
         return 1 + -(-slots // self.shape.experts)
 
-    def _plan_prefill(self, request: int, position: int, ordinal: int) -> None:
-        workers = self._placement.share(self.workers, ordinal, self.shape.experts)
-        visit = t.Visit(request, position, self.shape.layers[ordinal])
-        self._visits[visit] = _Open()
-        for expert, worker in enumerate(workers):
-            self._add(visit, expert, worker)
+    def _plan_prefill(self, number: int, position: int, start: int) -> None:
+        """Assign layers from ordinal `start` to the horizon, those that are not assigned yet."""
+        request, stop = self._requests[number], min(start + self._horizon(), len(self.shape.layers))
+        for ordinal in range(request.planned, stop):
+            visit = t.Visit(number, position, self.shape.layers[ordinal])
+            self._visits[visit] = OpenVisit()
+            for expert, worker in enumerate(self._placement.share(self.workers, ordinal, self.shape.experts)):
+                self._add(visit, expert, worker)
+        request.planned = max(request.planned, stop)
 
     def _predicted(self, event: t.Predicted) -> None:
         request = self._requests.get(event.request)
@@ -203,12 +199,10 @@ class Core:
             return
         visit = t.Visit(event.request, event.position, event.layer)
         request.ledger.predicted(visit, event.experts)
-        opened = self._visits.get(visit)
         if (event.position, self._ordinal[event.layer]) <= request.reached:
             request.ledger.late += 1
             return
-        if opened is None:
-            opened = self._visits[visit] = _Open()
+        opened = self._visits.setdefault(visit, OpenVisit())
         for expert in [e for e in opened.needs if e not in event.experts]:
             self._drop(opened.needs.pop(expert))
         group = self._placement.group(self.workers, self._turn(visit))
@@ -232,8 +226,8 @@ class Core:
         request = self._requests.get(event.visit.request)
         if request is None:
             return
-        opened = self._visits.setdefault(event.visit, _Open())
-        opened.fired = self._now
+        opened = self._visits.setdefault(event.visit, OpenVisit())
+        opened.since = self._now
         request.reached = (event.visit.position, self._ordinal[event.visit.layer])
         named = frozenset(expert for expert, _ in event.rows)
         if not request.prefilling and self._following.present:
@@ -242,27 +236,25 @@ class Core:
             wrong = opened.needs.pop(expert)
             request.ledger.unused += wrong.state is not State.QUEUED
             self._drop(wrong)
-        for expert, rows in event.rows:
+        for expert, rows in sorted(event.rows, key=lambda row: row[0] not in opened.needs):  # predicted ones first
             self._confirm(opened.needs.get(expert) or self._add_missed(event.visit, expert), rows)
         opened.left = len(event.rows)
         opened.waiting = sum(need.state is not State.RESIDENT for need in opened.needs.values())
         if request.prefilling:
-            ahead = self._ordinal[event.visit.layer] + self._horizon()
-            if ahead < len(self.shape.layers):
-                self._plan_prefill(event.visit.request, event.visit.position, ahead)
+            self._plan_prefill(event.visit.request, event.visit.position, self._ordinal[event.visit.layer] + 1)
         if not event.rows:
             self._finish(event.visit)
         self._fill_all()
 
     def _add_missed(self, visit: t.Visit, expert: int) -> Need:
         need = self._add(visit, expert, self._choose(visit))
-        need.late = True
+        need.late = expert not in self._visits[visit].let_go
         return need
 
-    def _choose(self, visit: t.Visit) -> int:
+    def _choose(self, visit: t.Visit, shun: int | None = None) -> int:
         """The worker for an expert that nobody was assigned: least named work, then a free slot, then its group."""
         ring = self._placement.ring(self.workers, self._turn(visit))
-        return min(ring, key=lambda w: (self._workers[w].confirmed, self._workers[w].free_slot() is None))
+        return min(ring, key=lambda w: (w == shun, self._workers[w].confirmed, self._workers[w].free_slot() is None))
 
     def _confirm(self, need: Need, rows: int) -> None:
         worker = self._workers[need.worker]
@@ -302,11 +294,9 @@ class Core:
         """A load that its gate was waiting for has ended."""
         opened, request = self._visits[need.visit], self._requests[need.visit.request]
         opened.waiting -= 1
-        if opened.waiting == 0 and opened.fired is not None:
-            if request.prefilling:
-                request.ledger.prefill_stall_s += self._now - opened.fired
-            else:
-                request.ledger.stall_s += self._now - opened.fired
+        if opened.waiting == 0:
+            request.ledger.stalled(self._now - opened.since, request.prefilling)
+            opened.since = self._now
 
     def _load_failed(self, event: t.LoadFailed) -> None:
         need = self._loads.get(event.load_id)
@@ -336,9 +326,16 @@ class Core:
             self._retry(need, event.reason)
 
     def _retry(self, need: Need, reason: str) -> None:
+        """Elsewhere, not for ever. What was only predicted is then let go: if the gate names it, it is tried again."""
+        layer, expert = need.expert
         need.failures += 1
+        if need.failures >= MAX_FAILURES and not need.confirmed:
+            opened = self._visits[need.visit]
+            opened.let_go.add(expert)
+            self._drop(opened.needs.pop(expert))
+            self._fill_all()
+            return
         if need.failures >= MAX_FAILURES:
-            layer, expert = need.expert
             self._fail(need.visit.request, f"expert {expert} of layer {layer} failed {need.failures} times: {reason}")
             return
         worker = self._workers[need.worker]
@@ -396,9 +393,7 @@ class Core:
         need.state, need.slot, need.load_id = State.LOADING, slot, next(self._ids)
         worker.slots[slot] = need
         self._loads[need.load_id] = need
-        request.ledger.loads += 1
-        request.ledger.decode_loads += not request.prefilling
-        request.ledger.reloads += need.late
+        request.ledger.load_begun(request.prefilling, need.late)
         self._out.append(t.Load(worker.number, slot, need.expert, need.load_id))
         if need.confirmed:
             self._send(need)

@@ -45,6 +45,18 @@ class Need:
 
 
 @dataclass(slots=True)
+class OpenVisit:
+    """A visit under way. `since`: its gate, or the end of its last stall. `waiting`: named experts not loaded yet;
+    `left`: not computed yet; `let_go`: predicted, but their loads failed too often."""
+
+    needs: dict[int, Need] = field(default_factory=dict)
+    let_go: set[int] = field(default_factory=set)
+    since: float = 0.0
+    waiting: int = 0
+    left: int = 0
+
+
+@dataclass(slots=True)
 class Worker:
     """Slots (None: free) and the queue of needs that have no slot yet, most urgent first."""
 

@@ -43,6 +43,17 @@ class RequestLedger:
     _predicted: dict[Visit, frozenset[int]] = field(default_factory=dict)
     _activated: dict[Visit, frozenset[int]] = field(default_factory=dict)
 
+    def load_begun(self, prefilling: bool, late: bool) -> None:
+        self.loads += 1
+        self.decode_loads += not prefilling
+        self.reloads += late
+
+    def stalled(self, seconds: float, prefilling: bool) -> None:
+        if prefilling:
+            self.prefill_stall_s += seconds
+        else:
+            self.stall_s += seconds
+
     def predicted(self, visit: Visit, experts: tuple[int, ...]) -> None:
         """A prediction came, before or after the gate."""
         self._predicted[visit] = frozenset(experts)

@@ -13,7 +13,7 @@ class LoadBudget:
 
     workers: int
     group_size: int
-    groups: float
+    groups: int
     main_s: float
     worker_s: float
     load_s: float
@@ -29,6 +29,7 @@ def load_budget(workers: int, group_size: int, main_s: float, worker_s: float, l
     """Equation (1): a group that has computed a layer loads while the main node works on the next W/G layers and the
     other groups compute theirs: max load = (W/G) * t_main + (W/G - 1) * t_worker.
 
+    Where G does not divide W, groups wrap around, and the shortest way round counts: W/G rounded down.
     `main_s`, `worker_s`: one layer's main-node task and one expert computation, each with its communication.
     Raises ConfigError.
     """
@@ -37,6 +38,6 @@ def load_budget(workers: int, group_size: int, main_s: float, worker_s: float, l
     for name, value in (("main_s", main_s), ("worker_s", worker_s), ("load_s", load_s)):
         if value < 0:
             raise ConfigError(f"{name} is {value}; a duration cannot be negative")
-    groups = workers / group_size
+    groups = workers // group_size
     allowed = groups * main_s + (groups - 1) * worker_s
     return LoadBudget(workers, group_size, groups, main_s, worker_s, load_s, allowed, allowed - load_s)

@@ -104,6 +104,9 @@ class MemoryLoader:
 
     def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
         path, blob = self._store.locate(layer, expert)
+        size = path.stat().st_size
+        if size < blob.offset + blob.length:  # a read behind a mapped file's end would kill the process
+            raise CorruptStoreError(f"{path} ends at byte {size}; make the store again")
         source = self._map(str(path))
         done = 0
         while done < blob.length and not cancelled():

@@ -70,11 +70,12 @@ class Worker:
         self._lock = threading.Lock()
 
     def accept(self, reply: Channel) -> _Session:
+        session = _Session(self, reply)
         with self._lock:
-            before, self._session = self._session, _Session(self, reply)
+            before, self._session = self._session, session
         if before is not None:
             before.on_close(None)
-        return self._session
+        return session
 
     def compute(self, message: Compute) -> torch.Tensor:
         """The expert in the message's slot on the message's rows."""
@@ -196,12 +197,12 @@ class _Session:
         if ticket.given_up:
             return
         worker = self._worker
-        buffer = worker.slots.occupy(ticket.slot, ticket.expert, SLOT_DEADLINE_S)
-        ticket.occupied = True
-        start = time.perf_counter()
         try:
+            buffer = worker.slots.occupy(ticket.slot, ticket.expert, SLOT_DEADLINE_S)
+            ticket.occupied = True
+            start = time.perf_counter()
             moved = worker.loader.load(*ticket.expert, buffer, lambda: ticket.given_up)
-        except (OSError, ODMoEError) as error:
+        except (OSError, ODMoEError, RuntimeError, ValueError) as error:
             self._release(ticket)
             self._send(Failed(type(error).__name__, f"{worker.name}: {error}", load_id=ticket.load_id))
             return
@@ -228,7 +229,7 @@ class _Session:
         start = time.perf_counter()
         try:
             output = self._worker.compute(message)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
             self._finish(ticket, evict=False)
             self._send(Failed(type(error).__name__, f"{self._worker.name}: {error}", call_id=message.call_id))
             return

@@ -1,0 +1,393 @@
+"""An expert store that something has happened to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkpoint import store as module
+from checkpoint.store import DENSE, MANIFEST, ExpertStore
+from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError, StoreNotFoundError
+
+Flip = Callable[[Path, int], None]
+shared = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def refused(store: ExpertStore, kind: type[StoreError], *words: str) -> None:
+    with pytest.raises(kind) as caught:
+        ExpertStore.open(store.path)
+    assert type(caught.value) is kind
+    for word in words:
+        assert word in str(caught.value)
+
+
+def edit(store: ExpertStore, change: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((store.path / MANIFEST).read_text())
+    change(manifest)
+    (store.path / MANIFEST).write_text(json.dumps(manifest))
+
+
+# --- what is in it ----------------------------------------------------------------------------------------------------
+
+
+def test_manifest_says_what_the_files_hold(tiny_store: ExpertStore) -> None:
+    manifest = tiny_store.manifest
+    assert manifest.moe_layers == (0, 1)
+    assert manifest.experts == 3
+    assert manifest.expert_bytes == sum(f.stat().st_size for f in tiny_store.path.glob("*.experts"))
+    assert manifest.blob_bytes == manifest.expert_bytes // 6
+    for layer in manifest.moe_layers:
+        for expert in range(3):
+            file, blob = tiny_store.locate(layer, expert)
+            data = file.read_bytes()[blob.offset :][: blob.length]
+            assert xxhash.xxh3_128(data).hexdigest() == blob.checksum
+            assert blob.offset % 4096 == blob.length % 4096 == 0
+
+
+@pytest.mark.parametrize(("layer", "expert"), [(0, 3), (0, -1), (1, 1 << 40), (2, 0), (-1, 0)])
+def test_expert_that_does_not_exist(tiny_store: ExpertStore, layer: int, expert: int) -> None:
+    with pytest.raises(StoreError, match=f"expert {expert} of layer {layer}"):
+        tiny_store.locate(layer, expert)
+
+
+def test_views_share_the_buffer_and_do_not_overlap(tiny_store: ExpertStore) -> None:
+    buffer = torch.zeros(tiny_store.manifest.blob_bytes, dtype=torch.uint8)
+    views = tiny_store.views(buffer, 1)
+    assert {name: tuple(view.shape) for name, view in views.items()} == {
+        "gate_up_proj": (96, 32),
+        "down_proj": (32, 48),
+    }
+    for view in views.values():
+        view.view(torch.uint8).add_(1)
+    assert int(buffer.sum(dtype=torch.int64)) == sum(view.nbytes for view in views.values())
+    assert int(buffer.max()) == 1
+
+
+# --- flipped bits -----------------------------------------------------------------------------------------------------
+
+
+@settings(shared, max_examples=150)
+@given(data=st.data())
+def test_any_flipped_bit_is_found(tiny_store: ExpertStore, flip: Flip, data: st.DataObject) -> None:
+    """In a blob, its padding, a dense file or the dense checksums: the error names the file."""
+    files = sorted(f for f in tiny_store.path.rglob("*") if f.is_file() and f.name != MANIFEST)
+    file = data.draw(st.sampled_from(files))
+    bit = data.draw(st.integers(0, file.stat().st_size * 8 - 1))
+    flip(file, bit)
+    with pytest.raises(CorruptStoreError) as caught:
+        ExpertStore.open(tiny_store.path).verify()
+    assert file.name in str(caught.value) or file.name == "checksums.json"
+    flip(file, bit)
+    tiny_store.verify()
+
+
+def test_padding_is_covered(tiny_store: ExpertStore, flip: Flip) -> None:
+    file, blob = tiny_store.locate(1, 2)
+    last = tiny_store.manifest.layers[1].tensors[-1]
+    end = last.offset + torch.Size(last.shape).numel() * 2
+    if end == blob.length:
+        pytest.skip("these shapes leave no padding")
+    flip(file, (blob.offset + blob.length) * 8 - 1)
+    with pytest.raises(CorruptStoreError, match="expert 2 of layer 1"):
+        tiny_store.verify()
+
+
+def test_verify_tells_its_progress(tiny_store: ExpertStore) -> None:
+    seen: list[tuple[int, int]] = []
+    tiny_store.verify(lambda done, total: seen.append((done, total)))
+    assert len(seen) == 6
+    assert seen[-1][0] == seen[-1][1] == tiny_store.manifest.expert_bytes
+
+
+@settings(shared, max_examples=200)
+@given(data=st.data())
+def test_any_flipped_bit_of_the_manifest_gives_a_named_error_or_none(
+    tiny_store: ExpertStore, flip: Flip, data: st.DataObject
+) -> None:
+    file = tiny_store.path / MANIFEST
+    bit = data.draw(st.integers(0, file.stat().st_size * 8 - 1))
+    flip(file, bit)
+    try:
+        use(ExpertStore.open(tiny_store.path))
+    except StoreError:
+        pass
+    finally:
+        flip(file, bit)
+
+
+# --- files that are missing or cut ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [0, 1, 4096, -1])
+def test_truncated_layer(tiny_store: ExpertStore, left: int) -> None:
+    file, _ = tiny_store.locate(1, 0)
+    os.truncate(file, left if left >= 0 else file.stat().st_size + left)
+    refused(tiny_store, CorruptStoreError, file.name)
+
+
+def test_layer_with_bytes_to_spare(tiny_store: ExpertStore) -> None:
+    file, _ = tiny_store.locate(1, 0)
+    os.truncate(file, file.stat().st_size + 4096)
+    refused(tiny_store, CorruptStoreError, file.name)
+
+
+def test_missing_layer(tiny_store: ExpertStore) -> None:
+    file, _ = tiny_store.locate(0, 0)
+    file.unlink()
+    refused(tiny_store, CorruptStoreError, file.name, "missing")
+
+
+def test_file_cut_after_it_was_opened(tiny_store: ExpertStore) -> None:
+    file, _ = tiny_store.locate(0, 0)
+    os.truncate(file, 4096)
+    with pytest.raises(CorruptStoreError, match=file.name):
+        tiny_store.verify()
+
+
+def test_file_lost_after_it_was_opened(tiny_store: ExpertStore) -> None:
+    file, _ = tiny_store.locate(0, 0)
+    file.unlink()
+    with pytest.raises(CorruptStoreError, match=file.name):
+        tiny_store.verify()
+
+
+@pytest.mark.parametrize("lost", ["dense-00000.safetensors", "config.json", "checksums.json"])
+def test_missing_dense_file(tiny_store: ExpertStore, lost: str) -> None:
+    (tiny_store.dense / lost).unlink()
+    with pytest.raises(CorruptStoreError, match=lost):
+        tiny_store.verify()
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"7", b"\xff", b'{"config.json": 1}'])
+def test_dense_checksums_that_are_none(tiny_store: ExpertStore, text: bytes) -> None:
+    (tiny_store.dense / "checksums.json").write_bytes(text)
+    with pytest.raises(CorruptStoreError, match=DENSE):
+        tiny_store.verify()
+
+
+def test_no_store(tmp_path: Path, tiny_store: ExpertStore) -> None:
+    for path in (tmp_path / "nowhere", tmp_path, tiny_store.path / MANIFEST):
+        with pytest.raises(StoreNotFoundError, match="odmoe shard"):
+            ExpertStore.open(path)
+
+
+# --- a manifest that anyone may have written --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe", b'{"format": 1}', b"[" * 30_000])
+def test_manifest_that_is_no_manifest(tiny_store: ExpertStore, text: bytes) -> None:
+    (tiny_store.path / MANIFEST).write_bytes(text)
+    refused(tiny_store, CorruptStoreError, MANIFEST)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_other_format_version(tiny_store: ExpertStore, version: object) -> None:
+    edit(tiny_store, lambda m: m.update(format=version))
+    refused(tiny_store, StoreMismatchError, MANIFEST, str(version))
+
+
+@pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "dense/config.json", "..", ".", "", "a\0b"])
+def test_file_name_that_leads_elsewhere(tiny_store: ExpertStore, name: str) -> None:
+    (tiny_store.path.parent / "escape").write_bytes((tiny_store.locate(0, 0)[0]).read_bytes())
+    edit(tiny_store, lambda m: m["layers"]["0"].update(file=name))
+    refused(tiny_store, CorruptStoreError)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("offset", 17),
+        ("offset", 2048),
+        ("offset", -4096),
+        ("offset", 1 << 40),
+        ("offset", 1 << 70),
+        ("offset", "0"),
+        ("offset", 4096.0),
+        ("offset", None),
+        ("length", 0),
+        ("length", -4096),
+        ("length", 100),
+        ("length", 1 << 40),
+        ("length", "4096"),
+        ("checksum", 5),
+    ],
+)
+def test_blob_that_cannot_be(tiny_store: ExpertStore, field: str, value: object) -> None:
+    edit(tiny_store, lambda m: m["layers"]["1"]["blobs"][2].update({field: value}))
+    refused(tiny_store, CorruptStoreError)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("offset", -64),
+        ("offset", 1),
+        ("offset", 1 << 40),
+        ("offset", "64"),
+        ("shape", [96, 1 << 20]),
+        ("shape", [-1, 32]),
+        ("shape", [-96, -32]),
+        ("shape", ["96", 32]),
+        ("shape", [1 << 62, 1 << 62]),
+        ("shape", 5),
+        ("dtype", "float8"),
+        ("dtype", 7),
+        ("dtype", ["bfloat16"]),
+        ("name", 3),
+    ],
+)
+def test_tensor_that_cannot_be(tiny_store: ExpertStore, field: str, value: object) -> None:
+    edit(tiny_store, lambda m: m["layers"]["1"]["tensors"][-1].update({field: value}))
+    refused(tiny_store, CorruptStoreError)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(layers={}),
+        lambda m: m.update(layers=[]),
+        lambda m: m["layers"].update(x=m["layers"]["0"]),
+        lambda m: m["layers"]["0"].update(blobs=[]),
+        lambda m: m["layers"]["0"].update(module=3),
+        lambda m: m["layers"]["0"].update(file=3),
+        lambda m: m.update(config=[]),
+        lambda m: m.update(fingerprint=None),
+        lambda m: m.update(dtype=2),
+        lambda m: m.update(dtype="float64"),
+        lambda m: m.update(family=[]),
+        lambda m: m.update(extra=1),
+        lambda m: m.pop("config"),
+    ],
+)
+def test_manifest_that_cannot_be(tiny_store: ExpertStore, change: Callable[[dict[str, Any]], object]) -> None:
+    edit(tiny_store, change)
+    refused(tiny_store, CorruptStoreError, MANIFEST)
+
+
+def use(store: ExpertStore) -> None:
+    """Everything that a node does with a store that opened."""
+    manifest = store.manifest
+    buffer = torch.zeros(manifest.blob_bytes, dtype=torch.uint8)
+    for layer in manifest.moe_layers:
+        store.views(buffer, layer)
+        store.locate(layer, 0)
+    store.verify()
+
+
+def paths(value: Any, so_far: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [so_far, *(path for key, child in children for path in paths(child, (*so_far, key)))]
+
+
+@settings(shared, max_examples=200)
+@given(data=st.data())
+def test_anything_in_place_of_any_field_gives_a_named_error_or_none(
+    tiny_store: ExpertStore, data: st.DataObject
+) -> None:
+    file = tiny_store.path / MANIFEST
+    before = file.read_text()
+    manifest = json.loads(before)
+    where = data.draw(st.sampled_from(paths({k: v for k, v in manifest.items() if k != "config"})[1:]))
+    leaf = st.none() | st.booleans() | st.integers(-(1 << 66), 1 << 66) | st.floats() | st.text(max_size=5)
+    value = data.draw(leaf | st.lists(leaf, max_size=3) | st.dictionaries(st.text(max_size=3), leaf, max_size=2))
+    inside = manifest
+    for key in where[:-1]:
+        inside = inside[key]
+    inside[where[-1]] = value
+    file.write_text(json.dumps(manifest))
+    try:
+        use(ExpertStore.open(tiny_store.path))
+    except StoreError:
+        pass
+    finally:
+        file.write_text(before)
+
+
+# --- verified once ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The stores that were read, one entry a reading."""
+    seen: list[Path] = []
+    original = ExpertStore.verify
+    monkeypatch.setattr(ExpertStore, "verify", lambda self, *a: (seen.append(self.path), original(self, *a))[1])
+    return seen
+
+
+def test_verify_once_reads_once_and_again_after_a_change(
+    tiny_store: ExpertStore, tmp_path: Path, verified: list[Path]
+) -> None:
+    stamps = tmp_path / "cache" / "stamps"
+    assert tiny_store.verify_once(stamps) is True
+    assert tiny_store.verify_once(stamps) is False
+    assert ExpertStore.open(tiny_store.path).verify_once(stamps) is False
+    assert len(verified) == 1
+    file, _ = tiny_store.locate(0, 1)
+    status = file.stat()
+    data = bytearray(file.read_bytes())
+    data[5000] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # size and time as before: the change time tells
+    for _ in range(2):
+        with pytest.raises(CorruptStoreError, match=file.name):
+            tiny_store.verify_once(stamps)
+    data[5000] ^= 1
+    file.write_bytes(data)
+    assert tiny_store.verify_once(stamps) is True
+    assert tiny_store.verify_once(stamps) is False
+
+
+def test_verify_once_sees_a_dense_change_and_a_new_file(
+    tiny_store: ExpertStore, tmp_path: Path, verified: list[Path]
+) -> None:
+    stamps = tmp_path / "stamps"
+    tiny_store.verify_once(stamps)
+    (tiny_store.dense / "config.json").write_text("{}")
+    with pytest.raises(CorruptStoreError, match=r"config\.json"):
+        tiny_store.verify_once(stamps)
+
+
+def test_two_stores_have_two_stamps(
+    tiny_store: ExpertStore, tmp_path: Path, tiny: Callable[..., Path], store_of: Callable[..., ExpertStore]
+) -> None:
+    stamps = tmp_path / "stamps"
+    other = store_of(tiny("olmoe", "bfloat16"))
+    assert tiny_store.verify_once(stamps)
+    assert other.verify_once(stamps)
+    assert not tiny_store.verify_once(stamps)
+    assert len(list(stamps.iterdir())) == 2
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/odmoe"])
+def test_stamps_that_cannot_be_written_cost_a_reading_each_time(
+    tiny_store: ExpertStore, tmp_path: Path, verified: list[Path], where: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for _ in range(2):
+        assert tiny_store.verify_once(tmp_path / where) is True
+    assert len(verified) == 2
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_damaged_stamp_costs_a_reading(tiny_store: ExpertStore, tmp_path: Path, verified: list[Path]) -> None:
+    tiny_store.verify_once(tmp_path / "stamps")
+    (stamp,) = (tmp_path / "stamps").iterdir()
+    stamp.write_bytes(b"\xff\xfe")
+    assert tiny_store.verify_once(tmp_path / "stamps") is True
+    assert tiny_store.verify_once(tmp_path / "stamps") is False
+
+
+def test_checksums_are_the_librarys(tmp_path: Path) -> None:
+    data = os.urandom((1 << 22) + 77)
+    (tmp_path / "file").write_bytes(data)
+    assert module.file_checksum(tmp_path / "file") == module.checksum(data) == xxhash.xxh3_128(data).hexdigest()

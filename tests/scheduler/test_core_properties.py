@@ -1,0 +1,144 @@
+"""The core in a random world: whatever comes, and whenever, the referee of core_world.py must find nothing wrong.
+
+It checks every command when it is given (loads only into free slots of live workers, every row of every named expert
+computed exactly once, evictions only of what nobody needs), after every fact that no expert is held for nobody and none
+waits for no reason, and at the end that every layer was resumed, or its request failed with a reason, that nothing is
+left, and that the ledgers agree with its own books.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+SETTINGS = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+FAULTS = st.tuples(
+    st.integers(0, 400), st.sampled_from(["die", "join", "cancel", "shadow-lost", "shadow-join"]), st.integers(0, 11)
+)
+
+
+@st.composite
+def plan_fields(draw: st.DrawFn) -> dict[str, Any]:
+    experts = draw(st.integers(1, 8))
+    return {
+        "seed": draw(st.integers(0, 10_000)),
+        "slots": tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=12))),
+        "group": draw(st.integers(1, 4)),
+        "layers": draw(st.integers(1, 6)),
+        "experts": experts,
+        "top_k": draw(st.integers(1, experts)),
+        "mini_batch": draw(st.sampled_from([1, 2, 4, 128])),
+        "periods": (draw(st.integers(0, 3)), draw(st.integers(0, 3))),
+        "requests": draw(st.integers(1, 3)),
+        "prompt": draw(st.integers(1, 9)),
+        "answer": draw(st.integers(1, 5)),
+        "main": draw(st.integers(0, 30)),
+        "load": draw(st.integers(0, 60)),
+        "compute": draw(st.integers(0, 20)),
+        "latency": draw(st.integers(0, 10)),
+        "shadow": draw(st.booleans()),
+        "predict": draw(st.integers(0, 60)),
+        "accuracy": draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
+        "failing": draw(st.sampled_from([0.0, 0.0, 0.03, 0.3])),
+        "faults": tuple(draw(st.lists(FAULTS, max_size=6))),
+    }
+
+
+@SETTINGS
+@given(fields=plan_fields())
+def test_whatever_happens_the_referee_finds_nothing_wrong(world: ModuleType, fields: dict[str, Any]) -> None:
+    seen = world.live(world.Plan(**fields)).referee.seen
+    for what in sorted(+seen):
+        event(what)
+
+
+@SETTINGS
+@given(fields=plan_fields())
+def test_without_losses_and_failures_every_request_is_answered(world: ModuleType, fields: dict[str, Any]) -> None:
+    quiet = tuple(fault for fault in fields["faults"] if fault[1].startswith("shadow"))
+    plan = world.Plan(**{**fields, "failing": 0.0, "faults": quiet})
+    seen = world.live(plan).referee.seen
+    assert not seen["failed: too often"]
+    assert not seen["failed: no worker"]
+    assert not seen["closed in a layer"]
+
+
+def test_the_random_worlds_reach_every_branch_that_is_hard(world: ModuleType) -> None:
+    """Else the tests above would prove little."""
+    seen: Counter[str] = Counter()
+    runs: Counter[str] = Counter()
+    for seed in range(120):
+        happened = world.live(world.random_plan(seed)).referee.seen
+        seen += happened
+        runs.update(+happened)
+    often = {
+        "reload", "predicted, loaded late", "displaced", "unused", "late prediction", "second prediction", "stall",
+        "several chunks", "stale fact", "load failed", "compute failed", "recall between 0 and 1",
+    }  # fmt: skip
+    rare = {
+        "lost while idle", "lost while loading", "lost while computing", "joined late", "closed in a layer",
+        "shadow lost", "failed: no worker", "failed: too often",
+    }  # fmt: skip
+    assert set(seen) == often | rare
+    assert {what: runs[what] for what in often if runs[what] < 10} == {}
+    assert {what: runs[what] for what in rare if runs[what] < 2} == {}
+
+
+def right_predictions(world: ModuleType, **fields: Any) -> Any:
+    """One request, a shadow far ahead that is always right, eight workers in groups of two."""
+    plan = world.Plan(
+        slots=(1,) * 8, group=2, layers=8, experts=8, top_k=2, prompt=4, answer=6, accuracy=1.0, predict=0, **fields
+    )
+    return world.live(plan)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_perfect_shadow_reloads_nothing(world: ModuleType, seed: int) -> None:
+    ledger = right_predictions(world, seed=seed, main=40, load=1, compute=1, latency=0).core.ledgers[1]
+    said = ledger.overall.recall
+    # One prediction in twenty never comes; every other one is right.
+    assert said is not None
+    assert 0.8 < said <= 1.0
+    assert ledger.reloads == ledger.overall.activated - ledger.overall.correct + 2 * ledger.late
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_workers_that_load_faster_than_the_main_node_works_never_stall_it(world: ModuleType, seed: int) -> None:
+    """Without a shadow the same world stalls at every layer whose load takes any time at all."""
+    fast = right_predictions(world, seed=seed, main=40, load=0, compute=1, latency=0).core.ledgers[1]
+    assert fast.stall_s == 0
+    alone = right_predictions(world, seed=seed, main=40, load=10, compute=1, latency=0, shadow=False).core.ledgers[1]
+    assert alone.reloads == 6 * 8 * 2
+    assert alone.stall_s > 6 * 8 * 10 / 2
+
+
+def test_the_referee_is_not_asleep(world: ModuleType) -> None:
+    """A core that forgets an eviction, or resumes too early, is caught."""
+    plan = replace(world.random_plan(0), faults=(), failing=0.0, requests=1)
+
+    def spoilt(what: str) -> None:
+        run = world.World(plan)
+        handle, done = run.core.handle, []
+
+        def spoil(incident: Any, now: float) -> list[Any]:
+            commands = handle(incident, now)
+            victims = [c for c in commands if type(c).__name__ == what]
+            if victims and not done:
+                done.append(victims[0])
+                return [c for c in commands if c is not victims[0]]
+            return commands
+
+        run.core.handle = spoil
+        run.run()
+
+    for what in ("Load", "Compute", "Evict", "Resume"):
+        with pytest.raises((AssertionError, KeyError)):
+            spoilt(what)
