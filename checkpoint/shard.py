@@ -256,4 +256,5 @@ def _write_part(part: dict[str, torch.Tensor], folder: Path, weight_map: dict[st
         said = re.search(r"os error (\d+)", str(error))
         code = int(said.group(1)) if said else errno.EIO
         raise OSError(code, os.strerror(code)) from error
+    (folder / name).chmod(0o644)  # the library writes it for its owner only
     weight_map.update(dict.fromkeys(part, name))

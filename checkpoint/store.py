@@ -89,7 +89,7 @@ class Manifest:
         return max(len(layer.blobs) for layer in self.layers.values())
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps(seal(json.loads(json.dumps(asdict(self)))), indent=1)
 
     @staticmethod
     def from_json(text: str, where: Path) -> Manifest:
@@ -100,12 +100,20 @@ class Manifest:
                 raise StoreMismatchError(
                     f"{where} has format {fields['format']}, this version reads {FORMAT}; make it again"
                 )
+            if seal(fields)["checksum"] != fields.pop("checksum"):
+                raise CorruptStoreError(f"{where} fails its own checksum; make the store again with odmoe shard")
             layers = {int(k): _layer_from(v) for k, v in fields.pop("layers").items()}
             manifest = Manifest(layers=layers, **fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise CorruptStoreError(f"{where} is damaged ({error!r}); make the store again with odmoe shard") from error
         _check(manifest, where)
         return manifest
+
+
+def seal(fields: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's fields with the checksum of all others."""
+    rest = {name: value for name, value in fields.items() if name != "checksum"}
+    return rest | {"checksum": checksum(json.dumps(rest, sort_keys=True).encode())}
 
 
 def _layer_from(fields: dict[str, Any]) -> LayerSpec:

@@ -20,7 +20,7 @@ _NUMBERS = (
 class Profile:
     """A testbed's timings in seconds, sizes in bytes, link rates in bits per second.
 
-    `main_layer_s`: attention, gate and norms of one layer, one token. `hop_s`: one embedding, one way, with its packing.
+    `main_layer_s`: attention, gate and norms of one layer, one token. `hop_s`: one embedding, one way.
     """
 
     name: str

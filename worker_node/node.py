@@ -74,7 +74,7 @@ class Worker:
         with self._lock:
             before, self._session = self._session, session
         if before is not None:
-            before.on_close(None)
+            before.replaced()
         return session
 
     def compute(self, message: Compute) -> torch.Tensor:
@@ -139,6 +139,12 @@ class _Session:
             self._evict(slot)
         self._loading.close()
         self._computing.close()
+
+    def replaced(self) -> None:
+        """Another main node has connected: tell this one, and forget it."""
+        self._send(Failed("LinkError", f"{self._worker.name} now serves another main node"))
+        self.on_close(None)
+        self._reply.close()
 
     def _hello(self, hello: Hello) -> None:
         worker, manifest = self._worker, self._worker.store.manifest
@@ -207,8 +213,10 @@ class _Session:
             self._send(Failed(type(error).__name__, f"{worker.name}: {error}", load_id=ticket.load_id))
             return
         seconds = time.perf_counter() - start
-        worker.loads += 1
-        worker.bytes_loaded += moved
+        if not ticket.given_up:
+            worker.loads += 1
+            worker.bytes_loaded += moved
+            self._send(Loaded(ticket.load_id, moved, seconds))  # before anything computed from it can be sent
         with self._lock:
             ticket.loaded = True
             given_up = ticket.given_up
@@ -217,8 +225,6 @@ class _Session:
             ticket.waiting = []
         if given_up:
             self._release(ticket)
-            return
-        self._send(Loaded(ticket.load_id, moved, seconds))
 
     def _run_compute(self, ticket: _Ticket, message: Compute) -> None:
         """On the computing thread."""

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint import store as module
-from checkpoint.store import DENSE, MANIFEST, ExpertStore
+from checkpoint.store import DENSE, MANIFEST, ExpertStore, seal
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError, StoreNotFoundError
 
 Flip = Callable[[Path, int], None]
@@ -33,7 +33,7 @@ def refused(store: ExpertStore, kind: type[StoreError], *words: str) -> None:
 def edit(store: ExpertStore, change: Callable[[dict[str, Any]], object]) -> None:
     manifest = json.loads((store.path / MANIFEST).read_text())
     change(manifest)
-    (store.path / MANIFEST).write_text(json.dumps(manifest))
+    (store.path / MANIFEST).write_text(json.dumps(seal(manifest)))
 
 
 # --- what is in it ----------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_anything_in_place_of_any_field_gives_a_named_error_or_none(
     for key in where[:-1]:
         inside = inside[key]
     inside[where[-1]] = value
-    file.write_text(json.dumps(manifest))
+    file.write_text(json.dumps(seal(manifest)))
     try:
         use(ExpertStore.open(tiny_store.path))
     except StoreError:

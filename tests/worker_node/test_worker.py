@@ -459,13 +459,16 @@ def test_second_main_node_takes_over(desk: Any, held_loader: Any, expected: Expe
     failure(first, "ProtocolError", load_id=3)
     gate.wait_for_arrival()
     second = desk.connect(worker)
+    failure(first, "LinkError")
+    assert first.ends == [None]
     second.send(Load(4, 0, 0, 1))
     failure(second, "ProtocolError", load_id=4)
     second.send(desk.hello())
     assert isinstance(second.next(), WorkerReady)
     for slot in (0, 1):
         assert_loads_and_computes(second, 5 + slot, desk.compute(10 + slot, slot, 1, 2), expected)
-    first.send(Load(9, 0, 0, 3), Evict(0), AskUsage())
+    with pytest.raises(LinkError):
+        first.send(Load(9, 0, 0, 3))
     assert first.nothing_came()
     assert second.nothing_came()
     assert usage(second).resident_experts_max <= 2
