@@ -11,16 +11,14 @@ from typing import Protocol
 
 import torch
 
-from checkpoint.tensors import tensor_bytes, tensor_from_bytes
-from main_node.peers import PeerHandler
+from checkpoint.tensors import tensor_bytes
+from main_node.peers import PeerHandler, read_output
+from main_node.sequence import align_messages
 from scheduler import types as t
 from scheduler.core import Core
-from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, RequestFailedError
+from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError, RequestFailedError
 from wire import messages as w
 from wire.base import Channel, Handler
-
-ALIGN_PART_BYTES = 4 << 20
-"""KV rows travel in parts of about this size: large messages are slow to encode and would hold up what follows."""
 
 Connect = Callable[[Handler], Channel]
 _log = logging.getLogger(__name__)
@@ -52,10 +50,18 @@ class _Layer:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(slots=True)
+class _Owed:
+    """What a worker was asked and has not answered. `since`: when it was asked, or last answered what it owed."""
+
+    command: t.Load | t.Compute
+    since: float
+
+
 class Engine:
     """Thread-safe: events may be posted from any thread; one at a time reaches the scheduler.
 
-    `answer_s`: a worker that owes an answer and has said nothing for so long counts as lost.
+    `answer_s`: a worker that owes answers and has given none for so long counts as lost.
     """
 
     def __init__(self, core: Core, hello: w.Hello, answer_s: float = 30.0, lookahead: int = 2) -> None:
@@ -71,18 +77,25 @@ class Engine:
         self._draining = False
         self._requests: dict[int, RequestData] = {}
         self._layers: dict[t.Visit, _Layer] = {}
-        self._calls: dict[int, tuple[int, t.Compute]] = {}
-        self._loads: dict[int, int] = {}
+        self._owed: dict[int, _Owed] = {}
         self._failed: dict[int, str] = {}
 
     # --- peers --------------------------------------------------------------------------------------------------
 
     def add_worker(self, number: int, connect: Connect, deadline_s: float) -> w.WorkerReady:
         """Open a stream to a worker and wait until it is ready. Raises ClusterError."""
-        peer = PeerHandler(f"worker {number}", lambda m: self._from_worker(number, m), lambda e: self._lost(number, e))
+        peer = PeerHandler(
+            f"worker {number}",
+            lambda m: self._from_worker(number, peer, m),
+            lambda error: self._lost(number, peer, error),
+        )
         ready = peer.open(connect, self._hello, deadline_s)
-        if not isinstance(ready, w.WorkerReady):
-            raise ClusterError(f"worker {number} answered {type(ready).__name__}; is that the address of a worker?")
+        if not isinstance(ready, w.WorkerReady) or ready.slots < 1:
+            peer.close()
+            raise ClusterError(f"worker {number} answered {ready}; is that the address of a worker, with a slot?")
+        before = self.workers.get(number)
+        if before is not None:
+            self._lost(number, before, ClusterError(f"another worker {number} came"))
         with self._lock:
             self.workers[number] = peer
             self.post(t.WorkerJoined(number, ready.slots))
@@ -90,64 +103,90 @@ class Engine:
 
     def add_shadow(self, connect: Connect, deadline_s: float) -> w.ShadowReady:
         """Open a stream to the shadow and wait until it is ready. Raises ClusterError."""
-        peer = PeerHandler("shadow", self._from_shadow, lambda error: self._shadow_lost(error))
+        peer = PeerHandler("shadow", lambda m: self._from_shadow(peer, m), lambda error: self._shadow_lost(peer, error))
         ready = peer.open(connect, self._hello, deadline_s)
         if not isinstance(ready, w.ShadowReady):
+            peer.close()
             raise ClusterError(f"the shadow answered {type(ready).__name__}; is that the address of a shadow?")
+        before = self.shadow
+        if before is not None:
+            self._shadow_lost(before, ClusterError("another shadow came"))
         with self._lock:
             self.shadow = peer
             self.post(t.ShadowJoined())
         return ready
 
-    def _from_worker(self, number: int, message: w.Message) -> None:
-        if isinstance(message, w.Computed):
+    def _from_worker(self, number: int, peer: PeerHandler, message: w.Message) -> None:
+        try:
             with self._lock:
-                call = self._calls.pop(message.call_id, None)
-                if call is None:
-                    return
-                layer = self._layers.get(call[1].visit)
-                if layer is not None:
-                    output = tensor_from_bytes(message.output.dtype, message.output.shape, message.output.data)
-                    layer.outputs.setdefault(call[1].expert.expert, {})[call[1].start] = output
-                self.post(t.ComputeEnded(message.call_id))
-        elif isinstance(message, w.Loaded):
-            with self._lock:
-                self._loads.pop(message.load_id, None)
-                self.post(t.LoadEnded(message.load_id, message.nbytes))
-        elif isinstance(message, w.Failed):
-            self._worker_failed(number, message)
+                if isinstance(message, w.Computed):
+                    call = self._settle(number, message.call_id, t.Compute)
+                    if isinstance(call, t.Compute):
+                        self._keep_output(call, message)
+                        self.post(t.ComputeEnded(message.call_id))
+                elif isinstance(message, w.Loaded):
+                    self._settle(number, message.load_id, t.Load)
+                    self.post(t.LoadEnded(message.load_id, message.nbytes))
+                elif not isinstance(message, w.Failed):
+                    raise ProtocolError(f"worker {number} sent {type(message).__name__}, which no worker says")
+                elif message.load_id:
+                    self._settle(number, message.load_id, t.Load)
+                    self.post(t.LoadFailed(message.load_id, f"{message.error}: {message.message}"))
+                elif message.call_id:
+                    self._settle(number, message.call_id, t.Compute)
+                    self.post(t.ComputeFailed(message.call_id, f"{message.error}: {message.message}"))
+                else:
+                    raise ClusterError(f"{message.error}: {message.message}")
+        except ClusterError as error:
+            self._lost(number, peer, error)
 
-    def _worker_failed(self, number: int, failure: w.Failed) -> None:
-        reason = f"{failure.error}: {failure.message}"
-        if failure.load_id:
-            self.post(t.LoadFailed(failure.load_id, reason))
-        elif failure.call_id:
-            self.post(t.ComputeFailed(failure.call_id, reason))
+    def _settle(self, number: int, asked: int, kind: type) -> t.Load | t.Compute | None:
+        """Take a load or call off what its worker owes. None: it is not wanted any more. Raises ProtocolError."""
+        owed = self._owed.get(asked)
+        if owed is None:
+            return None
+        if owed.command.worker != number or not isinstance(owed.command, kind):
+            raise ProtocolError(f"worker {number} answered number {asked}, which is {owed.command}")
+        del self._owed[asked]
+        for other in self._owed.values():
+            if other.command.worker == number:
+                other.since = time.monotonic()
+        return owed.command
+
+    def _keep_output(self, call: t.Compute, message: w.Computed) -> None:
+        layer = self._layers.get(call.visit)
+        if layer is not None:
+            expert, rows = call.expert.expert, slice(call.start, call.stop)
+            output = read_output(message.output, layer.hidden[expert][rows], layer.weights[expert])
+            layer.outputs.setdefault(expert, {})[call.start] = output
+
+    def _from_shadow(self, peer: PeerHandler, message: w.Message) -> None:
+        shape = self.core.shape
+        if isinstance(message, w.Failed):
+            self._shadow_lost(peer, ClusterError(f"{message.error}: {message.message}"))
+        elif not isinstance(message, w.Prediction):
+            self._shadow_lost(peer, ProtocolError(f"it sent {type(message).__name__}, which no shadow says"))
+        elif message.layer not in shape.layers or not all(0 <= e < shape.experts for e in message.experts):
+            named = f"experts {message.experts} of layer {message.layer}"
+            self._shadow_lost(peer, ProtocolError(f"it predicts {named}, which the model does not have"))
         else:
-            self._lost(number, ClusterError(reason))
-
-    def _from_shadow(self, message: w.Message) -> None:
-        if isinstance(message, w.Prediction):
             self.post(t.Predicted(message.request, message.position, message.layer, message.experts))
-        elif isinstance(message, w.Failed):
-            self._shadow_lost(ClusterError(f"{message.error}: {message.message}"))
 
-    def _lost(self, number: int, error: ODMoEError | None) -> None:
+    def _lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
         with self._lock:
-            peer = self.workers.pop(number, None)
-            if peer is None:
+            if self.workers.get(number) is not peer:
                 return
+            del self.workers[number]
             _log.warning("worker %d is lost: %s", number, error or "it closed its stream")
-            self._calls = {k: v for k, v in self._calls.items() if v[0] != number}
-            self._loads = {k: v for k, v in self._loads.items() if v != number}
+            self._owed = {k: owed for k, owed in self._owed.items() if owed.command.worker != number}
             self.post(t.WorkerLost(number, str(error or "it closed its stream")))
         peer.close()
 
-    def _shadow_lost(self, error: ODMoEError | None) -> None:
+    def _shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:
         with self._lock:
-            peer, self.shadow = self.shadow, None
-            if peer is None:
+            if self.shadow is not peer:
                 return
+            self.shadow = None
             _log.warning("the shadow is lost, going on without predictions: %s", error or "it closed its stream")
             self.post(t.ShadowLost())
         peer.close()
@@ -173,12 +212,14 @@ class Engine:
         if isinstance(command, t.Compute):
             self._send_compute(command)
         elif isinstance(command, t.Load):
-            self._loads[command.load_id] = command.worker
-            self._tell(command.worker, w.Load(command.load_id, command.slot, *command.expert))
-        elif isinstance(command, t.Evict):
+            self._ask(command.load_id, command, w.Load(command.load_id, command.slot, *command.expert))
+        elif isinstance(command, t.Evict):  # what was asked of the slot is not answered any more
+            place = (command.worker, command.slot)
+            self._owed = {k: o for k, o in self._owed.items() if (o.command.worker, o.command.slot) != place}
             self._tell(command.worker, w.Evict(command.slot))
         elif isinstance(command, t.Resume):
-            self._layers[command.visit].done.set()
+            if command.visit in self._layers:
+                self._layers[command.visit].done.set()
         elif isinstance(command, t.Fail):
             self._failed[command.request] = command.reason
             for visit, layer in self._layers.items():
@@ -188,13 +229,14 @@ class Engine:
             self._act_on_shadow(command)
 
     def _act_on_shadow(self, command: t.Follow | t.Align | t.Unfollow) -> None:
-        if self.shadow is None:
+        shadow = self.shadow
+        if shadow is None:
             return
         try:
             for message in self._shadow_messages(command):
-                self.shadow.send(message)
-        except LinkError as error:
-            self._shadow_lost(error)
+                shadow.send(message)
+        except ClusterError as error:
+            self._shadow_lost(shadow, error)
 
     def _shadow_messages(self, command: t.Follow | t.Align | t.Unfollow) -> list[w.Message]:
         if isinstance(command, t.Unfollow):
@@ -213,19 +255,26 @@ class Engine:
         return align_messages(command, token, data.kv_rows(command.kv_start, command.kv_stop))
 
     def _send_compute(self, command: t.Compute) -> None:
-        layer = self._layers[command.visit]
+        layer = self._layers.get(command.visit)
+        if layer is None:  # interrupted: its request is about to be closed
+            return
         rows = slice(command.start, command.stop)
         expert = command.expert.expert
-        self._calls[command.call_id] = (command.worker, command)
-        self._tell(
-            command.worker,
-            w.Compute(
-                command.call_id, command.slot, *command.expert,
-                w.Tensor(*tensor_bytes(layer.hidden[expert][rows])),
-                w.Tensor(*tensor_bytes(layer.weights[expert][rows])),
-                command.evict,
-            ),
+        message = w.Compute(
+            command.call_id, command.slot, *command.expert,
+            w.Tensor(*tensor_bytes(layer.hidden[expert][rows])),
+            w.Tensor(*tensor_bytes(layer.weights[expert][rows])),
+            command.evict,
         )  # fmt: skip
+        try:
+            self._ask(command.call_id, command, message)
+        except ProtocolError as error:  # too large for a message
+            self.post(t.ComputeFailed(command.call_id, str(error)))
+
+    def _ask(self, asked: int, command: t.Load | t.Compute, message: w.Message) -> None:
+        if command.worker in self.workers:
+            self._owed[asked] = _Owed(command, time.monotonic())
+            self._tell(command.worker, message)
 
     def _tell(self, number: int, message: w.Message) -> None:
         peer = self.workers.get(number)
@@ -234,7 +283,7 @@ class Engine:
         try:
             peer.send(message)
         except LinkError as error:
-            self._lost(number, error)
+            self._lost(number, peer, error)
 
     # --- the main model's side ----------------------------------------------------------------------------------
 
@@ -286,21 +335,28 @@ class Engine:
         return result
 
     def _wait(self, visit: t.Visit, layer: _Layer) -> None:
-        while visit.request not in self._failed and not layer.done.wait(self.answer_s):
-            self._drop_silent(visit)
-        if visit.request in self._failed:
-            raise RequestFailedError(f"request {visit.request} failed: {self._failed[visit.request]}")
+        wait_s = self.answer_s
+        while visit.request not in self._failed and not layer.done.wait(wait_s):
+            wait_s = self._drop_silent()
+        reason = self._failed.get(visit.request)
+        if reason is not None:
+            raise RequestFailedError(f"request {visit.request} failed: {reason}")
         if visit.request not in self._requests:
             raise RequestFailedError(f"request {visit.request} was closed")
 
-    def _drop_silent(self, visit: t.Visit) -> None:
-        """Workers that owe this visit an answer and have said nothing for `answer_s` count as lost."""
+    def _drop_silent(self) -> float:
+        """Workers that owe answers and have given none for `answer_s` count as lost. Seconds until the next might."""
         with self._lock:
-            owing = {number for number, call in self._calls.values() if call.visit == visit}
-            owing |= set(self._loads.values())
-            silent = [n for n in owing if n in self.workers and self.workers[n].silent_s() >= self.answer_s]
-        for number in silent:
-            self._lost(number, DeadlineError(f"worker {number} has said nothing for {self.answer_s:g} s"))
+            silent = {o.command.worker for o in self._owed.values() if self._left_s(o) <= 0}
+            peers = {number: self.workers[number] for number in silent}
+        for number, peer in peers.items():
+            error = DeadlineError(f"worker {number} has not answered for {self.answer_s:g} s")
+            self._lost(number, peer, error)
+        with self._lock:
+            return max(0.01, min(map(self._left_s, self._owed.values()), default=self.answer_s))
+
+    def _left_s(self, owed: _Owed) -> float:
+        return owed.since + self.answer_s - time.monotonic()
 
     def wait_for_predictions(self, number: int, deadline_s: float) -> bool:
         """Until every layer that the main model has routed was predicted too. False when that took too long."""
@@ -309,33 +365,27 @@ class Engine:
             return self._changed.wait_for(lambda: self.shadow is None or ledger.unmatched == 0, deadline_s)
 
     def usage(self, deadline_s: float = 10.0) -> tuple[dict[int, w.WorkerUsage], w.ShadowUsage | None]:
-        """What every node holds, asked of it now. A node that does not answer is left out."""
+        """What every node holds, asked of all at once. A node that does not answer in time is left out."""
+        with self._lock:
+            peers, shadow = sorted(self.workers.items()), self.shadow
+        end = time.monotonic() + deadline_s
+        for peer in [*(peer for _, peer in peers), *([shadow] if shadow else [])]:
+            peer.put(w.AskUsage())
         workers: dict[int, w.WorkerUsage] = {}
-        for number, peer in sorted(self.workers.items()):
-            answer = peer.ask(w.AskUsage(), w.WorkerUsage, deadline_s)
+        for number, peer in peers:
+            answer = peer.take(w.WorkerUsage, end - time.monotonic())
             if isinstance(answer, w.WorkerUsage):
                 workers[number] = answer
-        shadow = self.shadow.ask(w.AskUsage(), w.ShadowUsage, deadline_s) if self.shadow else None
-        return workers, shadow if isinstance(shadow, w.ShadowUsage) else None
+        held = shadow.take(w.ShadowUsage, end - time.monotonic()) if shadow else None
+        return workers, held if isinstance(held, w.ShadowUsage) else None
 
     def close(self) -> None:
+        """End every stream. A request that still waits for a worker fails."""
         with self._lock:
-            peers = [*self.workers.values(), *([self.shadow] if self.shadow else [])]
-            self.workers, self.shadow = {}, None
-        for peer in peers:
+            workers, self.workers = self.workers, {}
+            shadow, self.shadow = self.shadow, None
+            self._owed.clear()
+            for number in workers:
+                self.post(t.WorkerLost(number, "the main node was closed"))
+        for peer in [*workers.values(), *([shadow] if shadow else [])]:
             peer.close()
-
-
-def align_messages(command: t.Align, token: int | None, rows: list[torch.Tensor]) -> list[w.Message]:
-    """An alignment as one message, or several where it has many KV rows."""
-    if command.kv_start == command.kv_stop:
-        return [w.Align(command.request, command.step, token, command.kv_start, ())]
-    count = command.kv_stop - command.kv_start
-    row_bytes = sum(r.nbytes for r in rows) // count
-    each = max(1, ALIGN_PART_BYTES // max(row_bytes, 1))
-    messages: list[w.Message] = []
-    for start in range(0, count, each):
-        stop = min(start + each, count)
-        part = tuple(w.Tensor(*tensor_bytes(r[:, :, start:stop])) for r in rows)
-        messages.append(w.Align(command.request, command.step, token, command.kv_start + start, part, stop < count))
-    return messages

@@ -39,11 +39,13 @@ class ShadowStart:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="shadow-start", daemon=True)
         self._begun = False
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._thread.start()
+        with self._lock:
+            if not self._begun:
+                self._begun = True
+                self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -75,6 +77,7 @@ class MainNode:
         self._numbers = itertools.count(1)
         self._turn = threading.Lock()
         self._pass = t.Visit(0, 0, 0)
+        self._open: dict[int, Sequence] = {}
         self._cache_bytes_max = 0
         dispatch_experts(self.model, self._experts_of)
 
@@ -92,7 +95,7 @@ class MainNode:
         The answer ends at an end-of-sequence token (unless `ignore_eos`, for measuring), after `max_new_tokens`, or
         where the context is full.
         """
-        check_prompt(prompt, self.shape.context)
+        check_prompt(prompt, self.shape.context, self.model.get_input_embeddings().num_embeddings)
         if max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {max_new_tokens}; allowed: 1, 2, ...")
         from transformers import DynamicCache
@@ -101,9 +104,11 @@ class MainNode:
         sequence = Sequence(prompt, min(max_new_tokens, room), DynamicCache(config=self.model.config))
         number = next(self._numbers)
         self.engine.open_request(number, sequence, len(prompt))
+        self._open[number] = sequence
         try:
             yield from self._answer(number, sequence, set() if ignore_eos else self._stop_tokens())
         finally:
+            del self._open[number]
             self.engine.close_request(number)
 
     def _answer(self, number: int, sequence: Sequence, stop: set[int]) -> Iterator[Step]:
@@ -137,7 +142,8 @@ class MainNode:
             out = self.model(
                 input_ids=torch.tensor([tokens]), past_key_values=sequence.cache, use_cache=True, logits_to_keep=1
             )
-            self._cache_bytes_max = max(self._cache_bytes_max, sequence.cache_bytes())
+            held = sum(other.cache_bytes() for other in list(self._open.values()))
+            self._cache_bytes_max = max(self._cache_bytes_max, held)
         logits = out.logits[0, -1].float()
         if self.on_logits is not None:
             self.on_logits(logits)
@@ -149,7 +155,7 @@ class MainNode:
 
     @property
     def device_bytes(self) -> int:
-        """Weights, buffers and the largest KV cache, from the tensors."""
+        """Weights, buffers and the most that the KV caches of open requests took, from the tensors."""
         tensors: dict[int, torch.Tensor] = {}
         for tensor in itertools.chain(self.model.parameters(), self.model.buffers()):
             tensors[tensor.untyped_storage().data_ptr()] = tensor
@@ -165,9 +171,12 @@ def model_shape(store: ExpertStore) -> t.ModelShape:
     return family.shape_of(config, store.manifest.moe_layers, store.manifest.experts)
 
 
-def check_prompt(prompt: list[int], context: int) -> None:
-    """Raises PromptError for a prompt that is empty or leaves no room for an answer."""
+def check_prompt(prompt: list[int], context: int, vocabulary: int) -> None:
+    """Raises PromptError for a prompt that is empty, leaves no room for an answer or has a token that is none."""
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")
     if len(prompt) >= context:
         raise PromptError(f"the prompt has {len(prompt)} tokens, the model's context is {context}; shorten it")
+    wrong = [token for token in prompt if not 0 <= token < vocabulary]
+    if wrong:
+        raise PromptError(f"the prompt has token {wrong[0]}; allowed: 0 to {vocabulary - 1}; is it another model's?")

@@ -1,15 +1,18 @@
-"""One peer, as the main node sees it: its stream, when it last spoke, and questions that wait for an answer."""
+"""One peer, as the main node sees it: its stream, and questions that wait for an answer."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
+import torch
+
+from checkpoint.family import dtype_name
+from checkpoint.tensors import tensor_from_bytes
 from scheduler import errors
-from scheduler.errors import DeadlineError, LinkError, ODMoEError
+from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
 from wire.base import Channel, Handler
-from wire.messages import Failed, Hello, Message, ShadowReady, ShadowUsage, WorkerReady, WorkerUsage
+from wire.messages import Failed, Hello, Message, ShadowReady, ShadowUsage, Tensor, WorkerReady, WorkerUsage
 
 _ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage)
 
@@ -28,26 +31,32 @@ class PeerHandler:
         self._error: ODMoEError | None = None
         self._ended = False
         self._changed = threading.Condition()
-        self._heard = time.monotonic()
 
     def open(self, connect: Callable[[Handler], Channel], hello: Hello, deadline_s: float) -> Message:
         """Connect, say Hello, return the answer. Raises what the peer refused with, LinkError or DeadlineError."""
         self._channel = connect(self)
         answer = self.ask(hello, (WorkerReady, ShadowReady), deadline_s)
         if answer is None:
+            ended = LinkError(f"{self.name} closed its stream before it was ready") if self._ended else None
             self.close()
-            raise self._error or DeadlineError(f"{self.name} did not answer within {deadline_s:g} s")
+            raise self._error or ended or DeadlineError(f"{self.name} did not answer within {deadline_s:g} s")
         return answer
 
     def ask(self, question: Message, kind: type | tuple[type, ...], deadline_s: float) -> Message | None:
         """Send and wait for an answer of that kind; None when it did not come."""
+        self.put(question)
+        return self.take(kind, deadline_s)
+
+    def put(self, question: Message) -> None:
+        """Send a question whose answer `take` waits for."""
         with self._changed:
             self._answer = None
         try:
             self.send(question)
         except LinkError as error:
             self._error = self._error or error
-            return None
+
+    def take(self, kind: type | tuple[type, ...], deadline_s: float) -> Message | None:
         with self._changed:
             self._changed.wait_for(lambda: isinstance(self._answer, kind) or self._ended or self._error, deadline_s)
             return self._answer if isinstance(self._answer, kind) else None
@@ -58,12 +67,7 @@ class PeerHandler:
             raise LinkError(f"{self.name} is not connected")
         self._channel.send(message)
 
-    def silent_s(self) -> float:
-        """Seconds since it last said anything."""
-        return time.monotonic() - self._heard
-
     def on_message(self, message: Message) -> None:
-        self._heard = time.monotonic()
         if isinstance(message, _ANSWERS):
             with self._changed:
                 self._answer = message
@@ -93,3 +97,18 @@ def named_error(failure: Failed) -> ODMoEError:
     if isinstance(kind, type) and issubclass(kind, ODMoEError):
         return kind(failure.message)
     return errors.ClusterError(f"{failure.error}: {failure.message}")
+
+
+def read_output(output: Tensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """A worker's answer to `hidden` [n, H] and `weights`. Raises ProtocolError for one that cannot be theirs."""
+    kinds = {dtype_name(hidden.dtype), dtype_name(torch.promote_types(hidden.dtype, weights.dtype))}
+    size = memoryview(output.data).nbytes
+    try:
+        if output.dtype in kinds and tuple(output.shape) == tuple(hidden.shape):
+            return tensor_from_bytes(output.dtype, output.shape, output.data)
+    except (RuntimeError, ValueError):
+        pass
+    raise ProtocolError(
+        f"an expert's output has {size} bytes, shape {tuple(output.shape)} and dtype {output.dtype}; "
+        f"its input has shape {tuple(hidden.shape)} and dtype {dtype_name(hidden.dtype)}"
+    )

@@ -1,10 +1,17 @@
-"""One request on the main node: its tokens and its KV cache."""
+"""One request on the main node: its tokens, its KV cache, and both as the shadow is told of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from checkpoint.tensors import tensor_bytes
+from scheduler import types as t
+from wire import messages as w
+
+ALIGN_PART_BYTES = 4 << 20
+"""KV rows travel in parts of about this size: large messages are slow to encode and would hold up what follows."""
 
 
 class Sequence:
@@ -33,3 +40,18 @@ class Sequence:
 
     def cache_bytes(self) -> int:
         return sum(t.nbytes for layer in self.cache.layers if layer.is_initialized for t in (layer.keys, layer.values))
+
+
+def align_messages(command: t.Align, token: int | None, rows: list[torch.Tensor]) -> list[w.Message]:
+    """An alignment as one message, or several where it has many KV rows."""
+    if command.kv_start == command.kv_stop:
+        return [w.Align(command.request, command.step, token, command.kv_start, ())]
+    count = command.kv_stop - command.kv_start
+    row_bytes = sum(r.nbytes for r in rows) // count
+    each = max(1, ALIGN_PART_BYTES // max(row_bytes, 1))
+    messages: list[w.Message] = []
+    for start in range(0, count, each):
+        stop = min(start + each, count)
+        part = tuple(w.Tensor(*tensor_bytes(r[:, :, start:stop])) for r in rows)
+        messages.append(w.Align(command.request, command.step, token, command.kv_start + start, part, stop < count))
+    return messages

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import io
 import json
+import os
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, NoReturn
 
 import typer
 
 from odmoe.settings import DTYPES, LOADERS, SHADOWS, Settings
-from scheduler.errors import ODMoEError, PromptError
+from scheduler.errors import ConfigError, ODMoEError, PromptError
 
 app = typer.Typer(
     help="Run a Mixture-of-Experts model on a handful of weak machines.",
@@ -66,9 +71,9 @@ def generate(
     if not model:
         raise typer.BadParameter("give a model directory, e.g. -m models/demo-moe", param_hint="--model")
     if prompt is None:
-        if sys.stdin.isatty():
-            raise PromptError("no prompt; give it as an argument or on standard input")
-        prompt = sys.stdin.read()
+        prompt = _standard_input()
+    if not prompt:
+        raise PromptError("the prompt is empty; give it as an argument or on standard input")
     run_generate(settings, prompt, as_json, Terminal(quiet, debug))
 
 
@@ -103,31 +108,69 @@ def shard(
         terminal.facts("expert store", facts)
 
 
-def main() -> None:
-    """Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    debug = "--debug" in sys.argv
+def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise PromptError("no prompt; give it as an argument or on standard input")
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"the prompt is not {error.encoding} text (byte {error.start}); convert it") from error
+
+
+def run() -> int:
+    """Do what the command line says. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    try:
+        code = app(standalone_mode=False)  # what an Exit says, in which the library also hides Ctrl-C
+    except SystemExit as stop:  # how it ends when whoever read the answer has gone
+        code = stop.code
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except ODMoEError as error:
-        if debug:
-            raise
-        sys.stderr.write(f"odmoe: {type(error).__name__}: {error}\n")
-        sys.exit(1)
-    except BrokenPipeError:
-        sys.exit(1)
+        _explain(type(error).__name__, str(error))
+        return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        _explain(type(error).__name__, f"{error}; is the disk full, or a file not ours to write?")
+        return 1
     except Exception as error:
         usage = getattr(error, "exit_code", None)  # a usage error of the command line library
         if usage is None or not hasattr(error, "format_message"):
             raise
-        sys.stderr.write(f"odmoe: {error.format_message()} (odmoe --help)\n")
-        sys.exit(usage)
+        if message := error.format_message():
+            _explain("ConfigError", f"{message.rstrip('.')}; see odmoe --help")
+        return int(usage)
+    if code == 130:
+        _say("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _explain(name: str, message: str) -> None:
+    """One line; before it the traceback where --debug was given."""
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+    _say(f"odmoe: {name}: {' '.join(message.split())}")
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+
+
+def main() -> NoReturn:
+    """Ends the process without waiting for threads that are deep in a library: the interpreter's own way out would
+    wait for such a one, or abort because of it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    code = 1
+    try:
+        code = run()
+    except Exception:  # noqa: BLE001 - a fault of ours: all that is known of it
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with contextlib.suppress(KeyboardInterrupt):
+        atexit._run_exitfuncs()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 from checkpoint.family import parse_dtype
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 class Cluster(Protocol):
     """What answers prompts."""
 
-    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Iterator[Step]:
+    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Generator[Step, None, None]:
         """One step a token, the last with the report. Closing the iterator gives the request up."""
 
     def close(self) -> None:
@@ -66,6 +66,7 @@ class EmbeddedCluster:
         self._nodes: list[Node] = []
         self._settings = settings
         self._store = store
+        self._closed = False
         say(f"loading the main model and {settings.workers} workers")
         engine = make_engine(settings, store)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
@@ -78,13 +79,16 @@ class EmbeddedCluster:
 
     def _join_shadow(self) -> None:
         shadow = make_shadow(self._settings, self._store)
+        if self._closed:
+            return
         self._nodes.append(shadow)
         self.main.engine.add_shadow(_to(shadow), NODE_READY_S)
 
-    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Iterator[Step]:
-        return self.main.generate(prompt, max_new_tokens, ignore_eos)
+    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Generator[Step, None, None]:
+        yield from self.main.generate(prompt, max_new_tokens, ignore_eos)
 
     def close(self) -> None:
+        self._closed = True
         self.main.close()
         for node in self._nodes:
             node.close()

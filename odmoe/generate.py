@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from contextlib import closing
 
 from odmoe.process import prepare_process
 from odmoe.settings import Settings
@@ -30,16 +31,14 @@ def run_generate(settings: Settings, prompt: str, as_json: bool, terminal: Termi
     text = TextStream(tokenizer)
     pieces: list[str] = []
     report = None
-    try:
-        for step in cluster.generate(ids, settings.max_new_tokens):
+    with closing(cluster), closing(cluster.generate(ids, settings.max_new_tokens)) as steps:
+        for step in steps:
             piece = text.push(step.token_id) + (text.flush() if step.report else "")
             pieces.append(piece)
             report = step.report
             if not as_json:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
-    finally:
-        cluster.close()
     if report is None:
         return
     if as_json:

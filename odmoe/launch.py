@@ -10,12 +10,13 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
@@ -26,6 +27,7 @@ from scheduler.errors import ClusterError, LaunchError, ODMoEError
 from wire.base import Node
 
 NODE_READY_S = 120.0
+REACH_S = 5.0
 STEP_S = 600.0
 """Most time between two tokens. Every wait inside the main node is shorter; this is for one that is gone."""
 
@@ -132,6 +134,39 @@ def own_host(settings: Settings) -> str:
     return settings.host if settings.cluster == "local" else str(ray.util.get_node_ip_address())
 
 
+def check_reachable(address: str) -> None:
+    """Ray itself would try for minutes. Raises LaunchError when nothing at `address` speaks gRPC."""
+    if address == "auto" or os.environ.get("RAY_USE_TLS") == "1":
+        return
+    with grpc.insecure_channel(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(REACH_S)
+        except grpc.FutureTimeoutError as error:
+            raise LaunchError(
+                f"no Ray cluster answers at {address} within {REACH_S:g} s; check host and port (ray status), "
+                "or use --cluster local"
+            ) from error
+
+
+def kill_half_started() -> None:
+    """What `ray.init` had begun when it was given up: Ray itself forgets the raylet's own children."""
+    import psutil  # type: ignore[import-untyped]  # comes with ray
+
+    home = str(Path(ray.__file__).parent)
+
+    def kill(process: Any) -> None:
+        with contextlib.suppress(psutil.Error):
+            process.suspend()  # so that it starts no more
+            for child in process.children():
+                kill(child)
+            process.kill()
+
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(home in part for part in process.cmdline()):
+                kill(process)
+
+
 def get(pending: Any, deadline_s: float, who: str) -> Any:
     """`ray.get` with a deadline; errors of our tree come out as themselves, others as ClusterError or LaunchError."""
     try:
@@ -168,6 +203,7 @@ class RayCluster:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         common: dict[str, Any] = {"namespace": "odmoe", "log_to_driver": False, "logging_level": "ERROR"}
         if not self._ours:
+            check_reachable(settings.cluster)
             try:
                 ray.init(address=settings.cluster, **common)
             except (ConnectionError, RayError, ValueError, RuntimeError) as error:
@@ -180,10 +216,14 @@ class RayCluster:
         if os.environ.get("RAY_AUTH_MODE") != "token":
             raise LaunchError("Ray was imported before prepare_ray('local'); start clusters by odmoe.start")
         roles = {"main_node": 1, "shadow_node": 1, "worker_node": settings.workers}
-        ray.init(
-            address="local", num_cpus=settings.workers + 2, num_gpus=0, resources=roles, include_dashboard=False,
-            object_store_memory=80 << 20, **common,
-        )  # fmt: skip
+        try:
+            ray.init(
+                address="local", num_cpus=settings.workers + 2, num_gpus=0, resources=roles, include_dashboard=False,
+                object_store_memory=80 << 20, **common,
+            )  # fmt: skip
+        except (OSError, RayError, ValueError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [repr(error)])[0]
+            raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
 
     def _check_room(self, settings: Settings) -> None:
         found = ray.cluster_resources()
@@ -212,7 +252,7 @@ class RayCluster:
         """Process ids of the workers, in order; what a fault test kills."""
         return [get(actor.pid.remote(), NODE_READY_S, "a worker") for actor in self._workers]
 
-    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Iterator[Step]:
+    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Generator[Step, None, None]:
         key = next(self._keys)
         pending = self._main.generate.options(num_returns="streaming").remote(key, prompt, max_new_tokens, ignore_eos)
         done = False
@@ -232,6 +272,8 @@ class RayCluster:
     def close(self) -> None:
         """Stop our actors, and Ray where we started it. Bounded: a node that does not answer is killed."""
         if not ray.is_initialized():
+            if self._ours:
+                kill_half_started()
             return
         with contextlib.suppress(RayError, GetTimeoutError):
             ray.get([actor.stop.remote() for actor in self._actors], timeout=5.0)

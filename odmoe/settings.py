@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 
+CLUSTERS = ("embedded", "local", "auto")
 SHADOWS = ("fp16", "int8", "nf4", "none")
 LOADERS = ("disk", "memory")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -46,6 +47,10 @@ class Settings:
             raise ConfigError(f"--threads is {self.threads}; allowed: 1, 2, ...")
         if self.group_size is not None and not 1 <= self.group_size <= self.workers:
             raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.workers})")
+        if self.cluster not in CLUSTERS and not _is_address(self.cluster):
+            raise ConfigError(
+                f"--cluster is {self.cluster!r}; allowed: {', '.join(CLUSTERS)} or a Ray head's host:port"
+            )
         _ = self.alignment
         for name, value, allowed in (
             ("shadow", self.shadow, SHADOWS), ("loader", self.loader, LOADERS), ("dtype", self.dtype, DTYPES),
@@ -64,3 +69,8 @@ class Settings:
     @property
     def alignment(self) -> Alignment:
         return Alignment(self.align_token, self.align_kv)
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536

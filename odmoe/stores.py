@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint.source import Source, find_model, open_source
-from checkpoint.store import ExpertStore
-from scheduler.errors import StoreMismatchError
+from checkpoint.store import FORMAT, MANIFEST, ExpertStore
+from scheduler.errors import CorruptStoreError, StoreMismatchError, StoreWriteError
 
 Progress = Callable[[str, int, int], None]
 
@@ -24,18 +24,24 @@ def prepare_store(model: str, store: str | None, dtype: str | None, progress: Pr
     A directory that is itself a store may be given as the model. Raises CheckpointError, StoreError.
     """
     path = find_model(model)
-    if (path / "manifest.json").is_file() and store is None:
-        opened = ExpertStore.open(path)
-        _check_dtype(opened, dtype)
-    else:
-        opened = _open_or_shard(open_source(path), store, dtype, progress)
-    opened.verify_once(cache_dir() / "verified", progress and (lambda done, total: progress("verify", done, total)))
+    source = None if (path / MANIFEST).is_file() and not store else open_source(path)
+    cached = _cached(source, dtype) if source and not store else None
+    try:
+        if source is None:
+            opened = ExpertStore.open(path)
+            _check_dtype(opened, dtype)
+        else:
+            opened = _open_or_shard(source, cached or Path(store or "").expanduser(), dtype, progress)
+        opened.verify_once(cache_dir() / "verified", progress and (lambda done, total: progress("verify", done, total)))
+    except CorruptStoreError as error:
+        if cached is None:
+            raise
+        raise CorruptStoreError(f"{error}: remove {cached}, and it is made again by itself") from error
     return opened
 
 
-def _open_or_shard(source: Source, store: str | None, dtype: str | None, progress: Progress | None) -> ExpertStore:
-    target = Path(store).expanduser() if store else _cached(source, dtype)
-    if (target / "manifest.json").is_file():
+def _open_or_shard(source: Source, target: Path, dtype: str | None, progress: Progress | None) -> ExpertStore:
+    if (target / MANIFEST).is_file():
         opened = ExpertStore.open(target)
         if opened.manifest.fingerprint != source.fingerprint:
             raise StoreMismatchError(
@@ -45,13 +51,20 @@ def _open_or_shard(source: Source, store: str | None, dtype: str | None, progres
         return opened
     from checkpoint.shard import shard
 
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreWriteError(
+            f"{target.parent} cannot be made ({error.strerror}); give another place: --store, or XDG_CACHE_HOME for "
+            "all stores"
+        ) from error
     return shard(source, target, dtype, progress)
 
 
 def _cached(source: Source, dtype: str | None) -> Path:
-    """Named after the checkpoint's place, sizes and times: one that has changed gets a new store."""
-    return cache_dir() / "stores" / f"{source.path.resolve().name}-{dtype or 'stored'}-{source.stamp[:16]}"
+    """Named after the checkpoint's place, sizes and times and our format: one that has changed gets a new store."""
+    name = f"{source.path.resolve().name}-{dtype or 'stored'}-{FORMAT}-{source.stamp[:16]}"
+    return cache_dir() / "stores" / name
 
 
 def _check_dtype(store: ExpertStore, dtype: str | None) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from scheduler.errors import CorruptStoreError, PromptError
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token that is one byte of text (SentencePiece's byte fallback)."""
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -14,12 +18,19 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise CorruptStoreError(f"no tokenizer can be read from {folder}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # the tokenizers library raises Exception itself
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CorruptStoreError(
+            f"no tokenizer can be read from {folder}: {reason}; are the model's tokenizer files whole?"
+        ) from error
 
 
 def encode(tokenizer: Any, prompt: str, context: int) -> list[int]:
     """Token ids, special tokens added as the tokenizer does. Raises PromptError; nothing is ever cut off."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the prompt is not UTF-8 text (character {error.start}); convert it") from error
     ids: list[int] = tokenizer(prompt)["input_ids"]
     if not prompt or not ids:
         raise PromptError("the prompt is empty; give it as an argument or on standard input")
@@ -34,25 +45,34 @@ class TextStream:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._start = 0
-        self._given = ""
+        self._start = 0  # decoding begins here
+        self._taken = 0  # the tokens before have been given out
+        self._given = ""  # as this text, from `_start` on
 
     def push(self, token: int) -> str:
         """The text that this token completes, often empty within a multi-byte character."""
         self._ids.append(token)
-        text = self._decode()
+        # One byte more may make another text of all bytes before it, even past a token that is skipped.
+        one = self._tokenizer.convert_ids_to_tokens(token)
+        if _BYTE.fullmatch(one or "") or not self._decode(len(self._ids) - 1):
+            return ""
+        text = self._decode(self._start)
         return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else self._take(text)
 
     def flush(self) -> str:
         """What is left at the end, whole or not."""
-        return self._take(self._decode())
+        return self._take(self._decode(self._start))
 
-    def _decode(self) -> str:
-        text: str = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
+    def _decode(self, start: int) -> str:
+        text: str = self._tokenizer.decode(self._ids[start:], skip_special_tokens=True)
         return text
 
     def _take(self, text: str) -> str:
         piece, self._given = text[len(self._given) :], text
-        if piece.endswith("\n"):  # nothing joins over a line's end: decode only what follows from here on
-            self._start, self._given = len(self._ids), ""
+        before, self._taken = self._taken, len(self._ids)
+        if piece.endswith("\n"):
+            # Nothing joins over a line's end. Its tokens stay as a beginning: many tokenizers strip the first space.
+            line = self._decode(before)
+            if line:
+                self._start, self._given = before, line
         return piece

@@ -75,11 +75,12 @@ class Shadow:
         self._lock = threading.Lock()
 
     def accept(self, reply: Channel) -> _Session:
+        session = _Session(self, reply)
         with self._lock:
-            before, self._session = self._session, _Session(self, reply)
+            before, self._session = self._session, session
         if before is not None:
             before.on_close(None)
-        return self._session
+        return session
 
     def close(self) -> None:
         with self._lock:
@@ -169,27 +170,42 @@ class _Session:
         """Run a pass if one may run, and come back for the next after whatever else is waiting."""
         if not followed.runnable():
             return
-        for message in followed.aligned.pop(followed.step, []):
-            self._apply(followed, message)
+        self._apply(followed, followed.aligned.pop(followed.step, []))
         followed.token = self._run(followed, [followed.token], predict=True)
         followed.step += 1
         if followed.runnable():
             self._thread.submit(self._advance, followed)
 
-    def _apply(self, followed: _Followed, message: Align) -> None:
+    def _apply(self, followed: _Followed, parts: list[Align]) -> None:
         """The shadow's token and KV rows become the main model's."""
-        if message.token is not None:
-            followed.token = message.token
-        layers = followed.cache.layers
-        if message.kv and len(message.kv) != 2 * len(layers):
-            raise ProtocolError(f"alignment has {len(message.kv)} KV tensors; this model has {len(layers)} layers")
-        for number, sent in enumerate(message.kv):
-            rows = tensor_from_bytes(sent.dtype, sent.shape, sent.data)
-            layer = layers[number // 2]
-            target = layer.values if number % 2 else layer.keys
-            stop = message.kv_start + rows.shape[2]
-            with torch.inference_mode():
-                target[:, :, message.kv_start : stop].copy_(rows)
+        end = followed.prompt_tokens + followed.step
+        at = next((part.kv_start for part in parts if part.kv), end)
+        for part in parts:
+            if part.token is not None:
+                followed.token = part.token
+            if part.kv:
+                at = self._overwrite(followed.cache.layers, part, at)
+        if at != end:
+            raise ProtocolError(f"alignment for decode pass {followed.step} ends at position {at}, not {end}")
+
+    def _overwrite(self, layers: Any, part: Align, start: int) -> int:
+        """Where the part's rows end. Raises ProtocolError, with nothing written, where they do not fit."""
+        if part.kv_start != start:
+            raise ProtocolError(f"alignment has KV rows from position {part.kv_start}; {start} comes next")
+        targets = [kept for layer in layers for kept in (layer.keys, layer.values)]
+        if len(part.kv) != len(targets):
+            raise ProtocolError(f"alignment has {len(part.kv)} KV tensors; this model has {len(layers)} layers")
+        rows = [tensor_from_bytes(sent.dtype, sent.shape, sent.data) for sent in part.kv]
+        stop = start + (rows[0].shape[2] if rows[0].dim() == 4 else 0)
+        places = [kept[:, :, start:stop] for kept in targets]
+        for place, sent in zip(places, rows, strict=True):
+            if place.shape != sent.shape:
+                raise ProtocolError(f"alignment has KV rows of shape {tuple(sent.shape)} from position {start} on; "
+                                    f"the shadow holds {tuple(place.shape)} there")  # fmt: skip
+        with torch.inference_mode():
+            for place, sent in zip(places, rows, strict=True):
+                place.copy_(sent)
+        return stop
 
     def _run(self, followed: _Followed, tokens: list[int], predict: bool) -> int:
         position = followed.prompt_tokens + followed.step
@@ -204,7 +220,7 @@ class _Session:
         model = self._shadow.model
         model.routed = routed
         token = model.forward(tokens, followed.cache)
-        held = sum(t.nbytes for layer in followed.cache.layers for t in (layer.keys, layer.values))
+        held = sum(_cache_bytes(other.cache) for other in {followed, *self._requests.copy().values()})
         self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
         return token
 
@@ -212,3 +228,7 @@ class _Session:
         if self._closed or isinstance(error, _Closed | LinkError):
             return
         self._reply.send(Failed(type(error).__name__, f"{self._shadow.name}: {error}"))
+
+
+def _cache_bytes(cache: Any) -> int:
+    return sum(t.nbytes for layer in cache.layers if layer.is_initialized for t in (layer.keys, layer.values))

@@ -48,4 +48,10 @@ class SerialThread:
                 job[0](*job[1])
             except Exception as error:  # noqa: BLE001 - a dead thread would look like a slow one
                 _log.debug("%s", self._thread.name, exc_info=True)
-                self._on_error(error)
+                self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        try:
+            self._on_error(error)
+        except Exception as second:  # noqa: BLE001 - likewise; most often the stream is gone that it was to be told on
+            _log.warning("%s: %s; that could not be told: %s", self._thread.name, error, second)
