@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import warnings
 
 import torch
 
 from checkpoint.family import DTYPES, dtype_name
 
 PAGE = 4096
+warnings.filterwarnings("ignore", message="The given buffer is not writable")  # see tensor_from_bytes
 _ALL = DTYPES | {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8}
 
 

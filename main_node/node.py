@@ -156,10 +156,15 @@ class MainNode:
     @property
     def device_bytes(self) -> int:
         """Weights, buffers and the most that the KV caches of open requests took, from the tensors."""
+        return self.weight_bytes + self._cache_bytes_max
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights and buffers, tied ones once."""
         tensors: dict[int, torch.Tensor] = {}
         for tensor in itertools.chain(self.model.parameters(), self.model.buffers()):
             tensors[tensor.untyped_storage().data_ptr()] = tensor
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()) + self._cache_bytes_max
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
     def close(self) -> None:
         self.engine.close()

@@ -16,7 +16,8 @@ class Report:
 
     `recall`: equation (3) of OD-MoE over the decode passes; `recall_by_token`: equation (2) for this prompt.
     `loads`: all, of which `prefill_loads`; `reloads`: begun after the gate for want of a prediction;
-    `stall_s`: decoding's waits for loads. `memory_bytes`: weights, slots and caches a role, from the buffers.
+    `stall_s`: decoding's waits for loads. `memory_bytes`: weights, slots and caches a role, from the buffers;
+    `memory_of_whole`: all of it, as a fraction of the weights of the model with every expert in memory.
     """
 
     token_ids: list[int]
@@ -36,6 +37,7 @@ class Report:
     stall_s: float
     prefill_stall_s: float
     memory_bytes: dict[str, int | list[int]]
+    memory_of_whole: float
     resident_experts_max: list[int]
     bytes_loaded: int
     emulated: str | None
@@ -48,6 +50,9 @@ def build_report(main: MainNode, number: int, sequence: Sequence, ttft_s: float,
     count = len(sequence.tokens)
     if main.engine.shadow is not None:
         ledger.close()
+    slots = [usage.device_bytes_max for usage in workers.values()]
+    held = shadow.device_bytes_max if shadow else 0
+    whole = main.weight_bytes + main.store.manifest.expert_bytes
     return Report(
         token_ids=list(sequence.tokens),
         prompt_tokens=len(sequence.prompt),
@@ -67,9 +72,10 @@ def build_report(main: MainNode, number: int, sequence: Sequence, ttft_s: float,
         prefill_stall_s=ledger.prefill_stall_s,
         memory_bytes={
             "main": main.device_bytes,
-            "shadow": shadow.device_bytes_max if shadow else 0,
-            "workers": [usage.device_bytes_max for usage in workers.values()],
+            "shadow": held,
+            "workers": slots,
         },
+        memory_of_whole=(main.device_bytes + held + sum(slots)) / whole,
         resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
         bytes_loaded=ledger.bytes_loaded,
         emulated=None,

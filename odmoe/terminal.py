@@ -61,15 +61,20 @@ class Terminal:
         memory = report.memory_bytes
         workers = memory["workers"] if isinstance(memory["workers"], list) else []
         rate = f"{report.decode_tokens_per_s:.1f}" if report.decode_tokens_per_s else "-"
-        recall = f"{report.recall:.2%}" if report.recall is not None else "no shadow"
+        recall = (
+            "no shadow"
+            if report.recall is None
+            else (f"{report.recall:.2%} of activated experts predicted ({report.late_predictions} layers too late)")
+        )
         rows = {
             "tokens": f"{report.prompt_tokens} in, {report.new_tokens} out",
             "speed": f"{rate} tokens/s decoding, first token after {report.ttft_s:.2f} s",
-            "recall": f"{recall} of activated experts predicted ({report.late_predictions} predictions came late)",
+            "recall": recall,
             "loads": f"{report.loads} experts, {megabytes(report.bytes_loaded)}; {report.reloads} reloads, "
             f"{report.unused_loads} unused, {report.stall_s:.2f} s stalled",
             "memory": f"main {megabytes(memory['main'])}, shadow {megabytes(memory['shadow'])}, "
-            f"{len(workers)} workers {megabytes(max(workers, default=0))} each",
+            f"{len(workers)} workers {megabytes(max(workers, default=0))} each: "
+            f"{report.memory_of_whole:.0%} of all experts cached",
             "residents": f"at most {max(report.resident_experts_max, default=0)} expert(s) on any worker",
         }
         title = f"OD-MoE, {cluster}, exact" + (f", emulated: {report.emulated}" if report.emulated else "")
