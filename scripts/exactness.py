@@ -106,7 +106,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--cluster", default="embedded")
-    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--full", action="store_true", help="every combination")
+    parser.add_argument("--first", type=int, help="only so many settings, the base first")
     args = parser.parse_args()
     prepare_process()
     prepare_libraries(Settings(model=args.model).threads_a_node)
@@ -126,7 +127,7 @@ def main() -> None:
             whole = sum(p.nbytes for p in model.parameters())
             del model
             base = Settings(model=args.model, dtype=dtype, cluster=args.cluster)
-            settings = list(variations(base, args.full))
+            settings = list(variations(base, args.full))[: args.first]
             task = bars.add_task(dtype, total=len(settings))
             for one in settings:
                 row = {
@@ -140,7 +141,8 @@ def main() -> None:
                 bad += row["equal_tokens"] != row["tokens"]
                 print(line(row), flush=True)
                 bars.advance(task)
-    print(f"\n{len(rows)} settings, {bad} with a token that differs; written to {common.save('exactness', rows)}")
+    name = f"exactness-{args.cluster}"
+    print(f"\n{len(rows)} settings, {bad} with a token that differs; written to {common.save(name, rows)}")
     sys.exit(bool(bad))
 
 

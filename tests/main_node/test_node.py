@@ -254,7 +254,6 @@ def test_the_report_is_what_happened(slots: int, house_of: Any, nf4: ShadowModel
     blob = house.store.manifest.blob_bytes
     moved = sum(m.nbytes for tap in house.taps for m in tap.heard if isinstance(m, w.Loaded))
     assert report.bytes_loaded % blob == 0
-    print("RATIO", report.bytes_loaded / moved, report.bytes_loaded / blob / report.loads)
     assert 0.5 * moved <= report.bytes_loaded <= moved <= report.loads * blob
     # Memory.
     assert len(report.resident_experts_max) == WORKERS
