@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -165,11 +166,11 @@ def main() -> NoReturn:
         code = run()
     except Exception:  # noqa: BLE001 - a fault of ours: all that is known of it
         traceback.print_exc()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends already
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    with contextlib.suppress(KeyboardInterrupt):
-        atexit._run_exitfuncs()
+    atexit._run_exitfuncs()
     os._exit(code)
 
 

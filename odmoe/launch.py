@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -200,6 +201,7 @@ class RayCluster:
 
     def _connect(self, settings: Settings) -> None:
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of an answer that nobody waits for any more
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         common: dict[str, Any] = {"namespace": "odmoe", "log_to_driver": False, "logging_level": "ERROR"}
         if not self._ours:
@@ -270,7 +272,20 @@ class RayCluster:
                     self._main.cancel.remote(key)
 
     def close(self) -> None:
-        """Stop our actors, and Ray where we started it. Bounded: a node that does not answer is killed."""
+        """Stop our actors, and Ray where we started it. Bounded: a node that does not answer is killed.
+
+        A second Ctrl-C does not cut it short: that would leave Ray's processes behind.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            self._close()
+            return
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._close()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _close(self) -> None:
         if not ray.is_initialized():
             if self._ours:
                 kill_half_started()

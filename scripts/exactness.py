@@ -70,7 +70,13 @@ def compare(settings: Settings, store: Any, answers: list[tuple[list[int], Answe
     embedded = settings.cluster == "embedded"
     if embedded:
         cluster.main.on_logits = seen.append
-    row: dict[str, Any] = {"tokens": 0, "equal_tokens": 0, "bit_equal_logits": 0, "near_ties": 0, "residents": 0}
+    row: dict[str, Any] = {
+        "tokens": 0,
+        "equal_tokens": 0,
+        "bit_equal_logits": 0 if embedded else None,
+        "near_ties": 0,
+        "residents": 0,
+    }
     recalls: list[float] = []
     try:
         for prompt, expected in answers:
@@ -78,7 +84,8 @@ def compare(settings: Settings, store: Any, answers: list[tuple[list[int], Answe
             *_, last = cluster.generate(prompt, count, ignore_eos=True)
             row["tokens"] += count
             row["equal_tokens"] += sum(a == b for a, b in zip(last.report.token_ids, expected.tokens, strict=True))
-            row["bit_equal_logits"] += sum(torch.equal(a, b) for a, b in zip(seen, expected.logits, strict=False))
+            if embedded:  # elsewhere the logits stay on the main node
+                row["bit_equal_logits"] += sum(torch.equal(a, b) for a, b in zip(seen, expected.logits, strict=True))
             row["near_ties"] += near_tie(last.report.token_ids, expected)
             row["residents"] = max(row["residents"], *last.report.resident_experts_max)
             recalls += [last.report.recall] if last.report.recall is not None else []
@@ -152,7 +159,7 @@ def line(row: dict[str, Any]) -> str:
         f"{row['dtype']:>8} workers {row['workers']:>2} slots {row['slots']} shadow {row['shadow']:>4} "
         f"period {row['period']} {row['loader']:>6} "
         f"mini-batch {row['mini_batch']:>4}: tokens {row['equal_tokens']}/{row['tokens']}, "
-        f"logits bit for bit {row['bit_equal_logits']}, near ties {row['near_ties']}, recall {recall}, "
+        f"logits bit for bit {'-' if row['bit_equal_logits'] is None else row['bit_equal_logits']}, near ties {row['near_ties']}, recall {recall}, "
         f"residents {row['residents']}, memory {row['of_whole']:.2f} of all experts cached"
     )
 

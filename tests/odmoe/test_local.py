@@ -1,0 +1,173 @@
+"""Ten nodes in processes of their own, as Ray actors on this machine: the same answers, whoever is killed.
+
+Importing odmoe.launch imports ray, which reads its token then: only `start_cluster` may do so, and never this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from odmoe.cluster import EmbeddedCluster
+from odmoe.process import prepare_ray
+from odmoe.settings import Settings
+from odmoe.start import start_cluster
+from scheduler.errors import LaunchError, PromptError
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 24
+PROMPTS = (0, 4, 8)
+WORKERS = 3
+COMMON: dict[str, Any] = {"workers": WORKERS, "shadow": "nf4", "threads": 1, "mini_batch": 4096}
+
+
+@pytest.fixture(scope="module")
+def mark(marked: Any) -> Iterator[str]:
+    """What every process of the cluster carries in its environment."""
+    value = uuid.uuid4().hex
+    os.environ[marked.name] = value
+    yield value
+    del os.environ[marked.name]
+
+
+@pytest.fixture(scope="module")
+def cluster(mark: str, demo_store: Callable[[str], Any]) -> Iterator[Any]:
+    """One local cluster for the whole module; the tests that break it come last."""
+    made = start_cluster(Settings(model="demo", cluster="local", **COMMON), demo_store("float32"))
+    yield made
+    made.close()
+
+
+def answer(cluster: Any, prompt: list[int], count: int = TOKENS) -> Any:
+    """The report of one answer, of exactly `count` tokens."""
+    *_, last = cluster.generate(prompt, count, ignore_eos=True)
+    return last.report
+
+
+def test_tokens_and_recall_as_in_one_process(cluster: Any, demo_store: Any, reference: Any) -> None:
+    embedded = EmbeddedCluster(Settings(model="demo", **COMMON), demo_store("float32"))
+    try:
+        for number in PROMPTS:
+            expected = reference("float32", number, TOKENS)
+            steps = list(cluster.generate(expected.prompt, TOKENS, ignore_eos=True))
+            assert [step.token_id for step in steps] == expected.tokens
+            assert [step.report is not None for step in steps] == [False] * (TOKENS - 1) + [True]
+            report, near = steps[-1].report, answer(embedded, expected.prompt)
+            assert report.token_ids == near.token_ids == expected.tokens
+            assert report.recall_by_token == near.recall_by_token
+            assert report.recall == near.recall > 0.9
+            one_expert = embedded.main.store.manifest.blob_bytes
+            assert report.memory_bytes["workers"] == [one_expert] * WORKERS
+            assert report.memory_bytes["main"] == near.memory_bytes["main"]
+            # How many tokens ahead the shadow's cache ends is a matter of time.
+            assert report.memory_bytes["shadow"] == pytest.approx(near.memory_bytes["shadow"], rel=0.01)
+            assert report.memory_bytes["shadow"] > 1 << 20
+            assert report.resident_experts_max == [1] * WORKERS
+            assert report.emulated is None
+            assert report.bytes_loaded >= (report.loads - report.unused_loads) * one_expert
+    finally:
+        embedded.close()
+
+
+def test_every_node_is_a_process(cluster: Any) -> None:
+    pids = cluster.worker_pids()
+    assert len(set(pids)) == WORKERS
+    assert os.getpid() not in pids
+    for pid in pids:
+        os.kill(pid, 0)
+
+
+def test_errors_come_out_as_themselves(cluster: Any) -> None:
+    for prompt in ([], [5] * 1024):
+        with pytest.raises(PromptError):
+            next(cluster.generate(prompt, 4))
+
+
+def test_an_answer_given_up_makes_room(cluster: Any, reference: Any) -> None:
+    """It stops soon after: 800 more tokens would take much longer than the next answer does."""
+    expected = reference("float32", PROMPTS[0], TOKENS)
+    alone = time.monotonic()
+    answer(cluster, expected.prompt)
+    alone = time.monotonic() - alone
+    steps = cluster.generate(expected.prompt, 800, ignore_eos=True)
+    assert [next(steps).token_id for _ in range(3)] == expected.tokens[:3]
+    steps.close()
+    began = time.monotonic()
+    assert answer(cluster, expected.prompt).token_ids == expected.tokens
+    assert time.monotonic() - began < 4 * alone + 2
+
+
+def test_two_answers_at_once(cluster: Any, reference: Any) -> None:
+    wanted = [reference("float32", number, TOKENS) for number in PROMPTS[:2]]
+    runs = [cluster.generate(one.prompt, TOKENS, ignore_eos=True) for one in wanted]
+    got = [[next(run).token_id for run in runs] for _ in range(TOKENS)]
+    assert [list(tokens) for tokens in zip(*got, strict=True)] == [one.tokens for one in wanted]
+
+
+@pytest.mark.parametrize("role", ["main_node", "shadow_node", "worker_node"])
+def test_a_ray_cluster_that_is_too_small(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_ray("local")
+    launch = importlib.import_module("odmoe.launch")
+    offered = {"CPU": 8.0, "main_node": 1.0, "shadow_node": 1.0, "worker_node": 4.0}
+    monkeypatch.setattr(launch.ray, "cluster_resources", lambda: offered)
+    check = launch.RayCluster._check_room
+    check(None, Settings(model="m", cluster="auto", workers=4))
+    offered[role] -= 1
+    with pytest.raises(LaunchError, match=rf"offers {offered[role]:g} {role}, .* are wanted; .*--resources"):
+        check(None, Settings(model="m", cluster="auto", workers=4))
+    if role == "shadow_node":
+        check(None, Settings(model="m", cluster="auto", workers=4, shadow="none"))
+
+
+def killed_during(cluster: Any, pid: int, expected: Any, count: int) -> Any:
+    """The report of an answer in whose middle a process is killed."""
+    steps = cluster.generate(expected.prompt, count, ignore_eos=True)
+    for _ in range(3):
+        next(steps)
+    os.kill(pid, signal.SIGKILL)
+    *_, last = steps
+    assert last.report.token_ids == expected.tokens
+    return last.report
+
+
+def test_a_worker_is_killed(cluster: Any, reference: Any) -> None:
+    expected = reference("float32", 1, 96)
+    report = killed_during(cluster, cluster.worker_pids()[1], expected, 96)
+    assert len(report.memory_bytes["workers"]) == WORKERS - 1
+    short = reference("float32", PROMPTS[0], TOKENS)
+    report = answer(cluster, short.prompt)
+    assert report.token_ids == short.tokens
+    assert report.recall > 0.9
+
+
+def test_the_shadow_is_killed(cluster: Any, reference: Any) -> None:
+    """After the worker: without predictions every expert is loaded after its gate."""
+    launch = importlib.import_module("odmoe.launch")
+    shadow = cluster._actors[WORKERS]
+    expected = reference("float32", 2, 96)
+    report = killed_during(cluster, launch.get(shadow.pid.remote(), 30, "the shadow"), expected, 96)
+    assert report.memory_bytes["shadow"] == 0
+    short = reference("float32", PROMPTS[0], TOKENS)
+    report = answer(cluster, short.prompt)
+    assert report.token_ids == short.tokens
+    assert report.reloads == report.loads - report.prefill_loads
+
+
+def test_after_close_nothing_is_left(cluster: Any, mark: str, marked: Any) -> None:
+    assert any("raylet" in line for line in marked(mark))
+    began = time.monotonic()
+    cluster.close()
+    assert time.monotonic() - began < 30
+    deadline = time.monotonic() + 15
+    while left := marked(mark):
+        assert time.monotonic() < deadline, "\n".join(left)
+        time.sleep(0.2)
+    cluster.close()

@@ -1,0 +1,171 @@
+"""Stores are found again, made once, and never mistaken for another's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.store import ExpertStore
+from odmoe.stores import cache_dir, prepare_store
+from scheduler.errors import CheckpointError, CorruptStoreError, StoreMismatchError, StoreWriteError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "odmoe"
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model, to change."""
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Where stores were written."""
+    import checkpoint.shard
+
+    where: list[Path] = []
+    real = checkpoint.shard.shard
+
+    def shard(source: Any, target: Path, *rest: Any) -> ExpertStore:
+        where.append(target)
+        return real(source, target, *rest)
+
+    monkeypatch.setattr(checkpoint.shard, "shard", shard)
+    return where
+
+
+def damage(store: Path) -> Path:
+    """One bit of the first expert turned over; the file."""
+    file = min(store.glob("*.experts"))
+    with file.open("r+b") as stream:
+        byte = stream.read(1)[0]
+        stream.seek(0)
+        stream.write(bytes([byte ^ 1]))
+    return file
+
+
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_dir() == tmp_path / "cache" / "odmoe"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", None):
+        if value is None:
+            monkeypatch.delenv("XDG_CACHE_HOME")
+        else:
+            monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert cache_dir() == tmp_path / ".cache" / "odmoe"
+
+
+def test_made_once_in_the_cache_and_found_again(model: Path, cache: Path, made: list[Path]) -> None:
+    first = prepare_store(str(model), None, None)
+    assert first.path.parent == cache / "stores"
+    assert first.path.name.startswith("model-stored-")
+    again = prepare_store(f"{model}/../model", None, None)
+    assert again.path == first.path
+    assert made == [first.path]
+    assert sorted(p.name for p in (cache / "stores").iterdir()) == [first.path.name]
+
+
+def test_bytes_are_verified_once(model: Path) -> None:
+    seen: list[str] = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        seen.append(what)
+        assert 0 <= done <= total
+
+    prepare_store(str(model), None, None, progress)
+    assert {"experts", "dense", "verify"} <= set(seen)
+    seen.clear()
+    prepare_store(str(model), None, None, progress)
+    assert seen == []
+
+
+def test_a_store_for_each_dtype(model: Path, made: list[Path]) -> None:
+    stores = [prepare_store(str(model), None, dtype) for dtype in (None, "bfloat16", "float16", "bfloat16")]
+    assert [store.manifest.dtype for store in stores] == ["float32", "bfloat16", "float16", "bfloat16"]
+    assert len(made) == len(set(made)) == 3
+
+
+def test_a_changed_checkpoint_gets_another_store(model: Path) -> None:
+    before = prepare_store(str(model), None, None)
+    weights = min(model.glob("*.safetensors"))
+    status = weights.stat()
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
+    touched = prepare_store(str(model), None, None)
+    assert touched.path != before.path
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05'))
+    changed = prepare_store(str(model), None, None)
+    assert changed.path not in (before.path, touched.path)
+    assert changed.manifest.config["rms_norm_eps"] == 2e-05
+
+
+def test_a_store_may_be_given_as_the_model(model: Path, made: list[Path]) -> None:
+    store = prepare_store(str(model), None, None)
+    made.clear()
+    assert prepare_store(str(store.path), None, None).path == store.path
+    assert prepare_store(str(store.path), None, "float32").path == store.path
+    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, --dtype says bfloat16; .*odmoe shard"):
+        prepare_store(str(store.path), None, "bfloat16")
+    assert made == []
+
+
+def test_explicit_store_is_made_when_missing(model: Path, tmp_path: Path, cache: Path, made: list[Path]) -> None:
+    where = tmp_path / "deep" / "down" / "store"
+    assert prepare_store(str(model), str(where), "bfloat16").path == where
+    assert prepare_store(str(model), str(where), "bfloat16").path == where
+    assert prepare_store(str(model), str(where), None).manifest.dtype == "bfloat16"
+    assert made == [where]
+    assert not (cache / "stores").exists()
+
+
+def test_explicit_store_of_another(model: Path, tiny: Path, tmp_path: Path) -> None:
+    where = tmp_path / "store"
+    prepare_store(str(model), str(where), None)
+    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, --dtype says float16"):
+        prepare_store(str(model), str(where), "float16")
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05'))
+    with pytest.raises(StoreMismatchError, match=r"belongs to another checkpoint.*another --store"):
+        prepare_store(str(model), str(where), None)
+    assert prepare_store(str(tiny), str(where), None).path == where
+
+
+def test_damaged(model: Path, tmp_path: Path) -> None:
+    """A store in the cache was made by us, so the message says how to be rid of it."""
+    cached = prepare_store(str(model), None, None).path
+    own = prepare_store(str(model), str(tmp_path / "own"), None).path
+    file = damage(own)
+    with pytest.raises(CorruptStoreError, match=f"expert 0 of layer 0 in {file} fails its checksum; make") as caught:
+        prepare_store(str(model), str(own), None)
+    assert "remove" not in str(caught.value)
+    damage(cached)
+    with pytest.raises(CorruptStoreError, match=f"remove {cached}, and it is made again"):
+        prepare_store(str(model), None, None)
+    shutil.rmtree(cached)
+    assert prepare_store(str(model), None, None).path == cached
+
+
+def test_cache_that_cannot_be_written(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    store = prepare_store(str(model), str(tmp_path / "store"), None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    with pytest.raises(StoreWriteError, match=r"file/cache/odmoe/stores cannot be made .*--store.*XDG_CACHE_HOME"):
+        prepare_store(str(model), None, None)
+    assert prepare_store(str(model), str(store.path), None).path == store.path, "a store elsewhere needs no cache"
+
+
+@pytest.mark.parametrize("name", ["", "file", "nowhere"])
+def test_no_model(name: str, tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError):
+        prepare_store(str(tmp_path / "empty" / name) if not name else str(tmp_path / name), None, None)
+    assert not cache.exists()

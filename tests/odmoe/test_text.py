@@ -1,0 +1,185 @@
+"""Pieces of a stream add up to the tokenizer's own decoding of the whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from odmoe.text import TextStream, encode, load_tokenizer
+from scheduler.errors import CorruptStoreError, PromptError
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = [
+    "One line.\nAnother line,\n\n  indented;\tand a tab.",
+    "naïve café 你好世界 \N{FAMILY}\N{ZERO WIDTH JOINER}\N{GRINNING FACE}\n\N{GRINNING FACE}\n ok",
+    " leading, double  spaces and trailing ",
+    "\n\n\n a\n b",
+    "\N{REPLACEMENT CHARACTER} itself\N{REPLACEMENT CHARACTER}",
+]
+WORDS = ["one", "▁one", "▁", "▁▁", "two", "▁two", ".", ",", "▁.", "\n", "▁\n", "\n\n", "你", "é", "'s", "▁n", "'t"]
+SPECIAL = ["<unk>", "<s>", "</s>"]
+BYTES = [f"<0x{n:02X}>" for n in range(256)]
+
+
+def vocabulary(*parts: list[str]) -> dict[str, int]:
+    return {piece: number for number, piece in enumerate(chain(*parts))}
+
+
+def fast(tokenizer: Tokenizer, **options: Any) -> Any:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", **options
+    )
+
+
+def llama() -> Any:
+    """As Llama 2 and Mixtral: byte fallback, and the text's first space stripped."""
+    made = Tokenizer(models.BPE(vocabulary(SPECIAL, BYTES, WORDS), [], unk_token="<unk>", byte_fallback=True))
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return fast(made)
+
+
+def metaspace() -> Any:
+    """As T5: a space before every word but the first."""
+    made = Tokenizer(models.WordLevel(vocabulary(SPECIAL, WORDS), unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    return fast(made)
+
+
+TOKENIZERS = {
+    "demo": AutoTokenizer.from_pretrained(ROOT / "models" / "demo-moe"),
+    "llama": llama(),
+    "metaspace": metaspace(),
+}
+each = pytest.mark.parametrize("name", TOKENIZERS)
+
+
+def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    stream = TextStream(tokenizer)
+    return [*(stream.push(token) for token in ids), stream.flush()]
+
+
+def check(tokenizer: Any, ids: list[int]) -> None:
+    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@each
+@given(data=st.data())
+@settings(max_examples=250, deadline=None)
+def test_pieces_add_up(name: str, data: st.DataObject) -> None:
+    """Any tokens in any order: characters cut short, stray bytes, special tokens."""
+    tokenizer = TOKENIZERS[name]
+    number = st.integers(0, len(tokenizer) - 1)
+    newlines = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
+    often = st.sampled_from([*tokenizer.all_special_ids, *newlines]) | number
+    check(tokenizer, data.draw(st.lists(often, max_size=40)))
+
+
+@given(text=st.text(max_size=40))
+@example(text="\n \n")
+@example(text="你好\n 世界")
+@settings(max_examples=250, deadline=None)
+def test_text_comes_through(text: str) -> None:
+    tokenizer = TOKENIZERS["demo"]
+    ids = tokenizer(text)["input_ids"]
+    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@given(text=st.text(max_size=12), rest=st.lists(st.sampled_from(WORDS), max_size=6), cut=st.integers(0, 3))
+@settings(max_examples=250, deadline=None)
+def test_bytes_of_llama(text: str, rest: list[str], cut: int) -> None:
+    """Characters as byte tokens, the last cut short or followed by words."""
+    tokenizer = TOKENIZERS["llama"]
+    spelled = [f"<0x{byte:02X}>" for byte in text.encode()]
+    check(tokenizer, tokenizer.convert_tokens_to_ids(["▁one", *spelled[: len(spelled) - cut], *rest, *spelled]))
+
+
+@each
+@pytest.mark.parametrize("tokens", [["one", "\n", "▁two"], ["▁one", "\n", "▁", "two"], ["one", "</s>", "▁two"]])
+def test_a_space_after_a_line_or_a_special_token_stays(name: str, tokens: list[str]) -> None:
+    if name == "demo":
+        tokens = [token.replace("▁", "Ġ").replace("\n", "Ċ").replace("two", "to") for token in tokens]
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    assert None not in ids
+    check(tokenizer, ids)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_piece_comes_as_soon_as_its_characters_are_whole(text: str) -> None:
+    tokenizer = TOKENIZERS["demo"]
+    ids = tokenizer(text)["input_ids"]
+    got = pieces(tokenizer, ids)
+    assert "".join(got) == text
+    for number in range(1, len(ids) + 1):
+        whole = tokenizer.decode(ids[:number], skip_special_tokens=True)
+        if not whole.endswith("\N{REPLACEMENT CHARACTER}"):
+            assert "".join(got[:number]) == whole
+
+
+def test_one_character_in_several_tokens() -> None:
+    tokenizer = TOKENIZERS["demo"]
+    ids = tokenizer("\N{GRINNING FACE}")["input_ids"]
+    assert len(ids) > 1
+    assert pieces(tokenizer, ids) == [""] * (len(ids) - 1) + ["\N{GRINNING FACE}", ""]
+    cut = pieces(tokenizer, ids[:-1])
+    assert cut[:-1] == [""] * len(ids[:-1])
+    assert cut[-1] == tokenizer.decode(ids[:-1], skip_special_tokens=True)
+
+
+def test_long_texts_are_not_decoded_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS["demo"]
+    ids = tokenizer("A line of text.\n" * 200)["input_ids"]
+    decoded: list[int] = []
+    real = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda part, **k: decoded.append(len(part)) or real(part, **k))
+    stream = TextStream(tokenizer)
+    assert "".join([*map(stream.push, ids), stream.flush()]) == "A line of text.\n" * 200
+    assert max(decoded) < 30
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_encode_is_the_tokenizers_own() -> None:
+    tokenizer = TOKENIZERS["demo"]
+    for text in TEXTS:
+        assert encode(tokenizer, text, 1 << 20) == tokenizer(text)["input_ids"]
+
+
+def test_a_prompt_must_leave_room() -> None:
+    tokenizer = TOKENIZERS["demo"]
+    ids = tokenizer("a few words here")["input_ids"]
+    assert encode(tokenizer, "a few words here", len(ids) + 1) == ids
+    with pytest.raises(PromptError, match=rf"has {len(ids)} tokens, the model's context is {len(ids)}; shorten"):
+        encode(tokenizer, "a few words here", len(ids))
+
+
+@pytest.mark.parametrize(("prompt", "says"), [("", "empty"), ("a\udcffb", r"not UTF-8 text \(character 1\)")])
+def test_prompts_that_cannot_be(prompt: str, says: str) -> None:
+    with pytest.raises(PromptError, match=says):
+        encode(TOKENIZERS["demo"], prompt, 1024)
+
+
+def test_broken_tokenizers(demo: Path, tmp_path: Path) -> None:
+    with pytest.raises(CorruptStoreError, match="no tokenizer can be read from"):
+        load_tokenizer(tmp_path)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo / name, tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    broken = ["", "{}", "[]", json.dumps(whole)[:-100], json.dumps(whole | {"model": {"type": "?"}})]
+    for text in broken:
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(CorruptStoreError, match="no tokenizer can be read from"):
+            load_tokenizer(tmp_path)
