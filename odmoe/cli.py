@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from typing import Annotated, NoReturn
 
@@ -17,6 +18,7 @@ import typer
 from odmoe.settings import DTYPES, LOADERS, SHADOWS, Settings
 from scheduler.errors import ConfigError, ODMoEError, PromptError
 
+AGAIN_S = 3.0
 app = typer.Typer(
     help="Run a Mixture-of-Experts model on a handful of weak machines.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -156,11 +158,26 @@ def _say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
 
+def _one_interrupt() -> None:
+    """Ctrl-C pressed several times is one: the others would land in the middle of tidying up."""
+    last = float("-inf")
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal last
+        if time.monotonic() - last > AGAIN_S:
+            last = time.monotonic()
+            raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell said to ignore it
+        signal.signal(signal.SIGINT, interrupt)
+
+
 def main() -> NoReturn:
     """Ends the process without waiting for threads that are deep in a library: the interpreter's own way out would
     wait for such a one, or abort because of it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    _one_interrupt()
     code = 1
     try:
         code = run()

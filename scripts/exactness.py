@@ -155,12 +155,12 @@ def main() -> None:
 
 def line(row: dict[str, Any]) -> str:
     recall = "-" if row["recall"] is None else f"{row['recall']:.4f}"
+    bits = "not seen" if row["bit_equal_logits"] is None else row["bit_equal_logits"]
     return (
         f"{row['dtype']:>8} workers {row['workers']:>2} slots {row['slots']} shadow {row['shadow']:>4} "
-        f"period {row['period']} {row['loader']:>6} "
-        f"mini-batch {row['mini_batch']:>4}: tokens {row['equal_tokens']}/{row['tokens']}, "
-        f"logits bit for bit {'-' if row['bit_equal_logits'] is None else row['bit_equal_logits']}, near ties {row['near_ties']}, recall {recall}, "
-        f"residents {row['residents']}, memory {row['of_whole']:.2f} of all experts cached"
+        f"period {row['period']} {row['loader']:>6} mini-batch {row['mini_batch']:>4}: "
+        f"tokens {row['equal_tokens']}/{row['tokens']}, logits bit for bit {bits}, near ties {row['near_ties']}, "
+        f"recall {recall}, residents {row['residents']}, memory {row['of_whole']:.2f} of all experts cached"
     )
 
 

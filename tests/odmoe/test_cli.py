@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ODMOE = Path(sys.executable).with_name("odmoe")
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many does he have?\nAnswer:"
 LITTLE = ["--shadow", "none", "--threads", "1"]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -368,7 +369,7 @@ def test_a_full_disk(demo: Path, tmp_path: Path) -> None:
     """Files may not grow past a megabyte: the store is not left half-written."""
     import resource
 
-    command = [ROOT / ".venv/bin/odmoe", "shard", demo, tmp_path / "here" / "store"]
+    command = [ODMOE, "shard", demo, tmp_path / "here" / "store"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
@@ -423,7 +424,7 @@ def test_a_reader_that_goes_away(start: Any, demo: Path) -> None:
 def test_standard_output_that_is_full(demo: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [ROOT / ".venv/bin/odmoe", "generate", "-m", demo, "-n", "20", PROMPT],
+            [ODMOE, "generate", "-m", demo, "-n", "20", PROMPT],
             stdout=full, stderr=subprocess.PIPE, timeout=120, check=False,
         )  # fmt: skip
     assert done.returncode == 1
