@@ -1,10 +1,10 @@
 """The edge between nodes: one interface, two transports (in-process and gRPC).
 
-    client side                                   server side
-    connect(address, handler) -> Channel          Node.accept(reply: Channel) -> Handler
-    channel.send(message)              ------->   handler.on_message(message)
-    handler.on_message(message)        <-------   reply.send(message)
-    handler.on_close(error)            <- end ->  handler.on_close(error)
+client side                                   server side
+connect(address, handler) -> Channel          Node.accept(reply: Channel) -> Handler
+channel.send(message)              ------->   handler.on_message(message)
+handler.on_message(message)        <-------   reply.send(message)
+handler.on_close(error)            <- end ->  handler.on_close(error)
 """
 
 from __future__ import annotations
