@@ -40,9 +40,13 @@ def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, 
     # Same name and module: Transformers looks its weight conversions up by them.
     stripped: Any = type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
-    model, info = stripped.from_pretrained(
-        folder, config=config, dtype=dtype, device_map=None, local_files_only=True, output_loading_info=True
-    )
+    try:
+        model, info = stripped.from_pretrained(
+            folder, config=config, dtype=dtype, device_map=None, local_files_only=True, output_loading_info=True
+        )
+    except (RuntimeError, ValueError, KeyError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CorruptStoreError(f"the dense weights in {folder} do not fit config.json: {reason}") from error
     lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if lost:
         raise CorruptStoreError(f"{folder} lacks dense weights, the first is {lost[0]}; make the store again")

@@ -42,7 +42,7 @@ def config_from_dict(fields: dict[str, Any]) -> PreTrainedConfig:
     model_type = fields.get("model_type", "")
     try:
         return AutoConfig.for_model(model_type, **{k: v for k, v in fields.items() if k != "model_type"})
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:
         raise CheckpointError(
             f"model_type {model_type!r} in config.json is not one that Transformers knows or can build: {error}"
         ) from error
@@ -61,17 +61,25 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def stored_dtype(config: PreTrainedConfig) -> torch.dtype:
-    """The dtype that the checkpoint says it is in; float32 when it says nothing."""
-    return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    """The dtype that the checkpoint says it is in; float32 when it says nothing. Raises CheckpointError."""
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    if dtype not in DTYPES.values():
+        raise CheckpointError(f"config.json says dtype {dtype_name(dtype)}; allowed: {', '.join(DTYPES)}")
+    return dtype
 
 
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The whole model on the meta device, as `from_pretrained` would build it in `dtype`."""
     cls = model_class(config)
-    with contextlib.ExitStack() as stack:
-        for context in cls.get_init_context(dtype, False, False, None):
-            stack.enter_context(context)
-        return cls(config)
+    try:
+        with contextlib.ExitStack() as stack:
+            for context in cls.get_init_context(dtype, False, False, None):
+                stack.enter_context(context)
+            return cls(config)
+    except Exception as error:
+        raise CheckpointError(
+            f"config.json describes no {config.model_type} model that can be built: {error!r}; fetch it again"
+        ) from error
 
 
 def expert_count(module: torch.nn.Module) -> int:
@@ -128,4 +136,8 @@ def shape_of(config: PreTrainedConfig, moe_layers: tuple[int, ...], experts: int
     text = config.get_text_config()
     top_k = next((getattr(text, n) for n in _TOP_K_NAMES if isinstance(getattr(text, n, None), int)), 2)
     context = getattr(text, "max_position_embeddings", None) or 1 << 30
-    return ModelShape(moe_layers, experts, min(top_k, experts), text.hidden_size, context)
+    if not 1 <= top_k <= experts or context < 1:
+        raise CheckpointError(
+            f"config.json says {top_k} of {experts} experts a token and a context of {context}; that cannot be"
+        )
+    return ModelShape(moe_layers, experts, top_k, text.hidden_size, context)

@@ -69,6 +69,7 @@ def shard(source: Source, target: Path, dtype: str | None = None, progress: Prog
     report = progress or (lambda what, done, total: None)
     model = family.meta_model(config, torch_dtype)
     plan = _plan(source, model)
+    family.shape_of(config, tuple(plan), max(family.expert_count(m) for _, m in family.experts_modules(model).values()))
     report("verify", 0, 1)
     verify_bytes(source)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
@@ -138,14 +139,28 @@ def _plan(source: Source, model: Any) -> dict[int, list[str]]:
         for key in family.expert_parameters(name, module)
     }
     plan: dict[int, list[str]] = {layer: [] for layer in owner.values()}
+    shapes = _shapes(source)
     for key in source.files:
-        target, _ = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
+        target, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
         if target in owner:
             plan[owner[target]].append(key)
+        elif target in state and converted is None and shapes[key] != tuple(state[target].shape):
+            raise CorruptCheckpointError(
+                f"{source.files[key]}: {key} is {list(shapes[key])}, config.json wants {list(state[target].shape)}"
+            )
     for layer, keys in plan.items():
         if not keys:
             raise MissingShardError(f"{source.path} holds no expert weights for layer {layer}, its configuration does")
     return plan
+
+
+def _shapes(source: Source) -> dict[str, tuple[int, ...]]:
+    """Every tensor's shape, from the headers."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in source.weight_files():
+        with _open_weights(file) as handle:
+            found.update({key: tuple(handle.get_slice(key).get_shape()) for key in handle.keys()})  # noqa: SIM118
+    return found
 
 
 def _convert(source: Source, model: Any, keys: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import os
 import re
 import struct
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingSha
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000
+_SAMPLES = 256
+_SAMPLE_BYTES = 512
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
@@ -53,9 +56,9 @@ def find_model(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"model {name!r} is neither a directory nor a Hub repository that could be fetched: {reason}"
+            f"model {name!r} is neither a directory here nor a Hub repository that could be fetched "
+            f"({type(error).__name__}); check the path"
         ) from error
 
 
@@ -76,7 +79,7 @@ def open_source(path: Path) -> Source:
     for name in sorted(set(listed.values())):
         file = path / name
         header, raw = _read_header(file)
-        digest.update(name.encode() + raw)
+        digest.update(name.encode() + raw + _sample(file))
         status = file.stat()
         stamp.update(f"{name}:{status.st_size}:{status.st_mtime_ns}".encode())
         files.update({key: file for key in header if key != "__metadata__"})
@@ -85,6 +88,14 @@ def open_source(path: Path) -> Source:
         raise MissingShardError(f"{path / _INDEX} names tensor {lost[0]!r}, but {listed[lost[0]]} does not hold it")
     stamp.update(digest.digest())
     return Source(path, config, files, digest.hexdigest()[:32], stamp.hexdigest()[:32])
+
+
+def _sample(file: Path) -> bytes:
+    """Bytes from all over a weight file: trainings of one architecture share the header, not the weights."""
+    size = file.stat().st_size
+    step = max(size // _SAMPLES, 1)
+    with file.open("rb") as stream:
+        return b"".join(os.pread(stream.fileno(), _SAMPLE_BYTES, at) for at in range(0, size, step))
 
 
 def _listed_files(path: Path) -> dict[str, str]:

@@ -79,6 +79,7 @@ class Engine:
         self._layers: dict[t.Visit, _Layer] = {}
         self._owed: dict[int, _Owed] = {}
         self._failed: dict[int, str] = {}
+        self.lost: list[str] = []
 
     # --- peers --------------------------------------------------------------------------------------------------
 
@@ -178,6 +179,7 @@ class Engine:
                 return
             del self.workers[number]
             _log.warning("worker %d is lost: %s", number, error or "it closed its stream")
+            self.lost.append(f"worker {number}")
             self._owed = {k: owed for k, owed in self._owed.items() if owed.command.worker != number}
             self.post(t.WorkerLost(number, str(error or "it closed its stream")))
         peer.close()
@@ -187,6 +189,7 @@ class Engine:
             if self.shadow is not peer:
                 return
             self.shadow = None
+            self.lost.append("shadow")
             _log.warning("the shadow is lost, going on without predictions: %s", error or "it closed its stream")
             self.post(t.ShadowLost())
         peer.close()

@@ -14,7 +14,7 @@ from checkpoint import family
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
 from main_node.engine import Engine
-from main_node.report import Report, build_report
+from main_node.report import Report, Times, build_report
 from main_node.sequence import Sequence
 from scheduler import types as t
 from scheduler.errors import ConfigError, LaunchError, PromptError
@@ -66,13 +66,20 @@ class ShadowStart:
 class MainNode:
     """Answers requests. Several may be open at once; their passes take turns."""
 
-    def __init__(self, store: ExpertStore, engine: Engine, dtype: torch.dtype, shadow: ShadowStart | None) -> None:
+    def __init__(
+        self,
+        store: ExpertStore,
+        engine: Engine,
+        dtype: torch.dtype,
+        shadow: ShadowStart | None,
+        launch_s: float = 600.0,
+    ) -> None:
         self.store = store
         self.engine = engine
         self.model = load_dense(store.dense, store.manifest.config, dtype)
         self.shape = model_shape(store)
         self.on_logits: Callable[[torch.Tensor], None] | None = None
-        self.launch_s = 120.0
+        self.launch_s = launch_s
         self._shadow = shadow
         self._numbers = itertools.count(1)
         self._turn = threading.Lock()
@@ -114,7 +121,8 @@ class MainNode:
     def _answer(self, number: int, sequence: Sequence, stop: set[int]) -> Iterator[Step]:
         start = time.perf_counter()
         token = self._forward(number, sequence, sequence.prompt, 0)
-        first = last = time.perf_counter()
+        first = time.perf_counter()
+        shadow_wait_s = 0.0
         if self._shadow is not None:
             self._shadow.begin()
         while True:
@@ -126,12 +134,15 @@ class MainNode:
             if count == 1 and self._shadow is not None:
                 waited = time.perf_counter()
                 self._shadow.wait(self.launch_s)
-                last += time.perf_counter() - waited
+                shadow_wait_s = time.perf_counter() - waited
             self.engine.post(t.TokenDecoded(number, count - 1))
             token = self._forward(number, sequence, [token], len(sequence.prompt) + count - 1)
         end = time.perf_counter()
         self.engine.wait_for_predictions(number, DRAIN_S)
-        report = build_report(self, number, sequence, ttft_s=first - start, decode_s=end - last)
+        times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s)
+        full = len(sequence.prompt) + len(sequence.tokens) >= self.shape.context
+        finish = "stop" if token in stop else "context" if full else "length"
+        report = build_report(self, number, sequence, times, finish)
         yield Step(token, report)
 
     def _forward(self, number: int, sequence: Sequence, tokens: list[int], position: int) -> int:
@@ -148,6 +159,20 @@ class MainNode:
         if self.on_logits is not None:
             self.on_logits(logits)
         return int(logits.argmax())
+
+    @property
+    def ignored(self) -> list[str]:
+        """Generation settings of the model that would change greedy tokens, which we do not heed yet."""
+        neutral: dict[str, tuple[object, ...]] = {
+            "repetition_penalty": (None, 1.0), "no_repeat_ngram_size": (None, 0), "min_length": (None, 0),
+            "min_new_tokens": (None, 0), "bad_words_ids": (None,), "suppress_tokens": (None, []),
+            "begin_suppress_tokens": (None, []), "sequence_bias": (None,), "forced_bos_token_id": (None,),
+            "forced_eos_token_id": (None,), "exponential_decay_length_penalty": (None,), "num_beams": (None, 1),
+            "guidance_scale": (None, 1.0), "watermarking_config": (None,),
+        }  # fmt: skip
+        settings = self.model.generation_config
+        found = {name: getattr(settings, name, None) for name in neutral}
+        return [f"{name}={value}" for name, value in found.items() if value not in neutral[name]]
 
     def _stop_tokens(self) -> set[int]:
         ids = self.model.generation_config.eos_token_id

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 class Report:
     """One answer's figures. Times in seconds, memory in bytes, `None` where there was nothing to measure.
 
-    `recall`: equation (3) of OD-MoE over the decode passes; `recall_by_token`: equation (2) for this prompt.
+    `recall`: equation (3) of OD-MoE over the decode passes; `recall_by_token`: equation (2) for this prompt;
+    `recall_in_time`: as `recall`, but of predictions that came before their gate. `tokens_per_s` counts all time from
+    the request on, `shadow_wait_s` (the first answer's wait for the shadow to be ready) included; `decode_tokens_per_s`
+    does not count that wait. `finish`: stop (end of sequence), length, or context (full, fewer tokens than asked for).
+    `lost`: workers, or the shadow, lost since the cluster started. `ignored`: generation settings of the model that
+    greedy decoding would have to heed and that are not built yet; where there are any, `exact` is False.
     `loads`: all, of which `prefill_loads`; `reloads`: begun after the gate for want of a prediction;
     `stall_s`: decoding's waits for loads. `memory_bytes`: weights, slots and caches a role, from the buffers;
     `memory_of_whole`: all of it, as a fraction of the weights of the model with every expert in memory.
@@ -25,9 +30,11 @@ class Report:
     new_tokens: int
     ttft_s: float
     decode_s: float
+    shadow_wait_s: float
     decode_tokens_per_s: float | None
     tokens_per_s: float
     recall: float | None
+    recall_in_time: float | None
     recall_by_token: list[float | None]
     loads: int
     prefill_loads: int
@@ -40,16 +47,30 @@ class Report:
     memory_of_whole: float
     resident_experts_max: list[int]
     bytes_loaded: int
+    finish: str
+    lost: list[str]
+    ignored: list[str]
+    exact: bool
     emulated: str | None
 
 
-def build_report(main: MainNode, number: int, sequence: Sequence, ttft_s: float, decode_s: float) -> Report:
-    """Ask the ledger and every node. `decode_s` covers all tokens but the first."""
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds: to the first token; for all others; of those, waiting for the shadow to be ready (not in `decode_s`)."""
+
+    ttft_s: float
+    decode_s: float
+    shadow_wait_s: float
+
+
+def build_report(main: MainNode, number: int, sequence: Sequence, times: Times, finish: str) -> Report:
+    """Ask the ledger and every node."""
     ledger = main.engine.core.ledgers[number]
     workers, shadow = main.engine.usage()
     count = len(sequence.tokens)
     if main.engine.shadow is not None:
         ledger.close()
+    overall = ledger.overall
     slots = [usage.device_bytes_max for usage in workers.values()]
     held = shadow.device_bytes_max if shadow else 0
     whole = main.weight_bytes + main.store.manifest.expert_bytes
@@ -57,11 +78,13 @@ def build_report(main: MainNode, number: int, sequence: Sequence, ttft_s: float,
         token_ids=list(sequence.tokens),
         prompt_tokens=len(sequence.prompt),
         new_tokens=count,
-        ttft_s=ttft_s,
-        decode_s=decode_s,
-        decode_tokens_per_s=(count - 1) / decode_s if count > 1 else None,
-        tokens_per_s=count / (ttft_s + decode_s),
-        recall=ledger.overall.recall,
+        ttft_s=times.ttft_s,
+        decode_s=times.decode_s,
+        shadow_wait_s=times.shadow_wait_s,
+        decode_tokens_per_s=(count - 1) / times.decode_s if count > 1 else None,
+        tokens_per_s=count / (times.ttft_s + times.decode_s + times.shadow_wait_s),
+        recall=overall.recall,
+        recall_in_time=ledger.in_time / overall.activated if overall.activated else None,
         recall_by_token=[tally.recall for tally in ledger.by_index],
         loads=ledger.loads,
         prefill_loads=ledger.loads - ledger.decode_loads,
@@ -78,5 +101,9 @@ def build_report(main: MainNode, number: int, sequence: Sequence, ttft_s: float,
         memory_of_whole=(main.device_bytes + held + sum(slots)) / whole,
         resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
         bytes_loaded=ledger.bytes_loaded,
+        finish=finish,
+        lost=list(main.engine.lost),
+        ignored=main.ignored,
+        exact=not main.ignored,
         emulated=None,
     )

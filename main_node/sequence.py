@@ -10,7 +10,7 @@ from checkpoint.tensors import tensor_bytes
 from scheduler import types as t
 from wire import messages as w
 
-ALIGN_PART_BYTES = 4 << 20
+ALIGN_PART_BYTES = 1 << 20
 """KV rows travel in parts of about this size: large messages are slow to encode and would hold up what follows."""
 
 

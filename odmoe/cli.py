@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
@@ -32,8 +33,18 @@ Dtype = Annotated[
 ]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"odmoe {version('odmoe')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     """Run a Mixture-of-Experts model on a handful of weak machines."""
 
 
@@ -57,6 +68,7 @@ def generate(
     threads: Annotated[
         int | None, typer.Option(help="Threads a node computes with; all cores, or half where nodes share a machine.")
     ] = None,
+    launch_s: Annotated[float, typer.Option("--launch-timeout", help="Most seconds until a node is ready.")] = 600.0,
     mini_batch: Annotated[int, typer.Option(help="Most rows that an expert computes at once in prefill.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     quiet: Quiet = False,
@@ -69,7 +81,7 @@ def generate(
     settings = Settings(
         model=model, store=store, cluster=cluster, workers=workers, group_size=group_size, slots=slots,
         shadow=shadow, align_token=align_token, align_kv=align_kv, dtype=dtype, loader=loader,
-        threads=threads, mini_batch=mini_batch, max_new_tokens=max_new_tokens,
+        threads=threads, launch_s=launch_s, mini_batch=mini_batch, max_new_tokens=max_new_tokens,
     )  # fmt: skip
     if not model:
         raise typer.BadParameter("give a model directory, e.g. -m models/demo-moe", param_hint="--model")

@@ -20,7 +20,6 @@ from wire.messages import PROTOCOL_VERSION, Hello
 from worker_node.loaders import make_loader
 from worker_node.node import Worker
 
-NODE_READY_S = 120.0
 Say = Callable[[str], None]
 
 
@@ -67,22 +66,28 @@ class EmbeddedCluster:
         self._settings = settings
         self._store = store
         self._closed = False
-        say(f"loading the main model and {settings.workers} workers")
+        say(f"loading the main model and {settings.workers} worker(s)")
         engine = make_engine(settings, store)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
-        for number in range(settings.workers):
-            worker = make_worker(number, settings, store, arithmetic)
-            self._nodes.append(worker)
-            engine.add_worker(number, _to(worker), NODE_READY_S)
         shadow = None if settings.shadow == "none" else ShadowStart(self._join_shadow)
-        self.main = MainNode(store, engine, parse_dtype(store.manifest.dtype), shadow)
+        try:
+            for number in range(settings.workers):
+                worker = make_worker(number, settings, store, arithmetic)
+                self._nodes.append(worker)
+                engine.add_worker(number, _to(worker), settings.launch_s)
+            dtype = parse_dtype(store.manifest.dtype)
+            self.main = MainNode(store, engine, dtype, shadow, settings.launch_s)
+        except BaseException:
+            engine.close()
+            self._close_nodes()
+            raise
 
     def _join_shadow(self) -> None:
         shadow = make_shadow(self._settings, self._store)
         if self._closed:
             return
         self._nodes.append(shadow)
-        self.main.engine.add_shadow(_to(shadow), NODE_READY_S)
+        self.main.engine.add_shadow(_to(shadow), self._settings.launch_s)
 
     def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Generator[Step, None, None]:
         yield from self.main.generate(prompt, max_new_tokens, ignore_eos)
@@ -90,6 +95,9 @@ class EmbeddedCluster:
     def close(self) -> None:
         self._closed = True
         self.main.close()
+        self._close_nodes()
+
+    def _close_nodes(self) -> None:
         for node in self._nodes:
             node.close()
 

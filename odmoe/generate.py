@@ -43,7 +43,7 @@ def run_generate(settings: Settings, prompt: str, as_json: bool, terminal: Termi
         return
     if as_json:
         print(json.dumps({"text": "".join(pieces), **dataclasses.asdict(report), "cluster": settings.cluster,
-                          "shadow": settings.shadow, "dtype": store.manifest.dtype, "exact": True}))  # fmt: skip
+                          "shadow": settings.shadow, "dtype": store.manifest.dtype}))  # fmt: skip
         return
     sys.stdout.write("\n")
     sys.stdout.flush()

@@ -27,7 +27,6 @@ from odmoe.settings import Settings
 from scheduler.errors import ClusterError, LaunchError, ODMoEError
 from wire.base import Node
 
-NODE_READY_S = 120.0
 REACH_S = 5.0
 STEP_S = 600.0
 """Most time between two tokens. Every wait inside the main node is shorter; this is for one that is gone."""
@@ -52,7 +51,7 @@ class _Served:
         from odmoe.cluster import make_shadow, make_worker
         from wire.grpc_server import GrpcServer
 
-        store = ExpertStore.open(Path(self._store))
+        store = open_verified(self._store)
         if role == "shadow":
             self._node = make_shadow(self._settings, store)
         else:
@@ -93,22 +92,22 @@ class _Main:
         from odmoe.cluster import make_engine
         from wire.grpc_client import connect
 
-        secret = self._settings.secret
-        store = ExpertStore.open(Path(self._store))
+        secret, ready_s = self._settings.secret, self._settings.launch_s
+        store = open_verified(self._store)
         engine = make_engine(self._settings, store)
 
         def join_shadow() -> None:
-            address = get(shadow.start.remote("shadow", 0), NODE_READY_S, "the shadow")
-            engine.add_shadow(partial(connect, address, "shadow", secret=secret), NODE_READY_S)
+            address = get(shadow.start.remote("shadow", 0), ready_s, "the shadow")
+            engine.add_shadow(partial(connect, address, "shadow", secret=secret), ready_s)
 
         start = ShadowStart(join_shadow) if shadow is not None else None
         if start is not None:
             start.begin()
-        self._main = MainNode(store, engine, parse_dtype(store.manifest.dtype), start)
+        self._main = MainNode(store, engine, parse_dtype(store.manifest.dtype), start, ready_s)
         addresses = [actor.start.remote("worker", number) for number, actor in enumerate(workers)]
         for number, pending in enumerate(addresses):
-            address = get(pending, NODE_READY_S, f"worker {number}")
-            engine.add_worker(number, partial(connect, address, "worker", secret=secret), NODE_READY_S)
+            address = get(pending, ready_s, f"worker {number}")
+            engine.add_worker(number, partial(connect, address, "worker", secret=secret), ready_s)
 
     def generate(self, key: str, prompt: list[int], max_new_tokens: int, ignore_eos: bool) -> Iterator[Step]:
         if self._main is None:
@@ -128,6 +127,15 @@ class _Main:
     def stop(self) -> None:
         if self._main is not None:
             self._main.close()
+
+
+def open_verified(path: str) -> ExpertStore:
+    """This host's copy of the store, read whole once and again whenever it has changed. Raises StoreError."""
+    from odmoe.stores import cache_dir
+
+    store = ExpertStore.open(Path(path))
+    store.verify_once(cache_dir() / "verified")
+    return store
 
 
 def own_host(settings: Settings) -> str:
@@ -180,6 +188,8 @@ def get(pending: Any, deadline_s: float, who: str) -> Any:
         raise ClusterError(f"{who} failed: {error.cause!r}") from error
     except RayActorError as error:
         raise ClusterError(f"{who} died: {str(error).splitlines()[0]}") from error
+    except RayError as error:
+        raise ClusterError(f"{who} cannot be reached: {str(error).splitlines()[0]}") from error
 
 
 class RayCluster:
@@ -193,7 +203,7 @@ class RayCluster:
         say("starting Ray" if self._ours else "connecting to Ray")
         try:
             self._connect(settings)
-            say(f"starting {settings.workers} workers, the shadow and the main node")
+            say(f"starting {settings.workers} worker(s), the shadow and the main node: some seconds each")
             self._start(settings, str(store.path.resolve()))
         except BaseException:
             self.close()
@@ -228,7 +238,7 @@ class RayCluster:
             raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
 
     def _check_room(self, settings: Settings) -> None:
-        found = ray.cluster_resources()
+        found = ray.available_resources()
         wanted = {"main_node": 1, "shadow_node": int(settings.shadow != "none"), "worker_node": settings.workers}
         for role, count in wanted.items():
             if found.get(role, 0) < count:
@@ -242,7 +252,7 @@ class RayCluster:
         self._workers = [self._actor(node, "worker_node", 4, settings, store) for _ in range(settings.workers)]
         shadow = self._actor(node, "shadow_node", 4, settings, store) if settings.shadow != "none" else None
         self._main = self._actor(ray.remote(_Main), "main_node", 16, settings, store)
-        get(self._main.start.remote(self._workers, shadow), 2 * NODE_READY_S, "the main node")
+        get(self._main.start.remote(self._workers, shadow), 2 * settings.launch_s, "the main node")
 
     def _actor(self, kind: Any, role: str, concurrency: int, settings: Settings, store: str) -> Any:
         options = kind.options(num_cpus=0, resources={role: 1}, max_concurrency=concurrency)
@@ -252,7 +262,7 @@ class RayCluster:
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, in order; what a fault test kills."""
-        return [get(actor.pid.remote(), NODE_READY_S, "a worker") for actor in self._workers]
+        return [get(actor.pid.remote(), STEP_S, "a worker") for actor in self._workers]
 
     def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Generator[Step, None, None]:
         key = next(self._keys)
@@ -263,7 +273,10 @@ class RayCluster:
                 ready, _ = ray.wait([pending], timeout=STEP_S)
                 if not ready:
                     raise ClusterError(f"the main node has sent nothing for {STEP_S:g} s")
-                step: Step = get(next(pending), STEP_S, "the main node")
+                following = next(pending, None)
+                if following is None:
+                    raise ClusterError("the main node ended the answer early; see its log")
+                step: Step = get(following, STEP_S, "the main node")
                 done = step.report is not None
                 yield step
         finally:

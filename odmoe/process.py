@@ -9,7 +9,7 @@ import warnings
 
 
 def prepare_process(debug: bool = False) -> None:
-    """Quiet the libraries (unless `debug`) and keep them from the network where a model is given as files."""
+    """Quiet the libraries, unless `debug`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     level = logging.DEBUG if debug else logging.ERROR
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")

@@ -17,7 +17,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One cluster and how it answers. `group_size` None: the model's top-k, at most all workers. `dtype` None: as
-    stored. `store` None: found or made in the cache. `threads` None: see `threads_a_node`."""
+    stored. `store` None: found or made in the cache. `threads` None: see `threads_a_node`.
+    `launch_s`: most seconds until a node is ready."""
 
     model: str
     store: str | None = None
@@ -33,12 +34,13 @@ class Settings:
     mini_batch: int = 128
     max_new_tokens: int = 128
     threads: int | None = None
+    launch_s: float = 600.0
     host: str = "127.0.0.1"
     secret: str | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError naming the flag, its value and what is allowed."""
-        least = {"workers": 1, "slots": 1, "mini_batch": 1, "max_new_tokens": 1}
+        least = {"workers": 1, "slots": 1, "mini_batch": 1, "max_new_tokens": 1, "launch_s": 1}
         for name, low in least.items():
             value = getattr(self, name)
             if value < low:

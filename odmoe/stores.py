@@ -63,7 +63,8 @@ def _open_or_shard(source: Source, target: Path, dtype: str | None, progress: Pr
 
 def _cached(source: Source, dtype: str | None) -> Path:
     """Named after the checkpoint's place, sizes and times and our format: one that has changed gets a new store."""
-    name = f"{source.path.resolve().name}-{dtype or 'stored'}-{FORMAT}-{source.stamp[:16]}"
+    said = dtype or str(source.config.get("dtype") or source.config.get("torch_dtype") or "float32")
+    name = f"{source.path.resolve().name}-{said}-{FORMAT}-{source.stamp[:16]}"
     return cache_dir() / "stores" / name
 
 

@@ -64,20 +64,28 @@ class Terminal:
         recall = (
             "no shadow"
             if report.recall is None
-            else (f"{report.recall:.2%} of activated experts predicted ({report.late_predictions} layers too late)")
+            else f"{report.recall:.2%} of activated experts predicted, {report.recall_in_time or 0:.2%} in time"
         )
         rows = {
             "tokens": f"{report.prompt_tokens} in, {report.new_tokens} out",
-            "speed": f"{rate} tokens/s decoding, first token after {report.ttft_s:.2f} s",
+            "speed": f"{rate} tokens/s decoding, first token after {report.ttft_s:.2f} s"
+            + (f", shadow ready {report.shadow_wait_s:.2f} s later" if report.shadow_wait_s > 0.05 else ""),
             "recall": recall,
             "loads": f"{report.loads} experts, {megabytes(report.bytes_loaded)}; {report.reloads} reloads, "
             f"{report.unused_loads} unused, {report.stall_s:.2f} s stalled",
             "memory": f"main {megabytes(memory['main'])}, shadow {megabytes(memory['shadow'])}, "
             f"{len(workers)} workers {megabytes(max(workers, default=0))} each: "
-            f"{report.memory_of_whole:.0%} of all experts cached",
+            f"{report.memory_of_whole:.0%} of the model with every expert in memory",
             "residents": f"at most {max(report.resident_experts_max, default=0)} expert(s) on any worker",
         }
-        title = f"OD-MoE, {cluster}, exact" + (f", emulated: {report.emulated}" if report.emulated else "")
+        if report.finish == "context":
+            rows["ended"] = "the context is full: fewer tokens than asked for"
+        if report.lost:
+            rows["lost"] = ", ".join(report.lost)
+        if report.ignored:
+            rows["ignored"] = ", ".join(report.ignored) + " of generation_config.json: not built yet"
+        exact = "exact" if report.exact else "approximate"
+        title = f"OD-MoE, {cluster}, {exact}" + (f", emulated: {report.emulated}" if report.emulated else "")
         self.console.print()
         self.facts(title, dict(rows))
 

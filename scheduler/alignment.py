@@ -15,7 +15,7 @@ class Alignment:
     kv_period: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("align-token", self.token_period), ("align-kv", self.kv_period)):
+        for name, value in (("--align-token", self.token_period), ("--align-kv", self.kv_period)):
             if value < 0:
                 raise ConfigError(f"{name} is {value}; allowed: 0 (never), 1 (every token), 2, 3, ...")
 

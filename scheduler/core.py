@@ -158,7 +158,7 @@ class Core:
     def _shadow_lost(self, event: t.ShadowLost) -> None:
         self._following.lost()
         for request in self._requests.values():
-            request.ledger.close()
+            request.ledger.orphan()
 
     def _token_decoded(self, event: t.TokenDecoded) -> None:
         request = self._requests.get(event.request)
@@ -232,6 +232,7 @@ class Core:
         named = frozenset(expert for expert, _ in event.rows)
         if not request.prefilling and self._following.present:
             request.ledger.activated(event.visit, named)
+            request.ledger.in_time += len(named & opened.needs.keys())
         for expert in [e for e in opened.needs if e not in named]:
             wrong = opened.needs.pop(expert)
             request.ledger.unused += wrong.state is not State.QUEUED

@@ -26,7 +26,8 @@ class RequestLedger:
 
     `reloads`: loads begun after the gate because no prediction had named the expert. `displaced`: loads given up for
     a more urgent one. `unused`: experts loaded (or begun) that the gate did not name. `late`: predictions that came
-    after the gate. `stall_s`: from each gate until the last load that it needed had ended, where that was later.
+    after the gate. `in_time`: activated experts that a prediction had named by then. `stall_s`: from each gate until
+    the last load that it needed had ended, where that was later.
     """
 
     prompt_tokens: int
@@ -37,11 +38,13 @@ class RequestLedger:
     displaced: int = 0
     unused: int = 0
     late: int = 0
+    in_time: int = 0
     stall_s: float = 0.0
     prefill_stall_s: float = 0.0
     by_index: list[Tally] = field(default_factory=list)
     _predicted: dict[Visit, frozenset[int]] = field(default_factory=dict)
     _activated: dict[Visit, frozenset[int]] = field(default_factory=dict)
+    _orphans: dict[Visit, frozenset[int]] = field(default_factory=dict)
 
     def load_begun(self, prefilling: bool, late: bool) -> None:
         self.loads += 1
@@ -65,9 +68,10 @@ class RequestLedger:
         self._match(visit)
 
     def _match(self, visit: Visit) -> None:
-        if visit in self._predicted and visit in self._activated:
-            activated = self._activated.pop(visit)
-            self._add(visit, len(activated & self._predicted.pop(visit)), len(activated))
+        activated = self._activated if visit in self._activated else self._orphans
+        if visit in self._predicted and visit in activated:
+            experts = activated.pop(visit)
+            self._add(visit, len(experts & self._predicted.pop(visit)), len(experts))
 
     def _add(self, visit: Visit, correct: int, activated: int) -> None:
         index = visit.position - self.prompt_tokens
@@ -81,11 +85,17 @@ class RequestLedger:
         """Layers whose gate has fired and whose prediction has not come yet."""
         return len(self._activated)
 
+    def orphan(self) -> None:
+        """The shadow is gone: predictions still missing are not to be waited for."""
+        self._orphans |= self._activated
+        self._activated.clear()
+
     def close(self) -> None:
         """Predictions still missing count as wrong."""
-        for visit, experts in self._activated.items():
+        self.orphan()
+        for visit, experts in self._orphans.items():
             self._add(visit, 0, len(experts))
-        self._activated.clear()
+        self._orphans.clear()
         self._predicted.clear()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,20 +73,33 @@ class Shadow:
         self.dtype = dtype
         self.cache_bytes_max = 0
         self._session: _Session | None = None
+        self._open: set[_Session] = set()
         self._lock = threading.Lock()
 
     def accept(self, reply: Channel) -> _Session:
         session = _Session(self, reply)
         with self._lock:
-            before, self._session = self._session, session
-        if before is not None:
-            before.on_close(None)
+            self._open.add(session)
         return session
+
+    def forget(self, session: _Session) -> None:
+        """Its stream is over."""
+        with self._lock:
+            self._open.discard(session)
+            if self._session is session:
+                self._session = None
+
+    def serve(self, session: _Session) -> None:
+        """A main node that belongs here has said Hello: from now on it is the one."""
+        with self._lock:
+            before, self._session = self._session, session
+        if before is not None and before is not session:
+            before.replaced()
 
     def close(self) -> None:
         with self._lock:
-            session, self._session = self._session, None
-        if session is not None:
+            sessions = list(self._open)
+        for session in sessions:
             session.on_close(None)
 
 
@@ -131,13 +145,23 @@ class _Session:
         if self._closed:
             return
         self._closed = True
+        self._shadow.forget(self)
         for followed in list(self._requests.values()):
             followed.closed = True
         self._thread.close()
 
+    def replaced(self) -> None:
+        """Another main node has connected: tell this one, and forget it."""
+        if not self._closed:
+            with contextlib.suppress(LinkError):
+                self._reply.send(Failed("LinkError", f"{self._shadow.name} now serves another main node"))
+        self.on_close(None)
+        self._reply.close()
+
     def _hello(self, hello: Hello) -> None:
         shadow = self._shadow
         check_hello(hello, shadow.name, shadow.fingerprint, shadow.dtype)
+        shadow.serve(self)
         self._welcome = True
         model = shadow.model
         self._reply.send(ShadowReady(PROTOCOL_VERSION, shadow.name, model.scheme, model.device_bytes))

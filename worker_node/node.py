@@ -3,6 +3,7 @@ computation nor a computation for another slot's load."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
-from scheduler.errors import ODMoEError, ProtocolError
+from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel
 from wire.handshake import check_hello
@@ -67,15 +68,28 @@ class Worker:
         self._arithmetic = arithmetic
         self._bound: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
         self._session: _Session | None = None
+        self._open: set[_Session] = set()
         self._lock = threading.Lock()
 
     def accept(self, reply: Channel) -> _Session:
         session = _Session(self, reply)
         with self._lock:
-            before, self._session = self._session, session
-        if before is not None:
-            before.replaced()
+            self._open.add(session)
         return session
+
+    def forget(self, session: _Session) -> None:
+        """Its stream is over."""
+        with self._lock:
+            self._open.discard(session)
+            if self._session is session:
+                self._session = None
+
+    def serve(self, session: _Session) -> None:
+        """A main node that belongs here has said Hello: from now on it is the one."""
+        with self._lock:
+            before, self._session = self._session, session
+        if before is not None and before is not session:
+            before.replaced()
 
     def compute(self, message: Compute) -> torch.Tensor:
         """The expert in the message's slot on the message's rows."""
@@ -89,8 +103,8 @@ class Worker:
 
     def close(self) -> None:
         with self._lock:
-            session, self._session = self._session, None
-        if session is not None:
+            sessions = list(self._open)
+        for session in sessions:
             session.on_close(None)
         self.loader.close()
 
@@ -135,6 +149,7 @@ class _Session:
                 return
             self._closed = True
             tickets = list(self._tickets)
+        self._worker.forget(self)
         for slot in tickets:
             self._evict(slot)
         self._loading.close()
@@ -142,13 +157,15 @@ class _Session:
 
     def replaced(self) -> None:
         """Another main node has connected: tell this one, and forget it."""
-        self._send(Failed("LinkError", f"{self._worker.name} now serves another main node"))
+        with contextlib.suppress(LinkError):
+            self._send(Failed("LinkError", f"{self._worker.name} now serves another main node"))
         self.on_close(None)
         self._reply.close()
 
     def _hello(self, hello: Hello) -> None:
         worker, manifest = self._worker, self._worker.store.manifest
         check_hello(hello, worker.name, manifest.fingerprint, manifest.dtype)
+        worker.serve(self)
         self._welcome = True
         slot_bytes = worker.slots.buffers[0].nbytes
         self._reply.send(

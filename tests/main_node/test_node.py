@@ -409,3 +409,21 @@ def test_the_shadow_is_started_once() -> None:
         thread.join(WAIT_S)
         assert not thread.is_alive()
     assert begun == [1]
+
+
+def test_the_report_says_why_the_answer_ended(demo_store: Any) -> None:
+    """Of its length, or because the context is full; and which of the model's settings were not heeded."""
+    from odmoe.cluster import EmbeddedCluster
+    from odmoe.settings import Settings
+
+    cluster = EmbeddedCluster(Settings(model="demo", shadow="none", threads=1), demo_store("bfloat16"))
+    try:
+        *_, last = cluster.generate([5, 6, 7], 4, ignore_eos=True)
+        assert (last.report.finish, last.report.lost, last.report.exact) == ("length", [], True)
+        *_, last = cluster.generate([5] * 1020, 50, ignore_eos=True)
+        assert (last.report.finish, last.report.new_tokens) == ("context", 4)
+        cluster.main.model.generation_config.repetition_penalty = 1.3
+        *_, last = cluster.generate([5, 6, 7], 2, ignore_eos=True)
+        assert (last.report.exact, last.report.ignored) == (False, ["repetition_penalty=1.3"])
+    finally:
+        cluster.close()

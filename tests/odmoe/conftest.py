@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -109,6 +110,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         process = subprocess.Popen(
             [ODMOE, *args], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             env=os.environ | {Marked.name: mark} | environment,
+            # A shell that runs the tests in its background has them ignore Ctrl-C, and their children with them.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         made.append(Running(process, mark))
         return made[-1]

@@ -67,7 +67,7 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_made_once_in_the_cache_and_found_again(model: Path, cache: Path, made: list[Path]) -> None:
     first = prepare_store(str(model), None, None)
     assert first.path.parent == cache / "stores"
-    assert first.path.name.startswith("model-stored-")
+    assert first.path.name.startswith("model-float32-")
     again = prepare_store(f"{model}/../model", None, None)
     assert again.path == first.path
     assert made == [first.path]

@@ -481,6 +481,9 @@ def test_a_new_stream_takes_over(shadow_of: Any, answers: list[Answer]) -> None:
     second.align(1, 0)
     assert second.passes(1) == [0]
     assert first.got == []
+    third = Main(shadow)
+    third.hello()
+    assert [m.error for m in second.of(Failed)] == ["LinkError"]
 
 
 def test_an_error_that_cannot_be_told_does_not_end_the_thread(shadow_of: Any, answers: list[Answer]) -> None:

@@ -57,7 +57,7 @@ def test_server_lost_mid_stream(kit, fate):
         channel.send(Load(1, 0, 0, 0))
         assert heard.take(1) == ECHO
         child.send_signal(fate)
-        error = heard.end(within=5)
+        error = heard.end(within=10)
         assert isinstance(error, LinkError)
         assert f"the worker at {address}" in str(error)
         with pytest.raises(LinkError, match="closed"):
@@ -71,7 +71,7 @@ def test_client_lost_mid_stream(kit, fate):
     client = NODE + f"channel = connect('{address}', 'worker', Node()); print('up', flush=True); sys.stdin.read()"
     with process(client) as (child, _):
         child.send_signal(fate)
-        assert isinstance(node.streams[0].end(within=5), LinkError)
+        assert isinstance(node.streams[0].end(within=10), LinkError)
         with pytest.raises(LinkError, match="closed"):
             node.streams[0].reply.send(Loaded(1, 0, 0.0))
 

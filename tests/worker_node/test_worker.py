@@ -459,11 +459,12 @@ def test_second_main_node_takes_over(desk: Any, held_loader: Any, expected: Expe
     failure(first, "ProtocolError", load_id=3)
     gate.wait_for_arrival()
     second = desk.connect(worker)
-    failure(first, "LinkError")
-    assert first.ends == [None]
     second.send(Load(4, 0, 0, 1))
     failure(second, "ProtocolError", load_id=4)
+    assert first.ends == []
     second.send(desk.hello())
+    failure(first, "LinkError")
+    assert first.ends == [None]
     assert isinstance(second.next(), WorkerReady)
     for slot in (0, 1):
         assert_loads_and_computes(second, 5 + slot, desk.compute(10 + slot, slot, 1, 2), expected)
@@ -474,22 +475,15 @@ def test_second_main_node_takes_over(desk: Any, held_loader: Any, expected: Expe
     assert usage(second).resident_experts_max <= 2
 
 
-def test_stream_is_that_of_the_one_who_opened_it(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when another opens one at the same moment."""
+def test_a_stranger_does_not_disturb_the_main_node(desk: Any, expected: Expected) -> None:
+    """Who is refused, or says nothing, replaces nobody."""
     worker = desk.worker()
-    replies = [desk.connect(desk.worker()).channel for _ in range(3)]
-    first = worker.accept(replies[0])
-    close, inner = first.on_close, []
-
-    def meanwhile(error: Any) -> None:
-        inner.append(worker.accept(replies[2]))
-        close(error)
-
-    monkeypatch.setattr(first, "on_close", meanwhile)
-    outer = worker.accept(replies[1])
-    assert outer._reply is replies[1]
-    assert inner[0]._reply is replies[2]
-    outer.on_close(None)
+    main, stranger, silent = desk.welcome(worker), desk.connect(worker), desk.connect(worker)
+    stranger.send(desk.hello(fingerprint="another"))
+    failure(stranger, "HandshakeError")
+    assert_loads_and_computes(main, 1, desk.compute(2, 0, 1, 2), expected)
+    assert main.ends == []
+    assert silent.nothing_came()
 
 
 def test_main_node_that_leaves_and_comes_back(desk: Any, held_loader: Any, expected: Expected) -> None:
