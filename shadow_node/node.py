@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +28,7 @@ from wire.messages import (
     ShadowUsage,
 )
 from wire.serial import SerialThread
+from wire.sessions import Sessions
 
 
 class _Closed(Exception):
@@ -72,35 +72,13 @@ class Shadow:
         self.fingerprint = fingerprint
         self.dtype = dtype
         self.cache_bytes_max = 0
-        self._session: _Session | None = None
-        self._open: set[_Session] = set()
-        self._lock = threading.Lock()
+        self.sessions: Sessions[_Session] = Sessions()
 
     def accept(self, reply: Channel) -> _Session:
-        session = _Session(self, reply)
-        with self._lock:
-            self._open.add(session)
-        return session
-
-    def forget(self, session: _Session) -> None:
-        """Its stream is over."""
-        with self._lock:
-            self._open.discard(session)
-            if self._session is session:
-                self._session = None
-
-    def serve(self, session: _Session) -> None:
-        """A main node that belongs here has said Hello: from now on it is the one."""
-        with self._lock:
-            before, self._session = self._session, session
-        if before is not None and before is not session:
-            before.replaced()
+        return self.sessions.add(_Session(self, reply))
 
     def close(self) -> None:
-        with self._lock:
-            sessions = list(self._open)
-        for session in sessions:
-            session.on_close(None)
+        self.sessions.close()
 
 
 class _Session:
@@ -145,7 +123,7 @@ class _Session:
         if self._closed:
             return
         self._closed = True
-        self._shadow.forget(self)
+        self._shadow.sessions.forget(self)
         for followed in list(self._requests.values()):
             followed.closed = True
         self._thread.close()
@@ -161,7 +139,7 @@ class _Session:
     def _hello(self, hello: Hello) -> None:
         shadow = self._shadow
         check_hello(hello, shadow.name, shadow.fingerprint, shadow.dtype)
-        shadow.serve(self)
+        shadow.sessions.serve(self)
         self._welcome = True
         model = shadow.model
         self._reply.send(ShadowReady(PROTOCOL_VERSION, shadow.name, model.scheme, model.device_bytes))

@@ -34,6 +34,7 @@ from wire.messages import (
     WorkerUsage,
 )
 from wire.serial import SerialThread
+from wire.sessions import Sessions
 from worker_node.loaders import Loader
 from worker_node.slots import Slots
 
@@ -67,29 +68,10 @@ class Worker:
         self.bytes_loaded = 0
         self._arithmetic = arithmetic
         self._bound: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
-        self._session: _Session | None = None
-        self._open: set[_Session] = set()
-        self._lock = threading.Lock()
+        self.sessions: Sessions[_Session] = Sessions()
 
     def accept(self, reply: Channel) -> _Session:
-        session = _Session(self, reply)
-        with self._lock:
-            self._open.add(session)
-        return session
-
-    def forget(self, session: _Session) -> None:
-        """Its stream is over."""
-        with self._lock:
-            self._open.discard(session)
-            if self._session is session:
-                self._session = None
-
-    def serve(self, session: _Session) -> None:
-        """A main node that belongs here has said Hello: from now on it is the one."""
-        with self._lock:
-            before, self._session = self._session, session
-        if before is not None and before is not session:
-            before.replaced()
+        return self.sessions.add(_Session(self, reply))
 
     def compute(self, message: Compute) -> torch.Tensor:
         """The expert in the message's slot on the message's rows."""
@@ -102,10 +84,7 @@ class Worker:
         return self._bound[key](hidden, weights)
 
     def close(self) -> None:
-        with self._lock:
-            sessions = list(self._open)
-        for session in sessions:
-            session.on_close(None)
+        self.sessions.close()
         self.loader.close()
 
 
@@ -149,7 +128,7 @@ class _Session:
                 return
             self._closed = True
             tickets = list(self._tickets)
-        self._worker.forget(self)
+        self._worker.sessions.forget(self)
         for slot in tickets:
             self._evict(slot)
         self._loading.close()
@@ -165,7 +144,7 @@ class _Session:
     def _hello(self, hello: Hello) -> None:
         worker, manifest = self._worker, self._worker.store.manifest
         check_hello(hello, worker.name, manifest.fingerprint, manifest.dtype)
-        worker.serve(self)
+        worker.sessions.serve(self)
         self._welcome = True
         slot_bytes = worker.slots.buffers[0].nbytes
         self._reply.send(

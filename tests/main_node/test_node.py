@@ -280,7 +280,7 @@ def test_the_report_is_what_happened(slots: int, house_of: Any, nf4: ShadowModel
 
 def nf4_row(told: Tap) -> int:
     """Bytes of one cache row of the shadow."""
-    session = told._node._session  # type: ignore[attr-defined]
+    session = told._node.sessions._served  # type: ignore[attr-defined]
     return int(8 * 2 * 2 * 32 * session._shadow.model.dense.dtype.itemsize)
 
 

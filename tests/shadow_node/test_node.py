@@ -177,7 +177,7 @@ class Main:
 
     def cache(self, number: int) -> list[torch.Tensor]:
         """The shadow's own keys and values."""
-        session = self.shadow._session
+        session = self.shadow.sessions._served
         assert session is not None
         return [t for layer in session._requests[number].cache.layers for t in (layer.keys, layer.values)]
 
