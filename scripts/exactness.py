@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from checkpoint.family import parse_dtype
 from odmoe.process import prepare_libraries, prepare_process
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
@@ -86,7 +87,10 @@ def compare(settings: Settings, store: Any, answers: list[tuple[list[int], Answe
             row["equal_tokens"] += sum(a == b for a, b in zip(last.report.token_ids, expected.tokens, strict=True))
             if embedded:  # elsewhere the logits stay on the main node
                 row["bit_equal_logits"] += sum(torch.equal(a, b) for a, b in zip(seen, expected.logits, strict=True))
-            row["near_ties"] += near_tie(last.report.token_ids, expected)
+            difference = first_difference(last.report.token_ids, expected, store.manifest.dtype)
+            if difference is not None:
+                row["near_ties"] += difference["near_tie"]
+                print(f"  differs: prompt of {len(prompt)} tokens, {difference}", flush=True)
             row["residents"] = max(row["residents"], *last.report.resident_experts_max)
             recalls += [last.report.recall] if last.report.recall is not None else []
             memory = last.report.memory_bytes
@@ -97,13 +101,17 @@ def compare(settings: Settings, store: Any, answers: list[tuple[list[int], Answe
     return row
 
 
-def near_tie(tokens: list[int], expected: Answer) -> int:
-    """1 where the first token that differs was a near tie (best two logits within 2 %), else 0."""
-    for got, wanted, logits in zip(tokens, expected.tokens, expected.logits, strict=True):
+def first_difference(tokens: list[int], expected: Answer, dtype: str) -> dict[str, Any] | None:
+    """Where an answer leaves Transformers' own, and whether its two best logits are within rounding of each other.
+
+    Within rounding: closer than four units in the last place of `dtype` at the best logit's size.
+    """
+    for position, (got, wanted) in enumerate(zip(tokens, expected.tokens, strict=True)):
         if got != wanted:
-            best, second = logits.topk(2).values.tolist()
-            return int(best - second <= 0.02 * abs(best))
-    return 0
+            best, second = expected.logits[position].topk(2).values.tolist()
+            near = best - second <= 4 * torch.finfo(parse_dtype(dtype)).eps * abs(best)
+            return {"token": position, "got": got, "wanted": wanted, "logits": [best, second], "near_tie": near}
+    return None
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -132,3 +133,33 @@ def test_end_of_sequence_ends_the_answer(embedded: Any, demo: Any) -> None:
     assert len(expected) < 100
     with closing(embedded("bfloat16", shadow="none").generate(prompt, 100)) as steps:
         assert [step.token_id for step in steps] == expected
+
+
+def test_no_copy_of_an_expert_outside_the_slots(embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in this process's live tensors while a worker computes: as many expert-sized ones as there are slots."""
+    from worker_node.node import Worker
+
+    cluster = embedded("float32", shadow="none", workers=2, slots=1)
+    prompt = reference("float32", 1, TOKENS).prompt[:4]  # with its model, before anything is counted
+    size = cluster.main.store.manifest.blob_bytes * 0.9
+    counts: list[int] = []
+
+    def live() -> dict[int, int]:
+        gc.collect()
+        tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, torch.nn.Parameter) and not o.is_meta]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return {pointer: nbytes for pointer, nbytes in storages.items() if nbytes >= size}
+
+    slots = {buffer.data_ptr() for node in cluster._nodes for buffer in node.slots.buffers}
+    before = live().keys()
+    compute = Worker.compute
+
+    def counting(worker: Worker, message: Any) -> torch.Tensor:
+        output = compute(worker, message)
+        counts.append(len(live().keys() - before - slots))
+        return output
+
+    monkeypatch.setattr(Worker, "compute", counting)
+    answers(cluster, prompt, 2)
+    assert len(counts) > 16
+    assert max(counts) == 0
