@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from scheduler.errors import ClusterError, LaunchError, ODMoEError
 from wire.base import Node
 
 REACH_S = 5.0
+FREE_S = 15.0
 STEP_S = 600.0
 """Most time between two tokens. Every wait inside the main node is shorter; this is for one that is gone."""
 
@@ -238,7 +240,8 @@ class RayCluster:
             raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
 
     def _check_room(self, settings: Settings) -> None:
-        found = ray.available_resources()
+        """Enough hosts of each role at all, and free within FREE_S: those of a run that has just ended take a while."""
+        found = ray.cluster_resources()
         wanted = {"main_node": 1, "shadow_node": int(settings.shadow != "none"), "worker_node": settings.workers}
         for role, count in wanted.items():
             if found.get(role, 0) < count:
@@ -246,6 +249,11 @@ class RayCluster:
                     f"the Ray cluster offers {found.get(role, 0):g} {role}, {count} are wanted; start Ray on more "
                     f"hosts with --resources='{{\"{role}\": 1}}', or give fewer --workers"
                 )
+        end = time.monotonic() + FREE_S
+        while taken := [role for role, count in wanted.items() if ray.available_resources().get(role, 0) < count]:
+            if time.monotonic() > end:
+                raise LaunchError(f"every {taken[0]} of the Ray cluster is busy with another run; try again later")
+            time.sleep(0.5)
 
     def _start(self, settings: Settings, store: str) -> None:
         node = ray.remote(_Served)

@@ -117,9 +117,16 @@ def test_a_ray_cluster_that_is_too_small(role: str, monkeypatch: pytest.MonkeyPa
     prepare_ray("local")
     launch = importlib.import_module("odmoe.launch")
     offered = {"CPU": 8.0, "main_node": 1.0, "shadow_node": 1.0, "worker_node": 4.0}
+    free = dict(offered)
     monkeypatch.setattr(launch.ray, "cluster_resources", lambda: offered)
+    monkeypatch.setattr(launch.ray, "available_resources", lambda: free)
+    monkeypatch.setattr(launch, "FREE_S", 0.0)
     check = launch.RayCluster._check_room
     check(None, Settings(model="m", cluster="auto", workers=4))
+    free[role] -= 1
+    with pytest.raises(LaunchError, match=f"every {role} .* is busy"):
+        check(None, Settings(model="m", cluster="auto", workers=4))
+    free[role] += 1
     offered[role] -= 1
     with pytest.raises(LaunchError, match=rf"offers {offered[role]:g} {role}, .* are wanted; .*--resources"):
         check(None, Settings(model="m", cluster="auto", workers=4))
