@@ -88,7 +88,6 @@ class _Session:
         self._shadow = shadow
         self._reply = reply
         self._requests: dict[int, _Followed] = {}
-        self._now: _Followed | None = None
         self._closed = False
         self._welcome = False
         self._thread = SerialThread(f"{shadow.name}-passes", self._report)
