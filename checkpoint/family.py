@@ -7,12 +7,16 @@ Transformers dispatches through `transformers.integrations.moe.ALL_EXPERTS_FUNCT
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import json
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scheduler.errors import CheckpointError, ConfigError, NotMoEError
+from scheduler.errors import CheckpointError, ConfigError, NotMoEError, UnsupportedFamilyError
 from scheduler.types import ModelShape
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TOP_K_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
+_COUNTING = "odmoe_counting"
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -36,27 +41,46 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def config_from_dict(fields: dict[str, Any]) -> PreTrainedConfig:
-    """The family's own configuration object. Raises CheckpointError for a family that Transformers does not know."""
-    from transformers import AutoConfig
+    """The family's own configuration object; of a model that also sees or hears, that of its language model, as
+    AutoModelForCausalLM takes it. Raises CheckpointError for a family that Transformers does not know."""
+    from transformers import AutoConfig, PreTrainedConfig
 
+    fields = PreTrainedConfig._decode_special_floats(fields)  # JSON has no infinity
     model_type = fields.get("model_type", "")
     try:
-        return AutoConfig.for_model(model_type, **{k: v for k, v in fields.items() if k != "model_type"})
+        config = AutoConfig.for_model(model_type, **{k: v for k, v in fields.items() if k != "model_type"})
+        return _language_part(config)
     except Exception as error:
         raise CheckpointError(
             f"model_type {model_type!r} in config.json is not one that Transformers knows or can build: {error}"
         ) from error
 
 
-def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The causal language model class of a family. Raises CheckpointError when it has none."""
+def _language_part(config: PreTrainedConfig) -> PreTrainedConfig:
     from transformers import AutoModelForCausalLM
 
+    mapping, part = AutoModelForCausalLM._model_mapping, config.sub_configs.get("text_config")
+    if part is None or type(config) not in mapping or mapping[type(config)].config_class is not part:
+        return config
+    text = config.get_text_config()
+    text.dtype = text.dtype or config.dtype
+    return text
+
+
+def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The causal language model class of a family. Raises UnsupportedFamilyError when it has none."""
+    from transformers import AutoModelForCausalLM
+
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedFamilyError(
+            f"model_type {config.model_type!r} is an encoder with a decoder; give a decoder-only language model"
+        )
     try:
         return AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError as error:
-        raise CheckpointError(
-            f"model_type {config.model_type!r} has no causal language model in Transformers"
+        raise UnsupportedFamilyError(
+            f"model_type {config.model_type!r} has no causal language model in Transformers; "
+            "give a text-only checkpoint"
         ) from error
 
 
@@ -131,13 +155,80 @@ def strip_experts(model: torch.nn.Module) -> None:
         vars(module)["_is_hf_initialized"] = True
 
 
-def shape_of(config: PreTrainedConfig, moe_layers: tuple[int, ...], experts: int) -> ModelShape:
-    """Counts from the text configuration. `experts` is the largest E of any layer."""
+def new_cache(config: PreTrainedConfig) -> Any:
+    """An empty cache, as `generate` would make it for this model. Raises UnsupportedFamilyError."""
+    from transformers import DynamicCache
+
+    cls = model_class(config)
+    if cls._supports_default_dynamic_cache():
+        try:
+            return DynamicCache(config=config)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UnsupportedFamilyError(
+                f"Transformers cannot make a cache for this {config.model_type} configuration: {error!r}"
+            ) from error
+    module = sys.modules[cls.__module__]
+    own = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == cls.__module__]
+    own = [c for c in own if issubclass(c, DynamicCache)]
+    if len(own) != 1:
+        raise UnsupportedFamilyError(
+            f"model_type {config.model_type!r} takes none of Transformers' dynamic caches; it cannot be run a token "
+            "at a time here"
+        )
+    return own[0]()
+
+
+def shape_of(
+    config: PreTrainedConfig, moe_layers: tuple[int, ...], experts: int, by_layer: tuple[int, ...] = ()
+) -> ModelShape:
+    """Counts from the text configuration. `experts` is the largest E of any layer, `by_layer` that of each.
+
+    Raises CheckpointError.
+    """
+    new_cache(config)
     text = config.get_text_config()
-    top_k = next((getattr(text, n) for n in _TOP_K_NAMES if isinstance(getattr(text, n, None), int)), 2)
+    top_k = _top_k(config)
     context = getattr(text, "max_position_embeddings", None) or 1 << 30
     if not 1 <= top_k <= experts or context < 1:
         raise CheckpointError(
             f"config.json says {top_k} of {experts} experts a token and a context of {context}; that cannot be"
         )
-    return ModelShape(moe_layers, experts, top_k, text.hidden_size, context)
+    return ModelShape(moe_layers, experts, top_k, text.hidden_size, context, by_layer if len(set(by_layer)) > 1 else ())
+
+
+def _top_k(config: PreTrainedConfig) -> int:
+    """Experts a token, the most of any layer: what the family's own routers choose, else what its configuration says.
+
+    The routers come first, since a configuration's number need not be heeded (PhiMoE always takes two experts).
+    Raises UnsupportedFamilyError where neither says it.
+    """
+    measured = _routed_width(config.to_json_string(use_diff=False))
+    text = config.get_text_config()
+    named = [value for name in _TOP_K_NAMES if isinstance(value := getattr(text, name, None), int)]
+    if measured is None and not named:
+        raise UnsupportedFamilyError(
+            f"how many experts a token of this {config.model_type} takes cannot be told: its routers do not run "
+            f"without weights, and config.json has none of {', '.join(_TOP_K_NAMES)}"
+        )
+    return named[0] if measured is None else measured
+
+
+@functools.lru_cache(maxsize=8)
+def _routed_width(config_json: str) -> int | None:
+    """The widest choice that any router makes, by a pass of the model over shapes alone. None: it has no such pass."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    config = config_from_dict(json.loads(config_json))
+    model = meta_model(config, torch.float32)
+    widths: list[int] = []
+
+    def counting(module: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        widths.append(index.shape[-1])
+        return torch.empty_like(hidden)
+
+    ALL_EXPERTS_FUNCTIONS.register(_COUNTING, counting)
+    model.set_experts_implementation(_COUNTING)
+    tokens = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+    with contextlib.suppress(Exception), torch.inference_mode():
+        model(input_ids=tokens, past_key_values=new_cache(config), use_cache=True)
+    return max(widths) if len(widths) == len(experts_modules(model)) else None

@@ -8,13 +8,15 @@ import operator
 import os
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checkpoint.direct import pieces
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000
 _SAMPLES = 256
@@ -41,7 +43,7 @@ class Source:
         return sorted(
             p
             for p in self.path.iterdir()
-            if p.suffix in {".json", ".model", ".jinja", ".txt"} and p.name != _INDEX and p.is_file()
+            if p.suffix in {".json", ".model", ".jinja", ".txt"} and p.name != INDEX and p.is_file()
         )
 
 
@@ -78,14 +80,14 @@ def open_source(path: Path) -> Source:
     stamp = hashlib.sha256(str(path.resolve()).encode())
     for name in sorted(set(listed.values())):
         file = path / name
-        header, raw = _read_header(file)
+        header, raw = read_header(file)
         digest.update(name.encode() + raw + _sample(file))
         status = file.stat()
         stamp.update(f"{name}:{status.st_size}:{status.st_mtime_ns}".encode())
         files.update({key: file for key in header if key != "__metadata__"})
     lost = sorted(key for key in listed if key != "*" and key not in files)
     if lost:
-        raise MissingShardError(f"{path / _INDEX} names tensor {lost[0]!r}, but {listed[lost[0]]} does not hold it")
+        raise MissingShardError(f"{path / INDEX} names tensor {lost[0]!r}, but {listed[lost[0]]} does not hold it")
     stamp.update(digest.digest())
     return Source(path, config, files, digest.hexdigest()[:32], stamp.hexdigest()[:32])
 
@@ -102,20 +104,20 @@ def _listed_files(path: Path) -> dict[str, str]:
     """Tensor name -> file name from the index, or {"*": the single file}, which wins, as in Transformers."""
     if (path / _SINGLE).is_file():
         return {"*": _SINGLE}
-    if (path / _INDEX).exists():
-        weight_map = _read_json(path / _INDEX).get("weight_map")
+    if (path / INDEX).exists():
+        weight_map = _read_json(path / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise CorruptCheckpointError(f"{path / _INDEX} has no weight_map; fetch it again")
+            raise CorruptCheckpointError(f"{path / INDEX} has no weight_map; fetch it again")
         wrong = [v for v in weight_map.values() if not isinstance(v, str) or Path(v).name != v]
         if wrong:
-            raise CorruptCheckpointError(f"{path / _INDEX} names {wrong[0]!r}, not a file beside it; fetch it again")
+            raise CorruptCheckpointError(f"{path / INDEX} names {wrong[0]!r}, not a file beside it; fetch it again")
         for name in sorted(set(weight_map.values())):
             if not (path / name).is_file():
-                raise MissingShardError(f"{path / _INDEX} names {name}, which is not there; fetch it again")
+                raise MissingShardError(f"{path / INDEX} names {name}, which is not there; fetch it again")
         return weight_map
     if any(path.glob("*.bin")):
         raise CheckpointError(f"{path} holds PyTorch .bin weights only; convert them to safetensors")
-    raise MissingShardError(f"{path} holds neither {_SINGLE} nor {_INDEX}")
+    raise MissingShardError(f"{path} holds neither {_SINGLE} nor {INDEX}")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _read_header(file: Path) -> tuple[dict[str, Any], bytes]:
+def read_header(file: Path) -> tuple[dict[str, Any], bytes]:
     """A safetensors header, checked against the file's length."""
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -169,18 +171,23 @@ def published_digests(source: Source) -> dict[Path, str]:
     return found
 
 
-def verify_bytes(source: Source) -> bool:
+def verify_bytes(source: Source, progress: Callable[[int, int], None] | None = None) -> bool:
     """Compare weight files with their published digests. False when none were published.
 
-    Raises CorruptCheckpointError naming the file.
+    `progress(bytes read, of)`. Raises CorruptCheckpointError, MissingShardError naming the file.
     """
     digests = published_digests(source)
+    total, done = sum(file.stat().st_size for file in digests if file.is_file()), 0
     for file, expected in digests.items():
         if not file.is_file():
             raise MissingShardError(f"{source.path / 'SHA256SUMS'} names {file.name}, which is not there")
-        with file.open("rb") as stream:
-            actual = hashlib.file_digest(stream, "sha256").hexdigest()
-        if actual != expected:
+        digest = hashlib.sha256()
+        for data in pieces(file):
+            digest.update(data)
+            done += len(data)
+            if progress:
+                progress(done, total)
+        if (actual := digest.hexdigest()) != expected:
             raise CorruptCheckpointError(
                 f"{file} has SHA-256 {actual[:16]}..., published as {expected[:16]}...; fetch it again"
             )

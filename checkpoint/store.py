@@ -21,13 +21,15 @@ from typing import Any
 import torch
 import xxhash
 
+from checkpoint.direct import open_direct, pieces, read_at
 from checkpoint.family import DTYPES
-from checkpoint.tensors import PAGE
+from checkpoint.tensors import PAGE, aligned_buffer
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError, StoreNotFoundError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 DENSE = "dense"
+SUMS = "checksums.json"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ class LayerSpec:
     file: str
     tensors: tuple[TensorSpec, ...]
     blobs: tuple[Blob, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a verification has read: blobs, files of the dense part, bytes of both."""
+
+    blobs: int
+    files: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,7 @@ class Manifest:
                 )
             if seal(fields)["checksum"] != fields.pop("checksum"):
                 raise CorruptStoreError(f"{where} fails its own checksum; make the store again with odmoe shard")
-            layers = {int(k): _layer_from(v) for k, v in fields.pop("layers").items()}
+            layers = {int(k): layer_from(v) for k, v in fields.pop("layers").items()}
             manifest = Manifest(layers=layers, **fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise CorruptStoreError(f"{where} is damaged ({error!r}); make the store again with odmoe shard") from error
@@ -116,7 +127,8 @@ def seal(fields: dict[str, Any]) -> dict[str, Any]:
     return rest | {"checksum": checksum(json.dumps(rest, sort_keys=True).encode())}
 
 
-def _layer_from(fields: dict[str, Any]) -> LayerSpec:
+def layer_from(fields: dict[str, Any]) -> LayerSpec:
+    """What `asdict` made of a LayerSpec, back. Raises KeyError, TypeError or AttributeError."""
     tensors = tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["offset"]) for t in fields["tensors"])
     return LayerSpec(fields["module"], fields["file"], tensors, tuple(Blob(**b) for b in fields["blobs"]))
 
@@ -129,13 +141,13 @@ def _check(manifest: Manifest, where: Path) -> None:
     if not isinstance(manifest.config, dict):
         raise CorruptStoreError(f"{where} has no config; make the store again")
     for number, layer in manifest.layers.items():
-        if not _possible(layer):
+        if not possible(layer):
             raise CorruptStoreError(f"{where}: the entry of layer {number} is impossible; make the store again")
     if not manifest.layers:
         raise CorruptStoreError(f"{where} lists no layers; make the store again")
 
 
-def _possible(layer: LayerSpec) -> bool:
+def possible(layer: LayerSpec) -> bool:
     """A file of this directory, whole pages of one length, and tensors that lie inside them."""
     if not isinstance(layer.module, str) or not isinstance(layer.file, str) or Path(layer.file).name != layer.file:
         return False
@@ -207,65 +219,104 @@ class ExpertStore:
             found[spec.name] = buffer[spec.offset : spec.offset + size].view(dtype).view(spec.shape)
         return found
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read every blob and compare its checksum. Raises CorruptStoreError naming the expert."""
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> Checked:
+        """Read every blob and the dense part from the disk and compare checksums. Raises CorruptStoreError naming the
+        expert and the file."""
+        total, done = self.manifest.expert_bytes, 0
+
+        def step(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if progress:
+                progress(done, total)
+
         try:
-            self._verify_blobs(progress)
-            self._verify_dense()
+            for number, layer in self.manifest.layers.items():
+                if fault := blob_fault(self.path, number, layer, step):
+                    raise CorruptStoreError(f"{fault}; make the store again with odmoe shard")
+            if fault := dense_fault(self.path):
+                raise CorruptStoreError(f"{fault}; make the store again")
+            dense = [file.stat().st_size for file in self.dense.iterdir()]
         except OSError as error:
             where = error.filename or self.path
             raise CorruptStoreError(f"{where} cannot be read ({error.strerror}); make the store again") from error
-
-    def _verify_blobs(self, progress: Callable[[int, int], None] | None) -> None:
-        total, done = self.manifest.expert_bytes, 0
-        for number, layer in self.manifest.layers.items():
-            with (self.path / layer.file).open("rb") as stream:
-                for expert, blob in enumerate(layer.blobs):
-                    stream.seek(blob.offset)
-                    if checksum(stream.read(blob.length)) != blob.checksum:
-                        raise CorruptStoreError(
-                            f"expert {expert} of layer {number} in {self.path / layer.file} fails its checksum; "
-                            "make the store again with odmoe shard"
-                        )
-                    done += blob.length
-                    if progress:
-                        progress(done, total)
-
-    def _verify_dense(self) -> None:
-        where = self.dense / "checksums.json"
-        try:
-            sums = json.loads(where.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise CorruptStoreError(f"{where} is damaged ({error}); make the store again") from error
-        if not isinstance(sums, dict) or not sums:
-            raise CorruptStoreError(f"{where} names no files; make the store again")
-        for name, expected in sums.items():
-            file = self.dense / name
-            if not file.is_file() or file_checksum(file) != expected:
-                raise CorruptStoreError(f"{file} is missing or fails its checksum; make the store again")
+        return Checked(sum(len(layer.blobs) for layer in self.manifest.layers.values()), len(dense), total + sum(dense))
 
     def verify_once(self, stamps: Path, progress: Callable[[int, int], None] | None = None) -> bool:
         """Verify unless these very files (size, inode, change time) passed before. True when it did read them.
 
         `stamps`: a directory for the record. One that cannot be written costs a verification each time.
         """
-        stamp = stamps / hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
+        stamp = self._stamp(stamps)
         state = self._state()
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if stamp.read_text() == state:
                 return False
         self.verify(progress)
-        with contextlib.suppress(OSError):
-            stamps.mkdir(parents=True, exist_ok=True)
-            temporary = stamp.with_suffix(f".{os.getpid()}")
-            temporary.write_text(state)
-            temporary.replace(stamp)
+        _record(stamp, state)
         return True
+
+    def trust(self, stamps: Path) -> None:
+        """Record these files as verified: this process has written them from what it computed the checksums of."""
+        _record(self._stamp(stamps), self._state())
+
+    def _stamp(self, stamps: Path) -> Path:
+        return stamps / hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
 
     def _state(self) -> str:
         files = sorted(p for p in self.path.rglob("*") if p.is_file())
         stats = [(p.name, p.stat()) for p in files]
         return json.dumps([[n, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns] for n, s in stats])
+
+
+def blob_fault(folder: Path, number: int, layer: LayerSpec, step: Callable[[int], None]) -> str | None:
+    """What is wrong with a layer's file in `folder`, or None. Reads all of it from the disk. Raises OSError.
+
+    `step` is called with each blob's bytes.
+    """
+    file = folder / layer.file
+    buffer = aligned_buffer(max((blob.length for blob in layer.blobs), default=0))
+    descriptor = open_direct(file, os.O_RDONLY)
+    try:
+        for expert, blob in enumerate(layer.blobs):
+            data = read_at(descriptor, blob.offset, blob.length, buffer)
+            if len(data) != blob.length or checksum(data.numpy().data) != blob.checksum:
+                return f"expert {expert} of layer {number} in {file} fails its checksum"
+            step(blob.length)
+        end = max((blob.offset + blob.length for blob in layer.blobs), default=0)
+        size = os.fstat(descriptor).st_size
+        return None if size == end else f"{file} is {size} bytes, its blobs are {end}"
+    finally:
+        os.close(descriptor)
+
+
+def dense_fault(folder: Path, expected: dict[str, str] | None = None) -> str | None:
+    """What is wrong with the dense part of the store in `folder`, or None. Raises OSError.
+
+    `expected`: its checksums; those that it says itself when None.
+    """
+    where = folder / DENSE / SUMS
+    try:
+        sums = json.loads(where.read_bytes())
+    except FileNotFoundError:
+        return f"{where} is missing"
+    except (ValueError, RecursionError) as error:
+        return f"{where} is damaged ({error})"
+    if not isinstance(sums, dict) or not sums or (expected is not None and sums != expected):
+        return f"{where} is damaged"
+    for name, value in sums.items():
+        file = folder / DENSE / name
+        if Path(name).name != name or not file.is_file() or file_checksum(file) != value:
+            return f"{file} is missing or fails its checksum"
+    return None
+
+
+def _record(stamp: Path, state: str) -> None:
+    with contextlib.suppress(OSError):
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        temporary = stamp.with_suffix(f".{os.getpid()}")
+        temporary.write_text(state)
+        temporary.replace(stamp)
 
 
 def checksum(data: bytes | memoryview) -> str:
@@ -274,9 +325,8 @@ def checksum(data: bytes | memoryview) -> str:
 
 
 def file_checksum(file: Path) -> str:
-    """xxh3-128 of a file as hex."""
+    """xxh3-128 of a file as hex. Raises OSError."""
     digest = xxhash.xxh3_128()
-    with file.open("rb") as stream:
-        while chunk := stream.read(1 << 22):
-            digest.update(chunk)
+    for data in pieces(file):
+        digest.update(data)
     return digest.hexdigest()

@@ -6,67 +6,42 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal
 
 import torch
 
-from checkpoint.tensors import tensor_bytes
-from main_node.peers import PeerHandler, read_output
-from main_node.sequence import align_messages
+from main_node.debts import Debts
+from main_node.layer import LayerWork
+from main_node.pace import Pace, RealPace
+from main_node.peers import PeerHandler, ask_usage
+from main_node.record import MainRecord, gather
+from main_node.sequence import RequestData, shadow_messages
 from scheduler import types as t
 from scheduler.core import Core
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError, RequestFailedError
+from scheduler.trace import Span
 from wire import messages as w
 from wire.base import Channel, Handler
 
 Connect = Callable[[Handler], Channel]
+Kind = Literal["worker", "shadow"]
 _log = logging.getLogger(__name__)
-
-
-class RequestData(Protocol):
-    """What the engine must fetch of a request when the scheduler says so."""
-
-    def prompt_before(self, step: int) -> tuple[int, ...]:
-        """Every token that comes before decode pass `step`'s."""
-
-    def token_of(self, step: int) -> int:
-        """The token that decode pass `step` reads."""
-
-    def kv_rows(self, start: int, stop: int) -> list[torch.Tensor]:
-        """Keys and values of every cache layer, positions [start, stop)."""
-
-    @property
-    def max_new_tokens(self) -> int: ...
-
-
-@dataclass(slots=True)
-class _Layer:
-    """A visit under way: each named expert's rows, and its outputs as they come."""
-
-    hidden: dict[int, torch.Tensor]
-    weights: dict[int, torch.Tensor]
-    outputs: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
-    done: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(slots=True)
-class _Owed:
-    """What a worker was asked and has not answered. `since`: when it was asked, or last answered what it owed."""
-
-    command: t.Load | t.Compute
-    since: float
 
 
 class Engine:
     """Thread-safe: events may be posted from any thread; one at a time reaches the scheduler.
 
-    `answer_s`: a worker that owes answers and has given none for so long counts as lost.
+    `answer_s`: a worker that owes answers and has given none for so long counts as lost. `on_lost` is told which node
+    is gone, from any thread, and must return at once. `lost`, `rejoined`: nodes that went and came back, in order.
     """
 
-    def __init__(self, core: Core, hello: w.Hello, answer_s: float = 30.0, lookahead: int = 2) -> None:
+    def __init__(
+        self, core: Core, hello: w.Hello, answer_s: float = 30.0, lookahead: int = 2, pace: Pace | None = None
+    ) -> None:
         self.core = core
-        self.answer_s = answer_s
+        self.pace = pace or RealPace()
+        self.record = MainRecord(hello.trace, self.pace.now)
+        self.on_lost: Callable[[Kind, int], None] = lambda kind, number: None
         self.lookahead = lookahead
         self.workers: dict[int, PeerHandler] = {}
         self.shadow: PeerHandler | None = None
@@ -76,10 +51,12 @@ class Engine:
         self._inbox: list[t.Event] = []
         self._draining = False
         self._requests: dict[int, RequestData] = {}
-        self._layers: dict[t.Visit, _Layer] = {}
-        self._owed: dict[int, _Owed] = {}
+        self._layers: dict[t.Visit, LayerWork] = {}
+        self._owed = Debts(answer_s)
         self._failed: dict[int, str] = {}
+        self._closed = False
         self.lost: list[str] = []
+        self.rejoined: list[str] = []
 
     # --- peers --------------------------------------------------------------------------------------------------
 
@@ -96,8 +73,9 @@ class Engine:
             raise ClusterError(f"worker {number} answered {ready}; is that the address of a worker, with a slot?")
         before = self.workers.get(number)
         if before is not None:
-            self._lost(number, before, ClusterError(f"another worker {number} came"))
+            self._drop_worker(number, before, ClusterError(f"another worker {number} came"))
         with self._lock:
+            self._check_in(peer)
             self.workers[number] = peer
             self.post(t.WorkerJoined(number, ready.slots))
         return ready
@@ -111,55 +89,57 @@ class Engine:
             raise ClusterError(f"the shadow answered {type(ready).__name__}; is that the address of a shadow?")
         before = self.shadow
         if before is not None:
-            self._shadow_lost(before, ClusterError("another shadow came"))
+            self._drop_shadow(before, ClusterError("another shadow came"))
         with self._lock:
+            self._check_in(peer)
             self.shadow = peer
             self.post(t.ShadowJoined())
         return ready
 
+    def _check_in(self, peer: PeerHandler) -> None:
+        """A peer that is ready is about to be used. Raises LinkError."""
+        if self._closed or peer.ended:
+            peer.close()
+            gone = "the main node was closed" if self._closed else "its stream has ended"
+            raise LinkError(f"{peer.name} was ready, but {gone}")
+        if peer.name in self.lost:
+            self.rejoined.append(peer.name)
+        self._changed.notify_all()
+
     def _from_worker(self, number: int, peer: PeerHandler, message: w.Message) -> None:
         try:
             with self._lock:
-                if isinstance(message, w.Computed):
-                    call = self._settle(number, message.call_id, t.Compute)
-                    if isinstance(call, t.Compute):
-                        self._keep_output(call, message)
-                        self.post(t.ComputeEnded(message.call_id))
-                elif isinstance(message, w.Loaded):
-                    self._settle(number, message.load_id, t.Load)
-                    self.post(t.LoadEnded(message.load_id, message.nbytes))
-                elif not isinstance(message, w.Failed):
-                    raise ProtocolError(f"worker {number} sent {type(message).__name__}, which no worker says")
-                elif message.load_id:
-                    self._settle(number, message.load_id, t.Load)
-                    self.post(t.LoadFailed(message.load_id, f"{message.error}: {message.message}"))
-                elif message.call_id:
-                    self._settle(number, message.call_id, t.Compute)
-                    self.post(t.ComputeFailed(message.call_id, f"{message.error}: {message.message}"))
-                else:
-                    raise ClusterError(f"{message.error}: {message.message}")
+                self._take(number, message)
         except ClusterError as error:
             self._lost(number, peer, error)
 
-    def _settle(self, number: int, asked: int, kind: type) -> t.Load | t.Compute | None:
-        """Take a load or call off what its worker owes. None: it is not wanted any more. Raises ProtocolError."""
-        owed = self._owed.get(asked)
-        if owed is None:
-            return None
-        if owed.command.worker != number or not isinstance(owed.command, kind):
-            raise ProtocolError(f"worker {number} answered number {asked}, which is {owed.command}")
-        del self._owed[asked]
-        for other in self._owed.values():
-            if other.command.worker == number:
-                other.since = time.monotonic()
-        return owed.command
-
-    def _keep_output(self, call: t.Compute, message: w.Computed) -> None:
-        layer = self._layers.get(call.visit)
-        if layer is not None:
-            expert, rows = call.expert.expert, slice(call.start, call.stop)
-            output = read_output(message.output, layer.hidden[expert][rows], layer.weights[expert])
-            layer.outputs.setdefault(expert, {})[call.start] = output
+    def _take(self, number: int, message: w.Message) -> None:
+        """Raises ClusterError where the worker is of no use any more."""
+        if isinstance(message, w.Computed):
+            call = self._owed.settle(number, message.call_id, t.Compute)
+            if call is None:
+                return
+            self.record.came(message)
+            self.pace.answered()
+            layer = self._layers.get(call.visit)
+            if layer is not None:
+                layer.keep(call, message.output)
+            self.post(t.ComputeEnded(message.call_id))
+        elif isinstance(message, w.Loaded):
+            self._owed.settle(number, message.load_id, t.Load)
+            before = self._stalled()
+            self.post(t.LoadEnded(message.load_id, message.nbytes))
+            self.record.stalled(self._stalled() - before)
+        elif not isinstance(message, w.Failed):
+            raise ProtocolError(f"worker {number} sent {type(message).__name__}, which no worker says")
+        elif message.load_id:
+            self._owed.settle(number, message.load_id, t.Load)
+            self.post(t.LoadFailed(message.load_id, f"{message.error}: {message.message}"))
+        elif message.call_id:
+            self._owed.settle(number, message.call_id, t.Compute)
+            self.post(t.ComputeFailed(message.call_id, f"{message.error}: {message.message}"))
+        else:
+            raise ClusterError(f"{message.error}: {message.message}")
 
     def _from_shadow(self, peer: PeerHandler, message: w.Message) -> None:
         shape = self.core.shape
@@ -171,28 +151,40 @@ class Engine:
             named = f"experts {message.experts} of layer {message.layer}"
             self._shadow_lost(peer, ProtocolError(f"it predicts {named}, which the model does not have"))
         else:
+            self.record.came(message)
             self.post(t.Predicted(message.request, message.position, message.layer, message.experts))
 
     def _lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
+        if self._drop_worker(number, peer, error):
+            self.on_lost("worker", number)
+
+    def _drop_worker(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> bool:
+        """False where it was dropped before, or never used."""
         with self._lock:
             if self.workers.get(number) is not peer:
-                return
+                return False
             del self.workers[number]
             _log.warning("worker %d is lost: %s", number, error or "it closed its stream")
-            self.lost.append(f"worker {number}")
-            self._owed = {k: owed for k, owed in self._owed.items() if owed.command.worker != number}
+            self.lost.append(peer.name)
+            self._owed.forgive(number)
             self.post(t.WorkerLost(number, str(error or "it closed its stream")))
         peer.close()
+        return True
 
     def _shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:
+        if self._drop_shadow(peer, error):
+            self.on_lost("shadow", 0)
+
+    def _drop_shadow(self, peer: PeerHandler, error: ODMoEError | None) -> bool:
         with self._lock:
             if self.shadow is not peer:
-                return
+                return False
             self.shadow = None
-            self.lost.append("shadow")
+            self.lost.append(peer.name)
             _log.warning("the shadow is lost, going on without predictions: %s", error or "it closed its stream")
             self.post(t.ShadowLost())
         peer.close()
+        return True
 
     # --- events in, commands out --------------------------------------------------------------------------------
 
@@ -217,8 +209,7 @@ class Engine:
         elif isinstance(command, t.Load):
             self._ask(command.load_id, command, w.Load(command.load_id, command.slot, *command.expert))
         elif isinstance(command, t.Evict):  # what was asked of the slot is not answered any more
-            place = (command.worker, command.slot)
-            self._owed = {k: o for k, o in self._owed.items() if (o.command.worker, o.command.slot) != place}
+            self._owed.forgive_slot(command.worker, command.slot)
             self._tell(command.worker, w.Evict(command.slot))
         elif isinstance(command, t.Resume):
             if command.visit in self._layers:
@@ -236,47 +227,28 @@ class Engine:
         if shadow is None:
             return
         try:
-            for message in self._shadow_messages(command):
+            data = self._requests.get(command.request)
+            for message in shadow_messages(command, data, self.core.alignment, self.lookahead):
+                if isinstance(message, w.Align):
+                    self.record.sent(message)
                 shadow.send(message)
         except ClusterError as error:
             self._shadow_lost(shadow, error)
-
-    def _shadow_messages(self, command: t.Follow | t.Align | t.Unfollow) -> list[w.Message]:
-        if isinstance(command, t.Unfollow):
-            return [w.CloseRequest(command.request)]
-        data = self._requests[command.request]
-        if isinstance(command, t.Follow):
-            policy = self.core.alignment
-            prompt = data.prompt_before(command.step)
-            return [
-                w.OpenRequest(
-                    command.request, prompt, command.step, data.max_new_tokens,
-                    policy.token_period, policy.kv_period, self.lookahead,
-                )
-            ]  # fmt: skip
-        token = data.token_of(command.step) if command.token else None
-        return align_messages(command, token, data.kv_rows(command.kv_start, command.kv_stop))
 
     def _send_compute(self, command: t.Compute) -> None:
         layer = self._layers.get(command.visit)
         if layer is None:  # interrupted: its request is about to be closed
             return
-        rows = slice(command.start, command.stop)
-        expert = command.expert.expert
-        message = w.Compute(
-            command.call_id, command.slot, *command.expert,
-            w.Tensor(*tensor_bytes(layer.hidden[expert][rows])),
-            w.Tensor(*tensor_bytes(layer.weights[expert][rows])),
-            command.evict,
-        )  # fmt: skip
+        message = layer.message(command)
+        self.record.sent(message)
         try:
             self._ask(command.call_id, command, message)
         except ProtocolError as error:  # too large for a message
             self.post(t.ComputeFailed(command.call_id, str(error)))
 
-    def _ask(self, asked: int, command: t.Load | t.Compute, message: w.Message) -> None:
+    def _ask(self, number: int, command: t.Load | t.Compute, message: w.Message) -> None:
         if command.worker in self.workers:
-            self._owed[asked] = _Owed(command, time.monotonic())
+            self._owed.ask(number, command)
             self._tell(command.worker, message)
 
     def _tell(self, number: int, message: w.Message) -> None:
@@ -308,87 +280,90 @@ class Engine:
     def experts(self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H].
 
-        Rows are gathered and outputs added in the order of the family's eager forward, so that the result is the
-        same to the last bit (unless mini-batches split an expert's rows). Raises RequestFailedError.
+        Raises RequestFailedError.
         """
-        by_choice = index.T  # [k, T]
-        named = torch.unique(index).tolist()
-        tokens: dict[int, torch.Tensor] = {}
-        layer = _Layer({}, {})
-        for expert in named:
-            place, token = torch.where(by_choice == expert)
-            tokens[expert] = token
-            layer.hidden[expert] = hidden[token]
-            layer.weights[expert] = weights[token, place]
+        self.pace.gate()
+        self.record.gate(visit.layer)
+        layer = LayerWork.gather(hidden, index, weights)
         with self._lock:
             if visit.request not in self._requests:
                 raise RequestFailedError(f"request {visit.request} was closed")
             self._layers[visit] = layer
-            self.post(t.GateFired(visit, tuple((expert, len(tokens[expert])) for expert in named)))
+            self.post(t.GateFired(visit, layer.rows))
+        self.record.asked(visit.layer)
         try:
             self._wait(visit, layer)
+            self.pace.resumed()
+            self.record.resumed(visit.layer)
         finally:
             with self._lock:
                 del self._layers[visit]
-        result = torch.zeros_like(hidden)
-        for expert in named:
-            parts = layer.outputs[expert]
-            output = torch.cat([parts[start] for start in sorted(parts)]) if len(parts) > 1 else parts[0]
-            result.index_add_(0, tokens[expert], output.to(hidden))
-        return result
+        return layer.combine()
 
-    def _wait(self, visit: t.Visit, layer: _Layer) -> None:
-        wait_s = self.answer_s
+    def _wait(self, visit: t.Visit, layer: LayerWork) -> None:
+        wait_s = self._owed.answer_s
         while visit.request not in self._failed and not layer.done.wait(wait_s):
-            wait_s = self._drop_silent()
+            wait_s = self._drop_silent(visit, layer)
         reason = self._failed.get(visit.request)
         if reason is not None:
             raise RequestFailedError(f"request {visit.request} failed: {reason}")
         if visit.request not in self._requests:
             raise RequestFailedError(f"request {visit.request} was closed")
 
-    def _drop_silent(self) -> float:
-        """Workers that owe answers and have given none for `answer_s` count as lost. Seconds until the next might."""
-        with self._lock:
-            silent = {o.command.worker for o in self._owed.values() if self._left_s(o) <= 0}
-            peers = {number: self.workers[number] for number in silent}
-        for number, peer in peers.items():
-            error = DeadlineError(f"worker {number} has not answered for {self.answer_s:g} s")
-            self._lost(number, peer, error)
-        with self._lock:
-            return max(0.01, min(map(self._left_s, self._owed.values()), default=self.answer_s))
+    def _drop_silent(self, visit: t.Visit, layer: LayerWork) -> float:
+        """Workers that owe answers and have given none for `answer_s` count as lost. Seconds until the next might.
 
-    def _left_s(self, owed: _Owed) -> float:
-        return owed.since + self.answer_s - time.monotonic()
+        Raises RequestFailedError where nobody owes anything: then nothing would ever end the wait.
+        """
+        answer_s = self._owed.answer_s
+        with self._lock:
+            silent = {number: self.workers[number] for number in self._owed.silent()}
+        for number, peer in silent.items():
+            self._lost(number, peer, DeadlineError(f"worker {number} has not answered for {answer_s:g} s"))
+        with self._lock:
+            if not self._owed and not layer.done.is_set():
+                raise RequestFailedError(
+                    f"request {visit.request} failed: layer {visit.layer} at position {visit.position} has waited for "
+                    f"{answer_s:g} s and no worker was asked for anything; that is a defect, please report it"
+                )
+            return max(0.01, self._owed.left_s)
+
+    def wait_for_worker(self, deadline_s: float) -> bool:
+        """Until a worker is connected. False when that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or bool(self.workers), deadline_s)
 
     def wait_for_predictions(self, number: int, deadline_s: float) -> bool:
         """Until every layer that the main model has routed was predicted too. False when that took too long."""
-        ledger = self.core.ledgers[number]
         with self._changed:
+            ledger = self.core.ledgers[number]
             return self._changed.wait_for(lambda: self.shadow is None or ledger.unmatched == 0, deadline_s)
 
-    def usage(self, deadline_s: float = 10.0) -> tuple[dict[int, w.WorkerUsage], w.ShadowUsage | None]:
-        """What every node holds, asked of all at once. A node that does not answer in time is left out."""
+    def _stalled(self) -> float:
+        """Seconds that open requests have waited for loads so far."""
+        return sum(one.stall_s + one.prefill_stall_s for one in self.core.ledgers.values()) if self.record.on else 0.0
+
+    def trace(self, deadline_s: float = 30.0) -> list[Span]:
+        """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""
         with self._lock:
-            peers, shadow = sorted(self.workers.items()), self.shadow
-        end = time.monotonic() + deadline_s
-        for peer in [*(peer for _, peer in peers), *([shadow] if shadow else [])]:
-            peer.put(w.AskUsage())
-        workers: dict[int, w.WorkerUsage] = {}
-        for number, peer in peers:
-            answer = peer.take(w.WorkerUsage, end - time.monotonic())
-            if isinstance(answer, w.WorkerUsage):
-                workers[number] = answer
-        held = shadow.take(w.ShadowUsage, end - time.monotonic()) if shadow else None
-        return workers, held if isinstance(held, w.ShadowUsage) else None
+            peers = [*(peer for _, peer in sorted(self.workers.items())), *([self.shadow] if self.shadow else [])]
+        return gather(self.record.take(), peers, deadline_s) if self.record.on else []
+
+    def usage(self, deadline_s: float = 10.0) -> tuple[dict[int, w.WorkerUsage], w.ShadowUsage | None]:
+        """What every node holds. A node that does not answer in time is left out."""
+        with self._lock:
+            workers, shadow = dict(sorted(self.workers.items())), self.shadow
+        return ask_usage(workers, shadow, deadline_s)
 
     def close(self) -> None:
-        """End every stream. A request that still waits for a worker fails."""
+        """End every stream, and take no new one. A request that still waits for a worker fails."""
         with self._lock:
+            self._closed = True
             workers, self.workers = self.workers, {}
             shadow, self.shadow = self.shadow, None
             self._owed.clear()
             for number in workers:
                 self.post(t.WorkerLost(number, "the main node was closed"))
+            self._changed.notify_all()
         for peer in [*workers.values(), *([shadow] if shadow else [])]:
             peer.close()

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,10 +15,13 @@ from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
 from main_node.engine import Engine
 from main_node.report import Report, Times, build_report
+from main_node.sampling import GREEDY, Chooser, Sampling
 from main_node.sequence import Sequence
+from main_node.turns import Turns
 from scheduler import types as t
-from scheduler.errors import ConfigError, LaunchError, PromptError
+from scheduler.errors import ConfigError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
 
+Stopper = Callable[[tuple[str, ...]], Callable[[int], bool]]
 DRAIN_S = 10.0
 """After an answer, how long its last predictions are waited for, so that recall counts them."""
 
@@ -63,8 +66,53 @@ class ShadowStart:
             raise LaunchError(f"the shadow did not come up: {self._error}") from self._error
 
 
+class Answer(Iterator[Step]):
+    """One request. Iterating gives its tokens; `close` and `cancel` give it up, loads under way included."""
+
+    def __init__(
+        self,
+        main: MainNode,
+        number: int,
+        sequence: Sequence,
+        chooser: Chooser,
+        stopped: Callable[[int], bool] | None,
+    ) -> None:
+        self.number = number
+        self.sequence = sequence
+        self.chooser = chooser
+        self.stopped = stopped
+        self._engine = main.engine
+        self._steps = main.steps(self)
+        self._cancelled = False
+
+    def __next__(self) -> Step:
+        """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""
+        if self._cancelled:
+            self.close()
+            raise RequestCancelledError(f"request {self.number} was cancelled")
+        try:
+            return next(self._steps)
+        except RequestFailedError as error:
+            if self._cancelled:
+                raise RequestCancelledError(f"request {self.number} was cancelled") from error
+            raise
+
+    def cancel(self) -> None:
+        """From any thread, at any time: its loads end at once, and whoever waits for its next token hears of it."""
+        self._cancelled = True
+        self._engine.close_request(self.number)
+
+    def close(self) -> None:
+        """Give the answer up, from the thread that iterates over it."""
+        self._steps.close()  # type: ignore[attr-defined]
+
+
 class MainNode:
-    """Answers requests. Several may be open at once; their passes take turns."""
+    """Answers requests. Several may be open at once; their passes take turns, first come first served.
+
+    `stopper`: texts -> a function that is told every token of an answer, in order, and says when one of the texts is
+    complete. `context`: most tokens of prompt and answer, where that is less than the model's own limit.
+    """
 
     def __init__(
         self,
@@ -73,16 +121,19 @@ class MainNode:
         dtype: torch.dtype,
         shadow: ShadowStart | None,
         launch_s: float = 600.0,
+        stopper: Stopper | None = None,
+        context: int | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
         self.model = load_dense(store.dense, store.manifest.config, dtype)
-        self.shape = model_shape(store)
+        self.shape = limited(model_shape(store), context)
+        self.stopper = stopper
         self.on_logits: Callable[[torch.Tensor], None] | None = None
         self.launch_s = launch_s
         self._shadow = shadow
         self._numbers = itertools.count(1)
-        self._turn = threading.Lock()
+        self._turns = Turns(launch_s)
         self._pass = t.Visit(0, 0, 0)
         self._open: dict[int, Sequence] = {}
         self._cache_bytes_max = 0
@@ -96,87 +147,93 @@ class MainNode:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Iterator[Step]:
-        """Greedy decoding. Closing the iterator early gives the request up. Raises PromptError, ClusterError, ...
+    def generate(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        ignore_eos: bool = False,
+        sampling: Sampling = GREEDY,
+        stop: tuple[str, ...] = (),
+    ) -> Answer:
+        """The answer, a token at a time. Raises PromptError, ConfigError; iterating raises ClusterError, ...
 
-        The answer ends at an end-of-sequence token (unless `ignore_eos`, for measuring), after `max_new_tokens`, or
-        where the context is full.
+        It ends at an end-of-sequence token (unless `ignore_eos`, for measuring), with the token that completes one of
+        the texts in `stop`, after `max_new_tokens`, or where the context is full.
         """
         check_prompt(prompt, self.shape.context, self.model.get_input_embeddings().num_embeddings)
         if max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {max_new_tokens}; allowed: 1, 2, ...")
-        from transformers import DynamicCache
+        if stop and self.stopper is None:
+            raise ConfigError(f"stop is {stop}; this main node was made without a tokenizer to find it")
+        room = min(max_new_tokens, self.shape.context - len(prompt))
+        chooser = Chooser(self.model, sampling, prompt, room, ignore_eos)
+        sequence = Sequence(prompt, room, family.new_cache(self.model.config))
+        stopped = self.stopper(stop) if stop and self.stopper else None
+        return Answer(self, next(self._numbers), sequence, chooser, stopped)
 
-        room = self.shape.context - len(prompt)
-        sequence = Sequence(prompt, min(max_new_tokens, room), DynamicCache(config=self.model.config))
-        number = next(self._numbers)
-        self.engine.open_request(number, sequence, len(prompt))
-        self._open[number] = sequence
+    def steps(self, answer: Answer) -> Iterator[Step]:
+        """What `answer` iterates over."""
+        self.engine.open_request(answer.number, answer.sequence, len(answer.sequence.prompt))
+        self._open[answer.number] = answer.sequence
         try:
-            yield from self._answer(number, sequence, set() if ignore_eos else self._stop_tokens())
+            yield from self._answer(answer)
         finally:
-            del self._open[number]
-            self.engine.close_request(number)
+            del self._open[answer.number]
+            self.engine.close_request(answer.number)
 
-    def _answer(self, number: int, sequence: Sequence, stop: set[int]) -> Iterator[Step]:
+    def _answer(self, answer: Answer) -> Iterator[Step]:
+        sequence, number = answer.sequence, answer.number
         start = time.perf_counter()
-        token = self._forward(number, sequence, sequence.prompt, 0)
+        token = self._forward(answer, sequence.prompt, 0)
         first = time.perf_counter()
         shadow_wait_s = 0.0
         if self._shadow is not None:
             self._shadow.begin()
-        while True:
-            sequence.tokens.append(token)
-            count = len(sequence.tokens)
-            if token in stop or count >= sequence.max_new_tokens:
-                break
+        while (finish := self._finish(answer, token)) is None:
             yield Step(token)
+            count = len(sequence.tokens)
             if count == 1 and self._shadow is not None:
                 waited = time.perf_counter()
                 self._shadow.wait(self.launch_s)
                 shadow_wait_s = time.perf_counter() - waited
             self.engine.post(t.TokenDecoded(number, count - 1))
-            token = self._forward(number, sequence, [token], len(sequence.prompt) + count - 1)
+            token = self._forward(answer, [token], len(sequence.prompt) + count - 1)
         end = time.perf_counter()
         self.engine.wait_for_predictions(number, DRAIN_S)
         times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s)
-        full = len(sequence.prompt) + len(sequence.tokens) >= self.shape.context
-        finish = "stop" if token in stop else "context" if full else "length"
-        report = build_report(self, number, sequence, times, finish)
-        yield Step(token, report)
+        yield Step(token, build_report(self, answer, times, finish))
 
-    def _forward(self, number: int, sequence: Sequence, tokens: list[int], position: int) -> int:
-        """One pass; the greedy next token."""
-        with self._turn, torch.inference_mode():
+    def _finish(self, answer: Answer, token: int) -> str | None:
+        """Take a token into the answer; why it ends there, None where it goes on."""
+        tokens = answer.sequence.tokens
+        tokens.append(token)
+        if token in answer.chooser.ends:
+            return "stop"
+        if answer.stopped is not None and answer.stopped(token):
+            return "stop_text"
+        if len(answer.sequence.prompt) + len(tokens) >= self.shape.context:
+            return "context"
+        return "length" if len(tokens) >= answer.sequence.max_new_tokens else None
+
+    def _forward(self, answer: Answer, tokens: list[int], position: int) -> int:
+        """One pass; the next token."""
+        number, sequence = answer.number, answer.sequence
+        with self._turns, torch.inference_mode(), sequence.passing():
             self._pass = t.Visit(number, position, 0)
+            self.engine.pace.begin_pass()
+            self.engine.record.begin_pass(number, position)
             self.engine.post(t.PassStarted(number, position, len(tokens), prefill=position == 0))
             out = self.model(
                 input_ids=torch.tensor([tokens]), past_key_values=sequence.cache, use_cache=True, logits_to_keep=1
             )
             held = sum(other.cache_bytes() for other in list(self._open.values()))
             self._cache_bytes_max = max(self._cache_bytes_max, held)
-        logits = out.logits[0, -1].float()
-        if self.on_logits is not None:
-            self.on_logits(logits)
-        return int(logits.argmax())
-
-    @property
-    def ignored(self) -> list[str]:
-        """Generation settings of the model that would change greedy tokens, which we do not heed yet."""
-        neutral: dict[str, tuple[object, ...]] = {
-            "repetition_penalty": (None, 1.0), "no_repeat_ngram_size": (None, 0), "min_length": (None, 0),
-            "min_new_tokens": (None, 0), "bad_words_ids": (None,), "suppress_tokens": (None, []),
-            "begin_suppress_tokens": (None, []), "sequence_bias": (None,), "forced_bos_token_id": (None,),
-            "forced_eos_token_id": (None,), "exponential_decay_length_penalty": (None,), "num_beams": (None, 1),
-            "guidance_scale": (None, 1.0), "watermarking_config": (None,),
-        }  # fmt: skip
-        settings = self.model.generation_config
-        found = {name: getattr(settings, name, None) for name in neutral}
-        return [f"{name}={value}" for name, value in found.items() if value not in neutral[name]]
-
-    def _stop_tokens(self) -> set[int]:
-        ids = self.model.generation_config.eos_token_id
-        return set(ids) if isinstance(ids, list) else {ids}
+            logits = out.logits[0, -1].float()
+            if self.on_logits is not None:
+                self.on_logits(logits)
+            token = answer.chooser.choose(logits)
+            self.engine.record.end_pass()
+        return token
 
     @property
     def device_bytes(self) -> int:
@@ -197,8 +254,19 @@ class MainNode:
 
 def model_shape(store: ExpertStore) -> t.ModelShape:
     """What the scheduler must know of a store's model."""
-    config = family.config_from_dict(store.manifest.config)
-    return family.shape_of(config, store.manifest.moe_layers, store.manifest.experts)
+    manifest = store.manifest
+    config = family.config_from_dict(manifest.config)
+    by_layer = tuple(len(manifest.layers[layer].blobs) for layer in manifest.moe_layers)
+    return family.shape_of(config, manifest.moe_layers, manifest.experts, by_layer)
+
+
+def limited(shape: t.ModelShape, context: int | None) -> t.ModelShape:
+    """The shape with a smaller context. Raises ConfigError for one beyond the model's own."""
+    if context is None:
+        return shape
+    if not 2 <= context <= shape.context:
+        raise ConfigError(f"ctx-size is {context}; allowed: 2 to {shape.context}, the model's own limit")
+    return replace(shape, context=context)
 
 
 def check_prompt(prompt: list[int], context: int, vocabulary: int) -> None:

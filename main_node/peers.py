@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import torch
@@ -12,9 +13,20 @@ from checkpoint.tensors import tensor_from_bytes
 from scheduler import errors
 from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
 from wire.base import Channel, Handler
-from wire.messages import Failed, Hello, Message, ShadowReady, ShadowUsage, Tensor, WorkerReady, WorkerUsage
+from wire.messages import (
+    AskUsage,
+    Failed,
+    Hello,
+    Message,
+    ShadowReady,
+    ShadowUsage,
+    Tensor,
+    TraceRecords,
+    WorkerReady,
+    WorkerUsage,
+)
 
-_ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage)
+_ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords)
 
 
 class PeerHandler:
@@ -86,9 +98,28 @@ class PeerHandler:
             self._changed.notify_all()
         self._on_lost(error)
 
+    @property
+    def ended(self) -> bool:
+        """The stream is over, or the peer has said that it is of no use."""
+        with self._changed:
+            return self._ended or self._error is not None
+
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
+
+
+def ask_usage(
+    workers: dict[int, PeerHandler], shadow: PeerHandler | None, deadline_s: float
+) -> tuple[dict[int, WorkerUsage], ShadowUsage | None]:
+    """Asks all at once, then takes the answers. A node that does not answer in time is left out."""
+    end = time.monotonic() + deadline_s
+    for peer in [*workers.values(), *([shadow] if shadow else [])]:
+        peer.put(AskUsage())
+    answers = {number: peer.take(WorkerUsage, end - time.monotonic()) for number, peer in workers.items()}
+    held = shadow.take(ShadowUsage, end - time.monotonic()) if shadow else None
+    known = {number: answer for number, answer in answers.items() if isinstance(answer, WorkerUsage)}
+    return known, held if isinstance(held, ShadowUsage) else None
 
 
 def named_error(failure: Failed) -> ODMoEError:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from main_node.node import MainNode
-    from main_node.sequence import Sequence
+    from main_node.node import Answer, MainNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +16,10 @@ class Report:
     `recall`: equation (3) of OD-MoE over the decode passes; `recall_by_token`: equation (2) for this prompt;
     `recall_in_time`: as `recall`, but of predictions that came before their gate. `tokens_per_s` counts all time from
     the request on, `shadow_wait_s` (the first answer's wait for the shadow to be ready) included; `decode_tokens_per_s`
-    does not count that wait. `finish`: stop (end of sequence), length, or context (full, fewer tokens than asked for).
-    `lost`: workers, or the shadow, lost since the cluster started. `ignored`: generation settings of the model that
-    greedy decoding would have to heed and that are not built yet; where there are any, `exact` is False.
+    does not count that wait. `finish`: stop (end of sequence), stop_text, length, or context (full).
+    `lost`: workers, or the shadow, lost since the cluster started; `rejoined`: those that came back.
+    `ignored`: generation settings of the model that
+    are not heeded; where there are any, `exact` is False. `seed`: of the draws, None where the likeliest was taken.
     `loads`: all, of which `prefill_loads`; `reloads`: begun after the gate for want of a prediction;
     `stall_s`: decoding's waits for loads. `memory_bytes`: weights, slots and caches a role, from the buffers;
     `memory_of_whole`: all of it, as a fraction of the weights of the model with every expert in memory.
@@ -49,8 +49,10 @@ class Report:
     bytes_loaded: int
     finish: str
     lost: list[str]
+    rejoined: list[str]
     ignored: list[str]
     exact: bool
+    seed: int | None
     emulated: str | None
 
 
@@ -63,9 +65,10 @@ class Times:
     shadow_wait_s: float
 
 
-def build_report(main: MainNode, number: int, sequence: Sequence, times: Times, finish: str) -> Report:
+def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> Report:
     """Ask the ledger and every node."""
-    ledger = main.engine.core.ledgers[number]
+    sequence = answer.sequence
+    ledger = main.engine.core.ledgers[answer.number]
     workers, shadow = main.engine.usage()
     count = len(sequence.tokens)
     if main.engine.shadow is not None:
@@ -103,7 +106,9 @@ def build_report(main: MainNode, number: int, sequence: Sequence, times: Times, 
         bytes_loaded=ledger.bytes_loaded,
         finish=finish,
         lost=list(main.engine.lost),
-        ignored=main.ignored,
-        exact=not main.ignored,
-        emulated=None,
+        rejoined=list(main.engine.rejoined),
+        ignored=answer.chooser.ignored,
+        exact=not answer.chooser.ignored,
+        seed=answer.chooser.seed,
+        emulated=main.engine.pace.emulated,
     )

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
 
-import torch
-
+from checkpoint import kv
 from checkpoint.tensors import tensor_bytes
 from scheduler import types as t
+from scheduler.alignment import Alignment
 from wire import messages as w
 
 ALIGN_PART_BYTES = 1 << 20
 """KV rows travel in parts of about this size: large messages are slow to encode and would hold up what follows."""
+
+
+class RequestData(Protocol):
+    """What the engine must fetch of a request when the scheduler says so."""
+
+    def prompt_before(self, step: int) -> tuple[int, ...]:
+        """Every token that comes before decode pass `step`'s."""
+
+    def token_of(self, step: int) -> int:
+        """The token that decode pass `step` reads."""
+
+    def kv_rows(self, start: int, stop: int) -> kv.Snapshot:
+        """What the cache holds of positions [start, stop), and its states."""
+
+    @property
+    def max_new_tokens(self) -> int: ...
 
 
 class Sequence:
@@ -22,6 +40,7 @@ class Sequence:
         self.max_new_tokens = max_new_tokens
         self.cache = cache
         self.tokens: list[int] = []
+        self._resting = True
 
     def prompt_before(self, step: int) -> tuple[int, ...]:
         return (*self.prompt, *self.tokens[:step])
@@ -29,29 +48,43 @@ class Sequence:
     def token_of(self, step: int) -> int:
         return self.tokens[step]
 
-    def kv_rows(self, start: int, stop: int) -> list[torch.Tensor]:
-        """[key, value] of every cache layer in turn, each [1, heads, stop - start, D]; empty where start == stop."""
-        if start == stop:
-            return []
-        rows = []
-        for layer in self.cache.layers:
-            rows += [layer.keys[:, :, start:stop], layer.values[:, :, start:stop]]
-        return rows
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """Around a pass, begun before the scheduler hears of it: what the cache would tell meanwhile is half done."""
+        self._resting = False
+        try:
+            yield
+        finally:
+            self._resting = True
+
+    def kv_rows(self, start: int, stop: int) -> kv.Snapshot:
+        """What the cache holds of positions [start, stop), and its states; nothing where start == stop."""
+        return kv.take(self.cache, start, stop, self._resting)
 
     def cache_bytes(self) -> int:
-        return sum(t.nbytes for layer in self.cache.layers if layer.is_initialized for t in (layer.keys, layer.values))
+        return kv.cache_bytes(self.cache)
 
 
-def align_messages(command: t.Align, token: int | None, rows: list[torch.Tensor]) -> list[w.Message]:
-    """An alignment as one message, or several where it has many KV rows."""
-    if command.kv_start == command.kv_stop:
-        return [w.Align(command.request, command.step, token, command.kv_start, ())]
-    count = command.kv_stop - command.kv_start
-    row_bytes = sum(r.nbytes for r in rows) // count
-    each = max(1, ALIGN_PART_BYTES // max(row_bytes, 1))
-    messages: list[w.Message] = []
-    for start in range(0, count, each):
-        stop = min(start + each, count)
-        part = tuple(w.Tensor(*tensor_bytes(r[:, :, start:stop])) for r in rows)
-        messages.append(w.Align(command.request, command.step, token, command.kv_start + start, part, stop < count))
-    return messages
+def shadow_messages(
+    command: t.Follow | t.Align | t.Unfollow, data: RequestData | None, policy: Alignment, lookahead: int
+) -> list[w.Message]:
+    """What the shadow is told. `data` may be None only of a request that it is to forget."""
+    if isinstance(command, t.Unfollow) or data is None:
+        return [w.CloseRequest(command.request)]
+    if isinstance(command, t.Follow):
+        prompt, periods = data.prompt_before(command.step), (policy.token_period, policy.kv_period)
+        return [w.OpenRequest(command.request, prompt, command.step, data.max_new_tokens, *periods, lookahead)]
+    token = data.token_of(command.step) if command.token else None
+    return align_messages(command, token, data.kv_rows(command.kv_start, command.kv_stop))
+
+
+def align_messages(command: t.Align, token: int | None, rows: kv.Snapshot) -> list[w.Message]:
+    """An alignment as one message, or several where it has much to bring."""
+    parts = list(rows.parts(ALIGN_PART_BYTES)) or [(command.kv_stop, [])]
+    return [
+        w.Align(
+            command.request, command.step, token, at,
+            tuple(w.Tensor(*tensor_bytes(tensor)) for tensor in tensors), number < len(parts),
+        )
+        for number, (at, tensors) in enumerate(parts, 1)
+    ]  # fmt: skip

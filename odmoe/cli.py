@@ -12,11 +12,14 @@ import sys
 import time
 import traceback
 from importlib.metadata import version
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from odmoe.settings import DTYPES, LOADERS, SHADOWS, Settings
+from odmoe.config import dump, effective
+from odmoe.flags import with_settings
+from odmoe.settings import DTYPES
 from scheduler.errors import ConfigError, ODMoEError, PromptError
 
 AGAIN_S = 3.0
@@ -28,8 +31,9 @@ app = typer.Typer(
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from, and what the libraries say.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but the answer.")]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", help=f"{', '.join(DTYPES)}; as stored unless said.", show_default=False)
+Config = Annotated[
+    str | None,
+    typer.Option("--config", help="Settings as YAML; else ODMOE_CONFIG, else ~/.config/odmoe/config.yaml."),
 ]
 
 
@@ -49,78 +53,85 @@ def _root(
 
 
 @app.command()
+@with_settings
 def generate(
+    flags: dict[str, Any],
     prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input when not given.")] = None,
-    model: Annotated[str, typer.Option("-m", "--model", help="Model directory, or org/name on the Hub.")] = "",
-    store: Annotated[str | None, typer.Option(help="Expert store; found or made by itself when not given.")] = None,
-    cluster: Annotated[str, typer.Option(help="embedded, local, auto or the address of a Ray cluster.")] = "embedded",
-    workers: Annotated[int, typer.Option(help="How many worker nodes.")] = 8,
-    group_size: Annotated[
-        int | None, typer.Option(help="Workers that serve a layer together; the model's top-k when not given.")
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file of prompts, one a line; text, or JSON strings.", show_default=False)
     ] = None,
-    slots: Annotated[int, typer.Option(help="Experts that a worker has room for.")] = 1,
-    shadow: Annotated[str, typer.Option(help=f"The shadow's precision: {', '.join(SHADOWS)}.")] = "int8",
-    align_token: Annotated[int, typer.Option(help="Align the shadow's token every N tokens; 0: never.")] = 1,
-    align_kv: Annotated[int, typer.Option(help="Align the shadow's KV cache every N tokens; 0: never.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option("-n", "--max-new-tokens", help="Most tokens of the answer.")] = 128,
-    dtype: Dtype = None,
-    loader: Annotated[str, typer.Option(help=f"Where experts are loaded from: {', '.join(LOADERS)}.")] = "disk",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads a node computes with; all cores, or half where nodes share a machine.")
-    ] = None,
-    launch_s: Annotated[float, typer.Option("--launch-timeout", help="Most seconds until a node is ready.")] = 600.0,
-    mini_batch: Annotated[int, typer.Option(help="Most rows that an expert computes at once in prefill.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+    parallel: Annotated[int, typer.Option(help="With --prompts: how many are answered at once.")] = 4,
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object (one a line) instead of text.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Answer a prompt; the text streams as it comes."""
+    settings = effective(flags, config).settings
+    if not settings.model:
+        raise ConfigError("no model; give a model directory, e.g. -m models/demo-moe")
+    if parallel < 1:
+        raise ConfigError(f"--parallel is {parallel}; allowed: 1, 2, ...")
+    asked = _prompts(prompt, prompts)
     from odmoe.generate import run_generate
     from odmoe.terminal import Terminal
 
-    settings = Settings(
-        model=model, store=store, cluster=cluster, workers=workers, group_size=group_size, slots=slots,
-        shadow=shadow, align_token=align_token, align_kv=align_kv, dtype=dtype, loader=loader,
-        threads=threads, launch_s=launch_s, mini_batch=mini_batch, max_new_tokens=max_new_tokens,
-    )  # fmt: skip
-    if not model:
-        raise typer.BadParameter("give a model directory, e.g. -m models/demo-moe", param_hint="--model")
-    if prompt is None:
-        prompt = _standard_input()
-    if not prompt:
-        raise PromptError("the prompt is empty; give it as an argument or on standard input")
-    run_generate(settings, prompt, as_json, Terminal(quiet, debug))
+    run_generate(settings, asked, parallel, as_json, Terminal(quiet, debug))
+
+
+@app.command()
+@with_settings
+def config(flags: dict[str, Any], config: Config = None) -> None:
+    """Print the settings that hold and where each was said: flags, then ODMOE_*, then the file, then defaults."""
+    print(dump(effective(flags, config)), end="")
 
 
 @app.command()
 def shard(
     model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
     store: Annotated[str, typer.Argument(help="Where to write the expert store.")],
-    dtype: Dtype = None,
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DTYPES)}; as stored unless said.", show_default=False)
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every expert back and compare its checksum.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object about the store.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Split a model into dense weights and an expert store, which is checked byte by byte."""
+    """Split a model into dense weights and an expert store; takes up where one that was interrupted stopped."""
     from odmoe.process import prepare_process
-    from odmoe.stores import prepare_store
+    from odmoe.sharding import run_shard
     from odmoe.terminal import Terminal
 
     if dtype is not None and dtype not in DTYPES:
-        raise typer.BadParameter(f"{dtype!r}; allowed: {', '.join(DTYPES)}", param_hint="--dtype")
+        raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
     prepare_process(debug)
-    terminal = Terminal(quiet, debug)
-    with terminal.progress() as progress:
-        made = prepare_store(model, store, dtype, progress)
-    facts = {
-        "store": str(made.path), "family": made.manifest.family, "dtype": made.manifest.dtype,
-        "moe_layers": len(made.manifest.layers), "experts": made.manifest.experts,
-        "expert_bytes": made.manifest.blob_bytes, "all_expert_bytes": made.manifest.expert_bytes,
-    }  # fmt: skip
-    if as_json:
-        print(json.dumps(facts))
+    run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug))
+
+
+def _prompts(prompt: str | None, file: Path | None) -> list[str]:
+    """What was asked, one way or the other. Raises PromptError, ConfigError."""
+    if file is None:
+        asked = [_standard_input() if prompt is None else prompt]
+    elif prompt is not None:
+        raise ConfigError(f"a prompt and --prompts {file} are both given; give one of them")
     else:
-        terminal.facts("expert store", facts)
+        try:
+            lines = [line for line in file.read_text().splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise PromptError(f"--prompts {file} cannot be read: {error}") from error
+        asked = [_unquoted(line) for line in lines]
+    if not asked or not all(asked):
+        raise PromptError("the prompt is empty; give it as an argument, in --prompts or on standard input")
+    return asked
+
+
+def _unquoted(line: str) -> str:
+    if line.startswith('"'):
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            return found if isinstance(found, str) else line
+    return line
 
 
 def _standard_input() -> str:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from checkpoint.family import parse_dtype
+from checkpoint import kv
+from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
-from main_node.engine import Engine
-from main_node.node import MainNode, ShadowStart, Step, model_shape
+from main_node.engine import Connect, Engine
+from main_node.node import Answer, MainNode, ShadowStart, Step, model_shape
+from main_node.sampling import GREEDY, Sampling
 from odmoe.process import prepare_libraries
 from odmoe.settings import Settings
+from odmoe.text import make_stopper
 from scheduler.core import Core
+from scheduler.emulation import Emulation, MainPace, ShadowPace
 from scheduler.placement import RoundRobin
+from scheduler.profile import find_profile
+from scheduler.trace import Span
 from wire import inprocess
 from wire.base import Channel, Handler, Node
+from wire.delayed import DelayedChannel, DelayedNode, delays
 from wire.messages import PROTOCOL_VERSION, Hello
 from worker_node.loaders import make_loader
 from worker_node.node import Worker
@@ -23,35 +30,95 @@ from worker_node.node import Worker
 Say = Callable[[str], None]
 
 
+class Answering(Protocol):
+    """An answer on its way: iterate over it for its tokens."""
+
+    def __iter__(self) -> Iterator[Step]: ...
+
+    def __next__(self) -> Step: ...
+
+    def cancel(self) -> None:
+        """Give it up, from any thread, in the middle of a pass too. Whoever iterates gets RequestCancelledError."""
+
+    def close(self) -> None:
+        """Give it up, from the thread that iterates."""
+
+
 class Cluster(Protocol):
     """What answers prompts."""
 
-    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Generator[Step, None, None]:
-        """One step a token, the last with the report. Closing the iterator gives the request up."""
+    def generate(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        ignore_eos: bool = False,
+        sampling: Sampling = GREEDY,
+        stop: tuple[str, ...] = (),
+    ) -> Answering:
+        """One step a token, the last with the report. Several answers may be open at once, a thread each."""
+
+    def trace(self) -> list[Span]:
+        """What every node has done since the last time, where `settings.trace` is set."""
 
     def close(self) -> None:
         """Stop every node that this cluster started, and free what it holds."""
 
 
-def make_engine(settings: Settings, store: ExpertStore) -> Engine:
+def emulation_of(settings: Settings) -> Emulation | None:
+    """The time that --profile keeps, one for all nodes of a process. Raises ConfigError for a profile that is none."""
+    return Emulation(find_profile(settings.profile)) if settings.profile else None
+
+
+def travelling(node: Node, emulation: Emulation | None) -> Node:
+    """The node, whose answers take as long to arrive as the profile says."""
+    if emulation is None:
+        return node
+    return DelayedNode(node, lambda: delays(emulation.profile), emulation)
+
+
+def travelled(to: Connect, emulation: Emulation | None) -> Connect:
+    """As `travelling`, for what is sent to a node."""
+    if emulation is None:
+        return to
+    return lambda handler: DelayedChannel(to(handler), delays(emulation.profile), emulation)
+
+
+def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | None = None) -> Engine:
     """The scheduler with the OD-MoE choices, and the engine around it."""
+    if settings.shadow != "none" and settings.align_kv:
+        kv.kinds(config_from_dict(store.manifest.config))
     shape = model_shape(store)
     group = settings.group_size or min(shape.top_k, settings.workers)
     core = Core(shape, RoundRobin(group), settings.alignment, settings.mini_batch)
-    return Engine(core, Hello(PROTOCOL_VERSION, store.manifest.fingerprint, store.manifest.dtype, "main"))
+    manifest, traced = store.manifest, settings.trace is not None
+    hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
+    return Engine(core, hello, pace=MainPace(emulation) if emulation else None)
 
 
-def make_worker(number: int, settings: Settings, store: ExpertStore, arithmetic: ExpertArithmetic) -> Worker:
-    return Worker(f"worker {number}", store, arithmetic, make_loader(settings.loader, store), settings.slots)
+def make_worker(
+    number: int, settings: Settings, store: ExpertStore, arithmetic: ExpertArithmetic, emulation: Emulation | None
+) -> Node:
+    """Raises LaunchError where the loader's memory does not suffice."""
+    name = settings.loader if emulation is None else "emulated"
+    loader = make_loader(name, store, emulation, settings.loader)
+    return travelling(Worker(f"worker {number}", store, arithmetic, loader, settings.slots), emulation)
 
 
-def make_shadow(settings: Settings, store: ExpertStore) -> Node:
+def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | None) -> Node:
     """Quantises the whole model: takes as long as reading it."""
     from shadow_node.model import ShadowModel
     from shadow_node.node import Shadow
 
-    manifest = store.manifest
-    return Shadow("shadow", ShadowModel(store, settings.shadow), manifest.fingerprint, manifest.dtype)
+    manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
+    shadow = Shadow("shadow", ShadowModel(store, settings.shadow), manifest.fingerprint, manifest.dtype, pace)
+    return travelling(shadow, emulation)
+
+
+def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:
+    """Raises ConfigError where --ctx-size is beyond the model."""
+    dtype = parse_dtype(store.manifest.dtype)
+    stopper = make_stopper(store.dense)
+    return MainNode(store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size)
 
 
 class EmbeddedCluster:
@@ -67,30 +134,40 @@ class EmbeddedCluster:
         self._store = store
         self._closed = False
         say(f"loading the main model and {settings.workers} worker(s)")
-        engine = make_engine(settings, store)
+        emulation = self._emulation = emulation_of(settings)
+        engine = make_engine(settings, store, emulation)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
         shadow = None if settings.shadow == "none" else ShadowStart(self._join_shadow)
         try:
             for number in range(settings.workers):
-                worker = make_worker(number, settings, store, arithmetic)
+                worker = make_worker(number, settings, store, arithmetic, emulation)
                 self._nodes.append(worker)
-                engine.add_worker(number, _to(worker), settings.launch_s)
-            dtype = parse_dtype(store.manifest.dtype)
-            self.main = MainNode(store, engine, dtype, shadow, settings.launch_s)
+                engine.add_worker(number, travelled(_to(worker), emulation), settings.launch_s)
+            self.main = make_main(settings, store, engine, shadow)
         except BaseException:
             engine.close()
             self._close_nodes()
             raise
 
     def _join_shadow(self) -> None:
-        shadow = make_shadow(self._settings, self._store)
+        shadow = make_shadow(self._settings, self._store, self._emulation)
         if self._closed:
             return
         self._nodes.append(shadow)
-        self.main.engine.add_shadow(_to(shadow), self._settings.launch_s)
+        self.main.engine.add_shadow(travelled(_to(shadow), self._emulation), self._settings.launch_s)
 
-    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Generator[Step, None, None]:
-        yield from self.main.generate(prompt, max_new_tokens, ignore_eos)
+    def generate(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        ignore_eos: bool = False,
+        sampling: Sampling = GREEDY,
+        stop: tuple[str, ...] = (),
+    ) -> Answer:
+        return self.main.generate(prompt, max_new_tokens, ignore_eos, sampling, stop)
+
+    def trace(self) -> list[Span]:
+        return self.main.engine.trace()
 
     def close(self) -> None:
         self._closed = True

@@ -1,50 +1,178 @@
-"""`odmoe generate`: one prompt, one answer."""
+"""`odmoe generate`: one prompt and one answer, or many of both."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from odmoe.process import prepare_process
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
+from scheduler.errors import ConfigError, ODMoEError, RequestError
+from scheduler.profile import find_profile
+from scheduler.trace import write_trace
+
+if TYPE_CHECKING:
+    from main_node.report import Report
+    from odmoe.cluster import Cluster
 
 
-def run_generate(settings: Settings, prompt: str, as_json: bool, terminal: Terminal) -> None:
-    """Everything that can be wrong with model, store or prompt is found before a node is started."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A cluster, and all that its answers need."""
+
+    settings: Settings
+    tokenizer: Any
+    cluster: Cluster
+    dtype: str
+
+    def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
+        """One answer; `show` gets its text as it comes."""
+        from odmoe.text import StoppedText
+
+        text, pieces, report = StoppedText(self.tokenizer, self.settings.stop), [], None
+        with closing(self.cluster.generate(ids, **answering(self.settings))) as steps:
+            for step in steps:
+                pieces.append(text.push(step.token_id) + (text.flush() if step.report else ""))
+                show(pieces[-1])
+                report = step.report
+        return "".join(pieces), report
+
+    def facts(self, text: str, report: Report) -> dict[str, Any]:
+        """What --json prints of one answer."""
+        return {
+            "text": text, **dataclasses.asdict(report), "cluster": self.settings.cluster,
+            "shadow": self.settings.shadow, "dtype": self.dtype,
+        }  # fmt: skip
+
+
+def run_generate(settings: Settings, prompts: list[str], parallel: int, as_json: bool, terminal: Terminal) -> None:
+    """Everything that can be wrong with model, store or prompts is found before a node is started."""
     prepare_process(terminal.debug)
+    check_early(settings)
     with terminal.progress() as progress:
         from odmoe.stores import prepare_store
 
         store = prepare_store(settings.model, settings.store, settings.dtype, progress)
     with terminal.status() as say:
         say("reading the tokenizer")
-        from main_node.node import model_shape
-        from odmoe.text import TextStream, encode, load_tokenizer
+        from main_node.node import limited, model_shape
+        from odmoe.text import load_tokenizer
 
         tokenizer = load_tokenizer(store.dense)
-        ids = encode(tokenizer, prompt, model_shape(store).context)
+        context = limited(model_shape(store), settings.ctx_size).context
+        ids = [to_tokens(settings, tokenizer, prompt, context) for prompt in prompts]
         cluster = start_cluster(settings, store, say)
-    text = TextStream(tokenizer)
-    pieces: list[str] = []
-    report = None
-    with closing(cluster), closing(cluster.generate(ids, settings.max_new_tokens)) as steps:
-        for step in steps:
-            piece = text.push(step.token_id) + (text.flush() if step.report else "")
-            pieces.append(piece)
-            report = step.report
-            if not as_json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+    with closing(cluster):
+        job = Job(settings, tokenizer, cluster, store.manifest.dtype)
+        if len(ids) == 1:
+            _one(job, ids[0], as_json, terminal)
+        else:
+            _many(job, ids, parallel, as_json, terminal)
+        if settings.trace is not None:
+            write_trace(Path(settings.trace), cluster.trace(), about(settings))
+
+
+def check_early(settings: Settings) -> None:
+    """What would otherwise be found out at the end. Raises ConfigError."""
+    if settings.profile is not None:
+        find_profile(settings.profile)
+    if settings.trace is not None:
+        folder = Path(settings.trace).resolve().parent
+        if Path(settings.trace).is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"--trace is {settings.trace!r}; allowed: a file in a directory that can be written to")
+
+
+def about(settings: Settings) -> dict[str, Any]:
+    """What a trace says of itself."""
+    shown = ("model", "cluster", "workers", "slots", "shadow", "align_token", "align_kv", "dtype", "loader")
+    return {name: getattr(settings, name) for name in shown} | {"emulated": settings.profile}
+
+
+def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int) -> list[int]:
+    """A prompt's token ids, in the chat template if --chat says so. Raises PromptError, ConfigError."""
+    from odmoe.text import as_chat, encode
+
+    text = as_chat(tokenizer, prompt, settings.system) if settings.chat else prompt
+    return encode(tokenizer, text, context, special=not settings.chat)
+
+
+def answering(settings: Settings) -> dict[str, Any]:
+    """How to answer, as arguments of `Cluster.generate`."""
+    from main_node.sampling import Sampling
+
+    sampling = Sampling(
+        settings.sample, settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty,
+        settings.seed,
+    )  # fmt: skip
+    return {"max_new_tokens": settings.max_new_tokens, "sampling": sampling, "stop": settings.stop}
+
+
+def _one(job: Job, ids: list[int], as_json: bool, terminal: Terminal) -> None:
+    """The answer as it comes, then its figures."""
+    text, report = job.answer(ids, (lambda piece: None) if as_json else _show)
     if report is None:
         return
     if as_json:
-        print(json.dumps({"text": "".join(pieces), **dataclasses.asdict(report), "cluster": settings.cluster,
-                          "shadow": settings.shadow, "dtype": store.manifest.dtype}))  # fmt: skip
+        print(json.dumps(job.facts(text, report)))
         return
-    sys.stdout.write("\n")
+    _show("\n")
+    terminal.report(report, job.settings.cluster)
+
+
+def _many(job: Job, prompts: list[list[int]], parallel: int, as_json: bool, terminal: Terminal) -> None:
+    """`parallel` answers at once, printed in the prompts' order. One that fails does not stop the others."""
+    failed: list[ODMoEError] = []
+    with terminal.progress() as progress, futures.ThreadPoolExecutor(parallel) as pool:
+        for number, outcome in enumerate(_in_order(job, prompts, pool)):
+            progress("answers", number + 1, len(prompts))
+            if isinstance(outcome, ODMoEError):
+                failed.append(outcome)
+                fact: dict[str, Any] = {"error": {"type": type(outcome).__name__, "message": str(outcome)}}
+                text = f"[{type(outcome).__name__}: {outcome}]"
+            else:
+                text, report = outcome
+                fact = job.facts(text, report) if report else {}
+            print(json.dumps({"prompt": number, **fact}) if as_json else text, flush=True)
+    if failed:
+        raise RequestError(f"{len(failed)} of {len(prompts)} prompts failed; the first: {failed[0]}")
+
+
+def _in_order(
+    job: Job, prompts: list[list[int]], pool: futures.Executor
+) -> Iterator[tuple[str, Report | None] | ODMoEError]:
+    stop = threading.Event()
+
+    def answer(ids: list[int]) -> tuple[str, Report | None] | ODMoEError:
+        def show(piece: str) -> None:
+            if stop.is_set():
+                raise RequestError("interrupted")
+
+        try:
+            return job.answer(ids, show)
+        except ODMoEError as error:
+            return error
+
+    running = [pool.submit(answer, ids) for ids in prompts]
+    try:
+        for one in running:
+            yield one.result()
+    finally:
+        stop.set()
+        for one in running:
+            one.cancel()
+
+
+def _show(piece: str) -> None:
+    sys.stdout.write(piece)
     sys.stdout.flush()
-    terminal.report(report, settings.cluster)

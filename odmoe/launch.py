@@ -13,29 +13,42 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from checkpoint.store import ExpertStore
-from main_node.node import MainNode, Step
+from main_node.engine import Engine, Kind
+from main_node.node import Answer, MainNode, Step
+from main_node.rejoin import Keeper
+from main_node.sampling import GREEDY, Sampling
+from odmoe.cluster import travelled
+from odmoe.ray_host import check_reachable, kill_half_started, warn_of_strangers
 from odmoe.settings import Settings
-from scheduler.errors import ClusterError, LaunchError, ODMoEError
+from odmoe.stores import open_verified
+from scheduler.emulation import Emulation
+from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
+from scheduler.trace import Span
 from wire.base import Node
+from wire.grpc_client import connect
 
-REACH_S = 5.0
 FREE_S = 15.0
+STOP_S = 5.0
+WORKER_S = 60.0
+"""How long a request waits for a worker where every one is lost."""
+
+TRIES = 3
+"""How often a node whose process dies while the cluster starts is asked again."""
+
 STEP_S = 600.0
 """Most time between two tokens. Every wait inside the main node is shorter; this is for one that is gone."""
 
 
 class _Served:
-    """A node of one role, served over gRPC once `start` has been called."""
+    """A node of one role, served over gRPC once `start` has been called. Ray makes a new one where it has died."""
 
     def __init__(self, settings: Settings, store: str) -> None:
         from odmoe.process import prepare_libraries, prepare_process
@@ -46,32 +59,84 @@ class _Served:
         self._store = store
         self._server: Any = None
         self._node: Node | None = None
+        self._starting = threading.Lock()
+        self._stopped = False
 
-    def start(self, role: str, number: int) -> str:
-        """Build the node and serve it; the address."""
+    def start(self, role: Kind, number: int) -> str:
+        """Build the node and serve it; the address. A node that runs already says its address again."""
+        with self._starting:
+            if self._stopped:
+                raise LaunchError(f"the {role} was stopped; start the cluster again")
+            if self._server is None:
+                self._build(role, number)
+            return str(self._server.address)
+
+    def _build(self, role: Kind, number: int) -> None:
         from checkpoint.single import ExpertArithmetic
-        from odmoe.cluster import make_shadow, make_worker
+        from odmoe.cluster import emulation_of, make_shadow, make_worker
         from wire.grpc_server import GrpcServer
 
-        store = open_verified(self._store)
+        store, emulation = open_verified(self._store), emulation_of(self._settings)
         if role == "shadow":
-            self._node = make_shadow(self._settings, store)
+            self._node = make_shadow(self._settings, store, emulation)
         else:
             manifest = store.manifest
             arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
-            self._node = make_worker(number, self._settings, store, arithmetic)
-        host = own_host(self._settings)
-        self._server = GrpcServer(self._node, role, host, secret=self._settings.secret)  # type: ignore[arg-type]
-        return str(self._server.address)
+            self._node = make_worker(number, self._settings, store, arithmetic, emulation)
+        self._server = GrpcServer(self._node, role, own_host(self._settings), secret=self._settings.secret)
 
     def pid(self) -> int:
         return os.getpid()
 
     def stop(self) -> None:
+        self._stopped = True
         if self._server is not None:
             self._server.close()
         if self._node is not None:
             self._node.close()
+
+
+class _Fleet:
+    """The actors of workers and shadow: how each comes to the engine, at first and whenever it was lost."""
+
+    def __init__(
+        self, engine: Engine, workers: list[Any], shadow: Any, settings: Settings, emulation: Emulation | None
+    ) -> None:
+        self.keeper = Keeper(self.join)
+        engine.on_lost = self.keeper.lost
+        self._engine = engine
+        self._workers, self._shadow = workers, shadow
+        self._emulation = emulation
+        self._secret, self._ready_s = settings.secret, settings.launch_s
+
+    def begin(self, kind: Kind, number: int) -> Any:
+        actor = self._shadow if kind == "shadow" else self._workers[number]
+        return actor.start.remote(kind, number)
+
+    def join(self, kind: Kind, number: int, begun: Any = None) -> None:
+        """One attempt, of at most `launch_s` for the process and as long for the stream. Raises ODMoEError."""
+        name = "the shadow" if kind == "shadow" else f"worker {number}"
+        begun = begun or self.begin(kind, number)
+        end = time.monotonic() + self._ready_s
+        while not ray.wait([begun], timeout=0.5)[0] and time.monotonic() < end:
+            if self.keeper.closing.is_set():
+                raise LinkError(f"the main node was closed before {name} was ready")
+        address = get(begun, max(0.0, end - time.monotonic()), name)
+        to = travelled(partial(connect, address, kind, secret=self._secret), self._emulation)
+        if kind == "shadow":
+            self._engine.add_shadow(to, self._ready_s)
+        else:
+            self._engine.add_worker(number, to, self._ready_s)
+
+    def join_first(self, kind: Kind, number: int, begun: Any = None) -> None:
+        """As `join`, but a process that dies on the way is asked again."""
+        for left in reversed(range(TRIES)):
+            try:
+                return self.join(kind, number, begun)
+            except LinkError:
+                if not left or self.keeper.closing.wait(1.0):
+                    raise
+                begun = None
 
 
 class _Main:
@@ -85,59 +150,64 @@ class _Main:
         self._settings = settings
         self._store = store
         self._main: MainNode | None = None
+        self._fleet: _Fleet | None = None
+        self._answers: dict[str, Answer] = {}
         self._cancelled: set[str] = set()
+        self._changing = threading.Lock()
 
     def start(self, workers: list[Any], shadow: Any) -> None:
         """Connect to every worker; the shadow joins when it is ready."""
-        from checkpoint.family import parse_dtype
         from main_node.node import ShadowStart
-        from odmoe.cluster import make_engine
-        from wire.grpc_client import connect
+        from odmoe.cluster import emulation_of, make_engine, make_main
 
-        secret, ready_s = self._settings.secret, self._settings.launch_s
-        store = open_verified(self._store)
-        engine = make_engine(self._settings, store)
-
-        def join_shadow() -> None:
-            address = get(shadow.start.remote("shadow", 0), ready_s, "the shadow")
-            engine.add_shadow(partial(connect, address, "shadow", secret=secret), ready_s)
-
-        start = ShadowStart(join_shadow) if shadow is not None else None
+        store, emulation = open_verified(self._store), emulation_of(self._settings)
+        engine = make_engine(self._settings, store, emulation)
+        fleet = self._fleet = _Fleet(engine, workers, shadow, self._settings, emulation)
+        start = ShadowStart(partial(fleet.join_first, "shadow", 0)) if shadow is not None else None
         if start is not None:
             start.begin()
-        self._main = MainNode(store, engine, parse_dtype(store.manifest.dtype), start, ready_s)
-        addresses = [actor.start.remote("worker", number) for number, actor in enumerate(workers)]
-        for number, pending in enumerate(addresses):
-            address = get(pending, ready_s, f"worker {number}")
-            engine.add_worker(number, partial(connect, address, "worker", secret=secret), ready_s)
+        self._main = make_main(self._settings, store, engine, start)
+        begun = [fleet.begin("worker", number) for number in range(len(workers))]
+        for number, pending in enumerate(begun):
+            fleet.join_first("worker", number, pending)
 
-    def generate(self, key: str, prompt: list[int], max_new_tokens: int, ignore_eos: bool) -> Iterator[Step]:
+    def generate(self, key: str, request: dict[str, Any]) -> Iterator[Step]:
+        """`request`: the arguments of `MainNode.generate`."""
         if self._main is None:
             raise LaunchError("the main node was asked before it was started")
-        steps = self._main.generate(prompt, max_new_tokens, ignore_eos)
-        with contextlib.closing(steps):  # type: ignore[type-var]
-            for step in steps:
-                yield step
-                if key in self._cancelled:
-                    self._cancelled.discard(key)
-                    return
+        self._main.engine.wait_for_worker(WORKER_S)
+        answer = self._main.generate(**request)
+        with self._changing:
+            self._answers[key] = answer
+            if key in self._cancelled:
+                answer.cancel()
+        try:
+            yield from answer
+        finally:
+            with self._changing:
+                del self._answers[key]
+                self._cancelled.discard(key)
+            answer.close()
 
     def cancel(self, key: str) -> None:
-        """The answer to `key` is no longer wanted."""
-        self._cancelled.add(key)
+        """The answer to `key` is no longer wanted, be it under way or yet to begin."""
+        with self._changing:
+            self._cancelled.add(key)
+            answer = self._answers.get(key)
+        if answer is not None:
+            answer.cancel()
+
+    def trace(self) -> list[Span]:
+        return self._main.engine.trace() if self._main is not None else []
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def stop(self) -> None:
+        if self._fleet is not None:
+            self._fleet.keeper.close()
         if self._main is not None:
             self._main.close()
-
-
-def open_verified(path: str) -> ExpertStore:
-    """This host's copy of the store, read whole once and again whenever it has changed. Raises StoreError."""
-    from odmoe.stores import cache_dir
-
-    store = ExpertStore.open(Path(path))
-    store.verify_once(cache_dir() / "verified")
-    return store
 
 
 def own_host(settings: Settings) -> str:
@@ -145,41 +215,8 @@ def own_host(settings: Settings) -> str:
     return settings.host if settings.cluster == "local" else str(ray.util.get_node_ip_address())
 
 
-def check_reachable(address: str) -> None:
-    """Ray itself would try for minutes. Raises LaunchError when nothing at `address` speaks gRPC."""
-    if address == "auto" or os.environ.get("RAY_USE_TLS") == "1":
-        return
-    with grpc.insecure_channel(address) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(REACH_S)
-        except grpc.FutureTimeoutError as error:
-            raise LaunchError(
-                f"no Ray cluster answers at {address} within {REACH_S:g} s; check host and port (ray status), "
-                "or use --cluster local"
-            ) from error
-
-
-def kill_half_started() -> None:
-    """What `ray.init` had begun when it was given up: Ray itself forgets the raylet's own children."""
-    import psutil  # type: ignore[import-untyped]  # comes with ray
-
-    home = str(Path(ray.__file__).parent)
-
-    def kill(process: Any) -> None:
-        with contextlib.suppress(psutil.Error):
-            process.suspend()  # so that it starts no more
-            for child in process.children():
-                kill(child)
-            process.kill()
-
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if any(home in part for part in process.cmdline()):
-                kill(process)
-
-
 def get(pending: Any, deadline_s: float, who: str) -> Any:
-    """`ray.get` with a deadline; errors of our tree come out as themselves, others as ClusterError or LaunchError."""
+    """`ray.get` with a deadline. Errors of our tree come out as themselves; LinkError: the actor's process is gone."""
     try:
         return ray.get(pending, timeout=deadline_s)
     except GetTimeoutError as error:
@@ -189,19 +226,59 @@ def get(pending: Any, deadline_s: float, who: str) -> Any:
             raise error.cause from error
         raise ClusterError(f"{who} failed: {error.cause!r}") from error
     except RayActorError as error:
-        raise ClusterError(f"{who} died: {str(error).splitlines()[0]}") from error
+        raise LinkError(f"{who} died: {str(error).splitlines()[0]}") from error
     except RayError as error:
         raise ClusterError(f"{who} cannot be reached: {str(error).splitlines()[0]}") from error
+
+
+class RayAnswer(Iterator[Step]):
+    """One answer, streamed from the main node's process. It is asked for with the first token."""
+
+    def __init__(self, main: Any, key: str, request: dict[str, Any]) -> None:
+        self._main = main
+        self._key = key
+        self._steps = self._run(request)
+
+    def __next__(self) -> Step:
+        """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""
+        return next(self._steps)
+
+    def cancel(self) -> None:
+        """From any thread, at any time."""
+        with contextlib.suppress(RayError):
+            self._main.cancel.remote(self._key)
+
+    def close(self) -> None:
+        """From the thread that iterates."""
+        self._steps.close()
+
+    def _run(self, request: dict[str, Any]) -> Generator[Step, None, None]:
+        pending = self._main.generate.options(num_returns="streaming").remote(self._key, request)
+        done = False
+        try:
+            while not done:
+                ready, _ = ray.wait([pending], timeout=STEP_S)
+                if not ready:
+                    raise ClusterError(f"the main node has sent nothing for {STEP_S:g} s")
+                following = next(pending, None)
+                if following is None:
+                    raise ClusterError("the main node ended the answer early; see its log")
+                step: Step = get(following, STEP_S, "the main node, without which the cluster must be started again,")
+                done = step.report is not None
+                yield step
+        finally:
+            if not done:
+                self.cancel()
 
 
 class RayCluster:
     """One actor a node. `local` starts Ray on this machine and stops it again; otherwise Ray must be running."""
 
     def __init__(self, settings: Settings, store: ExpertStore, say: Any = lambda text: None) -> None:
-        self._actors: list[Any] = []
+        self._actors: dict[str, Any] = {}
         self._keys = (str(n) for n in range(1 << 62))
         self._ours = settings.cluster == "local"
-        settings = replace(settings, secret=settings.secret or secrets.token_hex(16))
+        settings = settings.but(secret=settings.secret or secrets.token_hex(16))
         say("starting Ray" if self._ours else "connecting to Ray")
         try:
             self._connect(settings)
@@ -212,7 +289,6 @@ class RayCluster:
             raise
 
     def _connect(self, settings: Settings) -> None:
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of an answer that nobody waits for any more
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         common: dict[str, Any] = {"namespace": "odmoe", "log_to_driver": False, "logging_level": "ERROR"}
@@ -225,6 +301,7 @@ class RayCluster:
                 raise LaunchError(
                     f"no Ray cluster at {settings.cluster!r}: {reason}; start one, or use local"
                 ) from error
+            warn_of_strangers(ray.get_runtime_context().gcs_address)
             self._check_room(settings)
             return
         if os.environ.get("RAY_AUTH_MODE") != "token":
@@ -256,41 +333,41 @@ class RayCluster:
             time.sleep(0.5)
 
     def _start(self, settings: Settings, store: str) -> None:
-        node = ray.remote(_Served)
-        self._workers = [self._actor(node, "worker_node", 4, settings, store) for _ in range(settings.workers)]
-        shadow = self._actor(node, "shadow_node", 4, settings, store) if settings.shadow != "none" else None
-        self._main = self._actor(ray.remote(_Main), "main_node", 16, settings, store)
-        get(self._main.start.remote(self._workers, shadow), 2 * settings.launch_s, "the main node")
+        run = secrets.token_hex(4)
 
-    def _actor(self, kind: Any, role: str, concurrency: int, settings: Settings, store: str) -> Any:
-        options = kind.options(num_cpus=0, resources={role: 1}, max_concurrency=concurrency)
-        actor = options.remote(settings, store)
-        self._actors.append(actor)
-        return actor
+        def begin(kind: type, name: str, resource: str, **options: int) -> Any:
+            """A process of its own, where a resource of that name is free."""
+            actor = ray.remote(kind).options(
+                name=f"{name} of {run}", num_cpus=0, resources={resource: 1}, max_task_retries=0, **options
+            )
+            self._actors[name] = actor.remote(settings, store)
+            return self._actors[name]
 
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers, in order; what a fault test kills."""
-        return [get(actor.pid.remote(), STEP_S, "a worker") for actor in self._workers]
+        again = {"max_concurrency": 4, "max_restarts": -1}
+        workers = [begin(_Served, f"worker {n}", "worker_node", **again) for n in range(settings.workers)]
+        shadow = begin(_Served, "shadow", "shadow_node", **again) if settings.shadow != "none" else None
+        self._main = begin(_Main, "main node", "main_node", max_concurrency=16, max_restarts=0)
+        get(self._main.start.remote(workers, shadow), 2 * settings.launch_s, "the main node")
 
-    def generate(self, prompt: list[int], max_new_tokens: int, ignore_eos: bool = False) -> Generator[Step, None, None]:
-        key = next(self._keys)
-        pending = self._main.generate.options(num_returns="streaming").remote(key, prompt, max_new_tokens, ignore_eos)
-        done = False
-        try:
-            while not done:
-                ready, _ = ray.wait([pending], timeout=STEP_S)
-                if not ready:
-                    raise ClusterError(f"the main node has sent nothing for {STEP_S:g} s")
-                following = next(pending, None)
-                if following is None:
-                    raise ClusterError("the main node ended the answer early; see its log")
-                step: Step = get(following, STEP_S, "the main node")
-                done = step.report is not None
-                yield step
-        finally:
-            if not done:
-                with contextlib.suppress(RayError):
-                    self._main.cancel.remote(key)
+    def pid(self, name: str) -> int:
+        """Process id of `worker N`, `shadow` or `main node`, for fault tests. Raises LinkError while it is gone."""
+        return int(get(self._actors[name].pid.remote(), STOP_S, name))
+
+    def generate(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        ignore_eos: bool = False,
+        sampling: Sampling = GREEDY,
+        stop: tuple[str, ...] = (),
+    ) -> RayAnswer:
+        request = {"prompt": prompt, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
+        request |= {"sampling": sampling, "stop": stop}
+        return RayAnswer(self._main, next(self._keys), request)
+
+    def trace(self) -> list[Span]:
+        spans: list[Span] = get(self._main.trace.remote(), WORKER_S, "the main node")
+        return spans
 
     def close(self) -> None:
         """Stop our actors, and Ray where we started it. Bounded: a node that does not answer is killed.
@@ -309,13 +386,17 @@ class RayCluster:
     def _close(self) -> None:
         if not ray.is_initialized():
             if self._ours:
-                kill_half_started()
+                kill_half_started(str(Path(ray.__file__).parent))
             return
-        with contextlib.suppress(RayError, GetTimeoutError):
-            ray.get([actor.stop.remote() for actor in self._actors], timeout=5.0)
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors = []
+        main = self._actors.pop("main node", None)
+        for actors in ([main] if main else [], self._actors.values()):  # first the one that asks for the others again
+            with contextlib.suppress(RayError):
+                stops = [actor.stop.remote() for actor in actors]
+                if stops:
+                    ray.wait(stops, num_returns=len(stops), timeout=STOP_S)
+                for actor in actors:
+                    ray.kill(actor, no_restart=True)
+        self._actors = {}
         stopper = threading.Thread(target=ray.shutdown, daemon=True)
         stopper.start()
         stopper.join(20.0)

@@ -22,11 +22,14 @@ def prepare_process(debug: bool = False) -> None:
 
 
 def prepare_ray(cluster: str) -> None:
-    """Call before ray is first imported: it reads its authentication then.
+    """Call before ray is first imported: it reads its authentication then, and what it may print.
 
     Ray listens on every interface even for one machine, so `local` gets a token of its own that keeps strangers out.
     A running cluster has its own rules (RAY_AUTH_MODE and RAY_AUTH_TOKEN, or ~/.ray/auth_token).
     """
+    # Ray prints "A worker died" to standard output, into the answer, whatever `log_to_driver` says.
+    os.environ["RAY_DEDUP_LOGS"] = "1"
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
     if cluster == "local":
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

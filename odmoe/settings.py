@@ -1,64 +1,130 @@
-"""Everything that the flags say, checked before anything is loaded. No torch here: a wrong flag answers at once."""
+"""Every setting: its type, default, bounds and what it is for, said once. Flags, environment, configuration file and
+Python callers all read this table. No torch here: a wrong setting is answered at once."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 
 CLUSTERS = ("embedded", "local", "auto")
-SHADOWS = ("fp16", "int8", "nf4", "none")
-LOADERS = ("disk", "memory")
-DTYPES = ("float32", "bfloat16", "float16")
+Shadow = Literal["fp16", "int8", "nf4", "none"]
+Loader = Literal["disk", "memory", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+SHADOWS: tuple[str, ...] = get_args(Shadow)
+LOADERS: tuple[str, ...] = get_args(Loader)
+DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """One cluster and how it answers. `group_size` None: the model's top-k, at most all workers. `dtype` None: as
-    stored. `store` None: found or made in the cache. `threads` None: see `threads_a_node`.
-    `launch_s`: most seconds until a node is ready."""
+def _no_truth(value: Any) -> Any:
+    """YAML's `yes` is no number."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
 
-    model: str
-    store: str | None = None
-    cluster: str = "embedded"
-    workers: int = 8
-    group_size: int | None = None
-    slots: int = 1
-    shadow: str = "int8"
-    align_token: int = 1
-    align_kv: int = 1
-    dtype: str | None = None
-    loader: str = "disk"
-    mini_batch: int = 128
-    max_new_tokens: int = 128
-    threads: int | None = None
-    launch_s: float = 600.0
-    host: str = "127.0.0.1"
-    secret: str | None = None
 
-    def __post_init__(self) -> None:
-        """Raises ConfigError naming the flag, its value and what is allowed."""
-        least = {"workers": 1, "slots": 1, "mini_batch": 1, "max_new_tokens": 1, "launch_s": 1}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value < low:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}; allowed: {low}, {low + 1}, ...")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"--threads is {self.threads}; allowed: 1, 2, ...")
-        if self.group_size is not None and not 1 <= self.group_size <= self.workers:
-            raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.workers})")
-        if self.cluster not in CLUSTERS and not _is_address(self.cluster):
+Count = Annotated[int, BeforeValidator(_no_truth)]
+Number = Annotated[float, BeforeValidator(_no_truth)]
+
+
+def _setting(default: Any, allowed: str, about: str, *flags: str, **bounds: Any) -> Any:
+    """`allowed`: what may be said, for help and errors; `flags`: how else the flag may be written."""
+    return Field(default, description=about, json_schema_extra={"allowed": allowed, "flags": list(flags)}, **bounds)
+
+
+def _count(default: int | None, about: str, *flags: str, least: int = 1) -> Any:
+    return _setting(default, f"{least}, {least + 1}, ...", about, *flags, ge=least)
+
+
+def _one_of(default: str | None, choices: tuple[str, ...], about: str) -> Any:
+    return _setting(default, ", ".join(choices), about)
+
+
+class Settings(BaseModel):
+    """One cluster and how it answers. Raises ConfigError naming the setting, its value and what is allowed.
+
+    `named`: how a setting is called in messages; its flag unless said.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    model: str = _setting("", "text", "Model directory, or org/name on the Hub.", "-m")
+    store: str | None = _setting(None, "a path", "Expert store; found or made by itself when not given.")
+    cluster: str = _setting(
+        "embedded", f"{', '.join(CLUSTERS)} or a Ray head's host:port",
+        "All nodes in this process, in processes of this machine, or on a Ray cluster.",
+    )  # fmt: skip
+    workers: Count = _count(8, "How many worker nodes.")
+    group_size: Count | None = _count(None, "Workers that serve a layer together; the model's top-k when not given.")
+    slots: Count = _count(1, "Experts that a worker has room for.")
+    shadow: Shadow = _one_of("int8", SHADOWS, "The shadow's precision.")
+    align_token: Count = _setting(1, "0 (never), 1, 2, ...", "Align the shadow's token every N tokens.", ge=0)
+    align_kv: Count = _setting(1, "0 (never), 1, 2, ...", "Align the shadow's KV cache every N tokens.", ge=0)
+    dtype: Dtype | None = _one_of(None, DTYPES, "The experts' and the main model's; as stored unless said.")
+    loader: Loader = _one_of("disk", LOADERS, "Where experts are loaded from, and how.")
+    profile: str | None = _setting(
+        None, "a name or a file", "Keep the times of a hardware profile; reports then say emulated."
+    )
+    mini_batch: Count = _count(128, "Most rows that an expert computes at once in prefill.")
+    threads: Count | None = _count(
+        None, "Threads a node computes with; all cores, or half of them where nodes share a machine."
+    )
+    launch_timeout: Number = _setting(600.0, "a number of at least 1", "Most seconds until a node is ready.", ge=1)
+    host: str = _setting("127.0.0.1", "an address of this machine", "Where nodes of a local cluster listen.")
+    secret: str | None = _setting(
+        None, "a text that others do not know", "What nodes off loopback must know of each other.", min_length=1,
+        repr=False,
+    )  # fmt: skip
+
+    max_new_tokens: Count = _count(128, "Most tokens of the answer.", "-n")
+    ctx_size: Count | None = _count(
+        None, "Most tokens of prompt and answer together; the model's own limit when not given.", "-c", least=2
+    )
+    sample: bool = _setting(False, "true, false", "Draw tokens by the model's own generation settings.")
+    temperature: Number | None = _setting(
+        None, "a number of at least 0", "Draw tokens at this temperature; 0: take the likeliest.", "--temp", ge=0
+    )
+    top_k: Count | None = _count(None, "Draw among the k likeliest tokens; 0: among all.", least=0)
+    top_p: Number | None = _setting(
+        None, "a number above 0, at most 1", "Draw among the likeliest tokens that make up this share.", gt=0, le=1
+    )
+    repetition_penalty: Number | None = _setting(
+        None, "a number above 0", "Divide the scores of tokens that were there before; 1: do not.", gt=0
+    )
+    seed: Count | None = _setting(
+        None, "0, 1, ... 2^63 - 1", "Of the draws; chosen and reported when not given.", ge=0, lt=1 << 63
+    )
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = _setting(
+        (), "text of at least one character", "End the answer before this text; may be given several times."
+    )
+    chat: bool = _setting(False, "true, false", "The prompt is a message: put it into the model's chat template.")
+    system: str | None = _setting(None, "text", "With --chat: what the system says first.")
+    trace: str | None = _setting(
+        None, "a file", "Write what every node did, for ui.perfetto.dev or scripts/timeline.py."
+    )
+
+    def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
+        named = named or flag
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error, named)) from None
+        self._check_together(named)
+
+    def _check_together(self, named: Callable[[str], str]) -> None:
+        if self.group_size is not None and self.group_size > self.workers:
             raise ConfigError(
-                f"--cluster is {self.cluster!r}; allowed: {', '.join(CLUSTERS)} or a Ray head's host:port"
+                f"{named('group_size')} is {self.group_size}; allowed: 1 to {named('workers')} ({self.workers})"
             )
-        _ = self.alignment
-        for name, value, allowed in (
-            ("shadow", self.shadow, SHADOWS), ("loader", self.loader, LOADERS), ("dtype", self.dtype, DTYPES),
-        ):  # fmt: skip
-            if value is not None and value not in allowed:
-                raise ConfigError(f"--{name} is {value!r}; allowed: {', '.join(allowed)}")
+        if self.cluster not in CLUSTERS and not _is_address(self.cluster):
+            raise ConfigError(f"{named('cluster')} is {self.cluster!r}; allowed: {about('cluster')['allowed']}")
+        if self.system is not None and not self.chat:
+            raise ConfigError(f"{named('system')} is given without {named('chat')}; a system message is part of a chat")
 
     @property
     def threads_a_node(self) -> int:
@@ -69,8 +135,38 @@ class Settings:
         return self.threads or (max(1, cores // 2) if shared else cores)
 
     @property
+    def launch_s(self) -> float:
+        return self.launch_timeout
+
+    @property
     def alignment(self) -> Alignment:
         return Alignment(self.align_token, self.align_kv)
+
+    def but(self, **changes: Any) -> Settings:
+        """These settings with some changed, checked again."""
+        return Settings(**(self.model_dump() | changes))
+
+
+def flag(name: str) -> str:
+    """`group_size` -> `--group-size`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def about(name: str) -> dict[str, Any]:
+    """`allowed` and `flags` of a setting."""
+    found: Any = Settings.model_fields[name].json_schema_extra
+    return dict(found)
+
+
+def _explain(error: ValidationError, named: Callable[[str], str]) -> str:
+    """The first thing that is wrong, in one line."""
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(key.replace("_", "-") for key in Settings.model_fields)
+        return f"{named(name)} is no setting; there are: {known}"
+    value = "not fit to be shown" if name == "secret" else repr(first["input"])
+    return f"{named(name)} is {value}; allowed: {about(name)['allowed']}"
 
 
 def _is_address(text: str) -> bool:

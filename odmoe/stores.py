@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from checkpoint.partial import sweep
 from checkpoint.source import Source, find_model, open_source
 from checkpoint.store import FORMAT, MANIFEST, ExpertStore
-from scheduler.errors import CorruptStoreError, StoreMismatchError, StoreWriteError
+from scheduler.errors import CorruptStoreError, StoreWriteError
+
+if TYPE_CHECKING:
+    from checkpoint.shard import Made
 
 Progress = Callable[[str, int, int], None]
+ABANDONED_S = 24 * 3600.0
 
 
 def cache_dir() -> Path:
@@ -28,11 +34,15 @@ def prepare_store(model: str, store: str | None, dtype: str | None, progress: Pr
     cached = _cached(source, dtype) if source and not store else None
     try:
         if source is None:
-            opened = ExpertStore.open(path)
-            _check_dtype(opened, dtype)
+            from checkpoint.shard import check_same
+
+            opened = check_same(ExpertStore.open(path), None, dtype)
         else:
-            opened = _open_or_shard(source, cached or Path(store or "").expanduser(), dtype, progress)
-        opened.verify_once(cache_dir() / "verified", progress and (lambda done, total: progress("verify", done, total)))
+            made = make_or_open(source, cached or Path(store or "").expanduser(), dtype, progress)
+            opened = made.store
+            if made.written:
+                opened.trust(stamps_dir())
+        opened.verify_once(stamps_dir(), progress and (lambda done, total: progress("verify", done, total)))
     except CorruptStoreError as error:
         if cached is None:
             raise
@@ -40,17 +50,12 @@ def prepare_store(model: str, store: str | None, dtype: str | None, progress: Pr
     return opened
 
 
-def _open_or_shard(source: Source, target: Path, dtype: str | None, progress: Progress | None) -> ExpertStore:
-    if (target / MANIFEST).is_file():
-        opened = ExpertStore.open(target)
-        if opened.manifest.fingerprint != source.fingerprint:
-            raise StoreMismatchError(
-                f"the store at {target} belongs to another checkpoint than {source.path}; give another --store"
-            )
-        _check_dtype(opened, dtype)
-        return opened
-    from checkpoint.shard import shard
+def make_or_open(source: Source, target: Path, dtype: str | None, progress: Progress | None = None) -> Made:
+    """The store at `target`, of this checkpoint and dtype; made if missing. Raises CheckpointError, StoreError."""
+    from checkpoint.shard import Made, check_same, make_store
 
+    if (target / MANIFEST).is_file():
+        return Made(check_same(ExpertStore.open(target), source, dtype), False, 0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,7 +63,13 @@ def _open_or_shard(source: Source, target: Path, dtype: str | None, progress: Pr
             f"{target.parent} cannot be made ({error.strerror}); give another place: --store, or XDG_CACHE_HOME for "
             "all stores"
         ) from error
-    return shard(source, target, dtype, progress)
+    sweep(cache_dir() / "stores", ABANDONED_S)
+    return make_store(source, target, dtype, progress)
+
+
+def stamps_dir() -> Path:
+    """Where is recorded which stores were verified."""
+    return cache_dir() / "verified"
 
 
 def _cached(source: Source, dtype: str | None) -> Path:
@@ -68,9 +79,8 @@ def _cached(source: Source, dtype: str | None) -> Path:
     return cache_dir() / "stores" / name
 
 
-def _check_dtype(store: ExpertStore, dtype: str | None) -> None:
-    if dtype and store.manifest.dtype != dtype:
-        raise StoreMismatchError(
-            f"the store at {store.path} holds {store.manifest.dtype} experts, --dtype says {dtype}; "
-            f"make another with: odmoe shard MODEL STORE --dtype {dtype}"
-        )
+def open_verified(path: str) -> ExpertStore:
+    """This host's copy of the store, read whole once and again whenever it has changed. Raises StoreError."""
+    store = ExpertStore.open(Path(path))
+    store.verify_once(cache_dir() / "verified")
+    return store

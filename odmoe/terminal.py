@@ -13,7 +13,13 @@ from rich.table import Table
 if TYPE_CHECKING:
     from main_node.report import Report
 
-_WHAT = {"verify": "checking bytes", "experts": "writing experts", "dense": "writing dense weights"}
+_WHAT = {
+    "verify": "checking bytes",
+    "resume": "checking what is there",
+    "wait": "waiting for another",
+    "experts": "writing experts",
+    "dense": "writing dense weights",
+}
 
 
 class Terminal:
@@ -82,8 +88,17 @@ class Terminal:
             rows["ended"] = "the context is full: fewer tokens than asked for"
         if report.lost:
             rows["lost"] = ", ".join(report.lost)
+        if report.rejoined:
+            rows["came back"] = ", ".join(report.rejoined)
+        if report.finish == "stop_text":
+            rows["ended"] = "at a stop text"
+        if report.seed is not None:
+            rows["drawn"] = f"with --seed {report.seed}"
         if report.ignored:
             rows["ignored"] = ", ".join(report.ignored) + " of generation_config.json: not built yet"
+        if report.emulated:
+            for timed in ("speed", "loads"):
+                rows[timed] += f" (emulated: {report.emulated})"
         exact = "exact" if report.exact else "approximate"
         title = f"OD-MoE, {cluster}, {exact}" + (f", emulated: {report.emulated}" if report.emulated else "")
         self.console.print()

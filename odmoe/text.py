@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scheduler.errors import CorruptStoreError, PromptError
+from scheduler.errors import ConfigError, CorruptStoreError, PromptError
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A token that is one byte of text (SentencePiece's byte fallback)."""
@@ -25,13 +26,16 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def encode(tokenizer: Any, prompt: str, context: int) -> list[int]:
-    """Token ids, special tokens added as the tokenizer does. Raises PromptError; nothing is ever cut off."""
+def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> list[int]:
+    """Token ids, with special tokens added as the tokenizer does if `special` (a chat template brings its own).
+
+    Raises PromptError; nothing is ever cut off.
+    """
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise PromptError(f"the prompt is not UTF-8 text (character {error.start}); convert it") from error
-    ids: list[int] = tokenizer(prompt)["input_ids"]
+    ids: list[int] = tokenizer(prompt, add_special_tokens=special)["input_ids"]
     if not prompt or not ids:
         raise PromptError("the prompt is empty; give it as an argument or on standard input")
     if len(ids) >= context:
@@ -76,3 +80,70 @@ class TextStream:
             if line:
                 self._start, self._given = before, line
         return piece
+
+
+class StoppedText:
+    """As TextStream, up to the first of some stop texts, which is left out with all that follows.
+
+    Text that may be the beginning of a stop text waits until it is clear that it is none. Same tokens, same answer: the
+    main node ends a request by the very same code that cuts its text.
+    """
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
+        self._stream = TextStream(tokenizer)
+        self._stop = stop
+        self._waiting = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that is certain now."""
+        return self._take(self._stream.push(token), last=False)
+
+    def flush(self) -> str:
+        """What is left at the end."""
+        return self._take(self._stream.flush(), last=True)
+
+    def _take(self, piece: str, last: bool) -> str:
+        if self.stopped:
+            return ""
+        text = self._waiting + piece
+        ends = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if ends:
+            self.stopped, self._waiting = True, ""
+            return text[: min(ends)]
+        keep = 0 if last else self._unclear(text)
+        self._waiting = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _unclear(self, text: str) -> int:
+        """How many characters at the end may begin a stop text."""
+        lengths = (n for stop in self._stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
+        return max(lengths, default=0)
+
+
+def make_stopper(folder: Path) -> Callable[[tuple[str, ...]], Callable[[int], bool]]:
+    """What tells the main node that an answer has reached a stop text. The tokenizer is read when first needed."""
+
+    def stopper(stop: tuple[str, ...]) -> Callable[[int], bool]:
+        text = StoppedText(load_tokenizer(folder), stop)
+
+        def push(token: int) -> bool:
+            text.push(token)
+            return text.stopped
+
+        return push
+
+    return stopper
+
+
+def as_chat(tokenizer: Any, message: str, system: str | None) -> str:
+    """A message in the model's chat template, ready for the model's answer. Raises ConfigError where it has none."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError("--chat is given, but the model has no chat template; leave it out, or use an instruct model")
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": message})
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # Jinja's, or whatever the template raises itself
+        raise ConfigError(f"the model's chat template does not take this chat: {error}") from error
+    return text

@@ -189,7 +189,7 @@ class Core:
         for ordinal in range(request.planned, stop):
             visit = t.Visit(number, position, self.shape.layers[ordinal])
             self._visits[visit] = OpenVisit()
-            for expert, worker in enumerate(self._placement.share(self.workers, ordinal, self.shape.experts)):
+            for expert, worker in enumerate(self._placement.share(self.workers, ordinal, self.shape.count(ordinal))):
                 self._add(visit, expert, worker)
         request.planned = max(request.planned, stop)
 

@@ -4,6 +4,7 @@
     ├── ConfigError              a flag, a cluster file or a secret that cannot be
     ├── CheckpointError          the model directory itself
     │   ├── NotMoEError              no experts in it, or none that we can take out
+    │   ├── UnsupportedFamilyError   experts, but a model of a kind that cannot run here
     │   ├── MissingShardError        the index names a file that is not there
     │   └── CorruptCheckpointError   truncated, or its bytes are not those it was published with
     ├── StoreError               the expert store
@@ -13,7 +14,8 @@
     │   └── StoreWriteError          target not writable, disk full
     ├── RequestError             one request is wrong or was stopped; the cluster is well
     │   ├── PromptError              empty, or past the model's context
-    │   └── RequestFailedError       no worker could serve it
+    │   ├── RequestFailedError       no worker could serve it
+    │   └── RequestCancelledError    given up by whoever asked
     └── ClusterError             nodes and the links between them
         ├── LaunchError              a node did not come up
         ├── HandshakeError           secret, version or model differ between two nodes
@@ -39,6 +41,10 @@ class CheckpointError(ODMoEError):
 
 class NotMoEError(CheckpointError):
     """The model has no experts that Transformers dispatches through its ExpertsInterface."""
+
+
+class UnsupportedFamilyError(CheckpointError):
+    """The model is of a kind that cannot run here: no decoder-only language model, or a cache of its own."""
 
 
 class MissingShardError(CheckpointError):
@@ -79,6 +85,10 @@ class PromptError(RequestError):
 
 class RequestFailedError(RequestError):
     """The request could not be finished by any worker."""
+
+
+class RequestCancelledError(RequestError):
+    """The request was given up by whoever asked."""
 
 
 class ClusterError(ODMoEError):

@@ -17,21 +17,11 @@ from scheduler.core import Core
 from scheduler.ledger import RequestLedger
 from scheduler.placement import RoundRobin
 from scheduler.profile import Profile
+from scheduler.trace import Span
 
 REQUEST = 1
 Routes = Callable[[int, int], tuple[int, ...]]
 """(position, layer) -> the experts of one token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What `row` (main, shadow, worker N) did from `start` to `end` seconds. `what`: main, gate, load, compute, ..."""
-
-    row: str
-    what: str
-    label: str
-    start: float
-    end: float
 
 
 @dataclass(slots=True)
@@ -74,10 +64,12 @@ class Simulator:
         self._order = itertools.count()
         self._now = 0.0
         self._workers = [_Worker() for _ in range(profile.workers)]
-        self._given_up: set[int] = set()
+        self._given_up: dict[int, float] = {}
         self._loading: dict[tuple[int, int], int] = {}
         self._shadow_step = 0
         self._shadow_busy = False
+        self._shadow_idle = 0.0
+        self._pass_began = 0.0
         self._announced = -1
         self._aligned: dict[int, float] = {}
         self._gate_fired = 0.0
@@ -110,13 +102,14 @@ class Simulator:
     # --- the main node ------------------------------------------------------------------------------------------
 
     def _begin_pass(self, position: int) -> None:
+        self._pass_began = self._now
         self._post(t.TokenDecoded(REQUEST, position))
         self._post(t.PassStarted(REQUEST, position, 1, prefill=False))
         self._begin_layer(position, 0)
 
     def _begin_layer(self, position: int, layer: int) -> None:
         end = self._now + self.profile.main_layer_s
-        self._span("main", "main", f"M{layer + 1}", self._now, end)
+        self._span("main", "layer", f"{layer}", self._now, end)
 
         def fire() -> None:
             self._gate_fired = self._now
@@ -129,6 +122,7 @@ class Simulator:
         if visit.layer + 1 < self.profile.layers:
             self._begin_layer(visit.position, visit.layer + 1)
             return
+        self._span("main", "token", f"{REQUEST}.{visit.position}", self._pass_began, self._now)
         self._out.token_s.append(self._now)
         if len(self._out.token_s) < self._tokens:
             self._begin_pass(visit.position + 1)
@@ -141,7 +135,7 @@ class Simulator:
         elif isinstance(command, t.Evict):
             load = self._loading.pop((command.worker, command.slot), None)
             if load is not None:
-                self._given_up.add(load)
+                self._given_up[load] = self._now
                 self._workers[command.worker].link_free = self._now
         elif isinstance(command, t.Compute):
             self._compute(command)
@@ -157,12 +151,13 @@ class Simulator:
         end = worker.link_free = start + self.profile.load_s
         worker.loaded[command.load_id] = end
         self._loading[command.worker, command.slot] = command.load_id
-        label = f"{command.expert.layer + 1}.{command.expert.expert}"
+        label = f"{command.expert.layer}.{command.expert.expert}"
 
         def ended() -> None:
-            given_up = command.load_id in self._given_up
-            self._span(f"worker {command.worker + 1}", "given up" if given_up else "load", label, start, end)
-            if not given_up:
+            given_up = self._given_up.get(command.load_id)
+            what, until = ("load", end) if given_up is None else ("given up", max(start, given_up))
+            self._span(f"worker {command.worker}", what, label, start, until)
+            if given_up is None:
                 self._loading.pop((command.worker, command.slot), None)
                 self._post(t.LoadEnded(command.load_id))
 
@@ -177,8 +172,8 @@ class Simulator:
         start = max(arrives, ready, worker.compute_free)
         end = worker.compute_free = start + self.profile.compute_s(rows)
         back = end + self.profile.transfer_s(rows)
-        label = f"E{command.expert.layer + 1}"
-        self._span(f"worker {command.worker + 1}", "compute", label, start, end)
+        label = f"{command.expert.layer}.{command.expert.expert}"
+        self._span(f"worker {command.worker}", "compute", label, start, end)
         if ready > arrives:
             self._span("main", "stall", "", self._gate_fired, ready)
         self._at(back, lambda: self._post(t.ComputeEnded(command.call_id)))
@@ -194,7 +189,7 @@ class Simulator:
             self._announced = max(self._announced, command.step)
             self._shadow_go()
 
-        self._span("shadow", "align", "A", self._now, arrives)
+        self._span("shadow", "transfer", f"align {command.step}", self._now, arrives)
         self._at(arrives, arrived)
 
     def _shadow_go(self) -> None:
@@ -202,11 +197,13 @@ class Simulator:
         ahead = 0 if self._alignment.due(step) else 2
         if not self._shadow_busy and step <= self._announced + ahead and step < self._tokens:
             self._shadow_busy = True
+            if self._now > self._shadow_idle:
+                self._span("shadow", "late", f"{step}", self._shadow_idle, self._now)
             self._shadow_layer(step, 0)
 
     def _shadow_layer(self, step: int, layer: int) -> None:
         end = self._now + self.profile.shadow_layer_s
-        self._span("shadow", "shadow", f"S{layer + 1}", self._now, end)
+        self._span("shadow", "shadow", f"{layer}", self._now, end)
 
         def done() -> None:
             experts = self._predict(step, layer) if self._predict else ()
@@ -214,7 +211,7 @@ class Simulator:
             if layer + 1 < self.profile.layers:
                 self._shadow_layer(step, layer + 1)
             else:
-                self._shadow_busy = False
+                self._shadow_busy, self._shadow_idle = False, self._now
                 self._shadow_step += 1
                 self._shadow_go()
 

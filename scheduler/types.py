@@ -24,13 +24,19 @@ class Visit(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What must be known of a model. `layers`: the indices of its MoE layers, ascending. `experts`: the largest E of
-    any layer. `hidden`: H, elements of one embedding. `context`: the most tokens, prompt and answer together."""
+    any layer; `by_layer`: E of each layer, where they are not all the same. `hidden`: H, elements of one embedding.
+    `context`: the most tokens, prompt and answer together."""
 
     layers: tuple[int, ...]
     experts: int
     top_k: int
     hidden: int = 0
     context: int = 1 << 30
+    by_layer: tuple[int, ...] = ()
+
+    def count(self, ordinal: int) -> int:
+        """E of the `ordinal`-th MoE layer."""
+        return self.by_layer[ordinal] if self.by_layer else self.experts
 
 
 # --- events: what happened --------------------------------------------------------------------------------------

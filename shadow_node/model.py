@@ -55,12 +55,10 @@ class ShadowModel:
         return experts
 
     def new_cache(self) -> Any:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self.dense.config)
+        return family.new_cache(self.dense.config)
 
     def forward(self, tokens: list[int], cache: Any) -> int:
-        """One pass; the greedy next token. The cache grows by `len(tokens)` rows."""
+        """One pass; the greedy next token. The cache then holds `len(tokens)` positions more."""
         with torch.inference_mode():
             ids = torch.tensor([tokens], device=self.device)
             out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+from checkpoint import kv
 from checkpoint.tensors import tensor_from_bytes
 from scheduler.alignment import Alignment
-from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.errors import LinkError, ProtocolError
 from shadow_node.model import ShadowModel
+from shadow_node.pace import Pace, RealPace
 from wire.base import Channel
-from wire.handshake import check_hello
 from wire.messages import (
     PROTOCOL_VERSION,
     Align,
     AskUsage,
     CloseRequest,
     Failed,
-    Hello,
     Message,
     OpenRequest,
     Prediction,
@@ -28,7 +25,7 @@ from wire.messages import (
     ShadowUsage,
 )
 from wire.serial import SerialThread
-from wire.sessions import Sessions
+from wire.sessions import Session, Sessions
 
 
 class _Closed(Exception):
@@ -38,7 +35,8 @@ class _Closed(Exception):
 @dataclass(slots=True, eq=False)
 class _Followed:
     """One request. `step`: the decode pass to run next; `token`: what it reads unless aligned; `aligned`: alignments
-    that have come for passes not run yet, in parts; `credit`: the last pass that the main model has announced."""
+    that have come for passes not run yet, in parts; `credit`: the last pass that the main model has announced;
+    `waits_since`: when the next pass was found not to be runnable, 0 where it is."""
 
     opened: OpenRequest
     policy: Alignment
@@ -48,6 +46,7 @@ class _Followed:
     credit: int = -1
     aligned: dict[int, list[Align]] = field(default_factory=dict)
     closed: bool = False
+    waits_since: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,8 +65,9 @@ class _Followed:
 class Shadow:
     """One shadow node; serves one main node at a time, the last that connected."""
 
-    def __init__(self, name: str, model: ShadowModel, fingerprint: str, dtype: str) -> None:
+    def __init__(self, name: str, model: ShadowModel, fingerprint: str, dtype: str, pace: Pace | None = None) -> None:
         self.name = name
+        self.pace = pace or RealPace()
         self.model = model
         self.fingerprint = fingerprint
         self.dtype = dtype
@@ -81,67 +81,50 @@ class Shadow:
         self.sessions.close()
 
 
-class _Session:
+class _Session(Session):
     """One main node's stream. Every pass runs on one thread, requests in turn, one pass a turn."""
 
     def __init__(self, shadow: Shadow, reply: Channel) -> None:
+        belongs = shadow.fingerprint, shadow.dtype
+        super().__init__(shadow.name, belongs, shadow.sessions, reply, shadow.pace.now)
         self._shadow = shadow
-        self._reply = reply
         self._requests: dict[int, _Followed] = {}
-        self._closed = False
-        self._welcome = False
-        self._thread = SerialThread(f"{shadow.name}-passes", self._report)
+        self._thread = SerialThread(f"{shadow.name}-passes", self.report)
 
     # --- messages -----------------------------------------------------------------------------------------------
 
-    def on_message(self, message: Message) -> None:
-        try:
-            if isinstance(message, Hello):
-                self._hello(message)
-            elif not self._welcome:
-                raise ProtocolError(f"{type(message).__name__} came before Hello; a stream begins with Hello")
-            elif isinstance(message, OpenRequest):
-                self._open(message)
-            elif isinstance(message, Align):
-                followed = self._requests.get(message.request)
-                if followed is not None:
-                    self._thread.submit(self._align, followed, message)
-            elif isinstance(message, CloseRequest):
-                followed = self._requests.pop(message.request, None)
-                if followed is not None:
-                    followed.closed = True
-            elif isinstance(message, AskUsage):
-                usage = self._shadow.model.device_bytes + self._shadow.cache_bytes_max
-                self._reply.send(ShadowUsage(usage))
-            else:
-                raise ProtocolError(f"a shadow does not take {type(message).__name__}")
-        except ODMoEError as error:
-            self._report(error)
+    def ready(self) -> ShadowReady:
+        model = self._shadow.model
+        return ShadowReady(PROTOCOL_VERSION, self.name, model.scheme, model.device_bytes)
 
-    def on_close(self, error: ODMoEError | None) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._shadow.sessions.forget(self)
+    def dispatch(self, message: Message) -> None:
+        if isinstance(message, OpenRequest):
+            self._shadow.pace.arrived()
+            self._open(message)
+        elif isinstance(message, Align):
+            self._shadow.pace.arrived()
+            self.record.came(message)
+            followed = self._requests.get(message.request)
+            if followed is not None:
+                self._thread.submit(self._align, followed, message)
+        elif isinstance(message, CloseRequest):
+            followed = self._requests.pop(message.request, None)
+            if followed is not None:
+                followed.closed = True
+        elif isinstance(message, AskUsage):
+            usage = self._shadow.model.device_bytes + self._shadow.cache_bytes_max
+            self.reply.send(ShadowUsage(usage))
+        else:
+            raise ProtocolError(f"a shadow does not take {type(message).__name__}")
+
+    def end(self) -> None:
         for followed in list(self._requests.values()):
             followed.closed = True
         self._thread.close()
 
-    def replaced(self) -> None:
-        """Another main node has connected: tell this one, and forget it."""
-        if not self._closed:
-            with contextlib.suppress(LinkError):
-                self._reply.send(Failed("LinkError", f"{self._shadow.name} now serves another main node"))
-        self.on_close(None)
-        self._reply.close()
-
-    def _hello(self, hello: Hello) -> None:
-        shadow = self._shadow
-        check_hello(hello, shadow.name, shadow.fingerprint, shadow.dtype)
-        shadow.sessions.serve(self)
-        self._welcome = True
-        model = shadow.model
-        self._reply.send(ShadowReady(PROTOCOL_VERSION, shadow.name, model.scheme, model.device_bytes))
+    def report(self, error: Exception, about: Message | None = None) -> None:
+        if not self.over and not isinstance(error, _Closed | LinkError):
+            self.reply.send(Failed(type(error).__name__, f"{self.name}: {error}"))
 
     def _open(self, message: OpenRequest) -> None:
         if not message.prompt or message.first_step >= len(message.prompt):
@@ -171,10 +154,18 @@ class _Session:
         """Run a pass if one may run, and come back for the next after whatever else is waiting."""
         if not followed.runnable():
             return
-        self._apply(followed, followed.aligned.pop(followed.step, []))
+        began = self.record.now()
+        if followed.waits_since:
+            self.record.add("late", f"{followed.step}", followed.waits_since, began)
+        parts = followed.aligned.pop(followed.step, [])
+        self._apply(followed, parts)
+        if parts:
+            self.record.add("align", f"{followed.step}", began, self.record.now())
         followed.token = self._run(followed, [followed.token], predict=True)
         followed.step += 1
-        if followed.runnable():
+        runnable = followed.runnable()
+        followed.waits_since = 0.0 if runnable else self.record.now()
+        if runnable:
             self._thread.submit(self._advance, followed)
 
     def _apply(self, followed: _Followed, parts: list[Align]) -> None:
@@ -185,51 +176,36 @@ class _Session:
             if part.token is not None:
                 followed.token = part.token
             if part.kv:
-                at = self._overwrite(followed.cache.layers, part, at)
+                at = self._overwrite(followed.cache, part, at)
         if at != end:
             raise ProtocolError(f"alignment for decode pass {followed.step} ends at position {at}, not {end}")
 
-    def _overwrite(self, layers: Any, part: Align, start: int) -> int:
+    def _overwrite(self, cache: Any, part: Align, start: int) -> int:
         """Where the part's rows end. Raises ProtocolError, with nothing written, where they do not fit."""
         if part.kv_start != start:
             raise ProtocolError(f"alignment has KV rows from position {part.kv_start}; {start} comes next")
-        targets = [kept for layer in layers for kept in (layer.keys, layer.values)]
-        if len(part.kv) != len(targets):
-            raise ProtocolError(f"alignment has {len(part.kv)} KV tensors; this model has {len(layers)} layers")
-        rows = [tensor_from_bytes(sent.dtype, sent.shape, sent.data) for sent in part.kv]
-        stop = start + (rows[0].shape[2] if rows[0].dim() == 4 else 0)
-        places = [kept[:, :, start:stop] for kept in targets]
-        for place, sent in zip(places, rows, strict=True):
-            if place.shape != sent.shape:
-                raise ProtocolError(f"alignment has KV rows of shape {tuple(sent.shape)} from position {start} on; "
-                                    f"the shadow holds {tuple(place.shape)} there")  # fmt: skip
-        with torch.inference_mode():
-            for place, sent in zip(places, rows, strict=True):
-                place.copy_(sent)
-        return stop
+        return kv.put(cache, start, [tensor_from_bytes(sent.dtype, sent.shape, sent.data) for sent in part.kv])
 
     def _run(self, followed: _Followed, tokens: list[int], predict: bool) -> int:
-        position = followed.prompt_tokens + followed.step
+        position, request = followed.prompt_tokens + followed.step, followed.opened.request
+        model, pace, record = self._shadow.model, self._shadow.pace, self.record
+        since = record.now()
 
         def routed(layer: int, experts: list[int], scores: list[float]) -> None:
+            nonlocal since
             if followed.closed:
                 raise _Closed
+            pace.layer()
+            record.add("shadow", f"{layer}", since, since := record.now())
             if predict:
-                request = followed.opened.request
-                self._reply.send(Prediction(request, position, layer, tuple(experts), tuple(scores)))
+                prediction = Prediction(request, position, layer, tuple(experts), tuple(scores))
+                record.sent(prediction)
+                self.reply.send(prediction)
 
-        model = self._shadow.model
         model.routed = routed
+        pace.begin_pass()
         token = model.forward(tokens, followed.cache)
-        held = sum(_cache_bytes(other.cache) for other in {followed, *self._requests.copy().values()})
+        record.add("head", "", since, record.now())
+        held = sum(kv.cache_bytes(other.cache) for other in {followed, *self._requests.copy().values()})
         self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
         return token
-
-    def _report(self, error: Exception) -> None:
-        if self._closed or isinstance(error, _Closed | LinkError):
-            return
-        self._reply.send(Failed(type(error).__name__, f"{self._shadow.name}: {error}"))
-
-
-def _cache_bytes(cache: Any) -> int:
-    return sum(t.nbytes for layer in cache.layers if layer.is_initialized for t in (layer.keys, layer.values))

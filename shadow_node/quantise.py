@@ -29,6 +29,8 @@ INT8_THRESHOLD = 6.0
 _NF4_PACK_ROWS = 32
 _FEW_ROWS = 4
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+_NOT_CALLED = frozenset({"dt_proj"})
+"""Linear layers whose weights their family multiplies by itself (Jamba's time steps)."""
 _NOISE = {
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast from",
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
@@ -103,6 +105,12 @@ def _int8_linear(weight: Tensor) -> Any:
         in_features, out_features, bias=False, has_fp16_weights=False, threshold=INT8_THRESHOLD, device="meta"
     )
     layer.weight = nn8.Int8Params(weight.to("cpu", torch.float16), requires_grad=False, has_fp16_weights=False)
+    plain = layer.forward
+
+    def forward(x: Tensor) -> Tensor:  # bitsandbytes takes at most three dimensions; latent attention has four
+        return plain(x.flatten(0, -2)).unflatten(0, x.shape[:-1]) if x.dim() > 3 else plain(x)
+
+    layer.forward = forward
     return layer
 
 
@@ -126,7 +134,8 @@ def _nf4_linear(weight: Tensor, dtype: torch.dtype) -> Any:
 def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
     """Replace each nn.Linear of a Transformers model by its quantised form, in place, and move the rest to `device`.
 
-    Left alone: the output head, routers, and experts modules (empty: their parameters go to `ShadowExperts`).
+    Left alone: the output head, routers, layers that are never called, and experts modules (empty: their parameters go
+    to `ShadowExperts`).
     Raises ConfigError, or CheckpointError for a layer whose weight was not loaded.
     """
     check_scheme(scheme)
@@ -136,7 +145,7 @@ def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
     linears = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear and layer is not head]
     for name, layer in linears:
         parent, _, child = name.rpartition(".")
-        if _ROUTERS.isdisjoint(name.split(".")):
+        if _ROUTERS.isdisjoint(name.split(".")) and child not in _NOT_CALLED:
             setattr(model.get_submodule(parent), child, quantise_linear(layer.weight, layer.bias, scheme, device))
     for tensor in [*model.parameters(), *model.buffers()]:
         if not tensor.is_meta and tensor.device.type != device.type:

@@ -17,6 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 _CACHE = tempfile.TemporaryDirectory(prefix="odmoe-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
+os.environ["XDG_CONFIG_HOME"] = _CACHE.name
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "models" / "demo-moe"

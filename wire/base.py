@@ -19,9 +19,10 @@ class Channel(Protocol):
     """One direction of a stream. Messages arrive in the order in which they were sent."""
 
     def send(self, message: Message) -> None:
-        """Hand a message over; never waits for the peer.
+        """Hand a message over; does not wait for the peer to read it.
 
-        Raises `LinkError` when the stream is closed or its queue is full.
+        A node's small answer may be written at once: then this waits until the link has taken it, at most until the
+        peer counts as lost. Raises `LinkError` when the stream is closed or its queue is full.
         """
 
     def close(self) -> None:

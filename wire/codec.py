@@ -6,8 +6,9 @@ The tables are built from the proto's descriptors, which must agree with `wire.m
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
+from math import prod
+from operator import attrgetter
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -31,20 +32,6 @@ _ALLOWED = {
     FieldDescriptor.TYPE_STRING: "a string of valid Unicode",
 }
 
-_Put = Callable[[Any, "_Field", Any], None]
-_Take = Callable[[Any, "_Field"], Any]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
-    """How one field is written to (`put`) and read from (`take`) a protobuf message."""
-
-    name: str
-    path: str
-    allowed: str
-    put: _Put
-    take: _Take
-
 
 def _refuse(path: str, value: object, allowed: str) -> ProtocolError:
     return _refuse_text(path, repr(value), allowed)
@@ -54,115 +41,163 @@ def _refuse_text(path: str, text: str, allowed: str) -> ProtocolError:
     return ProtocolError(f"{path} is {text if len(text) <= 80 else text[:77] + '...'}; allowed: {allowed}")
 
 
-# --- scalars ---------------------------------------------------------------------------------------------------
-
-
-def _put_scalar(pb: Any, field: _Field, value: Any) -> None:
+def _alone(message: Callable[..., Any], name: str, value: Any, path: str, allowed: str) -> None:
+    """Raises `ProtocolError` where protobuf does not take this one field."""
     try:
-        setattr(pb, field.name, value)
+        message(**{name: value})
     except (TypeError, ValueError, OverflowError):
-        raise _refuse(field.path, value, field.allowed) from None
-
-
-def _take_scalar(pb: Any, field: _Field) -> Any:
-    return getattr(pb, field.name)
-
-
-def _put_optional(pb: Any, field: _Field, value: Any) -> None:
-    if value is not None:
-        _put_scalar(pb, field, value)
-
-
-def _take_optional(pb: Any, field: _Field) -> Any:
-    return getattr(pb, field.name) if pb.HasField(field.name) else None
-
-
-def _put_many(pb: Any, field: _Field, values: Sequence[Any]) -> None:
-    try:
-        getattr(pb, field.name).extend(values)
-    except (TypeError, ValueError, OverflowError):
-        raise _refuse(field.path, values, f"a sequence, each {field.allowed}") from None
-
-
-def _take_many(pb: Any, field: _Field) -> tuple[Any, ...]:
-    return tuple(getattr(pb, field.name))
+        raise _refuse(path, value, allowed) from None
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------
 
+_EACH = f"each {_ALLOWED[FieldDescriptor.TYPE_UINT32]}"
+_PARTS = attrgetter("dtype", "shape", "data")  # protobuf makes a new bytes object each time it is asked for `data`
 
-def _check_size(path: str, dtype: str, shape: Sequence[int], nbytes: int) -> None:
+
+def _refuse_size(path: str, dtype: str, shape: Sequence[int], nbytes: int) -> ProtocolError:
     if len(shape) > MAX_DIMS:
-        raise _refuse_text(f"{path}.shape", f"{len(shape)} dimensions", f"at most {MAX_DIMS}")
-    want = math.prod(shape) * DTYPE_BYTES[dtype]
+        return _refuse_text(f"{path}.shape", f"{len(shape)} dimensions", f"at most {MAX_DIMS}")
+    want = prod(shape) * DTYPE_BYTES[dtype]
     if want > MAX_MESSAGE_BYTES:
-        raise _refuse(f"{path}.shape", tuple(shape), f"at most {MAX_MESSAGE_BYTES} bytes; send it in parts")
-    if nbytes != want:
-        raise _refuse_text(f"{path}.data", f"{nbytes} bytes", f"{want}, for shape {tuple(shape)} of {dtype}")
+        return _refuse(f"{path}.shape", tuple(shape), f"at most {MAX_MESSAGE_BYTES} bytes; send it in parts")
+    return _refuse_text(f"{path}.data", f"{nbytes} bytes", f"{want}, for shape {tuple(shape)} of {dtype}")
 
 
-def _write_tensor(pb: Any, path: str, tensor: Tensor) -> None:
+def _write_tensor(path: str, tensor: Tensor) -> dict[str, Any]:
     if not isinstance(tensor, Tensor):
         raise _refuse(path, tensor, "a Tensor")
-    if tensor.dtype not in _ENUM_OF:
-        raise _refuse(f"{path}.dtype", tensor.dtype, ", ".join(DTYPE_BYTES))
-    data = tensor.data
-    if not isinstance(data, (bytes, memoryview)):
-        raise _refuse_text(f"{path}.data", f"a {type(data).__name__}", "bytes or memoryview")
+    dtype, shape, data = tensor.dtype, tensor.shape, tensor.data
+    if dtype not in DTYPE_BYTES:
+        raise _refuse(f"{path}.dtype", dtype, ", ".join(DTYPE_BYTES))
+    if not isinstance(data, bytes):
+        if not isinstance(data, memoryview):
+            raise _refuse_text(f"{path}.data", f"a {type(data).__name__}", "bytes or memoryview")
+        data = data.tobytes()
+    nbytes = len(data)
     try:
-        pb.shape.extend(tensor.shape)
-    except (TypeError, ValueError, OverflowError):
-        raise _refuse(f"{path}.shape", tensor.shape, f"each {_ALLOWED[FieldDescriptor.TYPE_UINT32]}") from None
-    _check_size(path, tensor.dtype, tensor.shape, data.nbytes if isinstance(data, memoryview) else len(data))
-    pb.dtype = _ENUM_OF[tensor.dtype]
-    pb.data = data if isinstance(data, bytes) else data.tobytes()
+        if len(shape) > MAX_DIMS or prod(shape) * DTYPE_BYTES[dtype] != nbytes or nbytes > MAX_MESSAGE_BYTES:
+            _blame_shape(path, shape)
+            raise _refuse_size(path, dtype, shape, nbytes)
+    except TypeError:
+        _blame_shape(path, shape)
+        raise _refuse(f"{path}.shape", shape, _EACH) from None
+    return {"dtype": _ENUM_OF[dtype], "shape": shape, "data": data}
 
 
-def _read_tensor(pb: Any, path: str) -> Tensor:
-    dtype = _DTYPE_OF.get(pb.dtype)
+def _blame_shape(path: str, shape: Any) -> None:
+    """Raises `ProtocolError` for a shape that protobuf does not take: the part of a tensor that it looks at first."""
+    _alone(odmoe_pb2.Tensor, "shape", shape, f"{path}.shape", _EACH)
+
+
+def _read_tensor(path: str, pb: Any) -> Tensor:
+    number, dims, data = _PARTS(pb)
+    dtype = _DTYPE_OF.get(number)
     if dtype is None:
-        raise _refuse(f"{path}.dtype", pb.dtype, ", ".join(f"{n} ({name})" for n, name in _DTYPE_OF.items()))
-    data = pb.data  # protobuf makes a new bytes object each time it is asked
-    _check_size(path, dtype, pb.shape, len(data))
-    return Tensor(dtype, tuple(pb.shape), data)
+        raise _refuse(f"{path}.dtype", number, ", ".join(f"{n} ({name})" for n, name in _DTYPE_OF.items()))
+    shape = tuple(dims[:])  # a list first, by one call of protobuf's
+    nbytes = len(data)
+    if len(shape) > MAX_DIMS or prod(shape) * DTYPE_BYTES[dtype] != nbytes or nbytes > MAX_MESSAGE_BYTES:
+        raise _refuse_size(path, dtype, shape, nbytes)
+    return Tensor(dtype, shape, data)
 
 
-def _put_tensor(pb: Any, field: _Field, tensor: Tensor) -> None:
-    _write_tensor(getattr(pb, field.name), field.path, tensor)
+def _write_tensors(path: str, tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+    return [_write_tensor(f"{path}[{i}]", tensor) for i, tensor in enumerate(tensors)]
 
 
-def _take_tensor(pb: Any, field: _Field) -> Tensor:
-    return _read_tensor(getattr(pb, field.name), field.path)
+def _read_tensors(path: str, parts: Sequence[Any]) -> tuple[Tensor, ...]:
+    return tuple([_read_tensor(f"{path}[{i}]", part) for i, part in enumerate(parts)])
 
 
-def _put_tensors(pb: Any, field: _Field, tensors: Sequence[Tensor]) -> None:
-    parts = getattr(pb, field.name)
-    for i, tensor in enumerate(tensors):
-        _write_tensor(parts.add(), f"{field.path}[{i}]", tensor)
+# --- one kind of message ---------------------------------------------------------------------------------------
 
 
-def _take_tensors(pb: Any, field: _Field) -> tuple[Tensor, ...]:
-    return tuple(_read_tensor(part, f"{field.path}[{i}]") for i, part in enumerate(getattr(pb, field.name)))
+class _Kind:
+    """How one message class is written and read.
+
+    protobuf takes, and gives, all fields of a message in one call: a loop over them, in Python, takes as long as gRPC
+    takes to carry 16 KB. Where it does not take them all, `blame` looks for the one that it does not.
+    """
+
+    def __init__(self, cls: Callable[..., Message], descriptor: Descriptor) -> None:
+        self._cls = cls
+        self._names = _same_names(cls, descriptor)
+        self._get = _getter(self._names)
+        self._message = getattr(odmoe_pb2, descriptor.name)
+        self._path = {name: f"{descriptor.name}.{name}" for name in self._names}
+        self._allowed = {fd.name: _allowed(fd) for fd in descriptor.fields}
+        self._optional = [fd.name for fd in descriptor.fields if fd.message_type is None and fd.has_presence]
+        self._puts: list[tuple[str, str, Callable[[str, Any], Any]]] = []
+        self._takes: list[tuple[int, str, Callable[[str, Any], Any]]] = []
+        for at, fd in enumerate(descriptor.fields):
+            path = self._path[fd.name]
+            if fd.message_type is not None:
+                self._puts.append((fd.name, path, _write_tensors if fd.is_repeated else _write_tensor))
+                self._takes.append((at, path, _read_tensors if fd.is_repeated else _read_tensor))
+            elif fd.is_repeated:
+                self._takes.append((at, path, _read_many))
+
+    def write(self, message: Message) -> dict[str, Any]:
+        """What protobuf's constructor takes."""
+        values = dict(zip(self._names, self._get(message), strict=True))
+        for name, path, put in self._puts:
+            values[name] = put(path, values[name])
+        if None in values.values():  # protobuf would leave it out without a word
+            self._leave_out(values)
+        return values
+
+    def _leave_out(self, values: dict[str, Any]) -> None:
+        for name in [name for name, value in values.items() if value is None]:
+            if name not in self._optional:
+                raise _refuse(self._path[name], None, self._allowed[name])
+            del values[name]
+
+    def blame(self, values: dict[str, Any]) -> None:
+        """Raises `ProtocolError` naming the first value that protobuf does not take."""
+        for name, path, put in self._puts:
+            if put is _write_tensor:
+                _blame_shape(path, values[name]["shape"])
+            else:
+                for i, part in enumerate(values[name]):
+                    _blame_shape(f"{path}[{i}]", part["shape"])
+        for name, value in values.items():
+            _alone(self._message, name, value, self._path[name], self._allowed[name])
+
+    def read(self, pb: Any) -> Message:
+        """Raises `ProtocolError` for a tensor that cannot be."""
+        values = self._get(pb)
+        if self._takes or self._optional:
+            values = list(values)
+            for at, path, take in self._takes:
+                values[at] = take(path, values[at])
+            for name in self._optional:
+                if not pb.HasField(name):
+                    values[self._names.index(name)] = None
+        return self._cls(*values)
 
 
-# --- tables ----------------------------------------------------------------------------------------------------
+def _read_many(path: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(values)
 
 
-def _ways(fd: FieldDescriptor) -> tuple[_Put, _Take]:
-    if fd.message_type is not None:
-        return (_put_tensors, _take_tensors) if fd.is_repeated else (_put_tensor, _take_tensor)
-    if fd.is_repeated:
-        return _put_many, _take_many
-    return (_put_optional, _take_optional) if fd.has_presence else (_put_scalar, _take_scalar)
+def _getter(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
+    """All these attributes of an object, in one call."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda owner: [getattr(owner, name) for name in names]
 
 
-def _fields(cls: type, descriptor: Descriptor) -> tuple[_Field, ...]:
+def _allowed(fd: FieldDescriptor) -> str:
+    one = _ALLOWED.get(fd.type, "a Tensor")
+    return f"a sequence, each {one}" if fd.is_repeated else one
+
+
+def _same_names(cls: Any, descriptor: Descriptor) -> tuple[str, ...]:
     ours, theirs = [f.name for f in dataclasses.fields(cls)], [fd.name for fd in descriptor.fields]
     if ours != theirs:
         raise TypeError(f"{cls.__name__}: wire/messages.py has {ours}, proto/odmoe.proto has {theirs}")
-    return tuple(
-        _Field(fd.name, f"{cls.__name__}.{fd.name}", _ALLOWED.get(fd.type, ""), *_ways(fd)) for fd in descriptor.fields
-    )
+    return tuple(ours)
 
 
 class Codec:
@@ -171,37 +206,35 @@ class Codec:
     def __init__(self, envelope: Any) -> None:
         self._envelope = envelope
         self._name: str = envelope.DESCRIPTOR.name
-        self._by_type: dict[type, tuple[str, tuple[_Field, ...]]] = {}
-        self._by_arm: dict[str, tuple[Callable[..., Message], tuple[_Field, ...]]] = {}
+        self._by_type: dict[type, tuple[str, _Kind]] = {}
+        self._by_arm: dict[str, _Kind] = {}
         for arm in envelope.DESCRIPTOR.oneofs_by_name["message"].fields:
             cls = getattr(messages, arm.message_type.name)
-            fields = _fields(cls, arm.message_type)
-            self._by_type[cls] = arm.name, fields
-            self._by_arm[arm.name] = cls, fields
-
-    @property
-    def carries(self) -> tuple[type, ...]:
-        """The message classes of this direction."""
-        return tuple(self._by_type)
+            kind = _Kind(cls, arm.message_type)
+            self._by_type[cls] = arm.name, kind
+            self._by_arm[arm.name] = kind
 
     def encode(self, message: Message) -> bytes:
         """Raises `ProtocolError` for a message of another direction, a field that cannot be, or too many bytes."""
         entry = self._by_type.get(type(message))
         if entry is None:
             raise _refuse_text(self._name, type(message).__name__, self._names())
-        arm, fields = entry
-        outer = self._envelope()
-        inner = getattr(outer, arm)  # filled in place: assigning a finished submessage would copy it
-        inner.SetInParent()
-        for field in fields:
-            field.put(inner, field, getattr(message, field.name))
+        arm, kind = entry
+        values = kind.write(message)
+        try:
+            outer = self._envelope(**{arm: values})
+        except (TypeError, ValueError, OverflowError):
+            kind.blame(values)
+            raise
         data: bytes = outer.SerializeToString()
-        self._check_total(len(data))
+        if len(data) > MAX_ENCODED_BYTES:
+            raise self._too_large(len(data))
         return data
 
     def decode(self, data: bytes) -> Message:
         """Raises `ProtocolError` for bytes that are not a message of this direction, or a field that cannot be."""
-        self._check_total(len(data))
+        if len(data) > MAX_ENCODED_BYTES:
+            raise self._too_large(len(data))
         try:
             outer = self._envelope.FromString(data)
         except DecodeError as error:
@@ -211,13 +244,10 @@ class Codec:
         arm = outer.WhichOneof("message")
         if arm is None:
             raise _refuse_text(f"{self._name}.message", "unset, or of a kind unknown here", self._names())
-        cls, fields = self._by_arm[arm]
-        inner = getattr(outer, arm)
-        return cls(*[field.take(inner, field) for field in fields])
+        return self._by_arm[arm].read(getattr(outer, arm))
 
-    def _check_total(self, size: int) -> None:
-        if size > MAX_ENCODED_BYTES:
-            raise _refuse_text(self._name, f"{size} bytes", f"at most {MAX_ENCODED_BYTES}; send large tensors in parts")
+    def _too_large(self, size: int) -> ProtocolError:
+        return _refuse_text(self._name, f"{size} bytes", f"at most {MAX_ENCODED_BYTES}; send large tensors in parts")
 
     def _names(self) -> str:
         return ", ".join(cls.__name__ for cls in self._by_type)

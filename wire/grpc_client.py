@@ -11,6 +11,7 @@ import grpc
 from scheduler.errors import ConfigError, LinkError, ODMoEError
 from wire.base import Channel, Handler
 from wire.grpc_stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Kind, Stream, check_secret, error_of
+from wire.pulse import PULSE, Pulse
 
 
 def connect(
@@ -20,12 +21,13 @@ def connect(
     secret: str | None = None,
     deadline_s: float = 10.0,
     credentials: grpc.ChannelCredentials | None = None,
+    pulse: Pulse = PULSE,
 ) -> Channel:
     """Open a stream to the node at `address` ("host:port"); what it says goes to `handler`, from a thread of its own.
 
     Until `deadline_s` a node that is not there yet is waited for. Raises `ConfigError` for an address that cannot be or
     is off loopback without a secret, `LinkError` when the node cannot be reached, `HandshakeError` when it refuses the
-    secret or is of another kind. Where this raises, `handler` hears nothing.
+    secret or is of another kind. Where this raises, `handler` hears nothing. `pulse` says when a silent node is lost.
     """
     check_secret(_host(address), secret)
     edge = EDGES[kind]
@@ -34,7 +36,7 @@ def connect(
         if credentials
         else grpc.insecure_channel(address, options=CLIENT_OPTIONS)
     )
-    stream = Stream(edge.to_node, edge.from_node, f"the {kind} at {address}", lambda: call.cancel())
+    stream = Stream(edge.to_node, edge.from_node, f"the {kind} at {address}", lambda: call.cancel(), pulse)
     open_call: Any = channel.stream_stream  # without serializers, which its type stub demands: bytes as they are
     call = open_call(f"/{edge.service}/{edge.method}")(
         stream.outgoing(), metadata=((SECRET_KEY, secret),) if secret else (), wait_for_ready=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import threading
 import time
@@ -24,6 +25,7 @@ from wire.grpc_stream import (
     check_secret,
     status_of,
 )
+from wire.pulse import PULSE, Pulse
 
 MAX_STREAMS = 64
 """Streams that one server serves at a time."""
@@ -60,13 +62,17 @@ class GrpcServer:
         port: int = 0,
         secret: str | None = None,
         credentials: grpc.ServerCredentials | None = None,
+        pulse: Pulse = PULSE,
     ) -> None:
         check_secret(host, secret)
         self._node, self._edge = node, EDGES[kind]
         self._secret = secret
+        self._pulse = pulse
         self._lock = threading.Lock()
         self._live: dict[Stream, threading.Thread] = {}
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        behaviour: Any = functools.partial(self._serve)
+        behaviour.experimental_non_blocking = True  # replies through a function, not an iterator: from any thread
+        handler = grpc.stream_stream_rpc_method_handler(behaviour)
         service = grpc.method_handlers_generic_handler(self._edge.service, {self._edge.method: handler})
         self._server = grpc.server(
             _Threads(), handlers=[service], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
@@ -86,21 +92,26 @@ class GrpcServer:
             if reader is not threading.current_thread():
                 reader.join(max(0.0, deadline - time.monotonic()))
 
-    def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """One stream, from first to last, in the thread in which its replies are written."""
+    def _serve(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, respond: Callable[[bytes | None], None]
+    ) -> None:
+        """One stream, from first to last, in the thread in which those replies are written that had to wait."""
         self._authenticate(context)
-        stream = Stream(self._edge.from_node, self._edge.to_node, f"the client at {context.peer()}", context.cancel)
+        edge, peer = self._edge, f"the client at {context.peer()}"
+        stream = Stream(edge.from_node, edge.to_node, peer, context.cancel, self._pulse, respond)
         try:
             handler = self._node.accept(stream)
         except ODMoEError as error:
             context.abort(*status_of(error))
         self._start_reader(stream, requests, context, handler)
         context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
-        yield from stream.outgoing()
+        for data in stream.outgoing():
+            respond(data)
         if stream.fault is not None:
             code, details = status_of(stream.fault)
             context.set_code(code)
             context.set_details(details)
+        respond(None)
 
     def _start_reader(
         self, stream: Stream, requests: Iterator[bytes], context: grpc.ServicerContext, handler: Handler

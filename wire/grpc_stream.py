@@ -6,7 +6,6 @@ import ipaddress
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
 from typing import Literal, NamedTuple
 
 import grpc
@@ -15,10 +14,15 @@ from scheduler.errors import ConfigError, HandshakeError, LinkError, ODMoEError,
 from wire import codec
 from wire.base import Handler
 from wire.codec import MAX_ENCODED_BYTES, Codec
-from wire.messages import Message
+from wire.messages import Beat, Message
+from wire.outbox import Outbox
+from wire.pulse import Monitor, Pulse
 
 MAX_QUEUED = 4096
 """Messages that may wait to be written to one stream."""
+
+MAX_QUEUED_BYTES = 512 * 1024 * 1024
+"""Bytes that may wait to be written to one stream: a prompt's KV rows, say, on their way to the shadow."""
 
 LINGER_S = 5.0
 """How long a closed stream may take to hand over what was queued, before it is cut."""
@@ -139,30 +143,44 @@ def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
 class Stream:
     """A `Channel` over one gRPC stream. What is sent waits, encoded, for the thread in which gRPC writes.
 
-    `cut` ends the RPC at once, from any thread, and may be called when it is over.
+    `cut` ends the RPC at once, from any thread, and may be called when it is over. `write`, where there is one, writes
+    a message from any thread, one at a time, and returns when gRPC has taken it.
     """
 
-    def __init__(self, out: Codec, into: Codec, peer: str, cut: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        out: Codec,
+        into: Codec,
+        peer: str,
+        cut: Callable[[], object],
+        pulse: Pulse,
+        write: Callable[[bytes], object] | None = None,
+    ) -> None:
         self.peer = peer
         self.fault: ODMoEError | None = None  # what ended the stream, if that happened on this side
         self.cut = cut
         self._out, self._into = out, into
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._pulse = pulse
+        self._monitor = Monitor(pulse, self._beat, self._silent)
+        self._outbox = Outbox(MAX_QUEUED, MAX_QUEUED_BYTES, write)
         self._closed = False  # nothing more is sent
-        self._ended_here = False  # by `close`, or for falling behind
+        self._ended_here = False  # by `close`, for falling behind, or for silence
         self._linger: threading.Timer | None = None
 
     def send(self, message: Message) -> None:
-        """Raises `LinkError` when closed or `MAX_QUEUED` messages wait, `ProtocolError` when it cannot be encoded."""
+        """Raises `LinkError` when closed or too much waits already, `ProtocolError` when it cannot be encoded."""
         if self._closed:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
         data = self._out.encode(message)
-        if self._queue.qsize() >= MAX_QUEUED:
-            self._closed = self._ended_here = True
-            self.fault = LinkError(f"{self.peer} does not keep up: {MAX_QUEUED} messages wait; the stream was cut")
-            self.cut()
-            raise self.fault
-        self._queue.put(data)
+        self._monitor.said = True
+        if len(data) <= self._pulse.announced_bytes:
+            taken = self._outbox.put(data)
+        else:
+            taken = self._outbox.put(self._out.encode(Beat(len(data))), data)
+        if not taken:
+            raise self._cut_for(
+                LinkError(f"{self.peer} does not keep up: {self._outbox.waiting()}; the stream was cut")
+            )
 
     def close(self) -> None:
         """Messages already sent are handed over first, within `LINGER_S`; what still arrives is dropped."""
@@ -172,20 +190,22 @@ class Stream:
         self._linger = threading.Timer(LINGER_S, self.cut)
         self._linger.daemon = True
         self._linger.start()
-        self._queue.put(None)
+        self._outbox.end()
 
     def outgoing(self) -> Iterator[bytes]:
         """What gRPC writes, until the stream is closed or over."""
-        return iter(self._queue.get, None)
+        return iter(self._outbox)
 
     def stop_writing(self) -> None:
         """Let the thread that waits in `outgoing` go."""
         self._closed = True
-        self._queue.put(None)
+        self._outbox.end()
 
     def read(self, incoming: Iterable[bytes], handler: Handler) -> None:
         """Feed `handler` until the stream ends, then tell it so. Returns when `on_close` has."""
+        self._monitor.start()
         error = self._pump(incoming, handler)
+        self._monitor.stop()
         self.fault = error
         self.stop_writing()
         if self._linger is not None:
@@ -196,10 +216,19 @@ class Stream:
             log.exception("on_close failed for the stream to %s", self.peer)
 
     def _pump(self, incoming: Iterable[bytes], handler: Handler) -> ODMoEError | None:
+        monitor = self._monitor
         try:
             for data in incoming:
-                if not self._closed:
-                    handler.on_message(self._into.decode(data))
+                if self._closed:
+                    continue
+                message = self._into.decode(data)
+                if isinstance(message, Beat):
+                    monitor.hear(message.coming)
+                    continue
+                monitor.hear()
+                monitor.busy = True
+                handler.on_message(message)
+                monitor.busy = False
         except grpc.RpcError as error:
             return self.fault if self._ended_here else error_of(error, self.peer)
         except ODMoEError as error:
@@ -208,3 +237,24 @@ class Stream:
             log.exception("on_message failed for the stream to %s", self.peer)
             return LinkError(f"handling a message of {self.peer} failed: {error!r}; the stream was ended")
         return self.fault
+
+    def _beat(self) -> None:
+        if not self._closed and self._outbox.idle():  # what waits is a sign of life itself
+            self._outbox.put(self._out.encode(Beat(0)), at_once=False)
+
+    def _silent(self) -> None:
+        if self._closed:
+            self.cut()
+            return
+        self._cut_for(
+            LinkError(
+                f"{self.peer} has been silent for {self._pulse.lost_after_s:g} s, not even a beat came: it is frozen, "
+                "or gone, or the network does not hold; the stream was cut"
+            )
+        )
+
+    def _cut_for(self, fault: LinkError) -> LinkError:
+        self._closed = self._ended_here = True
+        self.fault = fault
+        self.cut()
+        return fault

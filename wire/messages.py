@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -31,17 +31,28 @@ class Tensor:
     data: Buffer
 
 
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The sender lives. Transports send it, in either direction, and keep it to themselves: no handler ever sees one.
+
+    `coming`: how many bytes the next message has, where that is so many that it may take a while; else 0.
+    """
+
+    coming: int
+
+
 # --- main node -> worker ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of every stream. `fingerprint` names the model that the caller runs."""
+    """First message of every stream. `fingerprint` names the model that the caller runs; `trace`: keep a record."""
 
     version: int
     fingerprint: str
     dtype: str
     node: str
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,27 @@ class AskUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class AskTrace:
+    """Asks a node that was told to keep a record for what it has not told yet. Answered by `TraceRecords`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecords:
+    """Spans in the node's own words, as `scheduler.trace` has them; times are seconds on its clock, which says `now`.
+
+    `machine`: clocks of nodes with the same are one clock. `more`: ask again for the rest.
+    """
+
+    machine: str
+    now: float
+    whats: tuple[str, ...]
+    labels: tuple[str, ...]
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The peer could not do what was asked. Which of the ids is set says what; all zero: the node as a whole."""
 
@@ -161,8 +193,8 @@ class Align:
     """Decode pass `step` (0 = the first after prefill) may start.
 
     `token`: the main model's token that pass reads, where token alignment is due, else None.
-    `kv`: the main model's KV rows [start, start + n) of every layer, where KV alignment is due, else empty;
-    two tensors a layer as that layer's cache keeps them (keys, values), each [1, heads, n, D].
+    `kv`: the main model's KV rows [start, start + n) and its states, where KV alignment is due, else empty: every
+    tensor of the cache, in the order of `checkpoint.kv`, of shape [0] where this message has nothing of it.
     `more`: rows too large for one message come in several, in order; the pass starts with the last.
     """
 
@@ -212,8 +244,8 @@ class ShadowUsage:
     device_bytes_max: int
 
 
-ToWorker = Hello | Load | Evict | Compute | AskUsage
-FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | Failed
-ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage
-FromShadow = ShadowReady | Prediction | ShadowUsage | Failed
+ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Beat
+FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Beat
+ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Beat
+FromShadow = ShadowReady | Prediction | ShadowUsage | TraceRecords | Failed | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow

@@ -2,19 +2,100 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Generic, Protocol, TypeVar
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from scheduler.errors import ODMoEError
+from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from wire.base import Channel
+from wire.handshake import check_hello
+from wire.messages import AskTrace, Failed, Hello, Message
+from wire.record import NodeRecord
 
 
-class Session(Protocol):
-    """One stream to a node, as that node keeps it."""
+class Session(ABC):
+    """One main node's stream to a worker or a shadow: it begins with Hello, and ends when another is served.
 
-    def on_close(self, error: ODMoEError | None) -> None: ...
+    `record`: what the node does for this main node by `clock`, kept where its Hello asked for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        belongs: tuple[str, str],
+        sessions: Sessions[Any],
+        reply: Channel,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`belongs`: the fingerprint and dtype of the store that both sides must have."""
+        self.name = name
+        self.reply = reply
+        self.record = NodeRecord(False, clock)
+        self._clock = clock
+        self._belongs = belongs
+        self._sessions = sessions
+        self._lock = threading.Lock()
+        self._welcome = False
+        self._over = False
+
+    @abstractmethod
+    def ready(self) -> Message:
+        """The answer to Hello."""
+
+    @abstractmethod
+    def dispatch(self, message: Message) -> None:
+        """A message after Hello. Raises ODMoEError."""
+
+    @abstractmethod
+    def report(self, error: Exception, about: Message | None = None) -> None:
+        """Tell the main node what went wrong, with which of its messages."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The stream is over: drop what was asked on it. Called once."""
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def on_message(self, message: Message) -> None:
+        try:
+            if isinstance(message, Hello):
+                self._hello(message)
+            elif not self._welcome:
+                raise ProtocolError(f"{type(message).__name__} came before Hello; a stream begins with Hello")
+            elif isinstance(message, AskTrace):
+                self.reply.send(self.record.answer())
+            else:
+                self.dispatch(message)
+        except ODMoEError as error:
+            self.report(error, message)
+
+    def _hello(self, hello: Hello) -> None:
+        check_hello(hello, self.name, *self._belongs)
+        self.record = NodeRecord(hello.trace, self._clock)
+        self._sessions.serve(self)
+        self._welcome = True
+        self.reply.send(self.ready())
+
+    def on_close(self, error: ODMoEError | None) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        self._sessions.forget(self)
+        self.end()
 
     def replaced(self) -> None:
         """Another main node is served from now on: tell this one, and end its stream."""
+        if not self._over:
+            with contextlib.suppress(LinkError):
+                self.reply.send(Failed("LinkError", f"{self.name} now serves another main node"))
+        self.on_close(None)
+        self.reply.close()
 
 
 S = TypeVar("S", bound=Session)

@@ -7,20 +7,25 @@ import threading
 import torch
 
 from checkpoint.tensors import aligned_buffer
-from scheduler.errors import ConfigError, DeadlineError
+from scheduler.errors import ConfigError, DeadlineError, LaunchError
 from scheduler.types import ExpertId
 
 
 class Slots:
-    """`count` buffers of `slot_bytes` each. A slot is occupied from the start of a load until its eviction.
+    """`count` buffers of `slot_bytes` each on `device`. A slot is occupied from the start of a load until its eviction.
 
     `resident_max`: the most slots ever occupied at once. `allocated_bytes`: what the buffers take, from the buffers.
+    Raises ConfigError, or LaunchError where the device's memory does not hold them.
     """
 
-    def __init__(self, count: int, slot_bytes: int) -> None:
+    def __init__(self, count: int, slot_bytes: int, device: str = "cpu") -> None:
         if count < 1:
             raise ConfigError(f"slots is {count}; allowed: 1, 2, ...")
-        self.buffers = [aligned_buffer(slot_bytes) for _ in range(count)]
+        try:
+            self.buffers = [_buffer(slot_bytes, device) for _ in range(count)]
+        except torch.OutOfMemoryError as error:
+            raise LaunchError(f"{device} has no room for {count} slots of {slot_bytes} bytes; take fewer ({error})"
+                              ) from error  # fmt: skip
         self.resident_max = 0
         self._held: list[ExpertId | None] = [None] * count
         self._changed = threading.Condition()
@@ -42,3 +47,9 @@ class Slots:
         with self._changed:
             self._held[slot] = None
             self._changed.notify_all()
+
+
+def _buffer(nbytes: int, device: str) -> torch.Tensor:
+    if device == "cpu":
+        return aligned_buffer(nbytes)
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import resource
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from checkpoint import shard as module
+from checkpoint import convert, dense_files
 from checkpoint.shard import check_same, shard
 from checkpoint.source import open_source
-from checkpoint.store import DENSE, MANIFEST, ExpertStore
+from checkpoint.store import ExpertStore
 from scheduler.errors import (
     CheckpointError,
     ConfigError,
     CorruptCheckpointError,
     MissingShardError,
     NotMoEError,
-    StoreError,
     StoreMismatchError,
     StoreWriteError,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS = ("one file", "many files", "old names", "fused names")
+FAMILIES = (
+    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe",
+    "granitemoe", "hunyuan_v1_moe", "phimoe",
+)  # fmt: skip
 Weights = dict[str, torch.Tensor]
 Rewrite = Callable[[Path, Callable[[Weights], object]], None]
 
@@ -98,6 +94,46 @@ def test_every_family_is_what_transformers_loads(
     assert_as_transformers_loads(store_of(model), model, torch.bfloat16)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_expert_at_a_time_is_what_transformers_loads(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """As where an expert has more than 32 MiB."""
+    monkeypatch.setattr(convert, "_PART_BYTES", 1)
+    parts: list[convert.Part] = []
+    converting = convert.Plan.convert
+
+    def seen(self: convert.Plan, part: convert.Part, tensors: Weights) -> Weights:
+        parts.append(part)
+        return converting(self, part, tensors)
+
+    monkeypatch.setattr(convert.Plan, "convert", seen)
+    model = tiny(family, "bfloat16")
+    store = shard(open_source(model), tmp_path / "store")
+    assert_as_transformers_loads(store, model, torch.bfloat16)
+    assert {(part.last - part.first, part.whole) for part in parts} == {(1, False)}
+    assert len(parts) == sum(len(layer.blobs) for layer in store.manifest.layers.values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_expert_at_a_time_of_every_layout(
+    layouts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setattr(convert, "_PART_BYTES", 1)
+    store = shard(open_source(layouts[layout]), tmp_path / "store", "float16")
+    assert_as_transformers_loads(store, layouts[layout], torch.float16)
+
+
+def test_experts_that_cannot_be_told_apart_are_converted_together(
+    layouts: dict[str, Path], store_of: Callable[..., ExpertStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by an operation of a family that is not known to leave experts apart."""
+    monkeypatch.setattr(convert, "_PART_BYTES", 1)
+    monkeypatch.setattr(convert, "_leaves_rows", lambda rule: False)
+    store = shard(open_source(layouts["old names"]), tmp_path / "store")
+    assert store.manifest.layers == store_of(layouts["old names"], "float32").manifest.layers
+
+
 def test_layouts_give_the_same_bytes(layouts: dict[str, Path], store_of: Callable[..., ExpertStore]) -> None:
     stores = [store_of(layouts[layout], "float32").manifest for layout in LAYOUTS]
     assert len({tuple(sorted(m.layers.items())) for m in stores}) == 1
@@ -134,7 +170,7 @@ def test_dense_part_is_the_rest_of_the_checkpoint(
 
 
 def test_dense_part_in_several_files(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_DENSE_PART_BYTES", 5000)
+    monkeypatch.setattr(dense_files, "_PART_BYTES", 5000)
     store = shard(open_source(copied), tmp_path / "store")
     parts = sorted(store.dense.glob("*.safetensors"))
     assert len(parts) > 3
@@ -151,8 +187,12 @@ def test_dense_part_carries_the_small_files(demo: Path, store_of: Callable[..., 
 def test_progress_is_told_to_its_end(copied: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     shard(open_source(copied), tmp_path / "store", progress=lambda *step: seen.append(step))
-    assert [what for what, _, _ in seen] == ["verify", "experts", "experts", "experts", "dense"]
+    assert list(dict.fromkeys(what for what, _, _ in seen)) == ["verify", "experts", "dense"]
     assert all(0 <= done <= total for _, done, total in seen)
+    for what in ("experts", "dense"):
+        steps = [done for said, done, _ in seen if said == what]
+        assert steps == sorted(steps)
+        assert (what, steps[-1], steps[-1]) in seen
 
 
 def test_again_returns_the_store_as_it_is(copied: Path, tmp_path: Path) -> None:
@@ -286,192 +326,3 @@ def test_target_that_is_a_file_or_lies_under_one(copied: Path, tmp_path: Path) -
         with nothing_left(tmp_path), pytest.raises(StoreWriteError, match=str(target)):
             shard(open_source(copied), target)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-# --- a disk that is full ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def files_no_larger_than(nbytes: int) -> Iterator[None]:
-    """The kernel refuses what is longer: what a quota does, without root."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.mark.parametrize(("vocab", "intermediate"), [(96, 512), (2048, 8)], ids=["experts", "dense"])
-def test_file_that_the_kernel_refuses_to_make_longer(
-    tiny: Callable[..., Path], tmp_path: Path, vocab: int, intermediate: int
-) -> None:
-    """Whether the experts' file or the dense part (which the safetensors library writes) is too long."""
-    source = open_source(tiny("mixtral", vocab_size=vocab, intermediate_size=intermediate))
-    with nothing_left(tmp_path), pytest.raises(StoreWriteError, match="too large"), files_no_larger_than(100_000):
-        shard(source, tmp_path / "store")
-    shard(source, tmp_path / "store").verify()
-
-
-@pytest.mark.parametrize("where", ["fsync", "copyfile", "mkdir", "rename"])
-def test_disk_full(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    owner = {"fsync": os, "copyfile": shutil, "mkdir": Path, "rename": Path}[where]
-    with monkeypatch.context() as patch, nothing_left(tmp_path):
-        patch.setattr(owner, where, full)
-        with pytest.raises(StoreWriteError, match="the disk is full"):
-            shard(open_source(copied), tmp_path / "store")
-    shard(open_source(copied), tmp_path / "store").verify()
-
-
-# --- two at once, and one that is killed ------------------------------------------------------------------------------
-
-
-def faster(monkeypatch: pytest.MonkeyPatch, other: ExpertStore) -> None:
-    """Another process publishes `other` just before we do."""
-    publish = module._publish
-
-    def late(partial: Path, target: Path) -> None:
-        shutil.copytree(other.path, target, dirs_exist_ok=True)
-        publish(partial, target)
-
-    monkeypatch.setattr(module, "_publish", late)
-
-
-@pytest.mark.parametrize("there", [False, True], ids=["no directory", "an empty directory"])
-def test_another_process_was_faster(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    source = open_source(copied)
-    other = shard(source, tmp_path / "other")
-    if there:
-        (tmp_path / "store").mkdir()
-    faster(monkeypatch, other)
-    shard(source, tmp_path / "store").verify()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["copied", "other", "store"]
-
-
-def test_another_process_was_faster_with_another_dtype(
-    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = open_source(copied)
-    other = shard(source, tmp_path / "other", "bfloat16")
-    faster(monkeypatch, other)
-    with pytest.raises(StoreMismatchError, match="bfloat16"):
-        shard(source, tmp_path / "store", "float32")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["copied", "other", "store"]
-
-
-def test_two_under_one_process_id_do_not_meet(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on two machines with one shared disk."""
-    source, publish, inner = open_source(copied), module._publish, []
-
-    def second(partial: Path, target: Path) -> None:
-        monkeypatch.setattr(module, "_publish", publish)
-        inner.append(shard(source, target))
-        publish(partial, target)
-
-    monkeypatch.setattr(module, "_publish", second)
-    outer = shard(source, tmp_path / "store")
-    outer.verify()
-    assert outer.manifest == inner[0].manifest
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["copied", "store"]
-
-
-CHILDREN = """
-import os, sys
-from pathlib import Path
-import transformers.conversion_mapping, transformers.core_model_loading
-from checkpoint import shard as module
-from checkpoint.source import open_source
-
-def run(what, target, say, go):
-    original, seen = getattr(module, what), []
-
-    def patched(*args):
-        seen.append(args)
-        if what == "_publish" or len(seen) == 6:
-            os.write(say, b"%d\\n" % os.getpid())
-            os.read(go, 1)
-        return original(*args)
-
-    setattr(module, what, patched)
-    module.shard(open_source(Path(sys.argv[1])), Path(target)).verify()
-    os.write(say, b"done\\n")
-
-for what, target, say, go in zip(*[iter(sys.argv[2:])] * 4):
-    if os.fork() == 0:
-        code = 1
-        try:
-            run(what, target, int(say), int(go))
-            code = 0
-        except BaseException:
-            os.write(int(say), b"failed\\n")
-        finally:
-            os._exit(code)
-while True:
-    try:
-        os.wait()
-    except ChildProcessError:
-        break
-"""
-
-
-class Child:
-    """A process that shards, writes its id when it has come to a call of `what`, and waits there until told to go."""
-
-    def __init__(self, stack: ExitStack, what: str, target: Path) -> None:
-        (heard, self.say), (self.wait, self.go) = os.pipe(), os.pipe()
-        self.lines = stack.enter_context(os.fdopen(heard))
-        stack.callback(os.close, self.go)
-        self.arguments = [what, str(target), str(self.say), str(self.wait)]
-
-    def line(self) -> str:
-        return self.lines.readline().strip()
-
-
-def start(stack: ExitStack, model: Path, children: list[Child]) -> subprocess.Popen[bytes]:
-    """One interpreter that imports what is slow to import, then forks."""
-    ends = [end for child in children for end in (child.say, child.wait)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILDREN, str(model), *(a for child in children for a in child.arguments)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-        pass_fds=ends,
-    )
-    stack.enter_context(process)
-    stack.callback(process.kill)
-    for end in ends:
-        os.close(end)
-    return process
-
-
-def test_two_processes_at_once_and_one_that_is_killed(copied: Path, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        killed = Child(stack, "checksum", tmp_path / "killed")
-        both = [Child(stack, "_publish", tmp_path / "store") for _ in range(2)]
-        process = start(stack, copied, [killed, *both])
-
-        os.kill(int(killed.line()), signal.SIGKILL)
-        for child in both:
-            assert int(child.line()) > 0
-        left = [folder for folder in tmp_path.iterdir() if ".killed." in folder.name]
-        assert len(left) == 1
-        assert any(left[0].iterdir())
-        with pytest.raises(StoreError):
-            ExpertStore.open(left[0])
-        assert not (tmp_path / "killed").exists()
-        shard(open_source(copied), tmp_path / "killed").verify()
-
-        for child in both:
-            os.write(child.go, b"!")
-        assert [child.line() for child in both] == ["done", "done"]
-        assert process.wait(30) == 0
-    store = ExpertStore.open(tmp_path / "store")
-    store.verify()
-    assert (store.path / MANIFEST).is_file()
-    assert (store.path / DENSE).is_dir()
-    left = sorted(p.name for p in tmp_path.iterdir() if ".partial-" not in p.name)
-    assert left == ["copied", "killed", "store"]
-    assert sum(".store." in p.name for p in tmp_path.iterdir()) == 0

@@ -111,7 +111,7 @@ class House:
         assert (core._requests, core._visits, core._loads, core._calls) == ({}, {}, {}, {})
         assert core.ledgers == {}
         assert [list(worker.needs()) for worker in core._workers.values()] == [[]] * len(core._workers)
-        assert (engine._requests, engine._layers, engine._owed, engine._failed) == ({}, {}, {}, {})
+        assert (engine._requests, engine._layers, len(engine._owed), engine._failed) == ({}, {}, 0, {})
         assert self.main._open == {}
 
     def close(self) -> None:

@@ -500,3 +500,36 @@ def test_the_published_digests_are_the_demos_own(demo: Path) -> None:
     """What the test of a flipped bit rests on."""
     sums = dict(reversed(line.split()) for line in (demo / "SHA256SUMS").read_text().splitlines())
     assert sums["model.safetensors"] == hashlib.sha256((demo / "model.safetensors").read_bytes()).hexdigest()
+
+
+# --- many prompts -----------------------------------------------------------------------------------------------------
+
+
+def test_many_prompts(cli: Any, demo: Path, tmp_path: Path, expected: Any) -> None:
+    """Answered three at a time, printed in their own order, each as if it were alone."""
+    asked = [PROMPT, "HAMLET", "My fellow Americans,\nwe", "Mr. Speaker,", "Question: how many"]
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n\n".join(json.dumps(one) if "\n" in one else one for one in asked))
+    common = ["generate", "-m", str(demo), "-n", "10", *LITTLE, "--prompts", str(file), "--parallel", "3"]
+    said = cli(*common, "--json")
+    assert said.code == 0
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert [line["prompt"] for line in lines] == list(range(5))
+    assert [(line["token_ids"], line["text"]) for line in lines] == [expected(one, 10) for one in asked]
+    said = cli(*common, "-q")
+    assert (said.code, said.out) == (0, "".join(expected(one, 10)[1] + "\n" for one in asked))
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_many_prompts_that_cannot_be(cli: Any, demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    missing = cli("generate", "-m", str(demo), "--prompts", str(file))
+    one_line(missing, 1, "PromptError", [str(file), "cannot be read"])
+    file.write_text("\n \n")
+    one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 1, "PromptError", ["empty"])
+    file.write_text("one\n" + "word " * 1100)
+    one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 1, "PromptError", ["context is 1024"])
+    one_line(cli("generate", "-m", str(demo), "--prompts", str(file), "two"), 2, "ConfigError", ["both"])
+    one_line(
+        cli("generate", "-m", str(demo), "--prompts", str(file), "--parallel", "0"), 2, "ConfigError", ["--parallel"]
+    )

@@ -20,7 +20,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"mini_batch": 0}, ["--mini-batch", "0", "allowed: 1"]),
     ({"max_new_tokens": 0}, ["--max-new-tokens", "0", "allowed: 1"]),
     ({"threads": 0}, ["--threads", "0", "allowed: 1"]),
-    ({"group_size": 0}, ["--group-size", "0", "1 to --workers (8)"]),
+    ({"group_size": 0}, ["--group-size", "0", "allowed: 1"]),
     ({"group_size": 4, "workers": 3}, ["--group-size", "4", "1 to --workers (3)"]),
     ({"align_token": -1}, ["align-token", "-1", "0 (never)"]),
     ({"align_kv": -2}, ["align-kv", "-2", "0 (never)"]),

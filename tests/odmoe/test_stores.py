@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkpoint.partial import Partial, partial_of
 from checkpoint.store import ExpertStore
 from odmoe.stores import cache_dir, prepare_store
 from scheduler.errors import CheckpointError, CorruptStoreError, StoreMismatchError, StoreWriteError
@@ -33,13 +35,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     import checkpoint.shard
 
     where: list[Path] = []
-    real = checkpoint.shard.shard
+    real = checkpoint.shard.make_store
 
-    def shard(source: Any, target: Path, *rest: Any) -> ExpertStore:
+    def make_store(source: Any, target: Path, *rest: Any) -> Any:
         where.append(target)
         return real(source, target, *rest)
 
-    monkeypatch.setattr(checkpoint.shard, "shard", shard)
+    monkeypatch.setattr(checkpoint.shard, "make_store", make_store)
     return where
 
 
@@ -113,7 +115,7 @@ def test_a_store_may_be_given_as_the_model(model: Path, made: list[Path]) -> Non
     made.clear()
     assert prepare_store(str(store.path), None, None).path == store.path
     assert prepare_store(str(store.path), None, "float32").path == store.path
-    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, --dtype says bfloat16; .*odmoe shard"):
+    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, bfloat16 was asked for; .*odmoe shard"):
         prepare_store(str(store.path), None, "bfloat16")
     assert made == []
 
@@ -130,7 +132,7 @@ def test_explicit_store_is_made_when_missing(model: Path, tmp_path: Path, cache:
 def test_explicit_store_of_another(model: Path, tiny: Path, tmp_path: Path) -> None:
     where = tmp_path / "store"
     prepare_store(str(model), str(where), None)
-    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, --dtype says float16"):
+    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, float16 was asked for"):
         prepare_store(str(model), str(where), "float16")
     config = model / "config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05'))
@@ -169,3 +171,43 @@ def test_no_model(name: str, tmp_path: Path, cache: Path) -> None:
     with pytest.raises(CheckpointError):
         prepare_store(str(tmp_path / "empty" / name) if not name else str(tmp_path / name), None, None)
     assert not cache.exists()
+
+
+def test_what_was_just_written_is_not_read_again_and_what_has_changed_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    verify = ExpertStore.verify
+    monkeypatch.setattr(ExpertStore, "verify", lambda self, *a: (read.append(self.path), verify(self, *a))[1])
+    store = prepare_store(str(model), str(tmp_path / "store"), None)
+    assert prepare_store(str(model), str(store.path), None).path == store.path
+    assert read == []
+    file = damage(store.path)
+    with pytest.raises(CorruptStoreError, match=file.name):
+        prepare_store(str(model), str(store.path), None)
+    assert read == [store.path]
+
+
+def left_behind(target: Path, age_s: float) -> Path:
+    """What a run leaves that was killed `age_s` seconds ago."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Partial.claim(target, lambda *step: None)
+    assert partial is not None
+    partial.keep()
+    (partial.folder / "store").mkdir()
+    (partial.folder / "store" / "layer-00000.experts").write_bytes(bytes(4096))
+    os.utime(partial.folder / "lock", (time.time() - age_s,) * 2)
+    return partial.folder
+
+
+def test_what_killed_runs_left_in_the_cache_goes_in_the_end(model: Path, cache: Path) -> None:
+    """A checkpoint that has changed will never take its old half up again."""
+    old, young = (left_behind(cache / "stores" / name, age) for name, age in (("old", 1e6), ("young", 60.0)))
+    held = Partial.claim(cache / "stores" / "held", lambda *step: None)
+    assert held is not None
+    os.utime(held.folder / "lock", (1.0, 1.0))
+    store = prepare_store(str(model), None, None)
+    assert sorted(cache.joinpath("stores").iterdir()) == sorted([young, held.folder, store.path])
+    assert not old.exists()
+    assert held.folder == partial_of(cache / "stores" / "held")
+    held.discard()

@@ -50,9 +50,9 @@ class Driver:
 
     def __init__(
         self, workers: int = 8, slots: int = 1, group: int = 2, layers: int = 6, experts: int = 8,
-        mini_batch: int = 128, periods: tuple[int, int] = (1, 1), shadow: bool = True,
+        mini_batch: int = 128, periods: tuple[int, int] = (1, 1), shadow: bool = True, by_layer: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        shape = t.ModelShape(tuple(range(layers)), experts, top_k=2)
+        shape = t.ModelShape(tuple(range(layers)), experts, top_k=2, by_layer=by_layer)
         self.core = Core(shape, RoundRobin(group), Alignment(*periods), mini_batch)
         self.held: dict[tuple[int, int], t.Load] = {}
         self.calls: dict[tuple[int, int], list[t.Compute]] = defaultdict(list)
@@ -475,6 +475,15 @@ def test_prefill_gives_each_worker_one_expert_of_every_layer() -> None:
     ledger = d.ledger()
     assert (ledger.loads, ledger.decode_loads, ledger.reloads, ledger.unused) == (24, 0, 0, 0)
     assert ledger.by_index == []  # no predictions in prefill, so no recall either
+
+
+def test_prefill_loads_only_experts_that_a_layer_has() -> None:
+    """Layers of two, four and one expert."""
+    d = Driver(workers=4, experts=4, layers=3, by_layer=(2, 4, 1))
+    assert prefilling(d) == ["load 0.0 0/0", "load 1.0 0/1", "load 2.0 1/2", "load 3.0 1/3"]
+    later = {line.split()[-1] for line in finish_prefill(d, range(3), 1)}
+    assert later == {"1/0", "1/1", "2/0"}
+    assert d.held == {}
 
 
 def test_prefill_drops_what_is_not_activated_and_loads_ahead_in_its_place() -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return load_profile(ROOT / "profiles" / "rtx3090-1gbe.yaml")
+    return load_profile(ROOT / "scheduler" / "profiles" / "rtx3090-1gbe.yaml")
 
 
 def decode(profile: Profile, periods: tuple[int, int], recall: float | None, tokens: int = 60) -> Outcome:
@@ -81,6 +81,8 @@ def test_a_bad_profile_is_named(tmp_path: Path, text: str, says: str) -> None:
 
 def test_a_negative_duration_is_named(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_text((ROOT / "profiles" / "rtx3090-1gbe.yaml").read_text().replace("load_ms: 25.0", "load_ms: -1"))
+    file.write_text(
+        (ROOT / "scheduler" / "profiles" / "rtx3090-1gbe.yaml").read_text().replace("load_ms: 25.0", "load_ms: -1")
+    )
     with pytest.raises(ConfigError, match="load_ms is -1"):
         load_profile(file)

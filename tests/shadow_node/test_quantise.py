@@ -247,3 +247,14 @@ def test_importing_does_not_import_bitsandbytes() -> None:
     code = "import sys, shadow_node.quantise; sys.exit('bitsandbytes' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_rows_in_any_number_of_dimensions(scheme: str) -> None:
+    """Latent attention multiplies [1, 1, T, r]."""
+    layer = quantise_linear(torch.randn(48, 64), torch.randn(48), scheme, "cpu")
+    rows = torch.randn(6, 64)
+    with torch.inference_mode():
+        expected = layer(rows)
+        for shape in ((1, 6), (2, 3), (1, 1, 6), (1, 2, 3)):
+            assert torch.equal(layer(rows.view(*shape, 64)), expected.view(*shape, 48))

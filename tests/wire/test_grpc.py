@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager
+from itertools import count
 from queue import SimpleQueue
 
 import grpc
@@ -14,9 +15,10 @@ import pytest
 from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError
 from wire import odmoe_pb2
 from wire.codec import MAX_ENCODED_BYTES
-from wire.grpc_stream import ACCEPTED_KEY, MAX_QUEUED
-from wire.messages import Evict, Load, Loaded
+from wire.grpc_stream import ACCEPTED_KEY, MAX_QUEUED, MAX_QUEUED_BYTES
+from wire.messages import Align, Evict, Load, Loaded, Tensor
 from wire.odmoe_pb2_grpc import WorkerStub
+from wire.pulse import Pulse
 
 ECHO = [Loaded(1, 10, 0.25)]
 
@@ -33,13 +35,14 @@ def raw_call(address: str, metadata=()):
 
 @contextmanager
 def raw_server(behave):
-    """A server past ours: `behave(requests, context)` is its Work method. Yields its address."""
+    """A server past ours: `behave(requests, context)` is its Work and its Follow method. Yields its address."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool)
         method = grpc.stream_stream_rpc_method_handler(behave)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("odmoe.Worker", {"Work": method}),))
+        for service, name in (("odmoe.Worker", "Work"), ("odmoe.Shadow", "Follow")):
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: method}),))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
@@ -224,7 +227,9 @@ def test_a_node_may_refuse_a_message(kit, raised, seen):
     assert_serves(kit, server.address)
 
 
-def test_a_peer_that_does_not_read(kit):
+@contextmanager
+def deaf_node():
+    """A node that takes the stream and then reads nothing. Yields its address."""
     release = threading.Event()
 
     def behave(requests, context):
@@ -232,12 +237,29 @@ def test_a_peer_that_does_not_read(kit):
         release.wait(30)
         yield from ()
 
-    heard = kit.Recorder()
     with raw_server(behave) as address:
-        channel = kit.connect(address, heard)
-        with pytest.raises(LinkError, match=f"{MAX_QUEUED} messages wait"):
-            deque((channel.send(Load(i, 0, 0, 0)) for i in range(200_000)), maxlen=0)
+        yield address
+        release.set()
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (Load(1, 0, 0, 0), f"{MAX_QUEUED} messages of 0 MiB wait"),
+        (Align(1, 0, None, 0, (Tensor("uint8", (1 << 25,), bytes(1 << 25)),)), r"\d+ messages of \d+ MiB wait"),
+    ],
+    ids=["many", "large"],
+)
+def test_a_peer_that_does_not_read(kit, message, said):
+    heard = kit.Recorder()
+    size = 64 if isinstance(message, Load) else 1 << 25
+    with deaf_node() as address:
+        edge = "worker" if isinstance(message, Load) else "shadow"
+        channel = kit.connect(address, heard, kind=edge, pulse=Pulse(lost_after_s=60))  # it does not beat, either
+        sent = count()
+        with pytest.raises(LinkError, match=rf"does not keep up: {said}"):
+            deque((channel.send(message) for _ in zip(sent, range(200_000), strict=False)), maxlen=0)
+        assert 1 < next(sent) * size <= MAX_QUEUED_BYTES + (128 << 20)  # and what gRPC and the kernel hold
         assert isinstance(heard.end(), LinkError)
         with pytest.raises(LinkError, match="closed"):
-            channel.send(Evict(0))
-        release.set()
+            channel.send(message)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.errors import LinkError
-from wire.messages import Evict, Load, Loaded
+from wire.messages import Compute, Evict, Load, Loaded, Tensor
+from wire.pulse import PULSE, Pulse
 
 ROOT = Path(__file__).resolve().parents[2]
 ECHO = [Loaded(1, 10, 0.25)]
@@ -43,14 +47,20 @@ from wire.grpc_server import GrpcServer
 from wire.messages import Load, Loaded
 class Node:
     def accept(self, reply): self.reply = reply; return self
-    def on_message(self, message): self.reply.send(Loaded(message.load_id, 10, 0.25))
+    def on_message(self, message):
+        time.sleep(message.slot)  # how long the handler is to be busy
+        self.reply.send(Loaded(message.load_id, 10, 0.25))
     def on_close(self, error): pass
 """
 SERVER = NODE + "server = GrpcServer(Node(), 'worker'); print(server.address, flush=True); sys.stdin.read()"
 
 
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_server_lost_mid_stream(kit, fate):
+# By its silence, not by gRPC's keepalive, which takes twice as long.
+FATES = [(signal.SIGKILL, "the stream"), (signal.SIGSTOP, r"has been silent for 2\.5 s")]
+
+
+@pytest.mark.parametrize(("fate", "said"), FATES)
+def test_server_lost_mid_stream(kit, fate, said):
     heard = kit.Recorder()
     with process(SERVER) as (child, address):
         channel = kit.connect(address, heard)
@@ -60,20 +70,110 @@ def test_server_lost_mid_stream(kit, fate):
         error = heard.end(within=10)
         assert isinstance(error, LinkError)
         assert f"the worker at {address}" in str(error)
+        assert re.search(said, str(error))
         with pytest.raises(LinkError, match="closed"):
             channel.send(Load(2, 0, 0, 0))
 
 
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_client_lost_mid_stream(kit, fate):
+@pytest.mark.parametrize(("fate", "said"), FATES)
+def test_client_lost_mid_stream(kit, fate, said):
     node = kit.EchoNode()
     address = kit.serve(node).address
     client = NODE + f"channel = connect('{address}', 'worker', Node()); print('up', flush=True); sys.stdin.read()"
     with process(client) as (child, _):
         child.send_signal(fate)
-        assert isinstance(node.streams[0].end(within=10), LinkError)
+        error = node.streams[0].end(within=10)
+        assert isinstance(error, LinkError)
+        assert re.search(said, str(error))
         with pytest.raises(LinkError, match="closed"):
             node.streams[0].reply.send(Loaded(1, 0, 0.0))
+
+
+def test_a_short_freeze_is_forgiven(kit):
+    heard = kit.Recorder()
+    with process(SERVER) as (child, address):
+        channel = kit.connect(address, heard)
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(1.0)
+        child.send_signal(signal.SIGCONT)
+        channel.send(Load(1, 0, 0, 0))
+        assert heard.take(1) == ECHO
+        time.sleep(1.5)
+        assert not heard.ends
+
+
+@pytest.mark.parametrize("busy", ["node", "main node"])
+def test_a_busy_handler_is_not_a_dead_one(kit, busy):
+    class Slow(kit.Recorder):
+        def on_message(self, message):
+            super().on_message(message)
+            if busy == "main node" and self.got.qsize() == 1:
+                time.sleep(5)
+
+    heard = Slow()
+    with process(SERVER) as (_, address):
+        channel = kit.connect(address, heard)
+        channel.send(Load(1, 5 if busy == "node" else 0, 0, 0))
+        channel.send(Load(2, 0, 0, 0))
+        assert [answer.load_id for answer in heard.take(2)] == [1, 2]
+        time.sleep(1.5)  # where time with a message in hand counted as silence, it would be held against the peer now
+        assert not heard.ends
+
+
+def test_beats_reach_no_handler(kit):
+    quick = Pulse(beat_s=0.02, lost_after_s=1.0)
+    node, heard = kit.EchoNode(), kit.Recorder()
+    channel = kit.connect(kit.serve(node, pulse=quick).address, heard, pulse=quick)
+    time.sleep(1.5)  # 75 beats each way, and longer than a silent peer would have
+    channel.send(Load(1, 0, 0, 0))
+    assert heard.take(1) == ECHO
+    assert node.streams[0].take(1) == [Load(1, 0, 0, 0)]
+    assert heard.got.empty()
+    assert node.streams[0].got.empty()
+
+
+@contextmanager
+def slow_link(address: str, bytes_a_second: float):
+    """A way to `address` that lets so many bytes through, and buffers little. Yields its own address."""
+    host, _, port = address.rpartition(":")
+    stop = threading.Event()
+
+    def pump(source, sink):
+        with contextlib.suppress(OSError):
+            while not stop.is_set() and (data := source.recv(8192)):
+                time.sleep(len(data) / bytes_a_second)
+                sink.sendall(data)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            near, _ = listener.accept()
+            far = socket.create_connection((host, int(port)), 5)
+            ends.extend((near, far))
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    ends: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        stop.set()
+        for end in ends:
+            end.close()
+
+
+def test_a_large_message_on_a_slow_link_is_not_silence(kit):
+    """4 MB at 10 Mbit/s take more than three seconds, in which nothing whole arrives."""
+    node, heard = kit.EchoNode(), kit.Recorder()
+    rows = Tensor("uint8", (4_000_000,), bytes(4_000_000))
+    with slow_link(kit.serve(node).address, 1.25e6) as address:
+        channel = kit.connect(address, heard)
+        start = time.monotonic()
+        channel.send(Compute(1, 0, 0, 0, rows, Tensor("float32", (1,), bytes(4)), evict=True))
+        assert node.streams[0].take(1)[0].hidden == rows
+        assert time.monotonic() - start > PULSE.lost_after_s  # or the link was not slow
+        assert heard.take(1)[0].output == rows
+        assert not heard.ends
 
 
 def test_an_idle_stream_stays(kit):

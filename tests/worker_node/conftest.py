@@ -19,12 +19,24 @@ from checkpoint.shard import shard
 from checkpoint.single import ExpertArithmetic
 from checkpoint.source import open_source
 from checkpoint.store import ExpertStore
-from checkpoint.tensors import tensor_bytes
+from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from scheduler.errors import ODMoEError
 from wire import inprocess
 from wire.base import Channel
-from wire.messages import PROTOCOL_VERSION, Compute, Hello, Message, Tensor, WorkerReady
-from worker_node.loaders import Loader, MemoryLoader
+from wire.messages import (
+    PROTOCOL_VERSION,
+    AskUsage,
+    Compute,
+    Computed,
+    Failed,
+    Hello,
+    Load,
+    Message,
+    Tensor,
+    WorkerReady,
+    WorkerUsage,
+)
+from worker_node.loaders import HostLoader, Loader, MemoryLoader
 from worker_node.node import Worker
 
 WAIT_S = 20.0
@@ -91,6 +103,33 @@ def blob(store: ExpertStore) -> Callable[[int, int], bytes]:
     return read
 
 
+class Expected:
+    """What Transformers' eager experts module makes of a computation's rows."""
+
+    def __init__(self, model: Any) -> None:
+        assert model.config._experts_implementation == "eager"
+        self._model = model
+
+    def __call__(self, asked: Compute) -> torch.Tensor:
+        hidden, weights = (tensor_from_bytes(t.dtype, t.shape, t.data) for t in (asked.hidden, asked.weights))
+        rows = len(hidden)
+        with torch.inference_mode():
+            experts = self._model.model.layers[asked.layer].mlp.experts
+            return experts(hidden, torch.full((rows, 1), asked.expert), weights.view(rows, 1))
+
+    def fits(self, answer: Any, asked: Compute) -> bool:
+        """Is it the right answer, to the last bit?"""
+        assert isinstance(answer, Computed), answer
+        wanted = self(asked)
+        found = tensor_from_bytes(answer.output.dtype, answer.output.shape, answer.output.data)
+        return answer.call_id == asked.call_id and found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
+@pytest.fixture(scope="session")
+def expected(model: Any) -> Expected:
+    return Expected(model)
+
+
 class MainNode:
     """The client's end of a stream: asks, and keeps what it is told."""
 
@@ -118,6 +157,34 @@ class MainNode:
 
     def nothing_came(self) -> bool:
         return self.got.empty()
+
+    def hear(self, count: int) -> dict[tuple[str, int], Any]:
+        """The next answers. A computation's may overtake that of the load before it: two threads send them."""
+        found: dict[tuple[str, int], Any] = {}
+        for _ in range(count):
+            answer = self.next()
+            key = (type(answer).__name__, getattr(answer, "load_id", 0) or getattr(answer, "call_id", 0))
+            assert key not in found, "answered twice"
+            found[key] = answer
+        return found
+
+    def loads_and_computes(self, load_id: int, asked: Compute, expected: Expected) -> None:
+        self.send(Load(load_id, asked.slot, asked.layer, asked.expert), asked)
+        answers = self.hear(2)
+        assert set(answers) == {("Loaded", load_id), ("Computed", asked.call_id)}
+        assert expected.fits(answers["Computed", asked.call_id], asked)
+
+    def failure(self, error: str, load_id: int = 0, call_id: int = 0) -> Failed:
+        answer = self.next()
+        assert isinstance(answer, Failed), answer
+        assert (answer.error, answer.load_id, answer.call_id) == (error, load_id, call_id), answer
+        return answer
+
+    def usage(self) -> WorkerUsage:
+        self.send(AskUsage())
+        answer = self.next()
+        assert isinstance(answer, WorkerUsage), answer
+        return answer
 
 
 def hello(store: ExpertStore, **changes: Any) -> Hello:
@@ -193,12 +260,13 @@ class Gate:
         assert self.opened.wait(WAIT_S)
 
 
-class HeldLoader:
+class HeldLoader(HostLoader):
     """Loads from memory; at the gate of an expert it waits until that opens, or until the load is given up."""
 
     name = "held"
 
     def __init__(self, store: ExpertStore) -> None:
+        super().__init__(store)
         self.inner = MemoryLoader(store)
         self.gates: dict[tuple[int, int], Gate] = {}
         self.errors: dict[tuple[int, int], Exception] = {}

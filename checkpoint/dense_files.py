@@ -1,0 +1,101 @@
+"""Everything of a checkpoint but its experts, under the checkpoint's own names, in an ordinary model directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import xxhash
+
+from checkpoint.direct import Appender, sync_directory
+from checkpoint.partial import Progress
+from checkpoint.source import INDEX, Source
+from checkpoint.store import SUMS, file_checksum
+from checkpoint.weights import Pieces, Place, finite_bytes
+from scheduler.errors import CorruptCheckpointError
+
+_PART_BYTES = 1 << 29
+
+
+def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report: Progress) -> dict[str, str]:
+    """Write the tensors in files of some 512 MiB, and what goes with them. The files' checksums, which are there too.
+
+    Memory: 16 MiB at a time. `report("dense", bytes done, of)`. Raises CorruptCheckpointError, OSError.
+    """
+    total, done = sum(place.nbytes for place in tensors.values()), 0
+
+    def step(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        report("dense", done, total)
+
+    folder.mkdir()
+    sums: dict[str, str] = {}
+    for file in source.aux_files():
+        shutil.copyfile(file, folder / file.name)
+    weight_map: dict[str, str] = {}
+    for number, part in enumerate(_parts(tensors)):
+        name = f"dense-{number:05d}.safetensors"
+        sums[name] = _write_part(part, folder / name, step)
+        weight_map.update(dict.fromkeys(part, name))
+    _write_text(folder / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1))
+    sums |= {file.name: file_checksum(file) for file in folder.iterdir() if file.name not in sums}
+    sums = dict(sorted(sums.items()))
+    _write_text(folder / SUMS, json.dumps(sums, indent=1))
+    sync_directory(folder)
+    return sums
+
+
+def _write_text(file: Path, text: str) -> None:
+    with file.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _parts(tensors: dict[str, Place]) -> Iterator[dict[str, Place]]:
+    part: dict[str, Place] = {}
+    for key, place in sorted(tensors.items(), key=lambda item: (item[1].file, item[0])):
+        part[key] = place
+        if sum(p.nbytes for p in part.values()) >= _PART_BYTES:
+            yield part
+            part = {}
+    if part:
+        yield part
+
+
+def _write_part(part: dict[str, Place], file: Path, step: Callable[[int], None]) -> str:
+    """A safetensors file, written as its bytes are read: the library would have all of them in memory. Its checksum."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    # As the library orders them, by falling alignment: then each stands where its dtype may stand.
+    ordered = sorted(part.items(), key=lambda item: (-_alignment(item[1]), item[0]))
+    for key, place in ordered:
+        entries[key] = {"dtype": place.dtype, "shape": place.shape, "data_offsets": [end, end + place.nbytes]}
+        end += place.nbytes
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    digest, pieces = xxhash.xxh3_128(), Pieces()
+    with Appender(file) as out:
+        head = len(header).to_bytes(8, "little") + header
+        digest.update(head)
+        out.append(torch.frombuffer(bytearray(head), dtype=torch.uint8))
+        for key, place in ordered:
+            for data in pieces.of(place):
+                if not finite_bytes(place, data):
+                    raise CorruptCheckpointError(f"tensor {key} holds NaN or infinity; fetch the checkpoint again")
+                digest.update(data.numpy().data)
+                out.append(data)
+                step(len(data))
+    return digest.hexdigest()
+
+
+def _alignment(place: Place) -> int:
+    count = 1
+    for size in place.shape:
+        count *= size
+    return place.nbytes // count if count else 0

@@ -1,0 +1,192 @@
+"""What a cache holds for the next pass, taken from one cache and put into another of the same model: KV alignment.
+
+Both sides find the same tensors in their own caches, in the same order: of each layer those that grow by a row a token
+(keys, values, an indexer's keys), then of each layer its states (of convolutions and recurrences, compressed rows).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from checkpoint import family
+from scheduler.errors import ProtocolError, UnsupportedFamilyError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_GROWING = (("keys", -2), ("values", -2), ("indexer_keys", 1), ("idx_keys", -2))
+"""Attributes of Transformers' cache layers that grow by a row a token, and the axis of their rows. (An indexer's
+positions are the same on both sides.)"""
+
+_STATES = (
+    *("conv_states", "recurrent_states"),
+    *("buffer_kv", "buffer_gate", "compressed_kv", "overlap_kv", "overlap_gate"),
+)
+"""Their dictionaries of tensors whose shapes follow from the position alone; each is taken whole."""
+
+_KINDS = {
+    "DynamicLayer": "rows",
+    "DynamicSlidingWindowLayer": "sliding window",
+    "DynamicIndexedLayer": "rows with an indexer",
+    "MiniMaxM3VLSparseCacheLayer": "rows with an indexer",
+    "DeepseekV4HCACache": "sliding window, compressed",
+    "DeepseekV4CSACache": "sliding window, compressed",
+    "LinearAttentionLayer": "states",
+    "LinearAttentionAndFullAttentionLayer": "rows and states",
+    "LinearAttentionAndSlidingWindowAttentionLayer": "sliding window and states",
+    "DummyLayer": "",
+}
+
+
+def kinds(config: PreTrainedConfig) -> tuple[str, ...]:
+    """What the layers of this model's cache hold, each kind once.
+
+    Raises UnsupportedFamilyError for a kind that cannot be aligned.
+    """
+    cache = family.new_cache(config)
+    found = {"rows"} if not cache.layers else set()
+    if hasattr(cache, "linear_cache"):
+        found.add("states")
+    for layer in cache.layers:
+        name = type(layer).__name__
+        if name not in _KINDS:
+            raise UnsupportedFamilyError(
+                f"the cache of {config.model_type} has layers ({name}) that KV alignment does not know; "
+                "give --align-kv 0, or --shadow none"
+            )
+        found.add(_KINDS[name])
+    return tuple(sorted(found - {""}))
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A tensor with a row a token along `axis`; its rows are those of positions [first, first + count).
+
+    `whole`: rows are never forgotten, so that `first` is 0.
+    """
+
+    tensor: torch.Tensor
+    axis: int
+    first: int = 0
+    whole: bool = True
+
+    @property
+    def count(self) -> int:
+        return self.tensor.shape[self.axis]
+
+    def between(self, start: int, stop: int) -> torch.Tensor:
+        """A view of those rows of [start, stop) that are here."""
+        low, high = max(start, self.first), min(stop, self.first + self.count)
+        return self.tensor.narrow(self.axis, low - self.first if low < high else 0, max(0, high - low))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Rows [start, stop) of a cache, as far as it still holds them, and its states."""
+
+    start: int
+    stop: int
+    rows: list[Growing] = field(default_factory=list)
+    states: list[torch.Tensor] = field(default_factory=list)
+
+    def parts(self, part_bytes: int) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """(position of the first row, every tensor of the cache), in pieces of about `part_bytes`, at least one row or
+        state each. A tensor of which a piece has nothing is empty, of shape [0]."""
+        nothing = [t.new_empty(0) for t in (*(r.tensor for r in self.rows), *self.states)]
+        pieces: list[tuple[int, list[torch.Tensor]]] = []
+        first = max(self.start, min((r.first for r in self.rows if r.count), default=self.stop))
+        row_bytes = sum(r.tensor.nbytes // r.count for r in self.rows if r.count)
+        each = max(1, part_bytes // max(row_bytes, 1))
+        for at in range(first, self.stop, each):
+            end = min(at + each, self.stop)
+            piece = nothing.copy()
+            for number, row in enumerate(self.rows):
+                if row.first < end and row.count:
+                    piece[number] = row.between(at, end)
+            pieces.append((at, piece))
+        for number, state in enumerate(self.states, len(self.rows)):
+            if not pieces or sum(t.nbytes for t in pieces[-1][1]) + state.nbytes > part_bytes:
+                pieces.append((self.stop, nothing.copy()))
+            pieces[-1][1][number] = state
+        yield from pieces
+
+
+def take(cache: Any, start: int, stop: int, resting: bool = True) -> Snapshot:
+    """The rows of positions [start, stop), and the states at `stop`; nothing where start == stop.
+
+    `resting`: no pass is under way. In the midst of one a layer may be a token ahead already, so that only rows that
+    are never forgotten are taken. States are copied, since later passes overwrite them.
+    """
+    if start == stop:
+        return Snapshot(start, stop)
+    rows = []
+    for kept in _growing(cache):
+        held = kept.between(start if kept.whole or resting else stop, stop)
+        rows.append(Growing(held, kept.axis, stop - held.shape[kept.axis], kept.whole))
+    return Snapshot(start, stop, rows, [state.clone() for state in _states(cache)] if resting else [])
+
+
+def put(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
+    """Write one piece of a snapshot, rows from position `start` on. Returns the position after the last of them.
+
+    Raises ProtocolError, with nothing written, where the tensors are not this cache's.
+    """
+    rows, states = _growing(cache), _states(cache)
+    if len(sent) not in (len(rows) + len(states), len(rows)):
+        raise ProtocolError(f"alignment has {len(sent)} KV tensors; this model's cache has {len(rows) + len(states)}")
+    counts = [t.shape[r.axis] if t.dim() == r.tensor.dim() else 0 for r, t in zip(rows, sent, strict=False)]
+    stop = start + max(counts, default=0)
+    places: list[torch.Tensor] = []
+    for kept, tensor in zip(rows, sent, strict=False):
+        place = kept.between(start, stop)
+        _check(place, tensor, start, optional=stop == start or not kept.whole)
+        places.append(place)
+    for state, tensor in zip(states, sent[len(rows) :], strict=False):
+        _check(state, tensor, start, optional=True)
+        places.append(state)
+    with torch.inference_mode():
+        for place, tensor in zip(places, sent, strict=True):
+            if tensor.numel():
+                place.copy_(tensor)
+    return stop
+
+
+def cache_bytes(cache: Any) -> int:
+    """Bytes of everything in a cache."""
+    return sum(t.nbytes for t in itertools.chain((r.tensor for r in _growing(cache)), _states(cache)))
+
+
+def _check(place: torch.Tensor, sent: torch.Tensor, start: int, optional: bool) -> None:
+    if optional and sent.shape == (0,):
+        return
+    if place.shape != sent.shape:
+        raise ProtocolError(
+            f"alignment has KV rows of shape {tuple(sent.shape)} from position {start} on; "
+            f"the shadow holds {tuple(place.shape)} there"
+        )
+
+
+def _growing(cache: Any) -> list[Growing]:
+    found = []
+    for layer in cache.layers:
+        sliding = getattr(layer, "is_sliding", False)
+        for name, axis in _GROWING:
+            tensor = getattr(layer, name, None)
+            if isinstance(tensor, torch.Tensor):
+                first = layer.get_seq_length() - tensor.shape[axis] if sliding else 0
+                found.append(Growing(tensor, axis, first, not sliding))
+    return found
+
+
+def _states(cache: Any) -> list[torch.Tensor]:
+    found = []
+    for layer in cache.layers:
+        for name in _STATES:
+            found += [state for _, state in sorted(getattr(layer, name, {}).items()) if state is not None]
+    found += [state for state in getattr(cache, "linear_cache", ()) if isinstance(state, torch.Tensor)]
+    return found

@@ -1,0 +1,257 @@
+"""A store in the making: `.NAME.partial` beside its place, one process at a time, taken up again after a crash.
+
+.NAME.partial/
+  lock       held (flock) by the process that writes; touched whenever it gets on
+  journal    a line for the checkpoint, then one a finished layer, each with its own checksum
+  store/     what will be renamed into place
+
+A journaled layer is trusted after every byte of it has been read back and its checksums agree: that costs a third of
+writing it, and holds after a power cut or a fault of the disk too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from checkpoint.direct import sync_directory
+from checkpoint.store import MANIFEST, ExpertStore, LayerSpec, blob_fault, dense_fault, layer_from, possible, seal
+from scheduler.errors import StoreWriteError
+
+Progress = Callable[[str, int, int], None]
+IDLE_S = 60.0
+_POLL_S = 0.1
+
+
+def partial_of(target: Path) -> Path:
+    """Where the store `target` is written until it is whole."""
+    return target.with_name(f".{target.name}.partial")
+
+
+def begun(target: Path, identity: dict[str, Any]) -> bool:
+    """Has a run from the very same files begun, and stopped? It had checked them."""
+    lines = _lines(partial_of(target) / "journal")
+    return bool(lines) and lines[0].get("identity") == identity
+
+
+class Partial:
+    """The right to write one store. Made by `claim`; `publish`, `keep` or `discard` gives it back."""
+
+    def __init__(self, target: Path, lock: int) -> None:
+        self.target = target
+        self.folder = partial_of(target)
+        self.store = self.folder / "store"
+        self.layers: dict[int, LayerSpec] = {}
+        self.dense_done = False
+        self._journal = self.folder / "journal"
+        self._lock = lock
+
+    @staticmethod
+    def claim(target: Path, report: Progress) -> Partial | None:
+        """None when another process has made `target` meanwhile; it is waited for as long as it gets on.
+
+        Raises StoreWriteError when it has not for 60 s, OSError.
+        """
+        folder = partial_of(target)
+        seen, since = None, time.monotonic()
+        while not (target / MANIFEST).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _try_lock(folder / "lock")
+            if lock is not None and not (target / MANIFEST).exists():
+                return Partial(target, lock)
+            if lock is not None:
+                _remove(folder)
+                os.close(lock)
+                return None
+            state = _moved(folder / "lock")
+            if state != seen:
+                seen, since = state, time.monotonic()
+            if time.monotonic() - since > IDLE_S:
+                raise StoreWriteError(
+                    f"another process{_said(folder / 'lock')} is writing the store {target} and has not got on for "
+                    f"{IDLE_S:.0f} s; end it and try again, or choose another place"
+                )
+            report("wait", 0, 1)
+            time.sleep(_POLL_S)
+        return None
+
+    def beat(self) -> None:
+        """Say to whoever waits that we get on."""
+        with contextlib.suppress(OSError):
+            os.utime(self._lock)
+
+    def resume(self, identity: dict[str, Any], planned: dict[int, LayerSpec], report: Progress) -> None:
+        """Take up what a run from the very same files (`identity`) finished; drop all else.
+
+        `planned`: what each layer will look like, checksums apart. Raises OSError.
+        """
+        lines = _lines(self._journal)
+        if not lines or lines[0].get("identity") != identity:
+            shutil.rmtree(self.store, ignore_errors=True)
+            lines = []
+        self.store.mkdir(exist_ok=True)
+        entries = {entry["layer"]: entry["spec"] for entry in lines[1:] if "layer" in entry}
+        for done, (layer, fields) in enumerate(entries.items()):
+            report("resume", done, len(entries))
+            spec = _spec(fields)
+            if layer in planned and spec and _alike(spec, planned[layer]) and self._agrees(layer, spec):
+                self.layers[layer] = spec
+        sums = next((entry["dense"] for entry in lines[1:] if "dense" in entry), None)
+        self.dense_done = sums is not None and dense_fault(self.store, sums) is None
+        kept = {spec.file for spec in self.layers.values()} | ({"dense"} if self.dense_done else set())
+        for entry in list(self.store.iterdir()):
+            if entry.name not in kept:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        again: list[dict[str, Any]] = [
+            {"identity": identity},
+            *({"layer": n, "spec": asdict(spec)} for n, spec in self.layers.items()),
+        ]
+        if self.dense_done:
+            again.append({"dense": sums})
+        fresh = self._journal.with_suffix(".new")
+        with fresh.open("w") as stream:
+            stream.writelines(json.dumps(seal(entry)) + "\n" for entry in again)
+        fresh.replace(self._journal)
+
+    def _agrees(self, layer: int, spec: LayerSpec) -> bool:
+        try:
+            return blob_fault(self.store, layer, spec, lambda nbytes: self.beat()) is None
+        except OSError:
+            return False
+
+    def add_layer(self, layer: int, spec: LayerSpec) -> None:
+        """A layer's file is whole and synced. Raises OSError."""
+        self.layers[layer] = spec
+        self._add({"layer": layer, "spec": asdict(spec)})
+
+    def add_dense(self, sums: dict[str, str]) -> None:
+        """The dense part is whole and synced. Raises OSError."""
+        self.dense_done = True
+        self._add({"dense": sums})
+
+    def _add(self, entry: dict[str, Any]) -> None:
+        with self._journal.open("a") as stream:
+            stream.write(json.dumps(seal(entry)) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        self.beat()
+
+    def publish(self, manifest: str) -> None:
+        """Rename the whole store into its place. Raises OSError, StoreError when what stands there is none."""
+        with (self.store / MANIFEST).open("w") as stream:
+            stream.write(manifest)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync_directory(self.store)
+        try:
+            self.store.rename(self.target)  # takes the place of an empty directory
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            ExpertStore.open(self.target)  # on a file system whose locks do not reach its other users
+        sync_directory(self.target.parent)
+        self.discard()
+
+    def keep(self) -> None:
+        """Leave what is finished for the next run."""
+        os.close(self._lock)
+
+    def discard(self) -> None:
+        """Leave nothing."""
+        _remove(self.folder)
+        os.close(self._lock)
+
+
+def sweep(folder: Path, older_s: float) -> None:
+    """Remove what runs that nobody will take up left in `folder`: unlocked, and not touched for `older_s` seconds."""
+    for found in folder.glob(".*.partial"):
+        with contextlib.suppress(OSError):
+            if time.time() - (found / "lock").stat().st_mtime < older_s:
+                continue
+            lock = _try_lock(found / "lock")
+            if lock is not None:
+                _remove(found)
+                os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """All but the lock first: whoever comes meanwhile finds it locked, or gone, never half of a store unlocked."""
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    for name in ("journal", "journal.new", "lock"):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _try_lock(file: Path) -> int | None:
+    """A locked descriptor; None while another process holds the lock, or has just removed it. Raises OSError."""
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_ino == file.stat().st_ino:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def _moved(lock: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        status = lock.stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
+
+
+def _said(lock: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return f" ({int(lock.read_text())})"
+    return ""
+
+
+def _lines(journal: Path) -> list[dict[str, Any]]:
+    """The journal's lines up to the first that is torn or damaged."""
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        for line in journal.read_text().splitlines():
+            fields = json.loads(line)
+            if not isinstance(fields, dict) or seal(fields) != fields:
+                break
+            found.append(fields)
+    return found
+
+
+def _spec(fields: Any) -> LayerSpec | None:
+    try:
+        spec = layer_from(fields)
+        return spec if possible(spec) else None
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+def _alike(spec: LayerSpec, planned: LayerSpec) -> bool:
+    shapes = [(tensor.name, tensor.shape) for tensor in spec.tensors]
+    places = [(blob.offset, blob.length) for blob in spec.blobs]
+    return (
+        (spec.module, spec.file) == (planned.module, planned.file)
+        and shapes == [(tensor.name, tensor.shape) for tensor in planned.tensors]
+        and places == [(blob.offset, blob.length) for blob in planned.blobs]
+    )

@@ -1,0 +1,81 @@
+"""What workers were asked and have not answered."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from scheduler import types as t
+from scheduler.errors import ProtocolError
+
+Asked = t.Load | t.Compute
+A = TypeVar("A", t.Load, t.Compute)
+
+
+@dataclass(slots=True)
+class _Account:
+    """One worker's: what it owes with the time when it was asked, oldest first, and when it last answered any of it."""
+
+    owed: dict[int, tuple[Asked, float]] = field(default_factory=dict)
+    answered: float = 0.0
+
+
+class Debts:
+    """A worker is silent when it owes answers and has given none for `answer_s` seconds."""
+
+    def __init__(self, answer_s: float) -> None:
+        self.answer_s = answer_s
+        self._accounts: dict[int, _Account] = {}
+
+    def __len__(self) -> int:
+        return sum(len(account.owed) for account in self._accounts.values())
+
+    def ask(self, number: int, command: Asked) -> None:
+        """`number`: the load's or the call's."""
+        account = self._accounts.setdefault(command.worker, _Account())
+        account.owed[number] = (command, time.monotonic())
+
+    def settle(self, worker: int, number: int, kind: type[A]) -> A | None:
+        """A worker answers a load or call. None: it is not wanted any more. Raises ProtocolError."""
+        account = self._accounts.get(worker)
+        mine = account.owed.get(number) if account is not None else None
+        if account is None or mine is None:
+            self._check_nobodys(worker, number)
+            return None
+        command = mine[0]
+        if not isinstance(command, kind):
+            raise ProtocolError(f"worker {worker} answered number {number}, which is {command}")
+        del account.owed[number]
+        account.answered = time.monotonic()
+        return command
+
+    def _check_nobodys(self, worker: int, number: int) -> None:
+        for account in self._accounts.values():
+            if number in account.owed:
+                raise ProtocolError(f"worker {worker} answered number {number}, which is {account.owed[number][0]}")
+
+    def forgive_slot(self, worker: int, slot: int) -> None:
+        """What was asked of the slot is not answered any more."""
+        account = self._accounts.get(worker)
+        if account is not None:
+            account.owed = {n: owed for n, owed in account.owed.items() if owed[0].slot != slot}
+
+    def forgive(self, worker: int) -> None:
+        """The worker is lost."""
+        self._accounts.pop(worker, None)
+
+    def clear(self) -> None:
+        self._accounts.clear()
+
+    def silent(self) -> list[int]:
+        return [worker for worker, account in self._accounts.items() if account.owed and self._left_s(account) <= 0]
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the next worker might count as silent."""
+        return min((self._left_s(a) for a in self._accounts.values() if a.owed), default=self.answer_s)
+
+    def _left_s(self, account: _Account) -> float:
+        _, oldest = next(iter(account.owed.values()))
+        return max(oldest, account.answered) + self.answer_s - time.monotonic()

@@ -1,0 +1,93 @@
+"""The main node's part of a trace, and everyone's put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from main_node.peers import PeerHandler
+from scheduler.trace import CAME, SENT, Record, Span, Tracer, assemble
+from wire import messages as w
+from wire.record import key_of, machine
+
+
+class MainRecord:
+    """What the main node does. Nothing is kept, and nothing costs, where it is not `on`. One pass at a time."""
+
+    def __init__(self, on: bool, clock: Callable[[], float]) -> None:
+        self.on = on
+        self._tracer = Tracer(clock)
+        self._label = ""
+        self._began = self._from = self._gate = 0.0
+
+    def begin_pass(self, request: int, position: int) -> None:
+        if self.on:
+            self._label = f"{request}.{position}"
+            self._began = self._from = self._tracer.clock()
+
+    def gate(self, layer: int) -> None:
+        """Attention and gate of a layer have been computed."""
+        if self.on:
+            self._gate = self._tracer.clock()
+            self._tracer.add("layer", str(layer), self._from, self._gate)
+
+    def asked(self, layer: int) -> None:
+        """The scheduler has decided and the workers have been told."""
+        if self.on:
+            self._from = self._tracer.clock()
+            self._tracer.add("gate", str(layer), self._gate, self._from)
+
+    def resumed(self, layer: int) -> None:
+        """Every expert of the layer has answered."""
+        if self.on:
+            now = self._tracer.clock()
+            self._tracer.add("wait", str(layer), self._from, now)
+            self._from = now
+
+    def end_pass(self) -> None:
+        if self.on:
+            now = self._tracer.clock()
+            self._tracer.add("head", "", self._from, now)
+            self._tracer.add("token", self._label, self._began, now)
+
+    def stalled(self, seconds: float) -> None:
+        """Until now the main node has waited for a load, for so long."""
+        if self.on and seconds > 0:
+            now = self._tracer.clock()
+            self._tracer.add("stall", "", now - seconds, now)
+
+    def sent(self, message: w.Compute | w.Align) -> None:
+        if self.on:
+            self._tracer.mark(SENT, key_of(message))
+
+    def came(self, message: w.Computed | w.Prediction) -> None:
+        if self.on:
+            self._tracer.mark(CAME, key_of(message))
+
+    def take(self) -> list[Record]:
+        return self._tracer.take()
+
+
+def gather(own: list[Record], peers: Iterable[PeerHandler], deadline_s: float) -> list[Span]:
+    """Everyone's spans on this node's clock. A peer that does not answer in time is left out.
+
+    Another machine's clock is set by its answer to the first question: it said `now` half-way between question and
+    answer, give or take half of that time.
+    """
+    end = time.monotonic() + deadline_s
+    records, offsets = {"main": own}, {}
+    for peer in peers:
+        told: list[Record] = []
+        while True:
+            asked = time.monotonic()
+            answer = peer.ask(w.AskTrace(), w.TraceRecords, end - asked)
+            if not isinstance(answer, w.TraceRecords):
+                break
+            if peer.name not in offsets:
+                middle = (asked + time.monotonic()) / 2
+                offsets[peer.name] = 0.0 if answer.machine == machine() else middle - answer.now
+            told += zip(answer.whats, answer.labels, answer.starts, answer.ends, strict=True)
+            if not answer.more:
+                break
+        records[peer.name] = told
+    return assemble(records, offsets)

@@ -1,0 +1,86 @@
+"""Brings lost nodes back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from main_node.engine import Kind
+
+STEADY_S = 60.0
+"""A node that is lost again sooner than this after its return is asked with the next longer pause."""
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Asks for every lost node until it is back or the cluster is closed: one thread a node, with pauses between its
+    attempts that double from `first_s` to `most_s`.
+
+    `join(kind, number)` is one attempt: it connects the node to the engine or raises, within a deadline of its own, and
+    soon once `closing` is set.
+    """
+
+    def __init__(self, join: Callable[[Kind, int], None], first_s: float = 0.5, most_s: float = 3.0) -> None:
+        self.closing = threading.Event()
+        self._join = join
+        self._first_s, self._most_s = first_s, most_s
+        self._lock = threading.Lock()
+        self._missing: dict[tuple[Kind, int], bool] = {}  # True: lost since its last attempt began
+        self._returned: dict[tuple[Kind, int], tuple[float, float]] = {}  # when, and after which first pause
+        self._threads: set[threading.Thread] = set()
+
+    def lost(self, kind: Kind, number: int) -> None:
+        """A node is gone. Returns at once."""
+        node = (kind, number)
+        with self._lock:
+            if self.closing.is_set():
+                return
+            asked = node in self._missing
+            self._missing[node] = True
+            if asked:
+                return
+            thread = threading.Thread(target=self._bring_back, args=node, name=f"rejoin-{kind}-{number}", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _bring_back(self, kind: Kind, number: int) -> None:
+        node = (kind, number)
+        when, before_s = self._returned.get(node, (-STEADY_S, self._first_s))
+        first_s = self._first_s if time.monotonic() - when > STEADY_S else self._longer(before_s)
+        pause_s = first_s
+        while not self.closing.wait(pause_s):
+            with self._lock:
+                self._missing[node] = False
+            joined = self._attempt(kind, number)
+            with self._lock:
+                if joined and not self._missing[node]:
+                    del self._missing[node]
+                    self._returned[node] = (time.monotonic(), first_s)
+                    break
+            pause_s = self._longer(pause_s)
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+
+    def _attempt(self, kind: Kind, number: int) -> bool:
+        try:
+            self._join(kind, number)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the node is asked again
+            _log.info("%s %d is not back: %r", kind, number, error)
+            return False
+        _log.warning("%s %d is back", kind, number)
+        return True
+
+    def _longer(self, pause_s: float) -> float:
+        return min(2 * pause_s, self._most_s)
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        """Ask for no one any more."""
+        with self._lock:
+            self.closing.set()
+            threads = list(self._threads)
+        end = time.monotonic() + deadline_s
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))

@@ -1,0 +1,105 @@
+"""Which token comes next: Transformers' own logits processors, set up as its `generate` sets them up."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scheduler.errors import ConfigError
+
+_NOT_BUILT: dict[str, tuple[object, ...]] = {
+    "num_beams": (None, 1),
+    "guidance_scale": (None, 1.0),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "prompt_lookup_num_tokens": (None,),
+}
+"""Generation settings that need more than one pass a token, with the values that change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What `generate` of Transformers would be told; None: as the model's generation settings say.
+
+    `draw`: by the model's own settings. A temperature above 0, top-k or top-p draw as well; temperature 0 never does.
+    `top_k` 0: among all tokens (Transformers itself says 50 where nobody says anything). `seed` None: any.
+    """
+
+    draw: bool = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+    @property
+    def drawn(self) -> bool:
+        said = bool(self.temperature) or self.top_k is not None or self.top_p is not None
+        return self.temperature != 0 and (self.draw or said)
+
+    def overrides(self) -> dict[str, Any]:
+        """As keyword arguments of `generate`."""
+        names = ("temperature", "top_k", "top_p") if self.drawn else ()
+        said = {name: getattr(self, name) for name in (*names, "repetition_penalty")}
+        return {"do_sample": self.drawn} | {name: value for name, value in said.items() if value is not None}
+
+
+GREEDY = Sampling()
+
+
+class Chooser:
+    """One answer's choices: the tokens of `model.generate(...)`, given the same logits and seed.
+
+    `ignored`: generation settings of the model that are not heeded. `seed`: of the draws, None where there are none.
+    """
+
+    def __init__(self, model: Any, sampling: Sampling, prompt: list[int], room: int, ignore_eos: bool = False) -> None:
+        """`room`: most new tokens. Raises ConfigError for settings that Transformers refuses."""
+        self.ignored = ignored(model)
+        ends: dict[str, Any] = {"eos_token_id": None} if ignore_eos else {}
+        single = {name: values[-1] for name, values in _NOT_BUILT.items()}
+        try:
+            config, _ = model._prepare_generation_config(
+                None, **sampling.overrides(), **ends, **single, max_new_tokens=room
+            )
+            model._prepare_special_tokens(config, True, device="cpu")
+            config = model._prepare_generated_length(config, True, True, "input_ids", len(prompt), None)
+            self._processors = model._get_logits_processor(
+                config, input_ids_seq_length=len(prompt), device="cpu", model_kwargs={}
+            )
+        except ValueError as error:
+            raise ConfigError(f"the generation settings cannot be: {error}") from error
+        eos = config._eos_token_tensor
+        self.ends: frozenset[int] = frozenset(eos.tolist() if eos is not None else ())
+        self._drawn = sampling.drawn
+        self.seed: int | None = None
+        if self._drawn:
+            self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+            self._generator = torch.Generator().manual_seed(self.seed)
+        self._tokens = torch.zeros(1, len(prompt) + room, dtype=torch.long)
+        self._tokens[0, : len(prompt)] = torch.tensor(prompt)
+        self._count = len(prompt)
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """The next token, from its logits [V], float32."""
+        scores = logits[None]
+        if self._processors:
+            scores = self._processors(self._tokens[:, : self._count], logits[None].clone())
+        if self._drawn:
+            weights = torch.nn.functional.softmax(scores, dim=-1)
+            token = int(torch.multinomial(weights, num_samples=1, generator=self._generator))
+        else:
+            token = int(scores.argmax())
+        self._tokens[0, self._count] = token
+        self._count += 1
+        return token
+
+
+def ignored(model: Any) -> list[str]:
+    """`name=value` of the model's generation settings that would change its tokens and are not heeded."""
+    settings = model.generation_config
+    found = {name: getattr(settings, name, None) for name in _NOT_BUILT}
+    return [f"{name}={value}" for name, value in found.items() if value not in _NOT_BUILT[name]]

@@ -1,0 +1,99 @@
+"""Where settings come from: flags, then the environment (ODMOE_*), then a configuration file, then the defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from odmoe.settings import Settings, flag
+from scheduler.errors import ConfigError
+
+PREFIX = "ODMOE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """`settings`, and for each that is not a default `origin`: where it was said."""
+
+    settings: Settings
+    origin: dict[str, str]
+
+
+def variable(name: str) -> str:
+    """`group_size` -> `ODMOE_GROUP_SIZE`."""
+    return PREFIX + name.upper()
+
+
+def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
+    """The settings that hold. `flags`: those that were given; `file`: --config, else ODMOE_CONFIG, else the one under
+    `$XDG_CONFIG_HOME/odmoe` where there is one. Raises ConfigError naming where the wrong value was said."""
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    path = file or environ.get(PREFIX + "CONFIG")
+    if path or default_file(environ).is_file():
+        where = Path(path).expanduser() if path else default_file(environ)
+        for name, value in read_file(where).items():
+            values[name], origin[name] = value, f"{name.replace('_', '-')} in {where}"
+    for name in Settings.model_fields:
+        text = environ.get(variable(name))
+        if text is not None:
+            values[name], origin[name] = _from_text(name, text), variable(name)
+    for name, value in flags.items():
+        values[name], origin[name] = value, flag(name)
+    return Effective(Settings(lambda name: origin.get(name, flag(name)), **values), origin)
+
+
+def default_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_CONFIG_HOME/odmoe/config.yaml`, `~/.config/...` where that is not set."""
+    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "odmoe" / "config.yaml"
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file; `max-new-tokens` and `max_new_tokens` are the same key. Raises ConfigError."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the configuration {path} cannot be read: {reason}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"the configuration {path} is a {type(found).__name__}; allowed: lines of `setting: value`")
+    values: dict[str, Any] = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        if name in values:
+            raise ConfigError(f"the configuration {path} says {key} twice; say it once")
+        if value is None and name in Settings.model_fields:
+            continue  # as if the line were not there
+        values[name] = [value] if name == "stop" and isinstance(value, str) else value
+    return values
+
+
+def _from_text(name: str, text: str) -> Any:
+    """A variable's text; several stop texts are written as a YAML list."""
+    if name != "stop":
+        return text
+    try:
+        found = yaml.safe_load(text) if text.startswith("[") else text
+    except yaml.YAMLError:
+        found = text
+    return found if isinstance(found, list) else [text]
+
+
+def dump(found: Effective) -> str:
+    """The effective settings as a configuration file, each with where it came from. The secret is not shown."""
+    lines = []
+    for name, value in found.settings.model_dump().items():
+        shown: Any = list(value) if isinstance(value, tuple) else value
+        if name == "secret" and value:
+            lines.append(f"# secret: not shown  # {found.origin.get(name, 'default')}")
+            continue
+        text = yaml.safe_dump(shown, default_flow_style=True, width=1000).removesuffix("...\n")
+        lines.append(f"{name.replace('_', '-')}: {text.rstrip()}  # {found.origin.get(name, 'default')}")
+    return "\n".join(lines) + "\n"

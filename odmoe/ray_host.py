@@ -1,0 +1,57 @@
+"""What is done around Ray without importing it: is a cluster there, may strangers use it, what has it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any
+
+import grpc
+
+from scheduler.errors import LaunchError
+from wire.grpc_stream import is_loopback
+
+REACH_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+def check_reachable(address: str) -> None:
+    """Ray itself would try for minutes. Raises LaunchError when nothing at `address` speaks gRPC."""
+    if address == "auto" or os.environ.get("RAY_USE_TLS") == "1":
+        return
+    with grpc.insecure_channel(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(REACH_S)
+        except grpc.FutureTimeoutError as error:
+            raise LaunchError(
+                f"no Ray cluster answers at {address} within {REACH_S:g} s; check host and port (ray status), "
+                "or use --cluster local"
+            ) from error
+
+
+def warn_of_strangers(address: str) -> None:
+    """Whoever reaches a Ray cluster without a token can run what he likes on it."""
+    if os.environ.get("RAY_AUTH_MODE") != "token" and not is_loopback(address.rpartition(":")[0].strip("[]")):
+        _log.warning(
+            "the Ray cluster at %s is joined without a token: whoever reaches it can run programs on its hosts; "
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every host and here", address,
+        )  # fmt: skip
+
+
+def kill_half_started(home: str) -> None:
+    """What `ray.init` had begun when it was given up: Ray itself forgets the raylet's own children. `home`: Ray's."""
+    import psutil  # type: ignore[import-untyped]  # comes with ray
+
+    def kill(process: Any) -> None:
+        with contextlib.suppress(psutil.Error):
+            process.suspend()  # so that it starts no more
+            for child in process.children():
+                kill(child)
+            process.kill()
+
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(home in part for part in process.cmdline()):
+                kill(process)

@@ -1,0 +1,174 @@
+"""Draws a trace (odmoe generate --trace FILE) as a picture, in the manner of the OD-MoE paper's Figs 2, 4 and 5.
+
+One row a node, time to the right. Red: the main node waits for a load. Yellow: the shadow waits for its alignment, the
+late departure.
+
+    .venv/bin/odmoe generate -m models/demo-moe --trace trace.json "HAMLET"
+    .venv/bin/python scripts/timeline.py trace.json --out timeline.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from scheduler.errors import ODMoEError
+from scheduler.trace import Span, read_trace
+
+LOOKS: dict[str, tuple[str, float, float, str]] = {
+    # what: colour, height, place in its row, name in the legend
+    "layer": ("#3b6ea5", 0.7, 0.0, "main: attention, gate"),
+    "head": ("#7fa7d1", 0.7, 0.0, "main: head, next token"),
+    "wait": ("#dfe6ee", 0.7, 0.0, "main waits for experts"),
+    "stall": ("#d64545", 0.26, 0.0, "of that, for a load: stall"),
+    "shadow": ("#8d6bb3", 0.7, 0.0, "shadow: one layer"),
+    "ahead": ("#e9e2f1", 0.26, 0.0, "shadow is ahead and waits"),
+    "late": ("#f0b429", 0.26, 0.0, "late departure: waits for alignment"),
+    "align": ("#b9770e", 0.7, 0.0, "shadow takes alignment over"),
+    "load": ("#c9d3dd", 0.7, 0.0, "expert loads"),
+    "given up": ("#efe3c8", 0.7, 0.0, "load given up"),
+    "compute": ("#3f9b6c", 0.7, 0.0, "expert computes"),
+    "transfer": ("#222222", 0.1, 0.42, "message travels"),
+}
+ROW_INCHES, WIDTH_INCHES, DPI = 0.42, 14.0, 120
+EVICT = "#3f9b6c"
+
+
+def rows_of(spans: list[Span]) -> list[str]:
+    workers = sorted({s.row for s in spans if s.row.startswith("worker")}, key=lambda row: int(row.split()[1]))
+    return [row for row in ("main", "shadow") if any(s.row == row for s in spans)] + workers
+
+
+def window(spans: list[Span], number: int | None) -> tuple[float, float, int]:
+    """Where token `number` of those decoded begins and ends; the middle one of the median length when None."""
+    tokens = [s for s in spans if s.what == "token"][1:] or [s for s in spans if s.what == "token"]
+    if not tokens:
+        raise SystemExit("this trace has no tokens; was the answer interrupted?")
+    if number is None:
+        middle = statistics.median_low(s.end - s.start for s in tokens)
+        number = next(n for n, s in enumerate(tokens) if s.end - s.start == middle)
+    if not 0 <= number < len(tokens):
+        raise SystemExit(f"--token is {number}; allowed: 0 to {len(tokens) - 1}")
+    return tokens[number].start, tokens[number].end, number
+
+
+def draw(spans: list[Span], start: float, end: float, title: str, out: Path, note: str = "") -> None:
+    """What happened from `start` to `end` seconds, one row a node."""
+    rows = rows_of(spans)
+    figure, axes = plt.subplots(figsize=(WIDTH_INCHES, 1.9 + ROW_INCHES * len(rows)), dpi=DPI)
+    seen: set[str] = set()
+    for span in split_waits(spans):
+        if span.end >= start and span.start <= end and span.row in rows:
+            _bar(axes, span, rows.index(span.row), start, end - start)
+            seen.add(span.what)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, (end - start) * 1e3)
+    axes.set_xlabel("milliseconds")
+    axes.set_title(title, loc="left", fontsize=11)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    for line in range(len(rows)):
+        axes.axhline(line + 0.5, color="#dddddd", linewidth=0.6, zorder=0)
+    handles = [Patch(color=look[0], label=look[3]) for what, look in LOOKS.items() if what in seen]
+    below = -0.75 / (ROW_INCHES * len(rows) + 0.4)
+    axes.legend(handles=handles, ncols=5, loc="upper left", bbox_to_anchor=(0, below), frameon=False, fontsize=8.5)
+    if note:
+        figure.text(0.995, 0.005, note, ha="right", va="bottom", fontsize=7, color="#666666")
+    figure.tight_layout()
+    figure.savefig(out)
+    plt.close(figure)
+
+
+def split_waits(spans: list[Span]) -> list[Span]:
+    """The shadow's waits for an alignment, cut where the token to be aligned with begins: only from there on is it
+    late, before it is ahead."""
+    starts = sorted(s.start for s in spans if s.what == "token")
+    cut: list[Span] = []
+    for span in spans:
+        at = max((start for start in starts if start <= span.end), default=span.start)
+        if span.what != "late" or at <= span.start:
+            cut.append(span)
+        else:
+            cut += [replace(span, what="ahead", end=at), replace(span, start=at)]
+    return cut
+
+
+def _bar(axes: Axes, span: Span, row: int, start: float, length: float) -> None:
+    if span.what == "evict":
+        axes.plot([(span.start - start) * 1e3], [row + 0.3], marker="^", color=EVICT, markersize=3, zorder=5)
+        return
+    if span.what not in LOOKS:
+        return
+    colour, height, place, _ = LOOKS[span.what]
+    left, width = (span.start - start) * 1e3, (span.end - span.start) * 1e3
+    over = 3 if span.what in ("stall", "late", "ahead", "transfer") else 2
+    axes.barh(row + place, width, left=left, height=height, color=colour, edgecolor="white", lw=0.3, zorder=over)
+    text = f"{span.label.split('.')[0]}.{span.label.split('.')[1]}" if span.label.count(".") >= 1 else span.label
+    if span.what in ("load", "compute", "shadow", "layer") and width > length * 1e3 * 0.011 * max(2, len(text)) / 2.4:
+        shade = "#222222" if span.what == "load" else "white"
+        at = max(left, 0) + (min(left + width, length * 1e3) - max(left, 0)) / 2
+        axes.text(at, row, text, ha="center", va="center", fontsize=6, color=shade, clip_on=True, zorder=4)
+
+
+def summary(spans: list[Span], start: float, end: float) -> str:
+    """What of this token was spent on what."""
+
+    def total(what: str, row: str) -> float:
+        return sum(min(s.end, end) - max(s.start, start) for s in spans
+                   if s.what == what and s.row == row and s.end > start and s.start < end) * 1e3  # fmt: skip
+
+    parts = [f"{(end - start) * 1e3:.1f} ms", f"main computes {total('layer', 'main') + total('head', 'main'):.1f}"]
+    parts += [f"waits {total('wait', 'main'):.1f}"] if total("wait", "main") else []
+    parts += [f"stalls {total('stall', 'main'):.1f}", f"shadow departs {late(spans, start, end):.1f} late"]
+    return ", ".join(parts)
+
+
+def late(spans: list[Span], start: float, end: float) -> float:
+    """Milliseconds from the token's start to the shadow's first layer after a wait for alignment."""
+    waits = [s.end for s in spans if s.what == "late" and start < s.end < end]
+    return (min(waits) - start) * 1e3 if waits else 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--out", type=Path, help="PNG to write; beside the trace when not given")
+    parser.add_argument("--token", type=int, help="which decoded token; one of median length when not given")
+    parser.add_argument("--tokens", type=int, default=1, help="how many tokens from there on")
+    args = parser.parse_args()
+    try:
+        spans, about = read_trace(args.trace)
+    except ODMoEError as error:
+        print(error, file=sys.stderr)
+        return 1
+    start, end, number = window(spans, args.token)
+    for more in range(1, args.tokens):
+        end = window(spans, number + more)[1]
+    out = args.out or args.trace.with_suffix(".png")
+    what = f"token {number}" if args.tokens == 1 else f"tokens {number} to {number + args.tokens - 1}"
+    title = f"{describe(about)}, {what}: {summary(spans, start, end)}"
+    draw(spans, start, end, title, out, "labels: layer.expert, counted from 0")
+    print(f"{out}: {title}")
+    return 0
+
+
+def describe(about: dict[str, Any]) -> str:
+    emulated = f", emulated: {about['emulated']}" if about.get("emulated") else ""
+    return f"{about.get('cluster', 'trace')}, shadow {about.get('shadow', '?')}{emulated}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""A store whose making was killed: never taken for a whole one, taken up again, the same bytes in the end."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkpoint import partial as module
+from checkpoint.partial import Partial, partial_of
+from checkpoint.shard import make_store, shard
+from checkpoint.source import Source, open_source
+from checkpoint.store import ExpertStore
+from checkpoint.weights import Place, places
+from scheduler.errors import CorruptCheckpointError, StoreMismatchError, StoreNotFoundError, StoreWriteError
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = 8
+CHILD = """
+import os, sys
+from pathlib import Path
+import torch, transformers.conversion_mapping, transformers.core_model_loading
+from transformers import MixtralForCausalLM
+from checkpoint.shard import make_store
+from checkpoint.source import open_source
+torch.set_num_threads(1)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        try:
+            made = make_store(open_source(Path(sys.argv[1])), Path(line.strip()))
+            os.write(1, f"done {made.resumed} {made.written}\\n".encode())
+        except BaseException as error:
+            os.write(1, f"{type(error).__name__} {error}\\n".encode())
+        finally:
+            os._exit(0)
+    os.write(1, f"{child}\\n".encode())
+    if os.waitpid(child, 0)[1]:
+        os.write(1, b"killed\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Callable[..., Path]) -> Path:
+    """Eight layers of 1.5 MiB: long enough in the making to be killed in the middle."""
+    return tiny("mixtral", "bfloat16", hidden_size=128, intermediate_size=512, num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a store that was made in one go."""
+    return contents(shard(open_source(model), tmp_path_factory.mktemp("whole") / "store").path)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+class Maker:
+    """A process that makes stores, each in a child of its own, which may be killed."""
+
+    def __init__(self, model: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(model)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+
+    def line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def start(self, target: Path) -> int:
+        """The child's process id."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{target}\n")
+        self.process.stdin.flush()
+        return int(self.line())
+
+
+@pytest.fixture(scope="module")
+def maker(model: Path) -> Iterator[Maker]:
+    made = Maker(model)
+    yield made
+    made.process.kill()
+    made.process.wait(10)
+
+
+def journaled(target: Path) -> int:
+    """Finished layers, as a stranger sees them."""
+    journal = partial_of(target) / "journal"
+    try:
+        return journal.read_text().count('"layer"')
+    except FileNotFoundError:
+        return 0
+
+
+def kill_when(maker: Maker, target: Path, due: Callable[[], bool]) -> str:
+    """Start, kill -9 as soon as `due`, and say what became of it."""
+    child = maker.start(target)
+    deadline = time.monotonic() + 30
+    while not due() and Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    return maker.line()
+
+
+def assert_no_store(target: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        ExpertStore.open(target)
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [0, 1, 4, 7])
+def test_killed_after_some_layers(maker: Maker, tmp_path: Path, whole: dict[str, bytes], layers: int) -> None:
+    target = tmp_path / "store"
+
+    def due() -> bool:
+        folder = partial_of(target) / "store"
+        return journaled(target) >= layers and folder.exists() and len(list(folder.iterdir())) > layers
+
+    assert kill_when(maker, target, due) == "killed"
+    assert_no_store(target)
+    finished = journaled(target)
+    assert finished >= layers
+    maker.start(target)
+    assert maker.line() == f"done {finished} True"
+    assert contents(target) == whole
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_killed_again_and_again_at_any_moment(maker: Maker, tmp_path: Path, whole: dict[str, bytes]) -> None:
+    """Every run but the last is killed a little later than the one before could have finished its next layer."""
+    target, chance, said, kills = tmp_path / "store", random.Random(7), "killed", 0
+    while said == "killed" and kills < 20:
+        until = time.monotonic() + chance.uniform(0.0, 0.25) + 0.02 * kills
+        said = kill_when(maker, target, lambda until=until: time.monotonic() > until)  # type: ignore[misc]
+        if said == "killed" and not target.exists():
+            assert_no_store(target)
+            kills += 1
+        elif said == "killed":
+            break  # between the last step and the end of the process
+    assert kills > 2
+    assert shard(open_source(Path(maker.process.args[3])), target).path == target  # type: ignore[index]
+    assert contents(target) == whole
+    assert [name for name in os.listdir(tmp_path) if name != "store"] in ([], [partial_of(target).name])
+
+
+def stop_after(source: Source, target: Path, layers: int, dtype: str | None = None) -> None:
+    """A run that is interrupted when `layers` layers are finished."""
+    add = Partial.add_layer
+
+    def stopping(self: Partial, layer: int, spec: Any) -> None:
+        add(self, layer, spec)
+        if len(self.layers) == layers:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Partial, "add_layer", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            shard(source, target, dtype)
+
+
+def test_interrupted(model: Path, tmp_path: Path, whole: dict[str, bytes]) -> None:
+    stop_after(open_source(model), tmp_path / "store", 3)
+    seen: list[tuple[str, int, int]] = []
+    made = make_store(open_source(model), tmp_path / "store", progress=lambda *step: seen.append(step))
+    assert (made.written, made.resumed) == (True, 3)
+    assert [step for step in seen if step[0] == "resume"] == [("resume", n, 3) for n in range(3)]
+    assert next(done for what, done, _ in seen if what == "experts") == 3 * 4
+    assert contents(tmp_path / "store") == whole
+
+
+def test_dense_part_is_taken_over_too(model: Path, tmp_path: Path, whole: dict[str, bytes]) -> None:
+    """Killed between the last file and the rename."""
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Partial, "publish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            shard(open_source(model), tmp_path / "store")
+    dense = partial_of(tmp_path / "store") / "store" / "dense" / "dense-00000.safetensors"
+    before = dense.stat().st_ino
+    made = make_store(open_source(model), tmp_path / "store")
+    assert made.resumed == LAYERS
+    assert (made.store.dense / dense.name).stat().st_ino == before
+    assert contents(tmp_path / "store") == whole
+
+
+# --- damaged between two runs -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def half(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run leaves that was stopped after five layers."""
+    target = tmp_path_factory.mktemp("half") / "store"
+    stop_after(open_source(model), target, 5)
+    return partial_of(target)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_anything_may_happen_to_what_is_half_done(
+    half: Path, model: Path, tmp_path: Path, whole: dict[str, bytes], data: st.DataObject
+) -> None:
+    target = tmp_path / "store"
+    for old in (target, partial_of(target)):
+        shutil.rmtree(old, ignore_errors=True)
+    folder = Path(shutil.copytree(half, partial_of(target)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        files = sorted(p for p in folder.rglob("*") if p.is_file())
+        file = data.draw(st.sampled_from(files))
+        size = file.stat().st_size
+        match data.draw(st.sampled_from(["flip", "cut", "grow", "lose", "zero"])):
+            case "flip" if size:
+                text = bytearray(file.read_bytes())
+                text[data.draw(st.integers(0, size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+                file.write_bytes(text)
+            case "cut":
+                os.truncate(file, data.draw(st.integers(0, size)))
+            case "grow":
+                os.truncate(file, size + data.draw(st.integers(1, 9000)))
+            case "lose":
+                file.unlink()
+            case _:
+                file.write_bytes(bytes(size))
+    (folder / "store" / "stranger").write_text("not ours")
+    shard(open_source(model), target)
+    assert contents(target) == whole
+    assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize("what", ["dtype", "weights", "format"])
+def test_half_of_another_is_dropped(model: Path, tmp_path: Path, whole: dict[str, bytes], what: str) -> None:
+    target, copy = tmp_path / "store", Path(shutil.copytree(model, tmp_path / "model"))
+    with pytest.MonkeyPatch.context() as patch:
+        if what == "format":
+            patch.setattr("checkpoint.shard.FORMAT", 77)
+        stop_after(open_source(copy), target, 5, "float16" if what == "dtype" else None)
+    assert journaled(target) == 5
+    source = open_source(copy)
+    if what == "weights":  # the same header and samples, another byte between them
+        place = source_place(source)
+        status = place.file.stat()
+        with place.file.open("r+b") as stream:
+            stream.seek(place.start)
+            byte = stream.read(1)[0]
+            stream.seek(place.start)
+            stream.write(bytes([byte ^ 1]))
+        os.utime(place.file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    made = make_store(open_source(copy), target)
+    assert made.resumed == 0
+    assert (contents(target) == whole) is (what != "weights")
+    made.store.verify()
+
+
+def source_place(source: Source) -> Place:
+    """An expert tensor of which at least the first byte is not one of the fingerprint's samples."""
+    size = {file: file.stat().st_size for file in source.weight_files()}
+    for place in places(source).values():
+        step = max(size[place.file] // 256, 1)
+        if place.nbytes > 100_000 and place.start % step > 600:
+            return place
+    raise LookupError("the fingerprint covers everything")
+
+
+def test_checkpoint_that_is_damaged_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    """Not even the layers before the damage: they would be of no use."""
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    (last,) = [
+        place
+        for key, place in places(open_source(copy)).items()
+        if key.endswith("7.block_sparse_moe.experts.3.w2.weight")
+    ]
+    with last.file.open("r+b") as stream:
+        stream.seek(last.start)
+        stream.write(b"\xff\xff")
+    seen: list[str] = []
+    with pytest.raises(CorruptCheckpointError, match=r"layers\.7\.mlp\.experts\.down_proj"):
+        shard(open_source(copy), tmp_path / "store", progress=lambda *step: seen.append(str(step)))
+    assert "('experts', 28, 32)" in seen
+    assert os.listdir(tmp_path) == ["model"]
+
+
+# --- two at once ------------------------------------------------------------------------------------------------------
+
+
+def test_second_waits_and_uses_what_the_first_made(model: Path, tmp_path: Path, whole: dict[str, bytes]) -> None:
+    target, results, waits = tmp_path / "store", [], []
+
+    def make() -> None:
+        results.append(make_store(open_source(model), target, progress=lambda *step: waits.append(step[0])))
+
+    threads = [threading.Thread(target=make) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(made.written for made in results) == [False, False, True]
+    assert "wait" in waits
+    assert contents(target) == whole
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_second_takes_over_from_a_first_that_dies(maker: Maker, model: Path, tmp_path: Path) -> None:
+    target, made = tmp_path / "store", []
+    child = maker.start(target)
+    while journaled(target) < 1:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGSTOP)  # it holds the lock
+    second = threading.Thread(target=lambda: made.append(make_store(open_source(model), target)))
+    second.start()
+    second.join(1.0)
+    assert second.is_alive()
+    assert not target.exists()
+    os.kill(child, signal.SIGKILL)
+    assert maker.line() == "killed"
+    second.join(30)
+    assert made[0].written
+    assert made[0].resumed >= 1
+    made[0].store.verify()
+
+
+def test_first_that_does_not_get_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Partial.claim(tmp_path / "store", lambda *step: None)
+    assert held is not None
+    monkeypatch.setattr(module, "IDLE_S", 0.3)
+    with pytest.raises(StoreWriteError, match=rf"another process \({os.getpid()}\) is writing the store .*end it"):
+        shard(open_source(model), tmp_path / "store")
+    held.discard()
+    shard(open_source(model), tmp_path / "store").verify()
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no directory", "an empty directory"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_another_machine_was_faster(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, dtype: str
+) -> None:
+    """Where locks do not reach: its store is used if it is the same, and named if it is not."""
+    other = shard(open_source(model), tmp_path / "other", dtype)
+    target, publish = tmp_path / "store", Partial.publish
+    if there:
+        target.mkdir()
+
+    def late(self: Partial, manifest: str) -> None:
+        shutil.copytree(other.path, target, dirs_exist_ok=True)
+        publish(self, manifest)
+
+    monkeypatch.setattr(Partial, "publish", late)
+    if dtype == "bfloat16":
+        shard(open_source(model), target).verify()
+    else:
+        with pytest.raises(StoreMismatchError, match="float32 experts, bfloat16"):
+            shard(open_source(model), target)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "store"]

@@ -1,0 +1,96 @@
+"""Every decoder-only family of Transformers 5.23 that dispatches through its ExpertsInterface, as a tiny configuration.
+
+Each has what its real models have: dense layers among MoE layers, shared experts, its own attention. Windows are
+shorter than the prompts, so that rows are forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+WINDOW = 8
+_COMMON: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 16, "sliding_window": WINDOW,
+    "sliding_window_size": WINDOW, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+    "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "moe_num_experts": 8, "num_experts_per_tok": 3,
+    "moe_topk": 3, "moe_k": 3, "top_k_experts": 3, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "shared_intermediate_size": 32, "n_shared_experts": 1, "num_shared_experts": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_num_heads": 4, "mamba_head_dim": 16,
+    "ssm_state_size": 8, "mamba_dt_rank": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+}  # fmt: skip
+_HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"] * 2}
+_MLA = {"num_key_value_heads": 4, "head_dim": 8}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mixtral": {}, "qwen2_moe": {}, "qwen3_moe": {"mlp_only_layers": [1]}, "olmoe": {}, "gpt_oss": {},
+    "deepseek_v2": _MLA, "deepseek_v3": _MLA, "glm4_moe": {}, "granitemoe": {}, "phimoe": {}, "ernie4_5_moe": {},
+    "hunyuan_v1_moe": {}, "minimax": {}, "jamba": {}, "qwen3_next": {},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "dots1": {}, "flex_olmo": {}, "afmoe": {}, "aria_text": {}, "axk1": _MLA, "axk2": _MLA,
+    "bailing_hybrid": _MLA | _HALF_LINEAR, "beam": {}, "cohere2_moe": {}, "deepseek_v32": _MLA, "deepseek_v4": {},
+    "dots3_note_text": {"num_key_value_heads": 4, "shared_experts_intermediate_size": 32}, "exaone_moe": {},
+    "flint": {}, "gemma4_text": {"enable_moe_block": True, "vocab_size_per_layer_input": 96},
+    "glm4_moe_lite": _MLA, "glm_moe_dsa": _MLA, "granitemoe_swa": {},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2}, "granitemoeshared": {}, "hy_v3": {}, "hy_v4": {},
+    "inkling_text": {}, "inkling2_text": {}, "kimi_linear": _MLA | _HALF_LINEAR | {"linear_head_dim": 16,
+        "linear_num_heads": 4}, "kolibri1": {}, "laguna": {}, "mellum": {}, "mimo_v2_flash": {}, "minimax_m2": {},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_block_size": 4,
+        "index_topk_blocks": 2}, "nemotron_h": {"n_groups": 2, "moe_shared_expert_intermediate_size": 32,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
+    "qwen3_5_moe_text": {}, "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+        "indexer_budget": 8, "indexer_compress_ratio": 4, "hc_lowrank": 8},
+    "solar_open": {}, "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
+
+
+TESTED = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe"),
+    *("phimoe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax", "jamba", "qwen3_next", "lfm2_moe", "deepseek_v4"),
+    *("glm_moe_dsa", "granitemoehybrid", "nemotron_h", "inkling_text"),
+)
+"""Those that every run of the tests takes: each kind of expert and of cache. `ODMOE_FAMILIES=all`: every family."""
+
+
+def configuration(family: str) -> Any:
+    """The family's own configuration object, of those settings that it has."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[family]
+    names = {*known.__dataclass_fields__, *getattr(known, "attribute_map", {})}
+    chosen = _COMMON | FAMILIES[family]
+    fields = {name: value for name, value in chosen.items() if name in names}
+    return AutoConfig.for_model(family, **fields)
+
+
+def build(family: str, seed: int = 0) -> Any:
+    """A model with every weight random: no bias, norm or correction is at its neutral value."""
+    from transformers import AutoModelForCausalLM
+
+    return _random(AutoModelForCausalLM.from_config(configuration(family)), seed)
+
+
+def build_with_vision() -> Any:
+    """A Qwen3.5-MoE that also sees, as it is published."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text = configuration("qwen3_5_moe_text").to_dict()
+    eyes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = AutoConfig.for_model("qwen3_5_moe", text_config=text, vision_config=eyes | {"num_position_embeddings": 16})
+    return _random(AutoModelForImageTextToText.from_config(config), 0)
+
+
+def _random(model: Any, seed: int) -> Any:
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in sorted(model.state_dict().items()):
+            if value.is_floating_point():
+                value.normal_(1.0 if "norm" in name else 0.0, 0.3, generator=random)
+    return model

@@ -1,0 +1,264 @@
+"""A small world around the engine: nodes that do as they are told, and layers whose answers are known."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from checkpoint.kv import Growing, Snapshot
+from checkpoint.tensors import tensor_bytes, tensor_from_bytes
+from main_node.engine import Engine
+from scheduler import types as t
+from scheduler.alignment import Alignment
+from scheduler.core import Core
+from scheduler.errors import (
+    HandshakeError,
+    ODMoEError,
+)
+from scheduler.placement import RoundRobin
+from wire import inprocess
+from wire import messages as w
+from wire.base import Channel, Handler
+from wire.handshake import check_hello
+from wire.serial import SerialThread
+
+WAIT_S = 15.0
+HIDDEN, EXPERTS, LAYERS = 8, 4, (0, 1, 2)
+HELLO = w.Hello(w.PROTOCOL_VERSION, "abc", "float32", "main")
+Say = w.Message | None
+
+
+def arithmetic(layer: int, expert: int, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """An expert, for the tests: every row, layer and expert gives something else."""
+    return torch.sin(hidden * (1 + expert + 10 * layer)) * weights[:, None]
+
+
+def computed(message: w.Compute) -> w.Computed:
+    hidden, weights = (tensor_from_bytes(x.dtype, x.shape, x.data) for x in (message.hidden, message.weights))
+    output = arithmetic(message.layer, message.expert, hidden, weights)
+    return w.Computed(message.call_id, w.Tensor(*tensor_bytes(output)), 0.0)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one MoE layer is asked, and the answer that it must have."""
+
+    hidden: torch.Tensor
+    index: torch.Tensor
+    weights: torch.Tensor
+
+    def expected(self, layer: int) -> torch.Tensor:
+        result = torch.zeros_like(self.hidden)
+        for expert in torch.unique(self.index).tolist():
+            place, token = torch.where(self.index.T == expert)
+            result.index_add_(0, token, arithmetic(layer, expert, self.hidden[token], self.weights[token, place]))
+        return result
+
+
+def rows_of(seed: int, count: int = 1, experts: tuple[int, ...] | None = None) -> Rows:
+    """`experts`: what each row is routed to; two at random where not said."""
+    made = torch.Generator().manual_seed(seed)
+    rng = random.Random(seed)
+    index = torch.tensor([experts or rng.sample(range(EXPERTS), 2) for _ in range(count)])
+    return Rows(torch.randn(count, HIDDEN, generator=made), index, torch.rand(index.shape, generator=made))
+
+
+@dataclass
+class Fake:
+    """A worker or a shadow. `script` says what it answers to a message: a message, or None for silence.
+
+    It answers on a thread of its own, one message after the other. `heard`: what it was told, Hello first.
+    """
+
+    script: Callable[[Fake, w.Message], Say]
+    reply: Channel = field(init=False)
+    heard: list[w.Message] = field(default_factory=list)
+    closed: threading.Event = field(default_factory=threading.Event)
+    loads: dict[int, w.Load] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition()
+        self.errors: list[Exception] = []
+        self.thread = SerialThread("fake", self.errors.append)
+
+    def accept(self, reply: Channel) -> Handler:
+        self.reply = reply
+        return self
+
+    def on_message(self, message: w.Message) -> None:
+        with self.changed:
+            self.heard.append(message)
+            self.changed.notify_all()
+        if isinstance(message, w.Load):
+            assert message.slot not in self.loads, "loaded into a slot that is taken"
+            self.loads[message.slot] = message
+        elif isinstance(message, w.Evict):
+            self.loads.pop(message.slot, None)
+        elif isinstance(message, w.Compute):
+            loaded = self.loads[message.slot]
+            assert (loaded.layer, loaded.expert) == (message.layer, message.expert)
+            if message.evict:
+                del self.loads[message.slot]
+        self.thread.submit(self._answer, message)
+
+    def _answer(self, message: w.Message) -> None:
+        answer = self.script(self, message)
+        if answer is not None:
+            self.say(answer)
+
+    def say(self, *messages: w.Message) -> None:
+        for message in messages:
+            self.reply.send(message)
+
+    def on_close(self, error: ODMoEError | None) -> None:
+        self.closed.set()
+
+    def of(self, kind: type) -> list[Any]:
+        with self.changed:
+            return [m for m in self.heard if isinstance(m, kind)]
+
+    def wait(self, kind: type, count: int = 1) -> list[Any]:
+        """Until it has heard so many of a kind."""
+        with self.changed:
+            found = self.changed.wait_for(lambda: sum(isinstance(m, kind) for m in self.heard) >= count, WAIT_S)
+            assert found, f"{count} {kind.__name__} did not come: {self.heard}"
+        return self.of(kind)
+
+    def close(self) -> None:
+        self.thread.close()
+
+
+def good(fake: Fake, message: w.Message) -> Say:
+    """A worker with one slot as it should be."""
+    if isinstance(message, w.Hello):
+        try:
+            check_hello(message, "worker", "abc", "float32")
+        except HandshakeError as error:
+            return w.Failed("HandshakeError", str(error))
+        return w.WorkerReady(w.PROTOCOL_VERSION, "worker", 1, 100, "cpu", "fake")
+    if isinstance(message, w.Load):
+        return w.Loaded(message.load_id, 100, 0.0)
+    if isinstance(message, w.Compute):
+        return computed(message)
+    if isinstance(message, w.AskUsage):
+        return w.WorkerUsage(1, 100, 2, 200)
+    return None
+
+
+def once(kind: Any, act: Callable[[Fake, Any], Say], always: bool = False) -> Callable[[Fake, w.Message], Say]:
+    """As `good`, but the first message of a kind (or each of them) is answered by `act`."""
+    done = threading.Event()
+
+    def script(fake: Fake, message: w.Message) -> Say:
+        if isinstance(message, kind) and (always or not done.is_set()):
+            done.set()
+            return act(fake, message)
+        return good(fake, message)
+
+    return script
+
+
+def shadow(fake: Fake, message: w.Message) -> Say:
+    if isinstance(message, w.Hello):
+        return w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "nf4", 5)
+    return w.ShadowUsage(7) if isinstance(message, w.AskUsage) else None
+
+
+class Data:
+    """A request's tokens and KV rows, made up."""
+
+    max_new_tokens = 20
+
+    def prompt_before(self, step: int) -> tuple[int, ...]:
+        return tuple(range(100, 105 + step))
+
+    def token_of(self, step: int) -> int:
+        return 105 + step
+
+    def kv_rows(self, start: int, stop: int) -> Snapshot:
+        rows = torch.arange(start, stop).float().reshape(1, 1, -1, 1).expand(1, 2, -1, 3)
+        return Snapshot(start, stop, [Growing(rows, -2, start)] * 4)
+
+
+class Desk:
+    """An engine, its fakes, and threads to wait for layers in."""
+
+    def __init__(self, answer_s: float, mini_batch: int = 128) -> None:
+        shape = t.ModelShape(LAYERS, EXPERTS, 2, HIDDEN)
+        self.core = Core(shape, RoundRobin(2), Alignment(), mini_batch)
+        self.engine = Engine(self.core, HELLO, answer_s)
+        self.fakes: list[Fake] = []
+
+    def fake(self, script: Callable[[Fake, w.Message], Say]) -> Fake:
+        self.fakes.append(Fake(script))
+        return self.fakes[-1]
+
+    def workers(self, *scripts: Callable[[Fake, w.Message], Say]) -> list[Fake]:
+        made = [self.fake(script) for script in scripts]
+        for number, fake in enumerate(made):
+            self.join(number, fake)
+        return made
+
+    def join(self, number: int, fake: Fake, deadline_s: float = WAIT_S) -> w.WorkerReady:
+        return self.engine.add_worker(number, lambda handler: inprocess.connect(fake, handler), deadline_s)
+
+    def shadow(self, script: Callable[[Fake, w.Message], Say] = shadow, deadline_s: float = WAIT_S) -> Fake:
+        fake = self.fake(script)
+        self.engine.add_shadow(lambda handler: inprocess.connect(fake, handler), deadline_s)
+        return fake
+
+    def open(self, number: int = 1, decode: bool = True) -> None:
+        """A request whose prompt of five has been read; its first decode pass begins."""
+        self.engine.open_request(number, Data(), 5)
+        if decode:
+            self.engine.post(t.TokenDecoded(number, 0))
+            self.engine.post(t.PassStarted(number, 5, 1, prefill=False))
+
+    def layer(self, rows: Rows, layer: int = 0, number: int = 1, position: int = 5) -> torch.Tensor:
+        return self.engine.experts(t.Visit(number, position, layer), rows.hidden, rows.index, rows.weights)
+
+    def check(self, rows: Rows, layer: int = 0, number: int = 1, position: int = 5) -> None:
+        """The layer's result is what it must be, in time."""
+        got = Later(lambda: self.layer(rows, layer, number, position)).result()
+        assert torch.equal(got, rows.expected(layer))
+
+
+class Later:
+    """A call on a thread of its own, which may not outlast its deadline."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.began = time.monotonic()
+        self.seconds = 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self._error = error
+        self.seconds = time.monotonic() - self.began
+
+    def result(self, within: float = WAIT_S) -> Any:
+        self._thread.join(within)
+        assert not self._thread.is_alive(), f"still waiting after {within:g} s"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def close(fake: Fake, message: w.Message) -> None:
+    fake.reply.close()
+
+
+def silent(fake: Fake, message: w.Message) -> None:
+    return None

@@ -1,0 +1,142 @@
+"""Several answers at once, in turns; and answers that are given up from another thread, in the middle of a pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from odmoe.cluster import EmbeddedCluster
+from odmoe.settings import Settings
+from scheduler.errors import ConfigError, RequestCancelledError
+
+WAIT_S = 60.0
+COUNT = 24
+
+
+@pytest.fixture
+def cluster(demo_store: Callable[[str], Any]) -> Iterator[EmbeddedCluster]:
+    made = EmbeddedCluster(Settings(model="demo", shadow="none", workers=2, threads=1), demo_store("float32"))
+    yield made
+    made.close()
+
+
+def together(jobs: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def test_threads_get_their_tokens_in_turns(cluster: EmbeddedCluster, reference: Any) -> None:
+    """Four at once: each answer as if it were alone, and nobody more than a few tokens ahead."""
+    wanted = [reference("float32", number, COUNT) for number in range(4)]
+    got: list[list[int]] = [[] for _ in wanted]
+    order: list[int] = []
+
+    def job(number: int) -> Callable[[], None]:
+        def run() -> None:
+            torch.set_num_threads(1)
+            for step in cluster.generate(wanted[number].prompt, COUNT, ignore_eos=True):
+                got[number].append(step.token_id)
+                order.append(number)
+
+        return run
+
+    together([job(number) for number in range(4)])
+    assert got == [one.tokens for one in wanted]
+    begun = max(order.index(number) for number in range(4))
+    shared = order[begun : begun + 4 * 10]  # all four under way, none done
+    assert all(shared.count(number) >= 7 for number in range(4)), shared
+
+
+class Stuck:
+    """A loader whose loads end only when they are given up."""
+
+    name = "stuck"
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.ended = threading.Event()
+
+    def load(self, layer: int, expert: int, into: Any, cancelled: Callable[[], bool]) -> int:
+        self.begun.set()
+        waited = threading.Event()
+        for _ in range(int(WAIT_S * 100)):
+            if cancelled():
+                self.ended.set()
+                return 0
+            waited.wait(0.01)
+        raise OSError("nobody gave this load up")
+
+    def close(self) -> None:
+        pass
+
+
+def test_cancelled_in_the_middle_of_a_load(cluster: EmbeddedCluster, reference: Any) -> None:
+    """Its loads end at once, whoever waits hears of it, and the next request is served."""
+    expected = reference("float32", 0, COUNT)
+    workers: list[Any] = cluster._nodes  # type: ignore[assignment]
+    real = [worker.loader for worker in workers]
+    stuck = [Stuck() for _ in workers]
+    answer = cluster.generate(expected.prompt, COUNT, ignore_eos=True)
+    assert next(answer).token_id == expected.tokens[0]
+    for worker, loader in zip(workers, stuck, strict=True):
+        worker.loader = loader
+    heard: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            next(answer)
+        except RequestCancelledError as error:
+            heard.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert any(loader.begun.wait(WAIT_S) for loader in stuck)
+    answer.cancel()
+    thread.join(WAIT_S)
+    assert [str(error) for error in heard] == [f"request {answer.number} was cancelled"]
+    assert all(loader.ended.wait(WAIT_S) for loader in stuck if loader.begun.is_set())
+    for worker, loader in zip(workers, real, strict=True):
+        worker.loader = loader
+    with pytest.raises(RequestCancelledError):
+        next(answer)
+    core, engine = cluster.main.engine.core, cluster.main.engine
+    assert (core._requests, core._visits, core._loads, core.ledgers) == ({}, {}, {}, {})
+    assert (engine._requests, engine._layers, engine._failed) == ({}, {}, {})
+    assert [s.token_id for s in cluster.generate(expected.prompt, 4, ignore_eos=True)] == expected.tokens[:4]
+
+
+def test_cancelled_before_its_first_token(cluster: EmbeddedCluster) -> None:
+    answer = cluster.generate([5, 6, 7], 4)
+    answer.cancel()
+    with pytest.raises(RequestCancelledError):
+        next(answer)
+    assert len(list(cluster.generate([5, 6, 7], 4, ignore_eos=True))) == 4
+
+
+def test_closed_twice_and_after_the_end(cluster: EmbeddedCluster) -> None:
+    answer = cluster.generate([5, 6, 7], 2, ignore_eos=True)
+    assert len(list(answer)) == 2
+    answer.close()
+    answer.close()
+    answer.cancel()
+
+
+def test_a_smaller_context(demo_store: Callable[[str], Any]) -> None:
+    settings = Settings(model="demo", shadow="none", workers=1, threads=1, ctx_size=12)
+    cluster = EmbeddedCluster(settings, demo_store("float32"))
+    try:
+        *_, last = cluster.generate([5] * 8, 50, ignore_eos=True)
+        assert last.report is not None
+        assert (last.report.new_tokens, last.report.finish) == (4, "context")
+    finally:
+        cluster.close()
+    with pytest.raises(ConfigError, match=r"ctx-size is 4096; allowed: 2 to 1024"):
+        EmbeddedCluster(settings.but(ctx_size=4096), demo_store("float32"))

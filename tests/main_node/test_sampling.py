@@ -1,0 +1,127 @@
+"""Drawn and penalised answers of the whole engine, beside Transformers' own `generate` with the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from main_node.sampling import GREEDY, Sampling, ignored
+from odmoe.cluster import EmbeddedCluster
+from odmoe.settings import Settings
+from scheduler.errors import ConfigError
+
+COUNT = 32
+CASES: list[tuple[Sampling, dict[str, Any]]] = [
+    (Sampling(temperature=0.8, seed=1), {"do_sample": True, "temperature": 0.8}),
+    (Sampling(temperature=1.4, top_k=7, seed=2), {"do_sample": True, "temperature": 1.4, "top_k": 7}),
+    (Sampling(top_p=0.6, seed=3), {"do_sample": True, "top_p": 0.6}),
+    (Sampling(top_k=0, temperature=2.0, seed=4), {"do_sample": True, "top_k": 0, "temperature": 2.0}),
+    (Sampling(draw=True, seed=5), {"do_sample": True}),
+    (Sampling(repetition_penalty=1.6), {"do_sample": False, "repetition_penalty": 1.6}),
+    (
+        Sampling(temperature=0.9, top_p=0.8, repetition_penalty=1.3, seed=6),
+        {"do_sample": True, "temperature": 0.9, "top_p": 0.8, "repetition_penalty": 1.3},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(demo_store: Callable[[str], Any]) -> Iterator[EmbeddedCluster]:
+    made = EmbeddedCluster(Settings(model="demo", shadow="none", workers=2, threads=1), demo_store("float32"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def model(demo: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32, experts_implementation="eager")
+
+
+@pytest.fixture(scope="module")
+def prompt(demo: Any, gsm8k: list[str]) -> list[int]:
+    from transformers import AutoTokenizer
+
+    ids: list[int] = AutoTokenizer.from_pretrained(demo)(gsm8k[0])["input_ids"]
+    return ids
+
+
+def theirs(model: Any, prompt: list[int], seed: int | None, **settings: Any) -> list[int]:
+    torch.manual_seed(seed or 0)
+    with torch.inference_mode():
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=COUNT, pad_token_id=1, **settings)
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+def ours(cluster: EmbeddedCluster, prompt: list[int], sampling: Sampling = GREEDY) -> Any:
+    *_, last = cluster.generate(prompt, COUNT, sampling=sampling)
+    return last.report
+
+
+@pytest.mark.parametrize(("sampling", "settings"), CASES, ids=[str(settings) for _, settings in CASES])
+def test_as_generate(cluster: Any, model: Any, prompt: list[int], sampling: Sampling, settings: dict[str, Any]) -> None:
+    report = ours(cluster, prompt, sampling)
+    assert report.token_ids == theirs(model, prompt, sampling.seed, **settings)
+    assert report.exact
+    assert report.seed == sampling.seed
+    assert report.token_ids != ours(cluster, prompt).token_ids
+
+
+def test_the_models_own_settings(
+    cluster: EmbeddedCluster, model: Any, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What generation_config.json says is heeded, drawing only where it is asked for."""
+    own = {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "min_new_tokens": 5, "suppress_tokens": [10, 11]}
+    for one in (model, cluster.main.model):
+        for name, value in (own | {"temperature": 0.7, "top_k": 20}).items():
+            monkeypatch.setattr(one.generation_config, name, value)
+    assert ours(cluster, prompt).token_ids == theirs(model, prompt, 0, do_sample=False)
+    drawn = ours(cluster, prompt, Sampling(draw=True, seed=8))
+    assert drawn.token_ids == theirs(model, prompt, 8, do_sample=True)
+
+
+def test_several_ends(cluster: EmbeddedCluster, model: Any, prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = ours(cluster, prompt).token_ids
+    ends = [greedy[9], greedy[20], 1]
+    for one in (model, cluster.main.model):
+        monkeypatch.setattr(one.generation_config, "eos_token_id", ends)
+    report = ours(cluster, prompt)
+    assert report.token_ids == theirs(model, prompt, 0, do_sample=False)
+    assert report.finish == "stop"
+    assert len(report.token_ids) == 1 + min(greedy.index(end) for end in ends if end in greedy)
+
+
+def test_without_a_seed_one_is_chosen_and_told(cluster: EmbeddedCluster, prompt: list[int]) -> None:
+    first = ours(cluster, prompt, Sampling(temperature=1.5))
+    assert ours(cluster, prompt, Sampling(temperature=1.5, seed=first.seed)).token_ids == first.token_ids
+    assert ours(cluster, prompt).seed is None
+
+
+def test_what_needs_more_than_a_pass_a_token_is_named(
+    cluster: EmbeddedCluster, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.main.model.generation_config, "num_beams", 4)
+    assert ignored(cluster.main.model) == ["num_beams=4"]
+    report = ours(cluster, prompt)
+    assert (report.ignored, report.exact) == (["num_beams=4"], False)
+
+
+def test_settings_that_transformers_refuses(cluster: EmbeddedCluster, prompt: list[int]) -> None:
+    with pytest.raises(ConfigError, match="penalty"):
+        cluster.generate(prompt, 4, sampling=Sampling(repetition_penalty=-1.0))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "drawn"),
+    [
+        (GREEDY, False), (Sampling(temperature=0.0), False), (Sampling(draw=True, temperature=0.0), False),
+        (Sampling(temperature=0.0, top_k=5), False), (Sampling(top_k=5), True), (Sampling(top_p=0.5), True),
+        (Sampling(repetition_penalty=2.0, seed=3), False),
+    ],
+)  # fmt: skip
+def test_when_tokens_are_drawn(sampling: Sampling, drawn: bool) -> None:
+    assert sampling.drawn is drawn

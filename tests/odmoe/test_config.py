@@ -1,0 +1,150 @@
+"""Flags, environment, file, defaults: who wins, and what is said about a value that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odmoe.config import dump, effective, read_file
+from odmoe.settings import Settings
+from scheduler.errors import ConfigError
+
+
+def file_of(folder: Path, text: str) -> str:
+    path = folder / "settings.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "workers: 2\nslots: 3\nshadow: nf4\n")
+    found = effective({"workers": "5"}, file, {"ODMOE_WORKERS": "4", "ODMOE_SLOTS": "6"})
+    assert (found.settings.workers, found.settings.slots, found.settings.shadow) == (5, 6, "nf4")
+    assert found.settings.mini_batch == 128
+    assert found.origin == {"workers": "--workers", "slots": "ODMOE_SLOTS", "shadow": f"shadow in {file}"}
+
+
+def test_the_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "odmoe").mkdir()
+    home = tmp_path / "odmoe" / "config.yaml"
+    home.write_text("workers: 3")
+    other = file_of(tmp_path, "workers: 4")
+    assert effective({}, None, {"XDG_CONFIG_HOME": str(tmp_path)}).settings.workers == 3
+    assert effective({}, None, {"XDG_CONFIG_HOME": str(tmp_path), "ODMOE_CONFIG": other}).settings.workers == 4
+    assert effective({}, str(home), {"ODMOE_CONFIG": other}).settings.workers == 3
+    assert effective({}, None, {"XDG_CONFIG_HOME": str(tmp_path / "none")}).settings.workers == 8
+
+
+def test_keys_with_either_line(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "max-new-tokens: 7\nalign_kv: 4\nstop: END\ndtype:\n")
+    found = effective({}, file, {}).settings
+    assert (found.max_new_tokens, found.align_kv, found.stop, found.dtype) == (7, 4, ("END",), None)
+
+
+WRONG: list[tuple[str, list[str]]] = [
+    ("workers: 0", ["workers in ", "is 0", "allowed: 1, 2, ..."]),
+    ("workers: many", ["'many'", "allowed: 1"]),
+    ("workers: yes", ["True", "allowed: 1"]),
+    ("workers: 2.5", ["2.5", "allowed: 1"]),
+    ("workers: [1]", ["[1]", "allowed: 1"]),
+    ("shadow: int3", ["shadow in", "'int3'", "fp16, int8, nf4, none"]),
+    ("temperature: -1", ["temperature in", "-1", "at least 0"]),
+    ("temperature: .nan", ["nan", "at least 0"]),
+    ("top_p: 1.5", ["1.5", "at most 1"]),
+    ("seed: 99999999999999999999", ["seed in", "2^63"]),
+    ("stop: ['']", ["stop in", "at least one character"]),
+    ("chat: perhaps", ["'perhaps'", "true, false"]),
+    ("slotz: 1", ["slotz in", "no setting", "slots"]),
+    ("ctx-size: 1", ["ctx-size in", "allowed: 2"]),
+    ("workers: 2\ngroup-size: 3", ["group-size in", "is 3", "workers in", "(2)"]),
+    ("system: be brief", ["system in", "--chat"]),
+    ("cluster: nowhere", ["cluster in", "'nowhere'", "embedded, local, auto", "host:port"]),
+    ("workers: 1\nworkers_: 2", ["workers- in", "no setting"]),
+    ("align-kv: 1\nalign_kv: 2", ["align_kv twice"]),
+    ("- workers", ["list", "setting: value"]),
+    ("workers: {", ["cannot be read"]),
+    ("just words", ["str", "setting: value"]),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG, ids=[text for text, _ in WRONG])
+def test_wrong_files(text: str, words: list[str], tmp_path: Path) -> None:
+    file = file_of(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        effective({}, file, {})
+    said = str(caught.value)
+    assert [word for word in [*words, file] if word not in said] == []
+    assert "\n" not in said
+
+
+def test_wrong_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ODMOE_SLOTS is 'x'; allowed: 1, 2, \.\.\."):
+        effective({}, None, {"ODMOE_SLOTS": "x"})
+    with pytest.raises(ConfigError, match="--slots is '0'"):
+        effective({"slots": "0"}, None, {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        effective({}, str(tmp_path / "none.yaml"), {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        effective({}, str(tmp_path), {})
+
+
+def test_texts_in_the_environment() -> None:
+    assert effective({}, None, {"ODMOE_STOP": "a, b"}).settings.stop == ("a, b",)
+    assert effective({}, None, {"ODMOE_STOP": "[a, 'b c']"}).settings.stop == ("a", "b c")
+    assert effective({}, None, {"ODMOE_CHAT": "true"}).settings.chat is True
+
+
+def test_the_secret_is_never_shown(tmp_path: Path) -> None:
+    found = effective({}, None, {"ODMOE_SECRET": "hush-hush"})
+    assert found.settings.secret == "hush-hush"
+    assert "hush" not in dump(found) + repr(found.settings)
+    with pytest.raises(ConfigError) as caught:
+        effective({}, file_of(tmp_path, "secret: 123456"), {})
+    assert "123456" not in str(caught.value)
+
+
+GIVEN: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.text(), "workers": st.integers(1, 99), "slots": st.integers(1, 9), "align_kv": st.integers(0, 9),
+    "shadow": st.sampled_from(["fp16", "int8", "nf4", "none"]), "temperature": st.floats(0, 9),
+    "top_p": st.floats(0.01, 1), "seed": st.integers(0, 2**63 - 1), "chat": st.booleans(),
+    "stop": st.lists(st.text(min_size=1)), "dtype": st.sampled_from(["float32", "bfloat16"]),
+}  # fmt: skip
+
+
+@given(st.fixed_dictionaries({}, optional=GIVEN))
+def test_what_config_prints_says_the_same_again(values: dict[str, Any]) -> None:
+    import tempfile
+
+    found = effective(values, None, {"XDG_CONFIG_HOME": "/nonexistent"})
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(dump(found))
+        file.flush()
+        assert effective({}, file.name, {}).settings == found.settings
+
+
+def test_printed_lines_are_yaml_with_their_origin(cli: Any, tmp_path: Path) -> None:
+    said = cli("config", "--workers", "3", "--stop", "a: b", "--stop", "#", "--no-chat")
+    assert said.code == 0
+    lines = yaml.safe_load(said.out)
+    assert lines["workers"] == 3
+    assert lines["stop"] == ["a: b", "#"]
+    assert list(lines) == [name.replace("_", "-") for name in Settings.model_fields]
+    assert "workers: 3  # --workers\n" in said.out
+    assert "slots: 1  # default\n" in said.out
+    assert "chat: false  # --chat\n" in said.out
+
+
+def test_every_setting_but_the_secret_has_a_flag(cli: Any) -> None:
+    text = cli("generate", "--help").out
+    for name in Settings.model_fields:
+        flag = "--" + name.replace("_", "-")[:18]
+        assert (flag in text) is (name != "secret"), name
+
+
+def test_reading_nothing(tmp_path: Path) -> None:
+    assert read_file(Path(file_of(tmp_path, ""))) == {}

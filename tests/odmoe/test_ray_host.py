@@ -1,0 +1,45 @@
+"""What is done around Ray, without Ray."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from odmoe import ray_host
+from odmoe.ray_host import check_reachable, warn_of_strangers
+from scheduler.errors import LaunchError
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "warned"),
+    [
+        ("192.0.2.7:6379", None, True),
+        ("192.0.2.7:6379", "disabled", True),
+        ("[2001:db8::1]:6379", None, True),
+        ("192.0.2.7:6379", "token", False),
+        ("127.0.0.1:6379", None, False),
+        ("[::1]:6379", None, False),
+    ],
+)
+def test_joining_without_a_token_is_said(
+    address: str, mode: str | None, warned: bool, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    warn_of_strangers(address)
+    assert ("joined without a token" in caplog.text) == warned
+    assert (address in caplog.text) == warned
+    assert len(caplog.records) == warned
+
+
+def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that is bound and not listened on refuses."""
+    monkeypatch.setattr(ray_host, "REACH_S", 0.5)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(LaunchError, match=f"no Ray cluster answers at {address}"):
+            check_reachable(address)

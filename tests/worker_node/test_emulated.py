@@ -1,0 +1,111 @@
+"""A worker whose times are a profile's: the bytes move and the answers are right, and none comes before its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from checkpoint.store import ExpertStore
+from scheduler.emulation import Emulation
+from scheduler.errors import ConfigError
+from scheduler.profile import find_profile
+from wire.messages import Computed, Evict, Load, Loaded, WorkerReady
+from worker_node.loaders import EmulatedLoader, MemoryLoader, make_loader
+
+BlobOf = Callable[[int, int], bytes]
+PROFILE = find_profile("rtx3090-1gbe")
+HOUR = 3600.0
+
+
+def emulated(store: ExpertStore, **changes: float) -> EmulatedLoader:
+    return EmulatedLoader(MemoryLoader(store), Emulation(replace(PROFILE, **changes)))
+
+
+def test_loads_are_real_and_last_as_the_profile_says(desk: Any, store: ExpertStore, blob: BlobOf) -> None:
+    worker = desk.worker(slots=2, loader=emulated(store, load_s=0.04))
+    main = desk.welcome(worker)
+    start = time.monotonic()
+    main.send(Load(1, 0, 1, 2), Load(2, 1, 0, 3))
+    for number, expert in enumerate([(1, 2), (0, 3)], 1):
+        loaded = main.next()
+        assert isinstance(loaded, Loaded)
+        assert (loaded.load_id, loaded.nbytes) == (number, len(blob(*expert)))
+        assert time.monotonic() - start >= number * 0.04 - 1e-6, "one link, one load at a time"
+        assert loaded.seconds >= 0.04 - 1e-6
+        assert bytes(worker.slots.buffers[number - 1].numpy()) == blob(*expert)
+
+
+def test_computations_are_right_and_last_as_the_profile_says(desk: Any, store: ExpertStore, expected: Any) -> None:
+    worker = desk.worker(loader=emulated(store, load_s=0.001, expert_s=0.03, expert_extra_s=0.01))
+    main = desk.welcome(worker)
+    main.send(Load(1, 0, 1, 3))
+    assert isinstance(main.next(), Loaded)
+    start, should = time.monotonic(), 0.0
+    calls = [desk.compute(call, 0, 1, 3, rows, evict=False) for call, rows in ((1, 1), (2, 4), (3, 1))]
+    main.send(*calls)
+    for call in calls:
+        answer = main.next()
+        assert expected.fits(answer, call)
+        lasts = 0.03 + (call.hidden.shape[0] - 1) * 0.01
+        should += lasts
+        assert answer.seconds >= lasts - 1e-6
+        assert time.monotonic() - start >= should - 1e-6, "one computation at a time"
+
+
+def test_a_computation_sent_ahead_starts_where_its_load_ends(desk: Any, store: ExpertStore, expected: Any) -> None:
+    main = desk.welcome(desk.worker(loader=emulated(store, load_s=0.03, expert_s=0.02)))
+    asked, start = desk.compute(2, 0, 0, 0, rows=1), time.monotonic()
+    main.send(Load(1, 0, 0, 0), asked)
+    answers = main.hear(2)
+    assert time.monotonic() - start >= 0.05 - 1e-6
+    assert expected.fits(answers["Computed", 2], asked)
+
+
+def test_a_load_that_is_given_up_ends_at_once(desk: Any, store: ExpertStore) -> None:
+    """Its slot and its link are free for the next, although it would have lasted an hour."""
+    loader = emulated(store, load_s=HOUR)
+    main = desk.welcome(desk.worker(slots=1, loader=loader))
+    for number in range(1, 4):
+        main.send(Load(number, 0, 0, number), desk.compute(10 + number, 0, 0, number), Evict(0))
+        assert main.usage().loads == 0, "the loading thread answers this after the load"
+    main.send(Load(9, 0, 1, 1))
+    assert main.nothing_came()
+
+
+def test_closing_does_not_wait_for_a_load(desk: Any, store: ExpertStore) -> None:
+    worker = desk.worker(loader=emulated(store, load_s=HOUR))
+    main = desk.welcome(worker)
+    main.send(Load(1, 0, 0, 0), Load(2, 1, 0, 1))
+    worker.close()
+    assert main.nothing_came()
+
+
+def test_a_worker_says_that_it_is_emulated(desk: Any, store: ExpertStore) -> None:
+    main = desk.connect(desk.worker(loader=make_loader("emulated", store, Emulation(PROFILE))))
+    main.send(desk.hello())
+    ready = main.next()
+    assert isinstance(ready, WorkerReady)
+    assert (ready.loader, ready.device) == ("emulated", "cpu")
+
+
+def test_a_computation_that_fails_does_not_stop_the_worker(desk: Any, store: ExpertStore, expected: Any) -> None:
+    main = desk.welcome(desk.worker(loader=emulated(store, load_s=0.001, expert_s=0.001)))
+    main.send(Load(1, 0, 0, 0))
+    main.next()
+    right = desk.compute(3, 0, 0, 0, evict=False)
+    main.send(replace(right, call_id=2, weights=right.hidden), right)
+    answers = main.hear(2)
+    assert ("Failed", 2) in answers
+    assert isinstance(answers["Computed", 3], Computed)
+    assert expected.fits(answers["Computed", 3], right)
+
+
+def test_without_a_profile(store: ExpertStore) -> None:
+    with pytest.raises(ConfigError, match="profile"):
+        make_loader("emulated", store)
+    with pytest.raises(ConfigError, match="disk, memory or cuda"):
+        make_loader("emulated", store, Emulation(PROFILE), "emulated")

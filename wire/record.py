@@ -1,0 +1,59 @@
+"""A worker's or a shadow's part of a trace, and what names a message on both sides of its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from scheduler.trace import CAME, SENT, Record, Tracer
+from wire.messages import Align, Compute, Computed, Prediction, TraceRecords
+
+PART = 20_000
+"""Records in one message."""
+
+
+class NodeRecord:
+    """What a node does, told when it is asked. Nothing is kept, and next to nothing costs, where it is not `on`."""
+
+    def __init__(self, on: bool, clock: Callable[[], float]) -> None:
+        self.on = on
+        self._tracer = Tracer(clock)
+        self._rest: list[Record] = []
+
+    def now(self) -> float:
+        return self._tracer.clock()
+
+    def add(self, what: str, label: str, start: float, end: float) -> None:
+        if self.on:
+            self._tracer.add(what, label, start, end)
+
+    def sent(self, message: Computed | Prediction) -> None:
+        if self.on:
+            self._tracer.mark(SENT, key_of(message))
+
+    def came(self, message: Compute | Align) -> None:
+        if self.on:
+            self._tracer.mark(CAME, key_of(message))
+
+    def answer(self) -> TraceRecords:
+        """What has not been told yet, at most PART of it."""
+        self._rest += self._tracer.take()
+        part, self._rest = self._rest[:PART], self._rest[PART:]
+        whats, labels, starts, ends = zip(*part, strict=True) if part else ((), (), (), ())
+        return TraceRecords(machine(), self.now(), whats, labels, starts, ends, bool(self._rest))
+
+
+def key_of(message: Compute | Align | Computed | Prediction) -> str:
+    """The same on both sides, and another for every message on its way between two nodes."""
+    if isinstance(message, Compute):
+        return f"{message.layer}.{message.expert} to #{message.call_id}"
+    if isinstance(message, Computed):
+        return f"from #{message.call_id}"
+    if isinstance(message, Prediction):
+        return f"prediction {message.layer} {message.request}.{message.position}"
+    return f"align {message.request}.{message.step} {message.kv_start}"
+
+
+def machine() -> str:
+    """The same for all processes whose monotonic clocks are one: those of one running kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

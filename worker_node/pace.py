@@ -1,0 +1,71 @@
+"""How long a worker's work takes: as long as it does, or at least as long as a profile says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+from scheduler.emulation import Emulation, Lane
+
+
+class Pace(Protocol):
+    """Times are seconds on one clock. Loads begin and end on one thread, computations on another."""
+
+    def now(self) -> float:
+        """When what this thread is told happens."""
+
+    def begin_load(self, at: float) -> float:
+        """A load that could begin from `at` on is taken up; when that is."""
+
+    def end_load(self, given_up: threading.Event) -> float:
+        """Its bytes have moved, or it was given up; when it ends."""
+
+    def begin_compute(self, at: float) -> float:
+        """As for a load."""
+
+    def end_compute(self, rows: int) -> float:
+        """The output of so many rows is there; when that counts."""
+
+
+class RealPace:
+    """Things take as long as they take."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def begin_load(self, at: float) -> float:
+        return time.monotonic()
+
+    def end_load(self, given_up: threading.Event) -> float:
+        return time.monotonic()
+
+    def begin_compute(self, at: float) -> float:
+        return time.monotonic()
+
+    def end_compute(self, rows: int) -> float:
+        return time.monotonic()
+
+
+class EmulatedPace:
+    """A load lasts at least the profile's `load_s`, a computation at least its `compute_s`; a load that is given up
+    ends at once."""
+
+    def __init__(self, emulation: Emulation) -> None:
+        self._emulation = emulation
+        self._link, self._processor = Lane(emulation), Lane(emulation)
+
+    def now(self) -> float:
+        return self._emulation.now()
+
+    def begin_load(self, at: float) -> float:
+        return self._link.begin(at)
+
+    def end_load(self, given_up: threading.Event) -> float:
+        return self._link.end(self._emulation.profile.load_s, given_up)
+
+    def begin_compute(self, at: float) -> float:
+        return self._processor.begin(at)
+
+    def end_compute(self, rows: int) -> float:
+        return self._processor.end(self._emulation.profile.compute_s(rows))

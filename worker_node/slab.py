@@ -1,0 +1,131 @@
+"""Every expert of a store in host memory, in one piece: what the CUDA loader copies from."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoint.store import ExpertStore
+from checkpoint.tensors import aligned_buffer
+from scheduler.errors import CorruptStoreError, LaunchError
+from worker_node.loaders import DiskLoader
+
+SPARE = 1 << 30
+"""Host memory that is left to everything else."""
+
+_FOR_ALL_CONTEXTS = 1  # cudaHostRegisterPortable
+_GIB = float(1 << 30)
+_shared: weakref.WeakValueDictionary[tuple[Path, str, str, bool], HostSlab] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+class HostSlab:
+    """Read from the store when it is made, page-locked where `pinned`, so that a GPU can fetch from it by itself.
+
+    Pages are locked after they were mapped, since torch's own pinned allocator rounds up to a power of two. Raises
+    LaunchError where memory does not suffice, OSError or CorruptStoreError where the store cannot be read.
+    """
+
+    def __init__(self, store: ExpertStore, pinned: bool) -> None:
+        total = store.manifest.expert_bytes
+        check_room(total, available_memory(), store)
+        self.memory = aligned_buffer(total)
+        self._blobs: dict[tuple[int, int], torch.Tensor] = {}
+        self._read(store)
+        self.pinned = pinned
+        if pinned:
+            _lock(self.memory)
+            unlock = weakref.finalize(self, _unlock, self.memory.data_ptr())
+            unlock.atexit = False  # by then the driver may be gone, and the memory goes anyway
+
+    def blob(self, layer: int, expert: int) -> torch.Tensor:
+        """An expert's bytes, uint8. Raises CorruptStoreError for one that the store did not have."""
+        found = self._blobs.get((layer, expert))
+        if found is None:
+            raise CorruptStoreError(f"no expert {expert} of layer {layer} was in the store when it was read")
+        return found
+
+    def _read(self, store: ExpertStore) -> None:
+        loader, start = DiskLoader(store), 0
+        try:
+            for layer, spec in store.manifest.layers.items():
+                for expert, blob in enumerate(spec.blobs):
+                    place = self.memory[start : start + blob.length]
+                    loader.load(layer, expert, place, lambda: False)
+                    self._blobs[layer, expert] = place
+                    start += blob.length
+        finally:
+            loader.close()
+
+
+def shared_slab(store: ExpertStore, pinned: bool) -> HostSlab:
+    """The slab of this store, one for all workers of a process; it is freed when the last has let it go."""
+    key = store.path.resolve(), store.manifest.fingerprint, store.manifest.dtype, pinned
+    with _sharing:
+        slab = _shared.get(key)
+        if slab is None:
+            slab = _shared[key] = HostSlab(store, pinned)
+        return slab
+
+
+def check_room(needed: int, available: int, store: ExpertStore) -> None:
+    """Raises LaunchError that says how much memory is missing."""
+    missing = needed + SPARE - available
+    if missing > 0:
+        raise LaunchError(
+            f"loader cuda keeps all experts of {store.path} in host memory: {needed / _GIB:.2f} GiB and "
+            f"{SPARE / _GIB:.0f} GiB to spare; {available / _GIB:.2f} GiB are available, {missing / _GIB:.2f} GiB are "
+            "missing. Give this node more memory, or take --loader disk"
+        )
+
+
+def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can be taken without swapping: of the machine, or of this process's control group if that has less.
+    Raises LaunchError where the kernel does not say."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError) as error:
+        raise LaunchError(f"{proc / 'meminfo'} does not say how much memory is available: {error!r}") from error
+    return min([found, *_group_rooms(proc, groups)])
+
+
+def _group_rooms(proc: Path, groups: Path) -> list[int]:
+    """What each control group (v2) that this process is in leaves free; those without a limit are left out."""
+    try:
+        paths = [line.split(":", 2)[2] for line in (proc / "self" / "cgroup").read_text().splitlines()]
+    except (OSError, IndexError):
+        return []
+    rooms = []
+    for path in paths:
+        inner = groups / path.strip("/")
+        for folder in [inner, *inner.parents][: len(Path(path).parts)]:
+            try:
+                limit, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
+                stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                rooms.append(int(limit) - int(used) + int(stats["inactive_file"]))
+            except (OSError, ValueError, KeyError):  # "max", or not a v2 group
+                continue
+    return rooms
+
+
+def _lock(memory: torch.Tensor) -> None:
+    try:
+        runtime: Any = torch.cuda.cudart()
+        code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, _FOR_ALL_CONTEXTS))
+        if code:
+            raise torch.cuda.CudaError(code)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"{memory.nbytes / _GIB:.2f} GiB of host memory could not be page-locked ({error}); "
+            "check `ulimit -l`, or take --loader disk"
+        ) from error
+
+
+def _unlock(pointer: int) -> None:
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(pointer)
