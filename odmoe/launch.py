@@ -26,6 +26,7 @@ from main_node.node import Answer, MainNode, Step
 from main_node.rejoin import Keeper
 from main_node.sampling import GREEDY, Sampling
 from odmoe.cluster import travelled
+from odmoe.process import prepare_libraries, prepare_process
 from odmoe.ray_host import check_reachable, kill_half_started, warn_of_strangers
 from odmoe.settings import Settings
 from odmoe.stores import open_verified
@@ -37,26 +38,27 @@ from wire.grpc_client import connect
 
 FREE_S = 15.0
 STOP_S = 5.0
-WORKER_S = 60.0
-"""How long a request waits for a worker where every one is lost."""
-
-TRIES = 3
-"""How often a node whose process dies while the cluster starts is asked again."""
-
+WORKER_S = 60.0  # how long a request waits for a worker where every one is lost
+TRIES = 3  # how often a node whose process dies while the cluster starts is asked again
 STEP_S = 600.0
 """Most time between two tokens. Every wait inside the main node is shorter; this is for one that is gone."""
 
 
-class _Served:
-    """A node of one role, served over gRPC once `start` has been called. Ray makes a new one where it has died."""
+class _Actor:
+    """What every process of ours does first."""
 
     def __init__(self, settings: Settings, store: str) -> None:
-        from odmoe.process import prepare_libraries, prepare_process
-
         prepare_process()
         prepare_libraries(settings.threads_a_node)
         self._settings = settings
         self._store = store
+
+
+class _Served(_Actor):
+    """A node of one role, served over gRPC once `start` has been called. Ray makes a new one where it has died."""
+
+    def __init__(self, settings: Settings, store: str) -> None:
+        super().__init__(settings, store)
         self._server: Any = None
         self._node: Node | None = None
         self._starting = threading.Lock()
@@ -139,16 +141,11 @@ class _Fleet:
                 begun = None
 
 
-class _Main:
+class _Main(_Actor):
     """The main node. Its generator's steps stream back to whoever asked."""
 
     def __init__(self, settings: Settings, store: str) -> None:
-        from odmoe.process import prepare_libraries, prepare_process
-
-        prepare_process()
-        prepare_libraries(settings.threads_a_node)
-        self._settings = settings
-        self._store = store
+        super().__init__(settings, store)
         self._main: MainNode | None = None
         self._fleet: _Fleet | None = None
         self._answers: dict[str, Answer] = {}

@@ -1,0 +1,194 @@
+"""Where the time of one decode step goes, and decode tokens/s beside Transformers `eager`, in turns in one run.
+
+From the cluster's own trace: each layer's path through the expert that answered last. With --ops, also the host's
+operations in the main node's thread, from torch.profiler (embedded only; it slows what it looks at).
+
+    .venv/bin/python scripts/step.py
+    .venv/bin/python scripts/step.py --cluster local --shadow none
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import statistics
+import time
+from collections import defaultdict
+from typing import Any
+
+import common
+from rich.console import Console
+from rich.table import Table
+
+from odmoe.process import prepare_libraries, prepare_process
+from odmoe.settings import Settings
+from odmoe.start import start_cluster
+from odmoe.stores import prepare_store
+from odmoe.text import encode, load_tokenizer
+from scheduler.trace import Span
+
+PARTS = {
+    "attention": "main node: attention, norms, gate",
+    "decide": "main node: rows gathered, scheduler, messages sent",
+    "out": "embedding on its way to the worker",
+    "load": "worker: the load is waited for (stall)",
+    "hand": "worker: hand-over between its threads",
+    "compute": "worker: the expert computes",
+    "back": "output on its way back, and the scheduler",
+    "wake": "main node: woken up",
+    "head": "main node: outputs added, head, next token",
+}
+
+
+class Eager:
+    """Transformers alone, the same prompt and threads."""
+
+    def __init__(self, model: str, dtype: str, ids: list[int]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), experts_implementation="eager"
+        )
+        self._ids = torch.tensor([ids])
+
+    def tokens_per_s(self, count: int) -> float:
+        """Decode passes a second, prefill left out."""
+        torch = self._torch
+        with torch.inference_mode():
+            out = self._model(self._ids, use_cache=True, logits_to_keep=1)
+            start = time.perf_counter()
+            for _ in range(count):
+                token = out.logits[:, -1:].argmax(-1)
+                out = self._model(token, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)
+        return count / (time.perf_counter() - start)
+
+
+def paths(spans: list[Span]) -> list[dict[str, float]]:
+    """One dictionary a decoded token: seconds by part of PARTS. The first token of the trace is prefill's."""
+    tokens = [s for s in spans if s.what == "token"][1:]
+    mains = [s for s in spans if s.row == "main"]
+    out = [s for s in spans if s.what == "transfer" and " to #" in s.label]
+    back = {s.label.partition("#")[2]: s for s in spans if s.what == "transfer" and s.label.startswith("from #")}
+    work: dict[tuple[str, str, str], list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.what in ("load", "compute"):
+            work[span.row, span.what, span.label].append(span)
+    found = []
+    for token in tokens:
+        inside = [s for s in mains if s.start >= token.start and s.end <= token.end]
+        parts = dict.fromkeys(PARTS, 0.0)
+        for span in inside:
+            parts["attention"] += (span.end - span.start) if span.what == "layer" else 0.0
+            parts["head"] += (span.end - span.start) if span.what == "head" else 0.0
+        gates = {s.label: s for s in inside if s.what == "gate"}
+        for wait in (s for s in inside if s.what == "wait"):
+            _one_layer(parts, gates[wait.label], wait, out, back, work)
+        found.append(parts)
+    return found
+
+
+def _one_layer(
+    parts: dict[str, float], gate: Span, wait: Span, out: list[Span], back: dict[str, Span],
+    work: dict[tuple[str, str, str], list[Span]],
+) -> None:  # fmt: skip
+    """The layer's path through the expert whose answer came last."""
+    first = bisect.bisect_left(out, gate.start, key=lambda s: s.start)
+    sent = [s for s in out[first:] if s.start <= wait.end and s.label.startswith(f"{wait.label}.")] \
+        if first < len(out) and out[first].start <= wait.end else []  # fmt: skip
+    answered = [(back[s.label.partition("#")[2]], s) for s in sent if s.label.partition("#")[2] in back]
+    answered = [pair for pair in answered if pair[0].end <= wait.end + 1e-3]
+    if not answered:
+        return
+    answer, message = max(answered, key=lambda pair: pair[0].end)
+    label = message.label.partition(" ")[0]
+    compute = _last(work[message.row, "compute", label], answer.start)
+    load = _last(work[message.row, "load", label], compute.start)
+    ready = max(load.end, message.end)
+    parts["decide"] += message.start - gate.start
+    parts["out"] += message.end - message.start
+    parts["load"] += max(0.0, load.end - message.end)
+    parts["hand"] += max(0.0, compute.start - ready)
+    parts["compute"] += compute.end - compute.start
+    parts["back"] += answer.end - compute.end
+    parts["wake"] += wait.end - answer.end
+
+
+def _last(spans: list[Span], before: float) -> Span:
+    """The last of them that had begun by then."""
+    return spans[max(0, bisect.bisect_right([s.start for s in spans], before) - 1)]
+
+
+def profile_ops(cluster: Any, ids: list[int], tokens: int) -> None:
+    """The main thread's torch operations, and Python's share, from torch.profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as made:
+        list(cluster.generate(ids, tokens, ignore_eos=True))
+    print(made.key_averages().table(sort_by="self_cpu_time_total", row_limit=15, max_name_column_width=40))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(common.DEMO))
+    parser.add_argument("--cluster", default="embedded")
+    parser.add_argument("--shadow", default="none")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=1)
+    parser.add_argument("--loader", default="disk")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--no-trace", action="store_true", help="only tokens/s: what the trace costs")
+    parser.add_argument("--ops", action="store_true", help="also torch.profiler's table")
+    args = parser.parse_args()
+    prepare_process()
+    prepare_libraries(1)
+    common.header("One decode step")
+    settings = Settings(
+        model=args.model, cluster=args.cluster, shadow=args.shadow, workers=args.workers, slots=args.slots,
+        loader=args.loader, dtype=args.dtype, threads=1, trace=None if args.no_trace else "kept in memory",
+    )  # fmt: skip
+    store = prepare_store(args.model, None, args.dtype)
+    ids = encode(load_tokenizer(store.dense), common.prompts(1)[0], 1 << 30)
+    eager = Eager(args.model, args.dtype, ids)
+    cluster = start_cluster(settings, store)
+    rates: list[float] = []
+    theirs: list[float] = []
+    steps: list[dict[str, float]] = []
+    try:
+        list(cluster.generate(ids, 8, ignore_eos=True))
+        cluster.trace()
+        for _ in range(args.turns):
+            theirs.append(eager.tokens_per_s(args.tokens))
+            *_, last = cluster.generate(ids, args.tokens, ignore_eos=True)
+            rates.append(last.report.decode_tokens_per_s or 0.0)
+            steps += paths(cluster.trace())
+        if args.ops and args.cluster == "embedded":
+            profile_ops(cluster, ids, args.tokens)
+    finally:
+        cluster.close()
+    show(args, rates, theirs, steps)
+
+
+def show(args: argparse.Namespace, rates: list[float], theirs: list[float], steps: list[dict[str, float]]) -> None:
+    rate, peer = statistics.median(rates), statistics.median(theirs)
+    ratio = statistics.median(one / other for one, other in zip(rates, theirs, strict=True))
+    rows: dict[str, Any] = {"tokens_per_s": rate, "eager_tokens_per_s": peer, "ratio": ratio}
+    print(
+        f"{args.cluster}, shadow {args.shadow}: {rate:.1f} tokens/s; Transformers eager {peer:.1f}: {ratio:.3f} times"
+    )
+    if steps:
+        medians = {part: statistics.median(step[part] for step in steps) * 1e3 for part in PARTS}
+        whole = sum(medians.values())
+        table = Table("part of a step", "ms", "share", title=f"medians of {len(steps)} tokens", title_justify="left")
+        for part, name in PARTS.items():
+            table.add_row(name, f"{medians[part]:.2f}", f"{medians[part] / whole:.0%}")
+        Console().print(table)
+        rows["ms"] = medians
+    print(f"saved: {common.save(f'step-{args.cluster}-{args.shadow}', [rows])}")
+
+
+if __name__ == "__main__":
+    main()
