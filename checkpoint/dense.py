@@ -41,9 +41,10 @@ def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, 
     stripped: Any = type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
     try:
-        model, info = stripped.from_pretrained(
-            folder, config=config, dtype=dtype, device_map=None, local_files_only=True, output_loading_info=True
-        )
+        with family.BUILDING:
+            model, info = stripped.from_pretrained(
+                folder, config=config, dtype=dtype, device_map=None, local_files_only=True, output_loading_info=True
+            )
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CorruptStoreError(f"the dense weights in {folder} do not fit config.json: {reason}") from error

@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import re
+import threading
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +93,16 @@ def stored_dtype(config: PreTrainedConfig) -> torch.dtype:
     return dtype
 
 
+BUILDING = threading.RLock()
+"""Held while Transformers builds or loads a model: it swaps settings of the whole process meanwhile (torch's default
+dtype, how weights are tied), and two threads at once would put each other's swapped ones back."""
+
+
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The whole model on the meta device, as `from_pretrained` would build it in `dtype`."""
     cls = model_class(config)
     try:
-        with contextlib.ExitStack() as stack:
+        with BUILDING, contextlib.ExitStack() as stack:
             for context in cls.get_init_context(dtype, False, False, None):
                 stack.enter_context(context)
             return cls(config)

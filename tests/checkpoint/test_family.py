@@ -63,3 +63,35 @@ def test_dense_layers_are_no_experts(tiny: Callable[..., Path]) -> None:
 
     model = family.meta_model(AutoConfig.from_pretrained(tiny("qwen3_moe")), torch.float32)
     assert list(family.experts_modules(model)) == [0, 2]
+
+
+def test_models_are_built_in_several_threads_at_once() -> None:
+    """Transformers swaps settings of the whole process while it builds a model; they must be as before afterwards."""
+    import sys
+    import threading
+
+    from transformers import MixtralConfig, PreTrainedModel
+
+    before = torch.get_default_dtype(), PreTrainedModel.tie_weights, torch.nn.init.normal_
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=2,
+    )  # fmt: skip
+    together = threading.Barrier(4)
+
+    def build() -> None:
+        together.wait(30)
+        for _ in range(25):
+            family.meta_model(config, torch.bfloat16)
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert (torch.get_default_dtype(), PreTrainedModel.tie_weights, torch.nn.init.normal_) == before
