@@ -12,6 +12,9 @@ from main_node.peers import read_output
 from scheduler import types as t
 from wire import messages as w
 
+_ALIGN = 64
+_FIRST = torch.zeros(1, dtype=torch.int64)
+
 
 class LayerWork:
     """Rows are gathered and outputs added in the order of the family's eager forward, so that the result is the same to
@@ -34,6 +37,9 @@ class LayerWork:
     def gather(cls, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> Self:
         """hidden [T, H], index and weights [T, k]."""
         work = cls(hidden)
+        if len(index) == 1 and len(set(named := index[0].tolist())) == len(named):
+            work._gather_one(named, weights)
+            return work
         by_choice = index.T  # [k, T]
         for expert in torch.unique(index).tolist():
             place, token = torch.where(by_choice == expert)
@@ -41,6 +47,16 @@ class LayerWork:
             work._hidden[expert] = hidden[token]
             work._weights[expert] = weights[token, place]
         return work
+
+    def _gather_one(self, named: list[int], weights: torch.Tensor) -> None:
+        """A single token, as in decoding: every expert gets the same row, copied only where its address is not one that
+        torch itself would choose: the last bit of a float32 product depends on that."""
+        row = self._like.clone() if self._like.data_ptr() % _ALIGN else self._like
+        for expert in sorted(named):
+            place = named.index(expert)
+            self._tokens[expert] = _FIRST
+            self._hidden[expert] = row
+            self._weights[expert] = weights[0, place : place + 1]
 
     @property
     def rows(self) -> tuple[tuple[int, int], ...]:

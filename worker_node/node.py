@@ -1,5 +1,6 @@
 """The worker: loads an expert just in time, computes it, evicts it. Two threads, so that a load never waits for a
-computation nor a computation for another slot's load."""
+computation nor a computation for another slot's load. With one slot there is nothing to overlap: a load needs the slot
+that the computation before it leaves. Then one thread does both, and spares a hand-over an expert."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ class _Session(Session):
         self._tickets: dict[int, _Ticket] = {}
         self._slots = threading.Lock()
         self._loading = SerialThread(f"{worker.name}-load", self.report)
-        self._computing = SerialThread(f"{worker.name}-compute", self.report)
+        one = len(worker.slots.buffers) == 1
+        self._computing = self._loading if one else SerialThread(f"{worker.name}-compute", self.report)
 
     # --- messages -----------------------------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ class _Session(Session):
         slots = worker.slots
         self.reply.send(WorkerUsage(slots.resident_max, slots.allocated_bytes, worker.loads, worker.bytes_loaded))
 
-    # --- the two threads ----------------------------------------------------------------------------------------
+    # --- the threads --------------------------------------------------------------------------------------------
 
     def _run_load(self, ticket: _Ticket) -> None:
         """On the loading thread."""
