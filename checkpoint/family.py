@@ -11,8 +11,8 @@ import functools
 import inspect
 import json
 import re
-import threading
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch

@@ -334,10 +334,14 @@ class Engine:
             return self._changed.wait_for(lambda: self._closed or bool(self.workers), deadline_s)
 
     def wait_for_predictions(self, number: int, deadline_s: float) -> bool:
-        """Until every layer that the main model has routed was predicted too. False when that took too long."""
+        """Until every layer that the main model has routed was predicted too. False when that took too long, or the
+        request was closed."""
+        ledgers = self.core.ledgers
         with self._changed:
-            ledger = self.core.ledgers[number]
-            return self._changed.wait_for(lambda: self.shadow is None or ledger.unmatched == 0, deadline_s)
+            self._changed.wait_for(
+                lambda: self.shadow is None or number not in ledgers or not ledgers[number].unmatched, deadline_s
+            )
+            return number in ledgers and (self.shadow is None or not ledgers[number].unmatched)
 
     def _stalled(self) -> float:
         """Seconds that open requests have waited for loads so far."""

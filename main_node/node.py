@@ -24,6 +24,8 @@ from scheduler.errors import ConfigError, LaunchError, PromptError, RequestCance
 Stopper = Callable[[tuple[str, ...]], Callable[[int], bool]]
 DRAIN_S = 10.0
 """After an answer, how long its last predictions are waited for, so that recall counts them."""
+LOOK_S = 0.1
+"""How often an answer that waits for the shadow looks whether it was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,14 @@ class ShadowStart:
         except Exception as error:  # noqa: BLE001 - told to whoever waits
             self._error = error
 
-    def wait(self, deadline_s: float) -> None:
-        """Until the shadow has joined. Raises LaunchError."""
+    def wait(self, deadline_s: float, given_up: threading.Event | None = None) -> None:
+        """Until the shadow has joined, or `given_up` is set. Raises LaunchError."""
         self.begin()
-        self._thread.join(deadline_s)
+        end = time.monotonic() + deadline_s
+        while self._thread.is_alive() and time.monotonic() < end:
+            if given_up is not None and given_up.is_set():
+                return
+            self._thread.join(min(LOOK_S, max(0.0, end - time.monotonic())))
         if self._thread.is_alive():
             raise LaunchError(f"the shadow was not ready within {deadline_s:g} s; try --shadow none")
         if self._error is not None:
@@ -83,23 +89,23 @@ class Answer(Iterator[Step]):
         self.stopped = stopped
         self._engine = main.engine
         self._steps = main.steps(self)
-        self._cancelled = False
+        self.cancelled = threading.Event()
 
     def __next__(self) -> Step:
         """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""
-        if self._cancelled:
+        if self.cancelled.is_set():
             self.close()
             raise RequestCancelledError(f"request {self.number} was cancelled")
         try:
             return next(self._steps)
         except RequestFailedError as error:
-            if self._cancelled:
+            if self.cancelled.is_set():
                 raise RequestCancelledError(f"request {self.number} was cancelled") from error
             raise
 
     def cancel(self) -> None:
         """From any thread, at any time: its loads end at once, and whoever waits for its next token hears of it."""
-        self._cancelled = True
+        self.cancelled.set()
         self._engine.close_request(self.number)
 
     def close(self) -> None:
@@ -176,6 +182,8 @@ class MainNode:
         self.engine.open_request(answer.number, answer.sequence, len(answer.sequence.prompt))
         self._open[answer.number] = answer.sequence
         try:
+            if answer.cancelled.is_set():  # before the engine had heard of it
+                raise RequestCancelledError(f"request {answer.number} was cancelled")
             yield from self._answer(answer)
         finally:
             del self._open[answer.number]
@@ -194,7 +202,7 @@ class MainNode:
             count = len(sequence.tokens)
             if count == 1 and self._shadow is not None:
                 waited = time.perf_counter()
-                self._shadow.wait(self.launch_s)
+                self._shadow.wait(self.launch_s, answer.cancelled)
                 shadow_wait_s = time.perf_counter() - waited
             self.engine.post(t.TokenDecoded(number, count - 1))
             token = self._forward(answer, [token], len(sequence.prompt) + count - 1)

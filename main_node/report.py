@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scheduler.errors import RequestFailedError
+
 if TYPE_CHECKING:
     from main_node.node import Answer, MainNode
 
@@ -66,9 +68,11 @@ class Times:
 
 
 def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> Report:
-    """Ask the ledger and every node."""
+    """Ask the ledger and every node. Raises RequestFailedError for a request that was closed meanwhile."""
     sequence = answer.sequence
-    ledger = main.engine.core.ledgers[answer.number]
+    ledger = main.engine.core.ledgers.get(answer.number)
+    if ledger is None:
+        raise RequestFailedError(f"request {answer.number} was closed")
     workers, shadow = main.engine.usage()
     count = len(sequence.tokens)
     if main.engine.shadow is not None:

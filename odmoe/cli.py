@@ -69,7 +69,7 @@ def generate(
     """Answer a prompt; the text streams as it comes."""
     settings = effective(flags, config).settings
     if not settings.model:
-        raise ConfigError("no model; give a model directory, e.g. -m models/demo-moe")
+        raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     if parallel < 1:
         raise ConfigError(f"--parallel is {parallel}; allowed: 1, 2, ...")
     asked = _prompts(prompt, prompts)

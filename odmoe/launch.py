@@ -179,7 +179,8 @@ class _Main(_Actor):
             if key in self._cancelled:
                 answer.cancel()
         try:
-            yield from answer
+            for step in answer:  # noqa: UP028 - Ray asks by `send`, which an answer does not have
+                yield step
         finally:
             with self._changing:
                 del self._answers[key]

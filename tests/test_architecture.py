@@ -24,7 +24,7 @@ SCHEDULER_TYPES = ("scheduler.errors", "scheduler.types")
 NODE_IMPORTS = ("torch", "transformers", "bitsandbytes", "wire", "scheduler", "checkpoint")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "scheduler": ("yaml", "msgpack", "numpy"),
-    "wire": ("grpc", "google.protobuf", *SCHEDULER_TYPES),
+    "wire": ("grpc", "google.protobuf", "scheduler.trace", *SCHEDULER_TYPES),
     "checkpoint": ("torch", "transformers", "safetensors", "huggingface_hub", "xxhash", *SCHEDULER_TYPES),
     "main_node": NODE_IMPORTS,
     "shadow_node": NODE_IMPORTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hmac
 import threading
@@ -103,8 +104,9 @@ class GrpcServer:
             handler = self._node.accept(stream)
         except ODMoEError as error:
             context.abort(*status_of(error))
+        with contextlib.suppress(grpc.RpcError):  # the client has gone; the reader finds that out
+            context.send_initial_metadata(((ACCEPTED_KEY, "1"),))  # before the reader's thread may answer
         self._start_reader(stream, requests, context, handler)
-        context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
         for data in stream.outgoing():
             respond(data)
         if stream.fault is not None:

@@ -57,9 +57,10 @@ class CudaLoader:
             torch.cuda.synchronize()  # the slots were filled on yet another stream
 
     def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
-        if self._slab is None:
+        slab = self._slab  # held to the end of the copy, lest `close` unlock its pages
+        if slab is None:
             raise ConfigError("this loader was closed; make another")
-        blob = self._slab.blob(layer, expert)
+        blob = slab.blob(layer, expert)
         if cancelled():
             return 0
         marks = self._marks[into.data_ptr()]

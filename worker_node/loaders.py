@@ -25,7 +25,7 @@ _CHUNK = 32 << 20
 
 class Loader(Protocol):
     """How bytes come to a slot, on which device that is, and in which time. `load` is called from one thread,
-    `computing` from another."""
+    `computing` from another (the same where there is one slot)."""
 
     name: str
     device: str

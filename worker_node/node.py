@@ -4,6 +4,7 @@ that the computation before it leaves. Then one thread does both, and spares a h
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
-from scheduler.errors import ODMoEError, ProtocolError
+from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel
 from wire.messages import (
@@ -145,6 +146,8 @@ class _Session(Session):
             message.load_id, message.slot, ExpertId(message.layer, message.expert), self._worker.pace.now()
         )
         with self._slots:
+            if self.over:  # `end` has looked already for what is to be given up
+                return
             if message.slot in self._tickets:
                 raise ProtocolError(f"slot {message.slot} is taken by {self._tickets[message.slot].expert}")
             self._tickets[message.slot] = ticket
@@ -256,8 +259,10 @@ class _Session(Session):
         self._worker.slots.release(ticket.slot)
 
     def _send(self, message: Message) -> None:
+        """Where the stream has just broken, `end` is about to hear of it: the slot's books come first."""
         if not self.over:
-            self.reply.send(message)
+            with contextlib.suppress(LinkError):
+                self.reply.send(message)
 
     def report(self, error: Exception, about: Message | None = None) -> None:
         load_id = about.load_id if isinstance(about, Load) else 0

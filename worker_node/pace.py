@@ -10,7 +10,7 @@ from scheduler.emulation import Emulation, Lane
 
 
 class Pace(Protocol):
-    """Times are seconds on one clock. Loads begin and end on one thread, computations on another."""
+    """Times are seconds on one clock. Loads begin and end on one thread, computations on another, or the same."""
 
     def now(self) -> float:
         """When what this thread is told happens."""

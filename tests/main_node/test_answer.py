@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from main_node.node import ShadowStart
 from odmoe.cluster import EmbeddedCluster
 from odmoe.settings import Settings
 from scheduler.errors import ConfigError, RequestCancelledError
@@ -119,6 +121,64 @@ def test_cancelled_before_its_first_token(cluster: EmbeddedCluster) -> None:
     with pytest.raises(RequestCancelledError):
         next(answer)
     assert len(list(cluster.generate([5, 6, 7], 4, ignore_eos=True))) == 4
+
+
+def test_cancelled_while_its_last_predictions_are_waited_for(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = cluster.main.engine
+    wait, waiting = engine.wait_for_predictions, threading.Event()
+
+    def told(number: int, deadline_s: float) -> bool:
+        engine.shadow = object()  # type: ignore[assignment]  # one that says nothing
+        waiting.set()
+        try:
+            return wait(number, deadline_s)
+        finally:
+            engine.shadow = None
+
+    engine.core._following.present = True  # so that predictions are owed
+    monkeypatch.setattr(engine, "wait_for_predictions", told)
+    monkeypatch.setattr("main_node.node.DRAIN_S", 2 * WAIT_S)
+    answer = cluster.generate([5, 6, 7], 2, ignore_eos=True)
+    next(answer)
+    canceller = threading.Thread(target=lambda: waiting.wait(WAIT_S) and answer.cancel())
+    canceller.start()
+    began = time.monotonic()
+    with pytest.raises(RequestCancelledError):
+        next(answer)
+    assert time.monotonic() - began < WAIT_S
+    canceller.join(WAIT_S)
+
+
+def test_cancelled_while_the_shadow_is_made(cluster: EmbeddedCluster) -> None:
+    release = threading.Event()
+    cluster.main._shadow = ShadowStart(lambda: release.wait(WAIT_S) and None)
+    answer = cluster.generate([5, 6, 7], 4, ignore_eos=True)
+    next(answer)
+    timer = threading.Timer(0.1, answer.cancel)
+    timer.start()
+    with pytest.raises(RequestCancelledError):
+        next(answer)
+    assert not release.is_set()
+    release.set()
+    timer.join(WAIT_S)
+
+
+def test_cancelled_just_before_the_engine_hears_of_it(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = cluster.generate([5, 6, 7], 4, ignore_eos=True)
+    opened = cluster.main.engine.open_request
+
+    def late(*request: Any) -> None:
+        answer.cancel()
+        opened(*request)
+
+    monkeypatch.setattr(cluster.main.engine, "open_request", late)
+    with pytest.raises(RequestCancelledError):
+        next(answer)
+    assert cluster.main.engine.core.ledgers == {}  # not even its prompt was begun
 
 
 def test_closed_twice_and_after_the_end(cluster: EmbeddedCluster) -> None:

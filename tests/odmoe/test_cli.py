@@ -154,10 +154,10 @@ def test_a_terminal_shows_what_is_done(
 
 USAGE: list[tuple[list[str], list[str]]] = [
     (["-n", "0"], ["--max-new-tokens", "0", "allowed: 1"]),
-    (["-n", "many"], ["--max-new-tokens", "integer"]),
+    (["-n", "many"], ["--max-new-tokens", "'many'", "allowed: 1, 2, ..."]),
     (["--workers", "0"], ["--workers", "0", "allowed: 1"]),
     (["--slots", "0"], ["--slots", "0", "allowed: 1"]),
-    (["--group-size", "0"], ["--group-size", "0", "1 to --workers (8)"]),
+    (["--group-size", "0"], ["--group-size", "0", "allowed: 1, 2, ..."]),
     (["--group-size", "9"], ["--group-size", "9", "1 to --workers (8)"]),
     (["--align-token", "-1"], ["align-token", "-1", "0 (never)"]),
     (["--align-kv", "-1"], ["align-kv", "-1", "0 (never)"]),

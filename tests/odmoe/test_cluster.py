@@ -17,7 +17,7 @@ def test_closed_while_its_shadow_is_made(demo_store: Any, monkeypatch: pytest.Mo
     """The shadow comes too late: it joins nobody."""
     making, go = threading.Event(), threading.Event()
 
-    def make_shadow(settings: Settings, store: Any) -> Any:
+    def make_shadow(settings: Settings, store: Any, emulation: Any) -> Any:
         making.set()
         go.wait(30)
         return object()

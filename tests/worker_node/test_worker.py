@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from wire.messages import (
+    PROTOCOL_VERSION,
     AskUsage,
     CloseRequest,
     Compute,
@@ -34,15 +35,20 @@ def test_hello_is_answered_by_what_the_worker_is(desk: Any) -> None:
     main = desk.connect(desk.worker(slots=3))
     main.send(desk.hello())
     assert main.next() == WorkerReady(
-        version=1, node="w0", slots=3, slot_bytes=desk.store.manifest.blob_bytes, device="cpu", loader="memory"
+        version=PROTOCOL_VERSION,
+        node="w0",
+        slots=3,
+        slot_bytes=desk.store.manifest.blob_bytes,
+        device="cpu",
+        loader="memory",
     )
 
 
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [
-        ("version", 2, "protocol version"),
-        ("version", 0, "protocol version"),
+        ("version", PROTOCOL_VERSION + 1, "protocol version"),
+        ("version", PROTOCOL_VERSION - 1, "protocol version"),
         ("fingerprint", "0" * 32, "model fingerprint"),
         ("fingerprint", "", "model fingerprint"),
         ("dtype", "float32", "dtype"),

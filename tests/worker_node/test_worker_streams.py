@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.errors import CorruptStoreError, LinkError
-from wire.messages import AskUsage, Compute, Computed, Evict, Failed, Load, Loaded, WorkerReady
+from wire.messages import AskUsage, Compute, Computed, Evict, Failed, Load, Loaded, WorkerReady, WorkerUsage
 from worker_node import node as module
 
 pytestmark = [
@@ -177,7 +177,7 @@ def test_load_that_waits_too_long_for_its_slot_is_named(
 ) -> None:
     monkeypatch.setattr(module, "SLOT_DEADLINE_S", 0.05)
     gate = held_arithmetic.hold(0)
-    main = desk.welcome(desk.worker(slots=1, arithmetic=held_arithmetic))
+    main = desk.welcome(desk.worker(slots=2, arithmetic=held_arithmetic))
     main.send(Load(1, 0, 0, 0), desk.compute(2, 0, 0, 0))
     main.next()
     gate.wait_for_arrival()
@@ -187,6 +187,17 @@ def test_load_that_waits_too_long_for_its_slot_is_named(
     assert isinstance(main.next(), Computed)
     main.send(Evict(0), Load(4, 0, 0, 1))
     assert main.next().load_id == 4
+
+
+def test_with_one_slot_a_load_comes_after_the_computation_before_it(desk: Any, held_arithmetic: Any) -> None:
+    gate = held_arithmetic.hold(0)
+    main = desk.welcome(desk.worker(slots=1, arithmetic=held_arithmetic))
+    main.send(Load(1, 0, 0, 0), desk.compute(2, 0, 0, 0, evict=True))
+    main.next()
+    gate.wait_for_arrival()
+    main.send(Evict(0), Load(3, 0, 0, 1), AskUsage())
+    gate.open()
+    assert [type(main.next()) for _ in range(3)] == [Computed, Loaded, WorkerUsage]
 
 
 # --- streams come and go ----------------------------------------------------------------------------------------------
