@@ -36,7 +36,8 @@ def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report:
     folder.mkdir()
     sums: dict[str, str] = {}
     for file in source.aux_files():
-        shutil.copyfile(file, folder / file.name)
+        if file.name != SUMS:  # ours has that name
+            _copy(file, folder / file.name)
     weight_map: dict[str, str] = {}
     for number, part in enumerate(_parts(tensors)):
         name = f"dense-{number:05d}.safetensors"
@@ -48,6 +49,12 @@ def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report:
     _write_text(folder / SUMS, json.dumps(sums, indent=1))
     sync_directory(folder)
     return sums
+
+
+def _copy(file: Path, target: Path) -> None:
+    shutil.copyfile(file, target)
+    with target.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def _write_text(file: Path, text: str) -> None:

@@ -51,6 +51,7 @@ def make_store(source: Source, target: Path, dtype: str | None = None, progress:
     torch_dtype = family.parse_dtype(dtype) if dtype else family.stored_dtype(config)
     name = family.dtype_name(torch_dtype)
     try:
+        target = target.resolve()  # `.`, or a link to where the store shall be
         if found := _there(source, target, name):
             return Made(found, False, 0)
         report = progress or (lambda what, done, total: None)
@@ -97,6 +98,8 @@ def _there(source: Source, target: Path, dtype: str) -> ExpertStore | None:
         raise StoreWriteError(f"{target} is a file; choose another place")
     if target.exists() and any(target.iterdir()):
         raise StoreWriteError(f"{target} exists, is not a store and is not empty; choose another place")
+    if os.path.ismount(target):
+        raise StoreWriteError(f"{target} is where a file system is mounted; choose a place in it: {target / 'store'}")
     return None
 
 

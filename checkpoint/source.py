@@ -49,7 +49,7 @@ class Source:
 
 def find_model(name: str) -> Path:
     """A directory as given, or a Hub repository's snapshot (`org/name`; HF_HOME and HF_HUB_OFFLINE are honoured)."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
         return path
     from huggingface_hub import snapshot_download

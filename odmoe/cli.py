@@ -117,7 +117,7 @@ def _prompts(prompt: str | None, file: Path | None) -> list[str]:
         raise ConfigError(f"a prompt and --prompts {file} are both given; give one of them")
     else:
         try:
-            lines = [line for line in file.read_text().splitlines() if line.strip()]
+            lines = [line for line in file.read_text().split("\n") if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise PromptError(f"--prompts {file} cannot be read: {error}") from error
         asked = [_unquoted(line) for line in lines]

@@ -36,7 +36,7 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
     origin: dict[str, str] = {}
     path = file or environ.get(PREFIX + "CONFIG")
     if path or default_file(environ).is_file():
-        where = Path(path).expanduser() if path else default_file(environ)
+        where = Path(os.path.expanduser(path)) if path else default_file(environ)
         for name, value in read_file(where).items():
             values[name], origin[name] = value, f"{name.replace('_', '-')} in {where}"
     for name in Settings.model_fields:
@@ -57,9 +57,15 @@ def read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file; `max-new-tokens` and `max_new_tokens` are the same key. Raises ConfigError."""
     try:
         found = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the configuration {path} cannot be read: {reason}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {' '.join(str(error).split())}") from error
+    except yaml.YAMLError as error:
+        # `from None`, and not its own words: those show the line, which may be the secret's.
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "some character"
+        raise ConfigError(
+            f"the configuration {path} cannot be read: {where} is not YAML; text with special characters needs quotes"
+        ) from None
     if found is None:
         return {}
     if not isinstance(found, dict):

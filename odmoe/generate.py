@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +24,18 @@ from scheduler.trace import write_trace
 
 if TYPE_CHECKING:
     from main_node.report import Report
-    from odmoe.cluster import Cluster
+    from odmoe.cluster import Answering, Cluster
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A cluster, and all that its answers need."""
+    """A cluster, and all that its answers need. `under_way`: those that are."""
 
     settings: Settings
     tokenizer: Any
     cluster: Cluster
     dtype: str
+    under_way: set[Answering] = field(default_factory=set)
 
     def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
         """One answer; `show` gets its text as it comes."""
@@ -42,10 +43,14 @@ class Job:
 
         text, pieces, report = StoppedText(self.tokenizer, self.settings.stop), [], None
         with closing(self.cluster.generate(ids, **answering(self.settings))) as steps:
-            for step in steps:
-                pieces.append(text.push(step.token_id) + (text.flush() if step.report else ""))
-                show(pieces[-1])
-                report = step.report
+            self.under_way.add(steps)
+            try:
+                for step in steps:
+                    pieces.append(text.push(step.token_id) + (text.flush() if step.report else ""))
+                    show(pieces[-1])
+                    report = step.report
+            finally:
+                self.under_way.discard(steps)
         return "".join(pieces), report
 
     def facts(self, text: str, report: Report) -> dict[str, Any]:
@@ -171,6 +176,8 @@ def _in_order(
         stop.set()
         for one in running:
             one.cancel()
+        for steps in job.under_way.copy():  # they may wait long for their next token
+            steps.cancel()
 
 
 def _show(piece: str) -> None:

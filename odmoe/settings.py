@@ -74,7 +74,9 @@ class Settings(BaseModel):
     threads: Count | None = _count(
         None, "Threads a node computes with; all cores, or half of them where nodes share a machine."
     )
-    launch_timeout: Number = _setting(600.0, "a number of at least 1", "Most seconds until a node is ready.", ge=1)
+    launch_timeout: Number = _setting(
+        600.0, "a number from 1 to 1000000", "Most seconds until a node is ready.", ge=1, le=1e6
+    )
     host: str = _setting("127.0.0.1", "an address of this machine", "Where nodes of a local cluster listen.")
     secret: str | None = _setting(
         None, "a text that others do not know", "What nodes off loopback must know of each other.", min_length=1,

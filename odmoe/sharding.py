@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def run_shard(model: str, store: str, dtype: str | None, verify: bool, as_json: 
     prepare_process(terminal.debug)
     with terminal.progress() as progress:
         start = time.monotonic()
-        made = make_or_open(open_source(find_model(model)), Path(store).expanduser(), dtype, progress)
+        made = make_or_open(open_source(find_model(model)), Path(os.path.expanduser(store)), dtype, progress)
         took = time.monotonic() - start
         opened, checked, start = made.store, None, time.monotonic()
         if made.written:

@@ -38,7 +38,7 @@ def prepare_store(model: str, store: str | None, dtype: str | None, progress: Pr
 
             opened = check_same(ExpertStore.open(path), None, dtype)
         else:
-            made = make_or_open(source, cached or Path(store or "").expanduser(), dtype, progress)
+            made = make_or_open(source, cached or Path(os.path.expanduser(store or "")), dtype, progress)
             opened = made.store
             if made.written:
                 opened.trust(stamps_dir())

@@ -184,6 +184,11 @@ def test_dense_part_carries_the_small_files(demo: Path, store_of: Callable[..., 
         assert (dense / name).read_bytes() == (demo / name).read_bytes()
 
 
+def test_checkpoint_with_a_file_named_as_ours(copied: Path, tmp_path: Path) -> None:
+    (copied / "checksums.json").write_text("{}")
+    shard(open_source(copied), tmp_path / "store").verify()
+
+
 def test_progress_is_told_to_its_end(copied: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     shard(open_source(copied), tmp_path / "store", progress=lambda *step: seen.append(step))
@@ -212,6 +217,22 @@ def test_target_may_be_deep_or_an_empty_directory_or_here(
     monkeypatch.chdir(tmp_path)
     shard(source, Path("beside")).verify()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "beside", "copied", "empty"]
+
+
+def test_target_may_be_a_link_or_where_we_are(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(copied)
+    for name, there in (("link", "empty"), ("dangling", "missing")):
+        (tmp_path / name).symlink_to(there)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "here").mkdir()
+    shard(source, tmp_path / "link").verify()
+    shard(source, tmp_path / "dangling").verify()
+    assert (tmp_path / "link").is_symlink()
+    assert shard(source, tmp_path / "link").path == tmp_path / "empty"
+    monkeypatch.chdir(tmp_path / "here")
+    shard(source, Path()).verify()
+    names = ["copied", "dangling", "empty", "here", "link", "missing"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

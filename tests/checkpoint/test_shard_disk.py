@@ -100,6 +100,14 @@ def test_disk_that_fills_up_meanwhile(
     assert [p.name for p in where.iterdir()] == ["store"]
 
 
+def test_place_that_cannot_be_renamed_to(disk: Callable[..., Path], source: Source) -> None:
+    where = disk(8 << 20)
+    with pytest.raises(StoreWriteError, match=f"{where} is where a file system is mounted.*{where}/store"):
+        shard(source, where)
+    assert not partial_of(where).exists()
+    assert list(where.iterdir()) == []
+
+
 def test_file_system_that_is_read_only(disk: Callable[..., Path], source: Source) -> None:
     where = disk(1 << 20, "ro")
     with pytest.raises(StoreWriteError, match=f"{where}/store: Read-only file system"):

@@ -13,7 +13,10 @@ import torch
 from main_node.node import ShadowStart
 from odmoe.cluster import EmbeddedCluster
 from odmoe.settings import Settings
-from scheduler.errors import ConfigError, RequestCancelledError
+from scheduler.errors import ConfigError, ODMoEError, RequestCancelledError
+from wire import inprocess
+from wire import messages as w
+from wire.base import Channel
 
 WAIT_S = 60.0
 COUNT = 24
@@ -123,23 +126,37 @@ def test_cancelled_before_its_first_token(cluster: EmbeddedCluster) -> None:
     assert len(list(cluster.generate([5, 6, 7], 4, ignore_eos=True))) == 4
 
 
+class SilentShadow:
+    """Follows every request, and predicts nothing."""
+
+    def accept(self, reply: Channel) -> SilentShadow:
+        self.reply = reply
+        return self
+
+    def on_message(self, message: w.Message) -> None:
+        if isinstance(message, w.Hello):
+            self.reply.send(w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "none", 0))
+
+    def on_close(self, error: ODMoEError | None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def test_cancelled_while_its_last_predictions_are_waited_for(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = cluster.main.engine
+    engine.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
     wait, waiting = engine.wait_for_predictions, threading.Event()
 
     def told(number: int, deadline_s: float) -> bool:
-        engine.shadow = object()  # type: ignore[assignment]  # one that says nothing
         waiting.set()
-        try:
-            return wait(number, deadline_s)
-        finally:
-            engine.shadow = None
+        return wait(number, deadline_s)
 
-    engine.core._following.present = True  # so that predictions are owed
     monkeypatch.setattr(engine, "wait_for_predictions", told)
-    monkeypatch.setattr("main_node.node.DRAIN_S", 2 * WAIT_S)
+    monkeypatch.setattr("main_node.node.DRAIN_S", WAIT_S)
     answer = cluster.generate([5, 6, 7], 2, ignore_eos=True)
     next(answer)
     canceller = threading.Thread(target=lambda: waiting.wait(WAIT_S) and answer.cancel())

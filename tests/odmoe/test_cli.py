@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from odmoe.cli import _prompts
+
 ODMOE = Path(sys.executable).with_name("odmoe")
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many does he have?\nAnswer:"
 LITTLE = ["--shadow", "none", "--threads", "1"]
@@ -518,6 +520,13 @@ def test_many_prompts(cli: Any, demo: Path, tmp_path: Path, expected: Any) -> No
     assert [(line["token_ids"], line["text"]) for line in lines] == [expected(one, 10) for one in asked]
     said = cli(*common, "-q")
     assert (said.code, said.out) == (0, "".join(expected(one, 10)[1] + "\n" for one in asked))
+
+
+def test_a_prompt_ends_where_a_line_of_the_file_ends(tmp_path: Path) -> None:
+    asked = ["one\u2028still one", "two\x0cstill two\x85"]
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\r\n".join([asked[0], json.dumps(asked[1], ensure_ascii=False)]).encode())
+    assert _prompts(None, file) == asked
 
 
 @pytest.mark.usefixtures("no_nodes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ WRONG: list[tuple[str, list[str]]] = [
     ("shadow: int3", ["shadow in", "'int3'", "fp16, int8, nf4, none"]),
     ("temperature: -1", ["temperature in", "-1", "at least 0"]),
     ("temperature: .nan", ["nan", "at least 0"]),
+    ("launch-timeout: 1e300", ["launch-timeout in", "1e300", "1 to 1000000"]),
     ("top_p: 1.5", ["1.5", "at most 1"]),
     ("seed: 99999999999999999999", ["seed in", "2^63"]),
     ("stop: ['']", ["stop in", "at least one character"]),
@@ -91,6 +93,8 @@ def test_wrong_elsewhere(tmp_path: Path) -> None:
         effective({}, str(tmp_path / "none.yaml"), {})
     with pytest.raises(ConfigError, match="cannot be read"):
         effective({}, str(tmp_path), {})
+    with pytest.raises(ConfigError, match="~nobody-of-that-name/x cannot be read"):
+        effective({}, "~nobody-of-that-name/x", {})
 
 
 def test_texts_in_the_environment() -> None:
@@ -106,6 +110,13 @@ def test_the_secret_is_never_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         effective({}, file_of(tmp_path, "secret: 123456"), {})
     assert "123456" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["@hush", "'hush", "*hush!", "!hush 1", "hush: 1", "`hush", "*hush", "%hush"])
+def test_the_secret_is_not_shown_where_the_file_is_no_yaml(line: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read: line [2-4], column \d+ is not YAML") as caught:
+        effective({}, file_of(tmp_path, f"workers: 3\nsecret: {line}\nslots: 2\n"), {})
+    assert "hush" not in "".join(traceback.format_exception(caught.value)).replace(str(tmp_path), "")
 
 
 GIVEN: dict[str, st.SearchStrategy[Any]] = {

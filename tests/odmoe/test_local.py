@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from main_node.sampling import Sampling
 from odmoe.cluster import EmbeddedCluster
 from odmoe.process import prepare_ray
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
-from scheduler.errors import ClusterError, LaunchError, PromptError, RequestFailedError
+from scheduler.errors import ClusterError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,8 @@ def mark(marked: Any) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def cluster(mark: str, demo_store: Callable[[str], Any]) -> Iterator[Any]:
     """One local cluster for the whole module; the tests that break it come last."""
-    made = start_cluster(Settings(model="demo", cluster="local", **COMMON), demo_store("float32"))
+    settings = Settings(model="demo", cluster="local", trace="kept in memory", **COMMON)
+    made = start_cluster(settings, demo_store("float32"))
     yield made
     made.close()
 
@@ -115,6 +117,39 @@ def test_two_answers_at_once(cluster: Any, reference: Any) -> None:
     runs = [cluster.generate(one.prompt, TOKENS, ignore_eos=True) for one in wanted]
     got = [[next(run).token_id for run in runs] for _ in range(TOKENS)]
     assert [list(tokens) for tokens in zip(*got, strict=True)] == [one.tokens for one in wanted]
+
+
+def test_drawn_stopped_and_cancelled_as_in_one_process(cluster: Any, demo_store: Any, reference: Any) -> None:
+    prompt = reference("float32", PROMPTS[0], TOKENS).prompt
+    asked: dict[str, Any] = {"sampling": Sampling(temperature=1.2, seed=7), "stop": ("e", "a")}
+    embedded = EmbeddedCluster(Settings(model="demo", **(COMMON | {"shadow": "none"})), demo_store("float32"))
+    try:
+        *_, near = embedded.generate(prompt, TOKENS, **asked)
+    finally:
+        embedded.close()
+    *_, last = cluster.generate(prompt, TOKENS, **asked)
+    assert last.report.token_ids == near.report.token_ids
+    assert (last.report.finish, last.report.seed) == ("stop_text", 7)
+    steps = cluster.generate(prompt, 800, ignore_eos=True)
+    next(steps)
+    steps.cancel()
+    with pytest.raises(RequestCancelledError):
+        list(steps)
+
+
+def test_every_process_is_in_the_trace_on_one_clock(cluster: Any, reference: Any) -> None:
+    cluster.trace()
+    answer(cluster, reference("float32", PROMPTS[0], TOKENS).prompt)
+    spans = cluster.trace()
+    assert {span.row for span in spans} == {"main", *NODES[:-1]}
+    begin = min(span.start for span in spans if span.what == "token")
+    end = max(span.end for span in spans if span.what == "token")
+    computed = [span for span in spans if span.what == "compute"]
+    assert len(computed) >= 8 * 2 * (TOKENS - 1)
+    assert all(begin <= span.start <= span.end <= end for span in computed)
+    travelled = [span.end - span.start for span in spans if span.what == "transfer" and " to #" in span.label]
+    assert len(travelled) == len(computed)
+    assert min(travelled) > 0
 
 
 @pytest.mark.parametrize("role", ["main_node", "shadow_node", "worker_node"])
