@@ -14,7 +14,7 @@ import xxhash
 from checkpoint.direct import Appender, sync_directory
 from checkpoint.partial import Progress
 from checkpoint.source import INDEX, Source
-from checkpoint.store import SUMS, file_checksum
+from checkpoint.store import file_checksum
 from checkpoint.weights import Pieces, Place, finite_bytes
 from scheduler.errors import CorruptCheckpointError
 
@@ -22,7 +22,7 @@ _PART_BYTES = 1 << 29
 
 
 def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report: Progress) -> dict[str, str]:
-    """Write the tensors in files of some 512 MiB, and what goes with them. The files' checksums, which are there too.
+    """Write the tensors in files of some 512 MiB, and what goes with them. The files' checksums.
 
     Memory: 16 MiB at a time. `report("dense", bytes done, of)`. Raises CorruptCheckpointError, OSError.
     """
@@ -36,8 +36,7 @@ def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report:
     folder.mkdir()
     sums: dict[str, str] = {}
     for file in source.aux_files():
-        if file.name != SUMS:  # ours has that name
-            _copy(file, folder / file.name)
+        _copy(file, folder / file.name)
     weight_map: dict[str, str] = {}
     for number, part in enumerate(_parts(tensors)):
         name = f"dense-{number:05d}.safetensors"
@@ -45,10 +44,8 @@ def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report:
         weight_map.update(dict.fromkeys(part, name))
     _write_text(folder / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1))
     sums |= {file.name: file_checksum(file) for file in folder.iterdir() if file.name not in sums}
-    sums = dict(sorted(sums.items()))
-    _write_text(folder / SUMS, json.dumps(sums, indent=1))
     sync_directory(folder)
-    return sums
+    return dict(sorted(sums.items()))
 
 
 def _copy(file: Path, target: Path) -> None:

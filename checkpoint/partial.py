@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.direct import sync_directory
-from checkpoint.store import MANIFEST, ExpertStore, LayerSpec, blob_fault, dense_fault, layer_from, possible, seal
+from checkpoint.store import (
+    MANIFEST,
+    ExpertStore,
+    LayerSpec,
+    blob_fault,
+    dense_fault,
+    layer_from,
+    possible,
+    possible_dense,
+    seal,
+)
 from scheduler.errors import StoreWriteError
 
 Progress = Callable[[str, int, int], None]
@@ -51,7 +61,7 @@ class Partial:
         self.folder = partial_of(target)
         self.store = self.folder / "store"
         self.layers: dict[int, LayerSpec] = {}
-        self.dense_done = False
+        self.dense: dict[str, str] | None = None
         self._journal = self.folder / "journal"
         self._lock = lock
 
@@ -106,8 +116,9 @@ class Partial:
             if layer in planned and spec and _alike(spec, planned[layer]) and self._agrees(layer, spec):
                 self.layers[layer] = spec
         sums = next((entry["dense"] for entry in lines[1:] if "dense" in entry), None)
-        self.dense_done = sums is not None and dense_fault(self.store, sums) is None
-        kept = {spec.file for spec in self.layers.values()} | ({"dense"} if self.dense_done else set())
+        if sums is not None and possible_dense(sums) and dense_fault(self.store, sums) is None:
+            self.dense = sums
+        kept = {spec.file for spec in self.layers.values()} | ({"dense"} if self.dense else set())
         for entry in list(self.store.iterdir()):
             if entry.name not in kept:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -115,8 +126,8 @@ class Partial:
             {"identity": identity},
             *({"layer": n, "spec": asdict(spec)} for n, spec in self.layers.items()),
         ]
-        if self.dense_done:
-            again.append({"dense": sums})
+        if self.dense:
+            again.append({"dense": self.dense})
         fresh = self._journal.with_suffix(".new")
         with fresh.open("w") as stream:
             stream.writelines(json.dumps(seal(entry)) + "\n" for entry in again)
@@ -135,7 +146,7 @@ class Partial:
 
     def add_dense(self, sums: dict[str, str]) -> None:
         """The dense part is whole and synced. Raises OSError."""
-        self.dense_done = True
+        self.dense = sums
         self._add({"dense": sums})
 
     def _add(self, entry: dict[str, Any]) -> None:

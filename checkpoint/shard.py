@@ -19,7 +19,7 @@ from checkpoint.layers import planned_layer, write_layers
 from checkpoint.partial import Partial, Progress, begun
 from checkpoint.source import Source, verify_bytes
 from checkpoint.store import DENSE, FORMAT, MANIFEST, ExpertStore, LayerSpec, Manifest
-from scheduler.errors import CheckpointError, StoreMismatchError, StoreWriteError
+from scheduler.errors import CheckpointError, CorruptCheckpointError, StoreMismatchError, StoreWriteError
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,22 @@ def make_store(source: Source, target: Path, dtype: str | None = None, progress:
         }  # fmt: skip
         if not begun(target, identity):
             report("verify", 0, 1)
-            verify_bytes(source, lambda done, total: report("verify", done, total))
+            _verified(source, report)
         partial = Partial.claim(target, report)
         if partial is None:
             return Made(check_same(ExpertStore.open(target), source, name), False, 0)
-        manifest = Manifest(FORMAT, source.fingerprint, config.model_type, name, source.config, {})
+        manifest = Manifest(FORMAT, source.fingerprint, config.model_type, name, source.config, {}, {})
         resumed = _fill(plan, partial, identity, manifest, report)
     except OSError as error:
         raise StoreWriteError(f"cannot write the store {target}: {_reason(error)}; choose another place") from error
     return Made(check_same(ExpertStore.open(target), source, name), True, resumed)
+
+
+def _verified(source: Source, report: Progress) -> None:
+    try:
+        verify_bytes(source, lambda done, total: report("verify", done, total))
+    except OSError as error:
+        raise CorruptCheckpointError(f"{error.filename or source.path} cannot be read: {error.strerror}") from error
 
 
 def check_same(store: ExpertStore, source: Source | None, dtype: str | None) -> ExpertStore:
@@ -116,10 +123,10 @@ def _fill(plan: Plan, partial: Partial, identity: dict[str, Any], manifest: Mani
         resumed = len(partial.layers)
         _check_room(plan, partial, planned)
         write_layers(plan, partial, beat)
-        if not partial.dense_done:
+        if not partial.dense:
             partial.add_dense(write_dense(plan.source, plan.dense, partial.store / DENSE, beat))
         layers = {layer: partial.layers[layer] for layer in plan.layers}
-        partial.publish(Manifest(**{**vars(manifest), "layers": layers}).to_json())
+        partial.publish(Manifest(**{**vars(manifest), "layers": layers, "dense": partial.dense}).to_json())
     except BaseException as error:
         kept = bool(partial.layers) and not isinstance(error, CheckpointError)
         (partial.keep if kept else partial.discard)()
@@ -152,7 +159,7 @@ def _reason(error: OSError) -> str:
 def _missing_bytes(plan: Plan, partial: Partial, planned: dict[int, LayerSpec]) -> int:
     """Bytes that are to be written yet, roughly where small files are concerned."""
     blobs = sum(b.length for layer, spec in planned.items() if layer not in partial.layers for b in spec.blobs)
-    if partial.dense_done:
+    if partial.dense:
         return blobs
     small = sum(file.stat().st_size for file in plan.source.aux_files())
     return blobs + small + sum(place.nbytes for place in plan.dense.values())

@@ -26,10 +26,9 @@ from checkpoint.family import DTYPES
 from checkpoint.tensors import PAGE, aligned_buffer
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError, StoreNotFoundError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 DENSE = "dense"
-SUMS = "checksums.json"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store holds. `fingerprint` names the checkpoint it came from, `dtype` the experts' own."""
+    """What a store holds. `fingerprint` names the checkpoint it came from, `dtype` the experts' own; `dense`: the dense
+    part's files and their checksums, no others."""
 
     format: int
     fingerprint: str
@@ -80,6 +80,7 @@ class Manifest:
     dtype: str
     config: dict[str, Any]
     layers: dict[int, LayerSpec]
+    dense: dict[str, str]
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -138,6 +139,8 @@ def _check(manifest: Manifest, where: Path) -> None:
     texts = (manifest.fingerprint, manifest.family, manifest.dtype)
     if not all(isinstance(text, str) for text in texts) or manifest.dtype not in DTYPES:
         raise CorruptStoreError(f"{where} has no fingerprint, family or dtype; make the store again")
+    if not possible_dense(manifest.dense):
+        raise CorruptStoreError(f"{where} names no dense files; make the store again")
     if not isinstance(manifest.config, dict):
         raise CorruptStoreError(f"{where} has no config; make the store again")
     for number, layer in manifest.layers.items():
@@ -234,7 +237,7 @@ class ExpertStore:
             for number, layer in self.manifest.layers.items():
                 if fault := blob_fault(self.path, number, layer, step):
                     raise CorruptStoreError(f"{fault}; make the store again with odmoe shard")
-            if fault := dense_fault(self.path):
+            if fault := dense_fault(self.path, self.manifest.dense):
                 raise CorruptStoreError(f"{fault}; make the store again")
             dense = [file.stat().st_size for file in self.dense.iterdir()]
         except OSError as error:
@@ -290,23 +293,21 @@ def blob_fault(folder: Path, number: int, layer: LayerSpec, step: Callable[[int]
         os.close(descriptor)
 
 
-def dense_fault(folder: Path, expected: dict[str, str] | None = None) -> str | None:
-    """What is wrong with the dense part of the store in `folder`, or None. Raises OSError.
+def possible_dense(sums: object) -> bool:
+    """Files of one directory, each with a checksum."""
+    if not isinstance(sums, dict) or not sums:
+        return False
+    return all(isinstance(n, str) and Path(n).name == n and isinstance(value, str) for n, value in sums.items())
 
-    `expected`: its checksums; those that it says itself when None.
-    """
-    where = folder / DENSE / SUMS
-    try:
-        sums = json.loads(where.read_bytes())
-    except FileNotFoundError:
-        return f"{where} is missing"
-    except (ValueError, RecursionError) as error:
-        return f"{where} is damaged ({error})"
-    if not isinstance(sums, dict) or not sums or (expected is not None and sums != expected):
-        return f"{where} is damaged"
+
+def dense_fault(folder: Path, sums: dict[str, str]) -> str | None:
+    """What is wrong with the dense part of the store in `folder`, or None. Raises OSError."""
+    found = {file.name for file in (folder / DENSE).iterdir()} if (folder / DENSE).is_dir() else set()
+    if stranger := min(found - sums.keys(), default=None):
+        return f"{folder / DENSE / stranger} is none of the store's files"
     for name, value in sums.items():
         file = folder / DENSE / name
-        if Path(name).name != name or not file.is_file() or file_checksum(file) != value:
+        if not file.is_file() or file_checksum(file) != value:
             return f"{file} is missing or fails its checksum"
     return None
 

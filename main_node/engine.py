@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -50,6 +49,7 @@ class Engine:
         self._changed = threading.Condition(self._lock)
         self._inbox: list[t.Event] = []
         self._draining = False
+        self._now = 0.0
         self._requests: dict[int, RequestData] = {}
         self._layers: dict[t.Visit, LayerWork] = {}
         self._owed = Debts(answer_s)
@@ -197,11 +197,16 @@ class Engine:
             self._draining = True
             try:
                 while self._inbox:
-                    for command in self.core.handle(self._inbox.pop(0), time.monotonic()):
+                    for command in self.core.handle(self._inbox.pop(0), self._time()):
                         self._act(command)
             finally:
                 self._draining = False
                 self._changed.notify_all()
+
+    def _time(self) -> float:
+        """Never backwards, though emulated time is each thread's own."""
+        self._now = max(self._now, self.pace.now())
+        return self._now
 
     def _act(self, command: t.Command) -> None:
         if isinstance(command, t.Compute):

@@ -39,7 +39,7 @@ class PeerHandler:
         self._on_event = on_event
         self._on_lost = on_lost
         self._channel: Channel | None = None
-        self._answer: Message | None = None
+        self._answers: dict[type, Message] = {}
         self._error: ODMoEError | None = None
         self._ended = False
         self._changed = threading.Condition()
@@ -56,22 +56,29 @@ class PeerHandler:
 
     def ask(self, question: Message, kind: type | tuple[type, ...], deadline_s: float) -> Message | None:
         """Send and wait for an answer of that kind; None when it did not come."""
-        self.put(question)
-        return self.take(kind, deadline_s)
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        self.put(question, *kinds)
+        return self.take(kinds, deadline_s)
 
-    def put(self, question: Message) -> None:
-        """Send a question whose answer `take` waits for."""
+    def put(self, question: Message, *kinds: type) -> None:
+        """Send a question whose answer, of one of these kinds, `take` waits for."""
         with self._changed:
-            self._answer = None
+            for kind in kinds:
+                self._answers.pop(kind, None)
         try:
             self.send(question)
         except LinkError as error:
             self._error = self._error or error
 
-    def take(self, kind: type | tuple[type, ...], deadline_s: float) -> Message | None:
+    def take(self, kinds: tuple[type, ...], deadline_s: float) -> Message | None:
+        """The answer, once it is there. None when it did not come."""
+
+        def found() -> Message | None:
+            return next((self._answers[kind] for kind in kinds if kind in self._answers), None)
+
         with self._changed:
-            self._changed.wait_for(lambda: isinstance(self._answer, kind) or self._ended or self._error, deadline_s)
-            return self._answer if isinstance(self._answer, kind) else None
+            self._changed.wait_for(lambda: found() or self._ended or self._error, deadline_s)
+            return found()
 
     def send(self, message: Message) -> None:
         """Raises LinkError."""
@@ -82,7 +89,7 @@ class PeerHandler:
     def on_message(self, message: Message) -> None:
         if isinstance(message, _ANSWERS):
             with self._changed:
-                self._answer = message
+                self._answers[type(message)] = message
                 self._changed.notify_all()
             return
         if isinstance(message, Failed) and not (message.load_id or message.call_id or message.request):
@@ -114,10 +121,12 @@ def ask_usage(
 ) -> tuple[dict[int, WorkerUsage], ShadowUsage | None]:
     """Asks all at once, then takes the answers. A node that does not answer in time is left out."""
     end = time.monotonic() + deadline_s
-    for peer in [*workers.values(), *([shadow] if shadow else [])]:
-        peer.put(AskUsage())
-    answers = {number: peer.take(WorkerUsage, end - time.monotonic()) for number, peer in workers.items()}
-    held = shadow.take(ShadowUsage, end - time.monotonic()) if shadow else None
+    for peer in workers.values():
+        peer.put(AskUsage(), WorkerUsage)
+    if shadow:
+        shadow.put(AskUsage(), ShadowUsage)
+    answers = {number: peer.take((WorkerUsage,), end - time.monotonic()) for number, peer in workers.items()}
+    held = shadow.take((ShadowUsage,), end - time.monotonic()) if shadow else None
     known = {number: answer for number, answer in answers.items() if isinstance(answer, WorkerUsage)}
     return known, held if isinstance(held, ShadowUsage) else None
 

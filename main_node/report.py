@@ -24,7 +24,8 @@ class Report:
     are not heeded; where there are any, `exact` is False. `seed`: of the draws, None where the likeliest was taken.
     `loads`: all, of which `prefill_loads`; `reloads`: begun after the gate for want of a prediction;
     `stall_s`: decoding's waits for loads. `memory_bytes`: weights, slots and caches a role, from the buffers;
-    `memory_of_whole`: all of it, as a fraction of the weights of the model with every expert in memory.
+    `memory_of_whole`: all of it, as a fraction of the weights of the model with every expert in memory, None where a
+    node did not say what it holds.
     """
 
     token_ids: list[int]
@@ -46,7 +47,7 @@ class Report:
     stall_s: float
     prefill_stall_s: float
     memory_bytes: dict[str, int | list[int]]
-    memory_of_whole: float
+    memory_of_whole: float | None
     resident_experts_max: list[int]
     bytes_loaded: int
     finish: str
@@ -74,6 +75,7 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
     if ledger is None:
         raise RequestFailedError(f"request {answer.number} was closed")
     workers, shadow = main.engine.usage()
+    told = len(workers) == len(main.engine.workers) and (shadow is None) is (main.engine.shadow is None)
     count = len(sequence.tokens)
     if main.engine.shadow is not None:
         ledger.close()
@@ -105,7 +107,7 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
             "shadow": held,
             "workers": slots,
         },
-        memory_of_whole=(main.device_bytes + held + sum(slots)) / whole,
+        memory_of_whole=(main.device_bytes + held + sum(slots)) / whole if told else None,
         resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
         bytes_loaded=ledger.bytes_loaded,
         finish=finish,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, RequestFailedError
 
 _NOT_BUILT: dict[str, tuple[object, ...]] = {
     "num_beams": (None, 1),
@@ -16,8 +16,9 @@ _NOT_BUILT: dict[str, tuple[object, ...]] = {
     "penalty_alpha": (None, 0.0),
     "dola_layers": (None,),
     "prompt_lookup_num_tokens": (None,),
+    "stop_strings": (None,),
 }
-"""Generation settings that need more than one pass a token, with the values that change nothing."""
+"""Generation settings that need more than one pass a token, or the tokenizer; and the values that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,17 @@ class Chooser:
         self._count = len(prompt)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token, from its logits [V], float32."""
+        """The next token, from its logits [V], float32. Raises RequestFailedError where nothing can be drawn."""
         scores = logits[None]
         if self._processors:
             scores = self._processors(self._tokens[:, : self._count], logits[None].clone())
         if self._drawn:
             weights = torch.nn.functional.softmax(scores, dim=-1)
+            if not weights.isfinite().all():
+                raise RequestFailedError(
+                    "the next token's probabilities are no numbers; are temperature and penalty very small, or the "
+                    "model's weights damaged?"
+                )
             token = int(torch.multinomial(weights, num_samples=1, generator=self._generator))
         else:
             token = int(scores.argmax())

@@ -28,8 +28,12 @@ class Turns:
                 return
             turn = threading.Event()
             self._waiting.append(turn)
-        if turn.wait(self._deadline_s):
-            return
+        try:
+            if turn.wait(self._deadline_s):
+                return
+        except BaseException:  # interrupted: nobody else would leave the line, or pass the turn on
+            self._leave(turn)
+            raise
         with self._lock:
             if turn not in self._waiting:  # it came at the last moment
                 return
@@ -38,7 +42,17 @@ class Turns:
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            if self._waiting:
-                self._waiting.popleft().set()
+            self._pass_on()
+
+    def _leave(self, turn: threading.Event) -> None:
+        with self._lock:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
             else:
-                self._busy = False
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set()
+        else:
+            self._busy = False

@@ -19,7 +19,7 @@ import typer
 
 from odmoe.config import dump, effective
 from odmoe.flags import with_settings
-from odmoe.settings import DTYPES
+from odmoe.settings import DTYPES, MAX_PARALLEL
 from scheduler.errors import ConfigError, ODMoEError, PromptError
 
 AGAIN_S = 3.0
@@ -70,13 +70,13 @@ def generate(
     settings = effective(flags, config).settings
     if not settings.model:
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
-    if parallel < 1:
-        raise ConfigError(f"--parallel is {parallel}; allowed: 1, 2, ...")
+    if not 1 <= parallel <= MAX_PARALLEL:
+        raise ConfigError(f"--parallel is {parallel}; allowed: 1 to {MAX_PARALLEL}")
     asked = _prompts(prompt, prompts)
     from odmoe.generate import run_generate
     from odmoe.terminal import Terminal
 
-    run_generate(settings, asked, parallel, as_json, Terminal(quiet, debug))
+    run_generate(settings, asked, as_json, Terminal(quiet, debug), parallel, many=prompts is not None)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
+_VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG"]
+
+
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
     """The settings that hold. `flags`: those that were given; `file`: --config, else ODMOE_CONFIG, else the one under
     `$XDG_CONFIG_HOME/odmoe` where there is one. Raises ConfigError naming where the wrong value was said."""
@@ -39,6 +43,11 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
         where = Path(os.path.expanduser(path)) if path else default_file(environ)
         for name, value in read_file(where).items():
             values[name], origin[name] = value, f"{name.replace('_', '-')} in {where}"
+    strangers = [key for key in environ if key.startswith(PREFIX) and key not in _VARIABLES]
+    if strangers:
+        near = difflib.get_close_matches(strangers[0], _VARIABLES, 1)
+        hint = f"; is {near[0]} meant?" if near else ""
+        raise ConfigError(f"{strangers[0]} is set in the environment and is no setting{hint}")
     for name in Settings.model_fields:
         text = environ.get(variable(name))
         if text is not None:

@@ -18,7 +18,7 @@ from odmoe.process import prepare_process
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
-from scheduler.errors import ConfigError, ODMoEError, RequestError
+from scheduler.errors import ConfigError, ODMoEError, PromptError, RequestError
 from scheduler.profile import find_profile
 from scheduler.trace import write_trace
 
@@ -61,8 +61,13 @@ class Job:
         }  # fmt: skip
 
 
-def run_generate(settings: Settings, prompts: list[str], parallel: int, as_json: bool, terminal: Terminal) -> None:
-    """Everything that can be wrong with model, store or prompts is found before a node is started."""
+def run_generate(
+    settings: Settings, prompts: list[str], as_json: bool, terminal: Terminal, parallel: int = 1, many: bool = False
+) -> None:
+    """Everything that can be wrong with model, store or prompts is found before a node is started.
+
+    `many`: prompts of a file, `parallel` of them at once; even if there is only one.
+    """
     prepare_process(terminal.debug)
     check_early(settings)
     with terminal.progress() as progress:
@@ -76,16 +81,27 @@ def run_generate(settings: Settings, prompts: list[str], parallel: int, as_json:
 
         tokenizer = load_tokenizer(store.dense)
         context = limited(model_shape(store), settings.ctx_size).context
-        ids = [to_tokens(settings, tokenizer, prompt, context) for prompt in prompts]
+        ids = [to_tokens(settings, tokenizer, prompt, context, n if many else 0) for n, prompt in enumerate(prompts, 1)]
         cluster = start_cluster(settings, store, say)
     with closing(cluster):
         job = Job(settings, tokenizer, cluster, store.manifest.dtype)
-        if len(ids) == 1:
-            _one(job, ids[0], as_json, terminal)
-        else:
-            _many(job, ids, parallel, as_json, terminal)
-        if settings.trace is not None:
-            write_trace(Path(settings.trace), cluster.trace(), about(settings))
+        try:
+            if many:
+                _many(job, ids, parallel, as_json, terminal)
+            else:
+                _one(job, ids[0], as_json, terminal)
+        finally:
+            if settings.trace is not None:  # most wanted where something went wrong
+                _write_trace(Path(settings.trace), job)
+
+
+def _write_trace(path: Path, job: Job) -> None:
+    failing = sys.exc_info()[0] is not None
+    try:
+        write_trace(path, job.cluster.trace(), about(job.settings))
+    except (ODMoEError, OSError):
+        if not failing:  # else what failed first is what is told
+            raise
 
 
 def check_early(settings: Settings) -> None:
@@ -104,12 +120,18 @@ def about(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in shown} | {"emulated": settings.profile}
 
 
-def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int) -> list[int]:
-    """A prompt's token ids, in the chat template if --chat says so. Raises PromptError, ConfigError."""
+def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int, number: int = 0) -> list[int]:
+    """A prompt's token ids, in the chat template if --chat says so. Raises PromptError, saying which prompt it is where
+    it has a `number`; ConfigError."""
     from odmoe.text import as_chat, encode
 
     text = as_chat(tokenizer, prompt, settings.system) if settings.chat else prompt
-    return encode(tokenizer, text, context, special=not settings.chat)
+    try:
+        return encode(tokenizer, text, context, special=not settings.chat)
+    except PromptError as error:
+        if not number:
+            raise
+        raise PromptError(f"prompt {number} of the file: {error}") from error
 
 
 def answering(settings: Settings) -> dict[str, Any]:
@@ -148,7 +170,8 @@ def _many(job: Job, prompts: list[list[int]], parallel: int, as_json: bool, term
             else:
                 text, report = outcome
                 fact = job.facts(text, report) if report else {}
-            print(json.dumps({"prompt": number, **fact}) if as_json else text, flush=True)
+            out = sys.stderr if not as_json and isinstance(outcome, ODMoEError) else sys.stdout
+            print(json.dumps({"prompt": number, **fact}) if as_json else text, file=out, flush=True)
     if failed:
         raise RequestError(f"{len(failed)} of {len(prompts)} prompts failed; the first: {failed[0]}")
 

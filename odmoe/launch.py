@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -26,9 +25,9 @@ from main_node.node import Answer, MainNode, Step
 from main_node.rejoin import Keeper
 from main_node.sampling import GREEDY, Sampling
 from odmoe.cluster import travelled
-from odmoe.process import prepare_libraries, prepare_process
+from odmoe.process import prepare_libraries, prepare_process, undisturbed
 from odmoe.ray_host import check_reachable, kill_half_started, warn_of_strangers
-from odmoe.settings import Settings
+from odmoe.settings import MAX_PARALLEL, Settings
 from odmoe.stores import open_verified
 from scheduler.emulation import Emulation
 from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
@@ -38,6 +37,7 @@ from wire.grpc_client import connect
 
 FREE_S = 15.0
 STOP_S = 5.0
+CONTROL: dict[str, Any] = {"concurrency_groups": {"control": 4}}  # threads that no answer takes
 WORKER_S = 60.0  # how long a request waits for a worker where every one is lost
 TRIES = 3  # how often a node whose process dies while the cluster starts is asked again
 STEP_S = 600.0
@@ -160,10 +160,12 @@ class _Main(_Actor):
         store, emulation = open_verified(self._store), emulation_of(self._settings)
         engine = make_engine(self._settings, store, emulation)
         fleet = self._fleet = _Fleet(engine, workers, shadow, self._settings, emulation)
-        start = ShadowStart(partial(fleet.join_first, "shadow", 0)) if shadow is not None else None
+        start = None
+        if shadow is not None:  # its process begins now; it is listened to when this one has no models to load any more
+            start = ShadowStart(partial(fleet.join_first, "shadow", 0, fleet.begin("shadow", 0)))
+        self._main = make_main(self._settings, store, engine, start)
         if start is not None:
             start.begin()
-        self._main = make_main(self._settings, store, engine, start)
         begun = [fleet.begin("worker", number) for number in range(len(workers))]
         for number, pending in enumerate(begun):
             fleet.join_first("worker", number, pending)
@@ -190,8 +192,9 @@ class _Main(_Actor):
     def cancel(self, key: str) -> None:
         """The answer to `key` is no longer wanted, be it under way or yet to begin."""
         with self._changing:
-            self._cancelled.add(key)
             answer = self._answers.get(key)
+            if answer is None:
+                self._cancelled.add(key)
         if answer is not None:
             answer.cancel()
 
@@ -244,7 +247,7 @@ class RayAnswer(Iterator[Step]):
     def cancel(self) -> None:
         """From any thread, at any time."""
         with contextlib.suppress(RayError):
-            self._main.cancel.remote(self._key)
+            self._main.cancel.options(concurrency_group="control").remote(self._key)
 
     def close(self) -> None:
         """From the thread that iterates."""
@@ -333,7 +336,7 @@ class RayCluster:
     def _start(self, settings: Settings, store: str) -> None:
         run = secrets.token_hex(4)
 
-        def begin(kind: type, name: str, resource: str, **options: int) -> Any:
+        def begin(kind: type, name: str, resource: str, **options: Any) -> Any:
             """A process of its own, where a resource of that name is free."""
             actor = ray.remote(kind).options(
                 name=f"{name} of {run}", num_cpus=0, resources={resource: 1}, max_task_retries=0, **options
@@ -344,7 +347,7 @@ class RayCluster:
         again = {"max_concurrency": 4, "max_restarts": -1}
         workers = [begin(_Served, f"worker {n}", "worker_node", **again) for n in range(settings.workers)]
         shadow = begin(_Served, "shadow", "shadow_node", **again) if settings.shadow != "none" else None
-        self._main = begin(_Main, "main node", "main_node", max_concurrency=16, max_restarts=0)
+        self._main = begin(_Main, "main node", "main_node", max_concurrency=MAX_PARALLEL, max_restarts=0, **CONTROL)
         get(self._main.start.remote(workers, shadow), 2 * settings.launch_s, "the main node")
 
     def pid(self, name: str) -> int:
@@ -364,7 +367,9 @@ class RayCluster:
         return RayAnswer(self._main, next(self._keys), request)
 
     def trace(self) -> list[Span]:
-        spans: list[Span] = get(self._main.trace.remote(), WORKER_S, "the main node")
+        spans: list[Span] = get(
+            self._main.trace.options(concurrency_group="control").remote(), WORKER_S, "the main node"
+        )
         return spans
 
     def close(self) -> None:
@@ -372,14 +377,8 @@ class RayCluster:
 
         A second Ctrl-C does not cut it short: that would leave Ray's processes behind.
         """
-        if threading.current_thread() is not threading.main_thread():
+        with undisturbed():
             self._close()
-            return
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            self._close()
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def _close(self) -> None:
         if not ray.is_initialized():
@@ -389,7 +388,8 @@ class RayCluster:
         main = self._actors.pop("main node", None)
         for actors in ([main] if main else [], self._actors.values()):  # first the one that asks for the others again
             with contextlib.suppress(RayError):
-                stops = [actor.stop.remote() for actor in actors]
+                quick = {"concurrency_group": "control"}
+                stops = [actor.stop.options(**(quick if actor is main else {})).remote() for actor in actors]
                 if stops:
                     ray.wait(stops, num_returns=len(stops), timeout=STOP_S)
                 for actor in actors:

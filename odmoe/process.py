@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
+import signal
+import threading
 import warnings
+from collections.abc import Iterator
 
 
 def prepare_process(debug: bool = False) -> None:
@@ -45,3 +49,16 @@ def prepare_libraries(threads: int) -> None:
 
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C does not cut short what is inside. (Signals arrive in the main thread; in others this does nothing.)"""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -12,6 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 
+MAX_PARALLEL = 16
+"""Most answers that a cluster of processes gives at once."""
+
 CLUSTERS = ("embedded", "local", "auto")
 Shadow = Literal["fp16", "int8", "nf4", "none"]
 Loader = Literal["disk", "memory", "cuda"]

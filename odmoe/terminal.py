@@ -72,6 +72,8 @@ class Terminal:
             if report.recall is None
             else f"{report.recall:.2%} of activated experts predicted, {report.recall_in_time or 0:.2%} in time"
         )
+        share = report.memory_of_whole
+        whole = "not every node said what it holds" if share is None else f"{share:.0%} of the model with all experts"
         rows = {
             "tokens": f"{report.prompt_tokens} in, {report.new_tokens} out",
             "speed": f"{rate} tokens/s decoding, first token after {report.ttft_s:.2f} s"
@@ -80,8 +82,7 @@ class Terminal:
             "loads": f"{report.loads} experts, {megabytes(report.bytes_loaded)}; {report.reloads} reloads, "
             f"{report.unused_loads} unused, {report.stall_s:.2f} s stalled",
             "memory": f"main {megabytes(memory['main'])}, shadow {megabytes(memory['shadow'])}, "
-            f"{len(workers)} workers {megabytes(max(workers, default=0))} each: "
-            f"{report.memory_of_whole:.0%} of the model with every expert in memory",
+            f"{len(workers)} workers {megabytes(max(workers, default=0))} each: " + whole,
             "residents": f"at most {max(report.resident_experts_max, default=0)} expert(s) on any worker",
         }
         if report.finish == "context":

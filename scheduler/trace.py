@@ -2,7 +2,8 @@
 
 The simulator and real runs write the same spans, so that one picture serves both. What a span says:
 
-main     token (one pass), layer (attention to gate), wait (for experts), stall (of that, for a load), head
+main     token (one pass), layer (attention to gate), gate (scheduling, sending), wait (for experts), stall (of that,
+         for a load), head (outputs added, next token)
 shadow   shadow (one layer), late (it waits for an alignment: the late departure), align (it takes one over)
 worker   load, given up (a load that was evicted on its way), compute, evict
 any      transfer (a message on its way to or from that node)

@@ -52,7 +52,7 @@ class Row:
 
 def run_tests(result: Path) -> None:
     """Every family through every test; what failed is in the result."""
-    environment = {**os.environ, "ODMOE_FAMILIES": "all", "TRANSFORMERS_VERBOSITY": "error"}
+    environment = {**os.environ, "FAMILIES": "all", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, "-m", "pytest", "-q", TESTS, f"--junitxml={result}", "-o", "junit_family=xunit1"]
     code = subprocess.run(command, cwd=common.ROOT, env=environment, stdout=sys.stderr, check=False).returncode
     if code not in (0, 1):

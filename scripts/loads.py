@@ -58,7 +58,7 @@ def make_store(folder: Path, experts: int, nbytes: int) -> ExpertStore:
         stream.flush()
         os.fsync(stream.fileno())
     drop(folder / layer.file)
-    return ExpertStore(folder, Manifest(1, "benchmark", "none", "bfloat16", {}, {0: layer}))
+    return ExpertStore(folder, Manifest(1, "benchmark", "none", "bfloat16", {}, {0: layer}, {}))
 
 
 def drop(file: Path) -> None:

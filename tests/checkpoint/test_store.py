@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint import store as module
-from checkpoint.store import DENSE, MANIFEST, ExpertStore, seal
+from checkpoint.store import MANIFEST, ExpertStore, seal
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError, StoreNotFoundError
 
 Flip = Callable[[Path, int], None]
@@ -78,14 +78,14 @@ def test_views_share_the_buffer_and_do_not_overlap(tiny_store: ExpertStore) -> N
 @settings(shared, max_examples=150)
 @given(data=st.data())
 def test_any_flipped_bit_is_found(tiny_store: ExpertStore, flip: Flip, data: st.DataObject) -> None:
-    """In a blob, its padding, a dense file or the dense checksums: the error names the file."""
+    """In a blob, its padding or a dense file: the error names the file."""
     files = sorted(f for f in tiny_store.path.rglob("*") if f.is_file() and f.name != MANIFEST)
     file = data.draw(st.sampled_from(files))
     bit = data.draw(st.integers(0, file.stat().st_size * 8 - 1))
     flip(file, bit)
     with pytest.raises(CorruptStoreError) as caught:
         ExpertStore.open(tiny_store.path).verify()
-    assert file.name in str(caught.value) or file.name == "checksums.json"
+    assert file.name in str(caught.value)
     flip(file, bit)
     tiny_store.verify()
 
@@ -160,17 +160,27 @@ def test_file_lost_after_it_was_opened(tiny_store: ExpertStore) -> None:
         tiny_store.verify()
 
 
-@pytest.mark.parametrize("lost", ["dense-00000.safetensors", "config.json", "checksums.json"])
+@pytest.mark.parametrize("lost", ["dense-00000.safetensors", "config.json"])
 def test_missing_dense_file(tiny_store: ExpertStore, lost: str) -> None:
     (tiny_store.dense / lost).unlink()
     with pytest.raises(CorruptStoreError, match=lost):
         tiny_store.verify()
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"7", b"\xff", b'{"config.json": 1}'])
-def test_dense_checksums_that_are_none(tiny_store: ExpertStore, text: bytes) -> None:
-    (tiny_store.dense / "checksums.json").write_bytes(text)
-    with pytest.raises(CorruptStoreError, match=DENSE):
+def test_a_file_that_is_none_of_the_stores(tiny_store: ExpertStore) -> None:
+    """A `generation_config.json` slipped in would change answers."""
+    (tiny_store.dense / "more.json").write_text("{}")
+    with pytest.raises(CorruptStoreError, match=r"more\.json is none of the store's files"):
+        tiny_store.verify()
+
+
+def test_the_dense_part_of_another_training(tiny_store: ExpertStore) -> None:
+    """Whole, readable, of the same shapes, and not the one that belongs to these experts."""
+    from safetensors.torch import load_file, save_file
+
+    file = tiny_store.dense / "dense-00000.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    with pytest.raises(CorruptStoreError, match=file.name):
         tiny_store.verify()
 
 
@@ -183,7 +193,7 @@ def test_no_store(tmp_path: Path, tiny_store: ExpertStore) -> None:
 # --- a manifest that anyone may have written --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe", b'{"format": 1}', b"[" * 30_000])
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe", b'{"format": 2}', b"[" * 30_000])
 def test_manifest_that_is_no_manifest(tiny_store: ExpertStore, text: bytes) -> None:
     (tiny_store.path / MANIFEST).write_bytes(text)
     refused(tiny_store, CorruptStoreError, MANIFEST)

@@ -55,7 +55,7 @@ TESTED = (
     *("phimoe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax", "jamba", "qwen3_next", "lfm2_moe", "deepseek_v4"),
     *("glm_moe_dsa", "granitemoehybrid", "nemotron_h", "inkling_text"),
 )
-"""Those that every run of the tests takes: each kind of expert and of cache. `ODMOE_FAMILIES=all`: every family."""
+"""Those that every run of the tests takes: each kind of expert and of cache. `FAMILIES=all`: every family."""
 
 
 def configuration(family: str) -> Any:

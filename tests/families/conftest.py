@@ -49,7 +49,7 @@ class Tiny:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "family" in metafunc.fixturenames:
-        chosen = catalogue.FAMILIES if os.environ.get("ODMOE_FAMILIES") == "all" else catalogue.TESTED
+        chosen = catalogue.FAMILIES if os.environ.get("FAMILIES") == "all" else catalogue.TESTED
         metafunc.parametrize("family", chosen)
 
 

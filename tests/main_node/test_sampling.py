@@ -11,7 +11,7 @@ import torch
 from main_node.sampling import GREEDY, Sampling, ignored
 from odmoe.cluster import EmbeddedCluster
 from odmoe.settings import Settings
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, RequestFailedError
 
 COUNT = 32
 CASES: list[tuple[Sampling, dict[str, Any]]] = [
@@ -113,6 +113,12 @@ def test_what_needs_more_than_a_pass_a_token_is_named(
 def test_settings_that_transformers_refuses(cluster: EmbeddedCluster, prompt: list[int]) -> None:
     with pytest.raises(ConfigError, match="penalty"):
         cluster.generate(prompt, 4, sampling=Sampling(repetition_penalty=-1.0))
+
+
+def test_probabilities_that_are_no_numbers(cluster: EmbeddedCluster, prompt: list[int]) -> None:
+    with pytest.raises(RequestFailedError, match="temperature"):
+        list(cluster.generate(prompt, 4, sampling=Sampling(temperature=1e-45, seed=1)))
+    assert ours(cluster, prompt).finish in ("length", "stop")
 
 
 @pytest.mark.parametrize(

@@ -72,3 +72,24 @@ def test_an_error_gives_the_turn_back() -> None:
         raise KeyError
     with turns:
         pass
+
+
+@pytest.mark.parametrize("came", [False, True])
+def test_who_is_interrupted_leaves_the_line(came: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its turn has come, or just then: the next is served."""
+    turns = Turns(WAIT_S)
+
+    def interrupted(event: threading.Event, timeout: float | None = None) -> bool:
+        if came:
+            turns.__exit__()
+        raise KeyboardInterrupt
+
+    turns.__enter__()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Event, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            turns.__enter__()
+    if not came:
+        turns.__exit__()
+    with turns:
+        assert not turns._waiting

@@ -79,7 +79,7 @@ class Running:
 class Marked:
     """Finds the processes that carry a mark in their environment, as what they start does too."""
 
-    name = "ODMOE_TEST_MARK"
+    name = "TEST_MARK_OF_ODMOE"
 
     def __call__(self, mark: str) -> list[str]:
         """Their numbers and command lines."""

@@ -97,6 +97,11 @@ def test_wrong_elsewhere(tmp_path: Path) -> None:
         effective({}, "~nobody-of-that-name/x", {})
 
 
+def test_misspelt_in_the_environment() -> None:
+    with pytest.raises(ConfigError, match="ODMOE_WORKER is set in the environment and is no setting; is ODMOE_WORKERS"):
+        effective({}, None, {"ODMOE_WORKER": "3"})
+
+
 def test_texts_in_the_environment() -> None:
     assert effective({}, None, {"ODMOE_STOP": "a, b"}).settings.stop == ("a, b",)
     assert effective({}, None, {"ODMOE_STOP": "[a, 'b c']"}).settings.stop == ("a", "b c")
