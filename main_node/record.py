@@ -54,7 +54,7 @@ class MainRecord:
         """Until now the main node has waited for a load, for so long."""
         if self.on and seconds > 0:
             now = self._tracer.clock()
-            self._tracer.add("stall", "", now - seconds, now)
+            self._tracer.add("stall", "", max(now - seconds, self._gate), now)
 
     def sent(self, message: w.Compute | w.Align) -> None:
         if self.on:

@@ -338,7 +338,7 @@ class RayCluster:
 
         def begin(kind: type, name: str, resource: str, **options: Any) -> Any:
             """A process of its own, where a resource of that name is free."""
-            actor = ray.remote(kind).options(
+            actor = (ray.remote(**CONTROL)(kind) if kind is _Main else ray.remote(kind)).options(
                 name=f"{name} of {run}", num_cpus=0, resources={resource: 1}, max_task_retries=0, **options
             )
             self._actors[name] = actor.remote(settings, store)
@@ -347,7 +347,7 @@ class RayCluster:
         again = {"max_concurrency": 4, "max_restarts": -1}
         workers = [begin(_Served, f"worker {n}", "worker_node", **again) for n in range(settings.workers)]
         shadow = begin(_Served, "shadow", "shadow_node", **again) if settings.shadow != "none" else None
-        self._main = begin(_Main, "main node", "main_node", max_concurrency=MAX_PARALLEL, max_restarts=0, **CONTROL)
+        self._main = begin(_Main, "main node", "main_node", max_concurrency=MAX_PARALLEL, max_restarts=0)
         get(self._main.start.remote(workers, shadow), 2 * settings.launch_s, "the main node")
 
     def pid(self, name: str) -> int:

@@ -154,6 +154,7 @@ class _Session(Session):
         """Run a pass if one may run, and come back for the next after whatever else is waiting."""
         if not followed.runnable():
             return
+        self._shadow.pace.begin_pass()
         began = self.record.now()
         if followed.waits_since:
             self.record.add("late", f"{followed.step}", followed.waits_since, began)
@@ -189,6 +190,7 @@ class _Session(Session):
     def _run(self, followed: _Followed, tokens: list[int], predict: bool) -> int:
         position, request = followed.prompt_tokens + followed.step, followed.opened.request
         model, pace, record = self._shadow.model, self._shadow.pace, self.record
+        pace.begin_pass()
         since = record.now()
 
         def routed(layer: int, experts: list[int], scores: list[float]) -> None:
@@ -203,7 +205,6 @@ class _Session(Session):
                 self.reply.send(prediction)
 
         model.routed = routed
-        pace.begin_pass()
         token = model.forward(tokens, followed.cache)
         record.add("head", "", since, record.now())
         held = sum(kv.cache_bytes(other.cache) for other in {followed, *self._requests.copy().values()})
