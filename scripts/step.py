@@ -26,6 +26,7 @@ from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
 from scheduler.trace import Span
+from wire.record import NodeRecord
 
 PARTS = {
     "attention": "main node: attention, norms, gate",
@@ -157,6 +158,7 @@ def main() -> None:
     rates: list[float] = []
     theirs: list[float] = []
     steps: list[dict[str, float]] = []
+    records = 0
     try:
         list(cluster.generate(ids, 8, ignore_eos=True))
         cluster.trace()
@@ -164,12 +166,27 @@ def main() -> None:
             theirs.append(eager.tokens_per_s(args.tokens))
             *_, last = cluster.generate(ids, args.tokens, ignore_eos=True)
             rates.append(last.report.decode_tokens_per_s or 0.0)
-            steps += paths(cluster.trace())
+            spans = cluster.trace()
+            steps += paths(spans)
+            records += sum(2 if span.what == "transfer" else 1 for span in spans)
         if args.ops and args.cluster == "embedded":
             profile_ops(cluster, ids, args.tokens)
     finally:
         cluster.close()
     show(args, rates, theirs, steps)
+    if not args.no_trace:
+        each, count = record_s(), records / args.turns / args.tokens
+        share = each * count * statistics.median(rates)
+        print(f"the trace: {count:.0f} records a token of {each * 1e6:.2f} us each, {share:.2%} of a step")
+
+
+def record_s(count: int = 200_000) -> float:
+    """Seconds that one record of the trace costs."""
+    record = NodeRecord(True, time.monotonic)
+    start = time.perf_counter()
+    for number in range(count):
+        record.add("load", f"{number}.{number}", time.monotonic(), time.monotonic())
+    return (time.perf_counter() - start) / count
 
 
 def show(args: argparse.Namespace, rates: list[float], theirs: list[float], steps: list[dict[str, float]]) -> None:
