@@ -20,7 +20,7 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: env  ## answer one prompt with the small model in models/demo-moe (DEMO_PROMPT=..., DEMO_TOKENS=...)
-	@$(BIN)/odmoe generate -m models/demo-moe -n $(DEMO_TOKENS) "$$(printf '%b' "$$DEMO_PROMPT")"
+	@$(BIN)/odmoe generate -m models/demo-moe --shadow nf4 -n $(DEMO_TOKENS) "$$(printf '%b' "$$DEMO_PROMPT")"
 
 test: lint types stubs-check  ## lint, types, stubs and the whole test suite
 	@$(BIN)/python -m pytest

@@ -22,6 +22,14 @@ _WHAT = {
 }
 
 
+_NAMES = {
+    "written_s": "written in seconds",
+    "layers_resumed": "layers taken over",
+    "verified_gb_per_s": "verified, GB/s",
+    "moe_layers": "MoE layers",
+}
+
+
 class Terminal:
     """Everything goes to standard error; bars and spinners only where that is a terminal."""
 
@@ -53,13 +61,18 @@ class Terminal:
             yield lambda text: spinner.update(text)
 
     def facts(self, title: str, facts: dict[str, object]) -> None:
-        """A short block, a line a fact."""
+        """A short block, a line a fact; plain where nobody draws it, so that a log has no broken lines."""
+        facts = {_NAMES.get(name, name.replace("_", " ")): value for name, value in facts.items()}
+        texts = {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in facts.items()}
+        if not self.console.is_terminal:
+            lines = (f"  {name:<{max(map(len, texts))}}  {text}" for name, text in texts.items())
+            self.console.print("\n".join((title, *lines)), markup=False, soft_wrap=True)
+            return
         table = Table(
             title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2)
         )
-        for name, value in facts.items():
-            text = f"{value:,}" if isinstance(value, int) else str(value)
-            table.add_row(name.replace("_", " "), text)
+        for name, text in texts.items():
+            table.add_row(name, text)
         self.console.print(table)
 
     def report(self, report: Report, cluster: str) -> None:
@@ -70,16 +83,17 @@ class Terminal:
         recall = (
             "no shadow"
             if report.recall is None
-            else f"{report.recall:.2%} of activated experts predicted, {report.recall_in_time or 0:.2%} in time"
+            else f"{report.recall:.2%} of activated experts predicted, {report.recall_in_time or 0:.2%} before the gate"
         )
         share = report.memory_of_whole
         whole = "not every node said what it holds" if share is None else f"{share:.0%} of the model with all experts"
         rows = {
             "tokens": f"{report.prompt_tokens} in, {report.new_tokens} out",
             "speed": f"{rate} tokens/s decoding, first token after {report.ttft_s:.2f} s"
-            + (f", shadow ready {report.shadow_wait_s:.2f} s later" if report.shadow_wait_s > 0.05 else ""),
+            + (f", shadow ready {report.shadow_wait_s:.2f} s after that" if report.shadow_wait_s > 0.05 else ""),
             "recall": recall,
-            "loads": f"{report.loads} experts, {megabytes(report.bytes_loaded)}; {report.reloads} reloads, "
+            "loads": f"{report.loads} experts, {megabytes(report.bytes_loaded)}; "
+            f"{report.reloads} of them after the gate (reloads), "
             f"{report.unused_loads} unused, {report.stall_s:.2f} s stalled",
             "memory": f"main {megabytes(memory['main'])}, shadow {megabytes(memory['shadow'])}, "
             f"{len(workers)} workers {megabytes(max(workers, default=0))} each: " + whole,

@@ -21,6 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scheduler.errors import ODMoEError
@@ -29,11 +30,13 @@ from scheduler.trace import Span, read_trace
 LOOKS: dict[str, tuple[str, float, float, str]] = {
     # what: colour, height, place in its row, name in the legend
     "layer": ("#3b6ea5", 0.7, 0.0, "main: attention, gate"),
+    "gate": ("#9fb8cf", 0.7, 0.0, "main: schedules, sends"),
     "head": ("#7fa7d1", 0.7, 0.0, "main: head, next token"),
     "wait": ("#dfe6ee", 0.7, 0.0, "main waits for experts"),
-    "stall": ("#d64545", 0.26, 0.0, "of that, for a load: stall"),
+    "stall": ("#d64545", 0.26, 0.0, "main waits for a load: stall"),
     "shadow": ("#8d6bb3", 0.7, 0.0, "shadow: one layer"),
     "ahead": ("#e9e2f1", 0.26, 0.0, "shadow is ahead and waits"),
+    "shadow's head": ("#b9a3d3", 0.7, 0.0, "shadow: head, next token"),
     "late": ("#f0b429", 0.26, 0.0, "late departure: waits for alignment"),
     "align": ("#b9770e", 0.7, 0.0, "shadow takes alignment over"),
     "load": ("#c9d3dd", 0.7, 0.0, "expert loads"),
@@ -69,9 +72,10 @@ def draw(spans: list[Span], start: float, end: float, title: str, out: Path, not
     figure, axes = plt.subplots(figsize=(WIDTH_INCHES, 1.9 + ROW_INCHES * len(rows)), dpi=DPI)
     seen: set[str] = set()
     for span in split_waits(spans):
-        if span.end >= start and span.start <= end and span.row in rows:
+        if span.end > start and span.start < end and span.row in rows:
             _bar(axes, span, rows.index(span.row), start, end - start)
-            seen.add(span.what)
+            if span.end - span.start > (end - start) / 2000:  # what can be seen
+                seen.add(span.what)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, (end - start) * 1e3)
@@ -82,7 +86,9 @@ def draw(spans: list[Span], start: float, end: float, title: str, out: Path, not
     axes.tick_params(axis="y", length=0)
     for line in range(len(rows)):
         axes.axhline(line + 0.5, color="#dddddd", linewidth=0.6, zorder=0)
-    handles = [Patch(color=look[0], label=look[3]) for what, look in LOOKS.items() if what in seen]
+    handles: list[Any] = [Patch(color=look[0], label=look[3]) for what, look in LOOKS.items() if what in seen]
+    if any(span.what == "evict" for span in spans):
+        handles.append(Line2D([], [], color=EVICT, marker="^", markersize=4, linestyle="", label="expert is evicted"))
     below = -0.75 / (ROW_INCHES * len(rows) + 0.4)
     axes.legend(handles=handles, ncols=5, loc="upper left", bbox_to_anchor=(0, below), frameon=False, fontsize=8.5)
     if note:
@@ -98,6 +104,8 @@ def split_waits(spans: list[Span]) -> list[Span]:
     starts = sorted(s.start for s in spans if s.what == "token")
     cut: list[Span] = []
     for span in spans:
+        if span.row == "shadow" and span.what == "head":
+            span = replace(span, what="shadow's head")
         at = max((start for start in starts if start <= span.end), default=span.start)
         if span.what != "late" or at <= span.start:
             cut.append(span)
@@ -116,10 +124,11 @@ def _bar(axes: Axes, span: Span, row: int, start: float, length: float) -> None:
     left, width = (span.start - start) * 1e3, (span.end - span.start) * 1e3
     over = 3 if span.what in ("stall", "late", "ahead", "transfer") else 2
     axes.barh(row + place, width, left=left, height=height, color=colour, edgecolor="white", lw=0.3, zorder=over)
+    shown = min(left + width, length * 1e3) - max(left, 0)
     text = f"{span.label.split('.')[0]}.{span.label.split('.')[1]}" if span.label.count(".") >= 1 else span.label
-    if span.what in ("load", "compute", "shadow", "layer") and width > length * 1e3 * 0.011 * max(2, len(text)) / 2.4:
+    if span.what in ("load", "compute", "shadow", "layer") and shown > length * 1e3 * 0.011 * max(2, len(text)) / 2.4:
         shade = "#222222" if span.what == "load" else "white"
-        at = max(left, 0) + (min(left + width, length * 1e3) - max(left, 0)) / 2
+        at = max(left, 0) + shown / 2
         axes.text(at, row, text, ha="center", va="center", fontsize=6, color=shade, clip_on=True, zorder=4)
 
 
@@ -130,9 +139,10 @@ def summary(spans: list[Span], start: float, end: float) -> str:
         return sum(min(s.end, end) - max(s.start, start) for s in spans
                    if s.what == what and s.row == row and s.end > start and s.start < end) * 1e3  # fmt: skip
 
-    parts = [f"{(end - start) * 1e3:.1f} ms", f"main computes {total('layer', 'main') + total('head', 'main'):.1f}"]
-    parts += [f"waits {total('wait', 'main'):.1f}"] if total("wait", "main") else []
-    parts += [f"stalls {total('stall', 'main'):.1f}", f"shadow departs {late(spans, start, end):.1f} late"]
+    parts = [f"{(end - start) * 1e3:.1f} ms; main computes {total('layer', 'main') + total('head', 'main'):.1f}"]
+    parts += [f"schedules {total('gate', 'main'):.1f}, waits {total('wait', 'main'):.1f} ms"]
+    parts += [f"stalls for loads {total('stall', 'main'):.1f} ms"]
+    parts += [f"shadow begins {late(spans, start, end):.1f} ms late"] if late(spans, start, end) else []
     return ", ".join(parts)
 
 
