@@ -6,66 +6,54 @@ import time
 from collections.abc import Callable, Iterable
 
 from main_node.peers import PeerHandler
-from scheduler.trace import CAME, SENT, Record, Span, Tracer, assemble
+from scheduler.trace import Record, Span, assemble
 from wire import messages as w
-from wire.record import key_of, machine
+from wire.record import NodeRecord, machine
 
 
-class MainRecord:
-    """What the main node does. Nothing is kept, and nothing costs, where it is not `on`. One pass at a time."""
+class MainRecord(NodeRecord):
+    """What the main node does, one pass at a time."""
 
     def __init__(self, on: bool, clock: Callable[[], float]) -> None:
-        self.on = on
-        self._tracer = Tracer(clock)
+        super().__init__(on, clock)
         self._label = ""
         self._began = self._from = self._gate = 0.0
 
     def begin_pass(self, request: int, position: int) -> None:
         if self.on:
             self._label = f"{request}.{position}"
-            self._began = self._from = self._tracer.clock()
+            self._began = self._from = self.now()
 
     def gate(self, layer: int) -> None:
         """Attention and gate of a layer have been computed."""
         if self.on:
-            self._gate = self._tracer.clock()
-            self._tracer.add("layer", str(layer), self._from, self._gate)
+            self._gate = self.now()
+            self.add("layer", str(layer), self._from, self._gate)
 
     def asked(self, layer: int) -> None:
         """The scheduler has decided and the workers have been told."""
         if self.on:
-            self._from = self._tracer.clock()
-            self._tracer.add("gate", str(layer), self._gate, self._from)
+            self._from = self.now()
+            self.add("gate", str(layer), self._gate, self._from)
 
     def resumed(self, layer: int) -> None:
         """Every expert of the layer has answered."""
         if self.on:
-            now = self._tracer.clock()
-            self._tracer.add("wait", str(layer), self._from, now)
+            now = self.now()
+            self.add("wait", str(layer), self._from, now)
             self._from = now
 
     def end_pass(self) -> None:
         if self.on:
-            now = self._tracer.clock()
-            self._tracer.add("head", "", self._from, now)
-            self._tracer.add("token", self._label, self._began, now)
+            now = self.now()
+            self.add("head", "", self._from, now)
+            self.add("token", self._label, self._began, now)
 
     def stalled(self, seconds: float) -> None:
         """Until now the main node has waited for a load, for so long."""
         if self.on and seconds > 0:
-            now = self._tracer.clock()
-            self._tracer.add("stall", "", max(now - seconds, self._gate), now)
-
-    def sent(self, message: w.Compute | w.Align) -> None:
-        if self.on:
-            self._tracer.mark(SENT, key_of(message))
-
-    def came(self, message: w.Computed | w.Prediction) -> None:
-        if self.on:
-            self._tracer.mark(CAME, key_of(message))
-
-    def take(self) -> list[Record]:
-        return self._tracer.take()
+            now = self.now()
+            self.add("stall", "", max(now - seconds, self._gate), now)
 
 
 def gather(own: list[Record], peers: Iterable[PeerHandler], deadline_s: float) -> list[Span]:

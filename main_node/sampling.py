@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -49,6 +49,14 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+class How(TypedDict, total=False):
+    """How to answer, beside prompt and length: keyword arguments of `MainNode.generate`, where the defaults stand."""
+
+    ignore_eos: bool
+    sampling: Sampling
+    stop: tuple[str, ...]
 
 
 class Chooser:

@@ -99,13 +99,11 @@ def shard(
     debug: Debug = False,
 ) -> None:
     """Split a model into dense weights and an expert store; takes up where one that was interrupted stopped."""
-    from odmoe.process import prepare_process
     from odmoe.sharding import run_shard
     from odmoe.terminal import Terminal
 
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
-    prepare_process(debug)
     run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from checkpoint import kv
 from checkpoint.family import config_from_dict, parse_dtype
@@ -11,7 +11,7 @@ from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from main_node.engine import Connect, Engine
 from main_node.node import Answer, MainNode, ShadowStart, Step, model_shape
-from main_node.sampling import GREEDY, Sampling
+from main_node.sampling import How
 from odmoe.process import prepare_libraries
 from odmoe.settings import Settings
 from odmoe.text import make_stopper
@@ -47,14 +47,7 @@ class Answering(Protocol):
 class Cluster(Protocol):
     """What answers prompts."""
 
-    def generate(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        ignore_eos: bool = False,
-        sampling: Sampling = GREEDY,
-        stop: tuple[str, ...] = (),
-    ) -> Answering:
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answering:
         """One step a token, the last with the report. Several answers may be open at once, a thread each."""
 
     def trace(self) -> list[Span]:
@@ -156,15 +149,8 @@ class EmbeddedCluster:
         self._nodes.append(shadow)
         self.main.engine.add_shadow(travelled(_to(shadow), self._emulation), self._settings.launch_s)
 
-    def generate(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        ignore_eos: bool = False,
-        sampling: Sampling = GREEDY,
-        stop: tuple[str, ...] = (),
-    ) -> Answer:
-        return self.main.generate(prompt, max_new_tokens, ignore_eos, sampling, stop)
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answer:
+        return self.main.generate(prompt, max_new_tokens, **how)
 
     def trace(self) -> list[Span]:
         return self.main.engine.trace()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -23,7 +23,7 @@ from checkpoint.store import ExpertStore
 from main_node.engine import Engine, Kind
 from main_node.node import Answer, MainNode, Step
 from main_node.rejoin import Keeper
-from main_node.sampling import GREEDY, Sampling
+from main_node.sampling import How
 from odmoe.cluster import travelled
 from odmoe.process import prepare_libraries, prepare_process, undisturbed
 from odmoe.ray_host import check_reachable, kill_half_started, warn_of_strangers
@@ -354,16 +354,8 @@ class RayCluster:
         """Process id of `worker N`, `shadow` or `main node`, for fault tests. Raises LinkError while it is gone."""
         return int(get(self._actors[name].pid.remote(), STOP_S, name))
 
-    def generate(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        ignore_eos: bool = False,
-        sampling: Sampling = GREEDY,
-        stop: tuple[str, ...] = (),
-    ) -> RayAnswer:
-        request = {"prompt": prompt, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
-        request |= {"sampling": sampling, "stop": stop}
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> RayAnswer:
+        request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
         return RayAnswer(self._main, next(self._keys), request)
 
     def trace(self) -> list[Span]:

@@ -82,5 +82,5 @@ def _cached(source: Source, dtype: str | None) -> Path:
 def open_verified(path: str) -> ExpertStore:
     """This host's copy of the store, read whole once and again whenever it has changed. Raises StoreError."""
     store = ExpertStore.open(Path(path))
-    store.verify_once(cache_dir() / "verified")
+    store.verify_once(stamps_dir())
     return store

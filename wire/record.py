@@ -1,4 +1,4 @@
-"""A worker's or a shadow's part of a trace, and what names a message on both sides of its stream."""
+"""A node's part of a trace, and what names a message on both sides of its stream."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from scheduler.trace import CAME, SENT, Record, Tracer
 from wire.messages import Align, Compute, Computed, Prediction, TraceRecords
 
+Travelling = Compute | Align | Computed | Prediction
 PART = 20_000
 """Records in one message."""
 
@@ -27,23 +28,27 @@ class NodeRecord:
         if self.on:
             self._tracer.add(what, label, start, end)
 
-    def sent(self, message: Computed | Prediction) -> None:
+    def sent(self, message: Travelling) -> None:
         if self.on:
             self._tracer.mark(SENT, key_of(message))
 
-    def came(self, message: Compute | Align) -> None:
+    def came(self, message: Travelling) -> None:
         if self.on:
             self._tracer.mark(CAME, key_of(message))
 
+    def take(self) -> list[Record]:
+        """What has not been told yet."""
+        return self._tracer.take()
+
     def answer(self) -> TraceRecords:
         """What has not been told yet, at most PART of it."""
-        self._rest += self._tracer.take()
+        self._rest += self.take()
         part, self._rest = self._rest[:PART], self._rest[PART:]
         whats, labels, starts, ends = zip(*part, strict=True) if part else ((), (), (), ())
         return TraceRecords(machine(), self.now(), whats, labels, starts, ends, bool(self._rest))
 
 
-def key_of(message: Compute | Align | Computed | Prediction) -> str:
+def key_of(message: Travelling) -> str:
     """The same on both sides, and another for every message on its way between two nodes."""
     if isinstance(message, Compute):
         return f"{message.layer}.{message.expert} to #{message.call_id}"
