@@ -12,7 +12,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env demo test lint types stubs stubs-check lock clean python-check
+.PHONY: help env packages demo test lint types stubs stubs-check lock clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -37,6 +37,8 @@ stubs: env  ## write wire/odmoe_pb2* again from proto/
 
 stubs-check: env
 	@$(BIN)/python scripts/generate_stubs.py --check
+
+packages: $(VENV)/.locked  # what the hosts of a cluster need: our own code reaches them otherwise
 
 env: $(VENV)/.installed  ## make or refresh .venv, when it is missing or older than the lock
 

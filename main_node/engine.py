@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 
@@ -14,6 +13,7 @@ from main_node.layer import LayerWork
 from main_node.pace import Pace, RealPace
 from main_node.peers import PeerHandler, ask_usage
 from main_node.record import MainRecord, gather
+from main_node.roster import NodeFacts, Role, Roster
 from main_node.sequence import RequestData, shadow_messages
 from scheduler import types as t
 from scheduler.core import Core
@@ -23,7 +23,7 @@ from wire import messages as w
 from wire.base import Channel, Handler
 
 Connect = Callable[[Handler], Channel]
-Kind = Literal["worker", "shadow"]
+Kind = Role
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +45,7 @@ class Engine:
         self.workers: dict[int, PeerHandler] = {}
         self.shadow: PeerHandler | None = None
         self._hello = hello
+        self._roster = Roster()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._inbox: list[t.Event] = []
@@ -54,6 +55,7 @@ class Engine:
         self._layers: dict[t.Visit, LayerWork] = {}
         self._owed = Debts(answer_s)
         self._failed: dict[int, str] = {}
+        self._shared: set[int] = set()  # requests beside which another was opened
         self._closed = False
         self.lost: list[str] = []
         self.rejoined: list[str] = []
@@ -71,12 +73,14 @@ class Engine:
         if not isinstance(ready, w.WorkerReady) or ready.slots < 1:
             peer.close()
             raise ClusterError(f"worker {number} answered {ready}; is that the address of a worker, with a slot?")
+        round_trip_s = peer.round_trip()
         before = self.workers.get(number)
         if before is not None:
             self._drop_worker(number, before, ClusterError(f"another worker {number} came"))
         with self._lock:
             self._check_in(peer)
             self.workers[number] = peer
+            self._roster.joined("worker", number, ready, round_trip_s, peer.traffic)
             self.post(t.WorkerJoined(number, ready.slots))
         return ready
 
@@ -87,12 +91,14 @@ class Engine:
         if not isinstance(ready, w.ShadowReady):
             peer.close()
             raise ClusterError(f"the shadow answered {type(ready).__name__}; is that the address of a shadow?")
+        round_trip_s = peer.round_trip()
         before = self.shadow
         if before is not None:
             self._drop_shadow(before, ClusterError("another shadow came"))
         with self._lock:
             self._check_in(peer)
             self.shadow = peer
+            self._roster.joined("shadow", 0, ready, round_trip_s, peer.traffic)
             self.post(t.ShadowJoined())
         return ready
 
@@ -127,6 +133,7 @@ class Engine:
             self.post(t.ComputeEnded(message.call_id))
         elif isinstance(message, w.Loaded):
             self._owed.settle(number, message.load_id, t.Load)
+            self._roster.loaded(number)
             before = self._stalled()
             self.post(t.LoadEnded(message.load_id, message.nbytes))
             self.record.stalled(self._stalled() - before)
@@ -166,6 +173,7 @@ class Engine:
             del self.workers[number]
             _log.warning("worker %d is lost: %s", number, error or "it closed its stream")
             self.lost.append(peer.name)
+            self._roster.lost("worker", number)
             self._owed.forgive(number)
             self.post(t.WorkerLost(number, str(error or "it closed its stream")))
         peer.close()
@@ -181,6 +189,7 @@ class Engine:
                 return False
             self.shadow = None
             self.lost.append(peer.name)
+            self._roster.lost("shadow", 0)
             _log.warning("the shadow is lost, going on without predictions: %s", error or "it closed its stream")
             self.post(t.ShadowLost())
         peer.close()
@@ -269,6 +278,7 @@ class Engine:
 
     def open_request(self, number: int, data: RequestData, prompt_tokens: int) -> None:
         with self._lock:
+            self._shared.update(self._requests)
             self._requests[number] = data
             self.post(t.RequestOpened(number, prompt_tokens))
 
@@ -277,6 +287,7 @@ class Engine:
             self.post(t.RequestClosed(number))
             self._requests.pop(number, None)
             self._failed.pop(number, None)
+            self._shared.discard(number)
             self.core.ledgers.pop(number, None)
             for visit, layer in self._layers.items():
                 if visit.request == number:
@@ -363,6 +374,16 @@ class Engine:
         with self._lock:
             workers, shadow = dict(sorted(self.workers.items())), self.shadow
         return ask_usage(workers, shadow, deadline_s)
+
+    def nodes(self) -> list[NodeFacts]:
+        """Every node that has joined, lost ones too: workers by number, then the shadow. Returns at once."""
+        return self._roster.facts()
+
+    def carried(self, number: int) -> dict[str, int] | None:
+        """See `Roster.carried`. None where other requests are open, or were opened meanwhile, too."""
+        with self._lock:
+            alone = number not in self._shared and self._requests.keys() <= {number}
+            return self._roster.carried() if alone else None
 
     def close(self) -> None:
         """End every stream, and take no new one. A request that still waits for a worker fails."""

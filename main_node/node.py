@@ -194,6 +194,7 @@ class MainNode:
         start = time.perf_counter()
         token = self._forward(answer, sequence.prompt, 0)
         first = time.perf_counter()
+        carried = self.engine.carried(number)
         shadow_wait_s = 0.0
         if self._shadow is not None:
             self._shadow.begin()
@@ -208,7 +209,7 @@ class MainNode:
             token = self._forward(answer, [token], len(sequence.prompt) + count - 1)
         end = time.perf_counter()
         self.engine.wait_for_predictions(number, DRAIN_S)
-        times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s)
+        times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s, carried)
         yield Step(token, build_report(self, answer, times, finish))
 
     def _finish(self, answer: Answer, token: int) -> str | None:

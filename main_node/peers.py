@@ -15,6 +15,7 @@ from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
 from wire.base import Channel, Handler
 from wire.messages import (
     AskUsage,
+    Echo,
     Failed,
     Hello,
     Message,
@@ -25,8 +26,13 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
+from wire.traffic import Traffic, traffic_of
 
-_ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords)
+ECHOES = 5
+ECHO_S = 0.5
+"""How often a round trip is measured, and how long that may take in all."""
+
+_ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords, Echo)
 
 
 class PeerHandler:
@@ -79,6 +85,28 @@ class PeerHandler:
         with self._changed:
             self._changed.wait_for(lambda: found() or self._ended or self._error, deadline_s)
             return found()
+
+    def round_trip(self) -> float | None:
+        """Seconds that a small message takes there and back: the best of a few. None where no answer came in time.
+
+        The result is sent along: who delays messages of this stream on purpose then knows what it takes by itself.
+        """
+        end, best = time.monotonic() + ECHO_S, 0.0
+        for number in range(1, ECHOES + 1):
+            asked = time.monotonic()
+            answer = self.ask(Echo(number, best), Echo, end - asked)
+            if not isinstance(answer, Echo) or answer.number != number:
+                break
+            taken = time.monotonic() - asked
+            best = min(taken, best or taken)
+        if best:
+            self.put(Echo(0, best))
+        return best or None
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What the stream has carried; None where messages are handed over in memory."""
+        return traffic_of(self._channel) if self._channel else None
 
     def send(self, message: Message) -> None:
         """Raises LinkError."""

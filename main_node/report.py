@@ -26,6 +26,11 @@ class Report:
     `stall_s`: decoding's waits for loads. `memory_bytes`: weights, slots and caches a role, from the buffers;
     `memory_of_whole`: all of it, as a fraction of the weights of the model with every expert in memory, None where a
     node did not say what it holds.
+    `wire_bytes_per_token`: encoded bytes that one decode token costs, of the messages that carry embeddings to the
+    workers (`to_workers`) and back, KV rows and tokens to the shadow (the prompt's rows among them, where those are
+    aligned) and predictions from it; None where nodes share a process, or other requests were open meanwhile.
+    `embedding_bytes_per_token`: what the paper counts for that one way: 32 bits an element of the hidden state (16 KB
+    at Mixtral's 4096), for each layer and each of its top-k workers.
     """
 
     token_ids: list[int]
@@ -57,15 +62,19 @@ class Report:
     exact: bool
     seed: int | None
     emulated: str | None
+    wire_bytes_per_token: dict[str, float] | None
+    embedding_bytes_per_token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds: to the first token; for all others; of those, waiting for the shadow to be ready (not in `decode_s`)."""
+    """Seconds: to the first token; for all others; of those, waiting for the shadow to be ready (not in `decode_s`).
+    `carried`: what the streams had carried (see `Roster.carried`) when the first token was there."""
 
     ttft_s: float
     decode_s: float
     shadow_wait_s: float
+    carried: dict[str, int] | None
 
 
 def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> Report:
@@ -117,4 +126,14 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
         exact=not answer.chooser.ignored,
         seed=answer.chooser.seed,
         emulated=main.engine.pace.emulated,
+        wire_bytes_per_token=_wire_bytes(main, answer, times.carried),
+        embedding_bytes_per_token=4 * main.shape.hidden * main.shape.top_k * len(main.shape.layers),
     )
+
+
+def _wire_bytes(main: MainNode, answer: Answer, before: dict[str, int] | None) -> dict[str, float] | None:
+    """What each decode token of an answer has cost so far; `before`: carried when its first token was there."""
+    after, tokens = main.engine.carried(answer.number), len(answer.sequence.tokens) - 1
+    if before is None or after is None or tokens < 1:
+        return None
+    return {name: round((after[name] - before[name]) / tokens, 1) for name in after}

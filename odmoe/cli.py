@@ -11,12 +11,14 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from odmoe.cluster_cli import add_commands
 from odmoe.config import dump, effective
 from odmoe.flags import with_settings
 from odmoe.settings import DTYPES, MAX_PARALLEL
@@ -68,11 +70,16 @@ def generate(
 ) -> None:
     """Answer a prompt; the text streams as it comes."""
     settings = effective(flags, config).settings
-    if not settings.model:
+    if not settings.model and not settings.joined:
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     if not 1 <= parallel <= MAX_PARALLEL:
         raise ConfigError(f"--parallel is {parallel}; allowed: 1 to {MAX_PARALLEL}")
     asked = _prompts(prompt, prompts)
+    how = {"json": as_json, "quiet": quiet, "debug": debug, "parallel": parallel, "many": prompts is not None}
+    if settings.cluster_file:
+        from odmoe.asking import ask
+
+        raise typer.Exit(ask(settings, asked, how))
     from odmoe.generate import run_generate
     from odmoe.terminal import Terminal
 
@@ -105,6 +112,9 @@ def shard(
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
     run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug))
+
+
+add_commands(app)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[str]:
@@ -142,9 +152,14 @@ def _standard_input() -> str:
 
 
 def run() -> int:
-    """Do what the command line says. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Do what the command line says; the exit code."""
+    return outcome(lambda: app(standalone_mode=False))  # gives what an Exit says, in which it also hides Ctrl-C
+
+
+def outcome(work: Callable[[], object]) -> int:
+    """Do it, and explain what goes wrong. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
-        code = app(standalone_mode=False)  # what an Exit says, in which the library also hides Ctrl-C
+        code = work()
     except SystemExit as stop:  # how it ends when whoever read the answer has gone
         code = stop.code
     except (KeyboardInterrupt, typer.Abort):

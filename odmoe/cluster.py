@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol, Unpack
 
 from checkpoint import kv
@@ -52,6 +53,9 @@ class Cluster(Protocol):
 
     def trace(self) -> list[Span]:
         """What every node has done since the last time, where `settings.trace` is set."""
+
+    def store(self) -> Path:
+        """Of the model that is served."""
 
     def close(self) -> None:
         """Stop every node that this cluster started, and free what it holds."""
@@ -154,6 +158,9 @@ class EmbeddedCluster:
 
     def trace(self) -> list[Span]:
         return self.main.engine.trace()
+
+    def store(self) -> Path:
+        return self._store.path
 
     def close(self) -> None:
         self._closed = True

@@ -23,8 +23,9 @@ from scheduler.profile import find_profile
 from scheduler.trace import write_trace
 
 if TYPE_CHECKING:
+    from checkpoint.store import ExpertStore
     from main_node.report import Report
-    from odmoe.cluster import Answering, Cluster
+    from odmoe.cluster import Answering, Cluster, Say
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +71,23 @@ def run_generate(
     """
     prepare_process(terminal.debug)
     check_early(settings)
-    with terminal.progress() as progress:
-        from odmoe.stores import prepare_store
+    if settings.model:
+        with terminal.progress() as progress:
+            from odmoe.stores import prepare_store
 
-        store = prepare_store(settings.model, settings.store, settings.dtype, progress)
-    with terminal.status() as say:
-        say("reading the tokenizer")
-        from main_node.node import limited, model_shape
-        from odmoe.text import load_tokenizer
-
-        tokenizer = load_tokenizer(store.dense)
-        context = limited(model_shape(store), settings.ctx_size).context
-        ids = [to_tokens(settings, tokenizer, prompt, context, n if many else 0) for n, prompt in enumerate(prompts, 1)]
-        cluster = start_cluster(settings, store, say)
+            store = prepare_store(settings.model, settings.store, settings.dtype, progress)
+        with terminal.status() as say:
+            tokenizer, ids = _tokens(settings, prompts, store, many, say)
+            cluster = start_cluster(settings, store, say)
+    else:  # whatever the cluster serves
+        with terminal.status() as say:
+            cluster = start_cluster(settings, None, say)
     with closing(cluster):
+        if not settings.model:
+            from odmoe.stores import open_verified
+
+            store = open_verified(str(cluster.store()))
+            tokenizer, ids = _tokens(settings, prompts, store, many)
         job = Job(settings, tokenizer, cluster, store.manifest.dtype)
         try:
             if many:
@@ -93,6 +97,21 @@ def run_generate(
         finally:
             if settings.trace is not None:  # most wanted where something went wrong
                 _write_trace(Path(settings.trace), job)
+
+
+def _tokens(
+    settings: Settings, prompts: list[str], store: ExpertStore, many: bool, say: Say = lambda text: None
+) -> tuple[Any, list[list[int]]]:
+    """The store's tokenizer, and every prompt's tokens. Raises PromptError."""
+    say("reading the tokenizer")
+    from main_node.node import limited, model_shape
+    from odmoe.text import load_tokenizer
+
+    tokenizer = load_tokenizer(store.dense)
+    context = limited(model_shape(store), settings.ctx_size).context
+    return tokenizer, [
+        to_tokens(settings, tokenizer, prompt, context, n if many else 0) for n, prompt in enumerate(prompts, 1)
+    ]
 
 
 def _write_trace(path: Path, job: Job) -> None:

@@ -59,10 +59,10 @@ class Settings(BaseModel):
     model: str = _setting("", "text", "Model directory, or org/name on the Hub.", "-m")
     store: str | None = _setting(None, "a path", "Expert store; found or made by itself when not given.")
     cluster: str = _setting(
-        "embedded", f"{', '.join(CLUSTERS)} or a Ray head's host:port",
-        "All nodes in this process, in processes of this machine, or on a Ray cluster.",
+        "embedded", f"{', '.join(CLUSTERS)}, a Ray head's host:port or a cluster file (.yaml)",
+        "All nodes in this process, in processes of this machine, on a Ray cluster, or on the machines of a file.",
     )  # fmt: skip
-    workers: Count = _count(8, "How many worker nodes.")
+    workers: Count = _count(8, "How many worker nodes; on a Ray cluster all that it has, when not given.")
     group_size: Count | None = _count(None, "Workers that serve a layer together; the model's top-k when not given.")
     slots: Count = _count(1, "Experts that a worker has room for.")
     shadow: Shadow = _one_of("int8", SHADOWS, "The shadow's precision.")
@@ -81,6 +81,12 @@ class Settings(BaseModel):
         600.0, "a number from 1 to 1000000", "Most seconds until a node is ready.", ge=1, le=1e6
     )
     host: str = _setting("127.0.0.1", "an address of this machine", "Where nodes of a local cluster listen.")
+    node_port: Count = _setting(
+        0, "0 (any that is free), 1, ... 65535", "Where workers and the shadow of a Ray cluster listen.", ge=0, le=65535
+    )
+    tls: str | None = _setting(
+        None, "a directory", "ca.pem, node.pem, node.key and secret of this host; needed off loopback (odmoe certs)."
+    )
     secret: str | None = _setting(
         None, "a text that others do not know", "What nodes off loopback must know of each other.", min_length=1,
         repr=False,
@@ -126,7 +132,7 @@ class Settings(BaseModel):
             raise ConfigError(
                 f"{named('group_size')} is {self.group_size}; allowed: 1 to {named('workers')} ({self.workers})"
             )
-        if self.cluster not in CLUSTERS and not _is_address(self.cluster):
+        if self.cluster not in CLUSTERS and not self.cluster_file and not _is_address(self.cluster):
             raise ConfigError(f"{named('cluster')} is {self.cluster!r}; allowed: {about('cluster')['allowed']}")
         if self.system is not None and not self.chat:
             raise ConfigError(f"{named('system')} is given without {named('chat')}; a system message is part of a chat")
@@ -136,8 +142,22 @@ class Settings(BaseModel):
         """As said, or: every core of a node's machine; half of them where all nodes share this one, since the shadow
         computes beside the others and threads that wait for a busy core cost more than they bring."""
         cores = len(os.sched_getaffinity(0))
-        shared = self.cluster in ("embedded", "local")
-        return self.threads or (max(1, cores // 2) if shared else cores)
+        return self.threads or (cores if self.joined else max(1, cores // 2))
+
+    @property
+    def joined(self) -> bool:
+        """The nodes are those of a Ray cluster that was there before, and goes on."""
+        return self.cluster not in ("embedded", "local")
+
+    @property
+    def cluster_file(self) -> bool:
+        """`cluster` names the file of a cluster, whose main host is asked over ssh."""
+        return self.cluster.endswith((".yaml", ".yml"))
+
+    @property
+    def workers_wanted(self) -> bool:
+        """Whether somebody has said how many workers, or nobody else could."""
+        return "workers" in self.model_fields_set or not self.joined
 
     @property
     def launch_s(self) -> float:
@@ -148,8 +168,8 @@ class Settings(BaseModel):
         return Alignment(self.align_token, self.align_kv)
 
     def but(self, **changes: Any) -> Settings:
-        """These settings with some changed, checked again."""
-        return Settings(**(self.model_dump() | changes))
+        """These settings with some changed, checked again. What nobody said stays unsaid."""
+        return Settings(**(self.model_dump(exclude_unset=True) | changes))
 
 
 def flag(name: str) -> str:

@@ -7,19 +7,27 @@ from typing import TYPE_CHECKING
 
 from odmoe.process import prepare_ray
 from odmoe.settings import Settings
+from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
     from odmoe.cluster import Cluster
 
 
-def start_cluster(settings: Settings, store: ExpertStore, say: Callable[[str], None] = lambda text: None) -> Cluster:
-    """Embedded in this process, or of Ray actors. Raises ClusterError."""
-    if settings.cluster == "embedded":
+def start_cluster(
+    settings: Settings, store: ExpertStore | None, say: Callable[[str], None] = lambda text: None
+) -> Cluster:
+    """Embedded in this process, or of Ray actors. Without a store, whatever a running cluster serves.
+
+    Raises ClusterError, ConfigError.
+    """
+    if store is None and not settings.joined:
+        raise ConfigError(f"--model is not given; --cluster {settings.cluster} needs one")
+    if settings.cluster == "embedded" and store is not None:
         from odmoe.cluster import EmbeddedCluster
 
         return EmbeddedCluster(settings, store, say)
     prepare_ray(settings.cluster)
-    from odmoe.launch import RayCluster
+    from odmoe.on_ray.cluster import RayCluster
 
     return RayCluster(settings, store, say)

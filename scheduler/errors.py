@@ -18,7 +18,12 @@
     │   └── RequestCancelledError    given up by whoever asked
     └── ClusterError             nodes and the links between them
         ├── LaunchError              a node did not come up
-        ├── HandshakeError           secret, version or model differ between two nodes
+        │   └── HostError                its machine: not reached by ssh, wrong Python, no store, other code
+        ├── HandshakeError           two nodes do not belong together
+        │   ├── SecretError              the cluster's secret is missing or wrong
+        │   ├── CertificateError         expired, another cluster's, another host's, or not to be read
+        │   ├── VersionError             the nodes speak different versions of the protocol
+        │   └── ModelMismatchError       the nodes have stores of different models or dtypes
         ├── LinkError                a stream broke, or a peer is gone
         ├── ProtocolError            a message that is malformed, too large or out of turn
         └── DeadlineError            a peer did not answer in time
@@ -99,8 +104,28 @@ class LaunchError(ClusterError):
     """A node did not come up."""
 
 
+class HostError(LaunchError):
+    """A machine of the cluster cannot be reached, or is not fit for its node."""
+
+
 class HandshakeError(ClusterError):
-    """Two nodes do not belong together: secret, protocol version or model."""
+    """Two nodes do not belong together: secret, certificate, protocol version or model."""
+
+
+class SecretError(HandshakeError):
+    """The cluster's secret is missing or wrong."""
+
+
+class CertificateError(HandshakeError):
+    """A certificate has expired, is another cluster's or another host's, or its files cannot be used."""
+
+
+class VersionError(HandshakeError):
+    """Two nodes speak different versions of the protocol."""
+
+
+class ModelMismatchError(HandshakeError):
+    """Two nodes have stores of different models or dtypes."""
 
 
 class LinkError(ClusterError):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import multiprocessing
+import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
+from odmoe.certs import ensure_certs
 from scheduler.errors import ODMoEError
 from wire import inprocess
 from wire.base import Channel
@@ -23,11 +28,15 @@ from wire.grpc_client import connect
 from wire.grpc_server import GrpcServer
 from wire.grpc_stream import CLIENT_OPTIONS, SERVER_OPTIONS
 from wire.messages import Compute, Computed, Message, Tensor
+from wire.tls import Identity
 
 METHOD = "/bare.Echo/Echo"
 HOST = "127.0.0.1"
 DEADLINE_S = 30.0
 OURS, BARE, AIO, TCP, INSIDE = "ours, gRPC", "bare gRPC", "bare gRPC, aio", "TCP", "ours, in process"
+OURS_TLS, BARE_TLS = "ours, gRPC, mTLS", "bare gRPC, mTLS"
+CERTIFICATES = "ODMOE_ROUNDTRIP_CERTIFICATES"
+"""The environment variable that tells every process where they are."""
 
 
 # --- the servers, each in a process of its own -----------------------------------------------------------------
@@ -68,16 +77,25 @@ def _handlers(behaviour: Any) -> tuple[grpc.GenericRpcHandler, ...]:
     return (grpc.method_handlers_generic_handler("bare.Echo", {"Echo": method}),)
 
 
-def _serve_ours(told: Connection) -> None:
-    server = GrpcServer(Echo(), "worker")
+def _identity() -> Identity:
+    """Of 127.0.0.1, for both sides."""
+    return Identity.read(Path(os.environ[CERTIFICATES]) / HOST)
+
+
+def _serve_ours(told: Connection, tls: bool = False) -> None:
+    server = GrpcServer(Echo(), "worker", identity=_identity() if tls else None)
     told.send(server.address)
     told.recv()
     server.close(0.5)
 
 
-def _serve_bare(told: Connection) -> None:
+def _serve_bare(told: Connection, tls: bool = False) -> None:
     server = grpc.server(ThreadPoolExecutor(2), handlers=_handlers(_echo), options=SERVER_OPTIONS)
-    port = server.add_insecure_port(f"{HOST}:0")
+    where = f"{HOST}:0"
+    if tls:
+        port = server.add_secure_port(where, _identity().server_credentials(lambda: None))
+    else:
+        port = server.add_insecure_port(where)
     server.start()
     told.send(f"{HOST}:{port}")
     told.recv()
@@ -114,6 +132,8 @@ SERVERS: dict[str, Callable[[Connection], None]] = {
     BARE: _serve_bare,
     AIO: _serve_aio,
     TCP: _serve_tcp,
+    OURS_TLS: functools.partial(_serve_ours, tls=True),
+    BARE_TLS: functools.partial(_serve_bare, tls=True),
 }
 
 
@@ -174,8 +194,12 @@ class Ours:
 class Bare:
     """Bytes there and back on one stream of gRPC's ordinary Python API."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+    def __init__(self, address: str, tls: bool = False) -> None:
+        self._channel = (
+            grpc.secure_channel(address, _identity().channel_credentials(), options=CLIENT_OPTIONS)
+            if tls
+            else grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        )
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         open_call: Any = self._channel.stream_stream
         self._call = open_call(METHOD)(iter(self._queue.get, None))
@@ -262,6 +286,8 @@ CLIENTS: dict[str, Callable[[str], Contender]] = {
     AIO: BareAio,
     TCP: Tcp,
     INSIDE: lambda address: Ours(lambda handler: inprocess.connect(Echo(), handler)),
+    OURS_TLS: lambda address: Ours(lambda handler: connect(address, "worker", handler, identity=_identity())),
+    BARE_TLS: functools.partial(Bare, tls=True),
 }
 
 
@@ -285,8 +311,14 @@ def _dismiss(process: Connection) -> None:
         process.send(None)
 
 
-def contenders(stack: ExitStack) -> dict[str, Connection]:
-    """Start every server and every client; returns how to reach the clients. All end with `stack`."""
+def contenders(stack: ExitStack, tls: bool = False) -> dict[str, Connection]:
+    """Start every server and every client; returns how to reach the clients. All end with `stack`.
+
+    `tls`: those with mutual TLS, too.
+    """
+    if tls:
+        os.environ[CERTIFICATES] = stack.enter_context(tempfile.TemporaryDirectory())
+        ensure_certs(Path(os.environ[CERTIFICATES]), [("localhost", HOST)])
     spawn = multiprocessing.get_context("spawn")
 
     def start(target: Callable[..., None], *args: str) -> Connection:
@@ -298,7 +330,7 @@ def contenders(stack: ExitStack) -> dict[str, Connection]:
         return here
 
     clients = {}
-    for name in CLIENTS:
+    for name in (name for name in CLIENTS if tls or name not in (OURS_TLS, BARE_TLS)):
         address = answer(start(SERVERS[name])) if name in SERVERS else ""
         clients[name] = start(_take_turns, name, address)
     for client in clients.values():

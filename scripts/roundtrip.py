@@ -2,6 +2,7 @@
 
 .venv/bin/python scripts/roundtrip.py                          # 1 KB to 1 MB, p50, p90, ratio to the bare echo
 .venv/bin/python scripts/roundtrip.py --sizes 16384 --turns 300 --json --plot results/roundtrip.png
+.venv/bin/python scripts/roundtrip.py --sizes 16384 --tls      # and both of gRPC with mutual TLS
 
 Each contender has two processes of its own, a server and a client, and all of them take turns, so that noise hits all
 alike and no contender's threads disturb another's. A round
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import common
-from echoes import AIO, BARE, OURS, answer, compute, contenders
+from echoes import AIO, BARE, OURS, OURS_TLS, answer, compute, contenders
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -50,11 +51,11 @@ def codec_us(size: int) -> float:
     return min(timeit.repeat(both, number=count, repeat=5)) / count * 1e6
 
 
-def measure(sizes: list[int], turns: int, per_turn: int) -> list[dict[str, Any]]:
+def measure(sizes: list[int], turns: int, per_turn: int, tls: bool = False) -> list[dict[str, Any]]:
     """A row for each size and contender: microseconds, and the ratio of the medians to the bare echo's."""
     rows = []
     with ExitStack() as stack:
-        found = contenders(stack)
+        found = contenders(stack, tls)
         for size in sizes:
             taken: dict[str, list[float]] = {name: [] for name in found}
             for turn in track(range(turns + 2), console=Console(stderr=True), description=f"{size} bytes"):
@@ -67,6 +68,8 @@ def measure(sizes: list[int], turns: int, per_turn: int) -> list[dict[str, Any]]
                 row = {"size": size, "what": name, "p50_us": p50[name] * 1e6}
                 row |= {"p90_us": statistics.quantiles(seconds, n=10)[-1] * 1e6, "count": len(seconds)}
                 row |= {"ratio_to_bare": p50[name] / p50[BARE], "ratio_to_aio": p50[name] / p50[AIO]}
+                if name == OURS_TLS:
+                    row |= {"ratio_to_plain": p50[name] / p50[OURS]}
                 rows.append(row | ({"codec_us": codec_us(size)} if name == OURS else {}))
     return rows
 
@@ -89,6 +92,10 @@ def show(rows: list[dict[str, Any]]) -> None:
         last = i + 1 == len(rows) or rows[i + 1]["size"] != row["size"]
         table.add_row(shown_size(row["size"]), row["what"], *figures, *ratios, codec, end_section=last)
     Console(width=110).print(table)
+    for row in rows:
+        if "ratio_to_plain" in row:
+            size = shown_size(row["size"])
+            print(f"mutual TLS takes {row['ratio_to_plain']:.2f} times the plain stream's time at {size}")
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -131,12 +138,13 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="bytes each way, multiples of 4")
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--per-turn", type=int, default=20, help="round trips of each contender in a turn")
+    parser.add_argument("--tls", action="store_true", help="with mutual TLS, too, as off loopback")
     parser.add_argument("--json", action="store_true", help="print one object instead of the table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures as a PNG")
     args = parser.parse_args()
     if not args.json:
         common.header("Round trips")
-    rows = measure(args.sizes, args.turns, args.per_turn)
+    rows = measure(args.sizes, args.turns, args.per_turn, args.tls)
     if args.json:
         print(json.dumps({"machine": common.machine(), "command": common.command(), "rows": rows}, indent=1))
     else:

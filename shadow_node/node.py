@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from checkpoint import kv
 from checkpoint.tensors import tensor_from_bytes
@@ -24,6 +27,7 @@ from wire.messages import (
     ShadowReady,
     ShadowUsage,
 )
+from wire.place import host_name, processor_name
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 
@@ -95,7 +99,15 @@ class _Session(Session):
 
     def ready(self) -> ShadowReady:
         model = self._shadow.model
-        return ShadowReady(PROTOCOL_VERSION, self.name, model.scheme, model.device_bytes)
+        return ShadowReady(
+            version=PROTOCOL_VERSION,
+            node=self.name,
+            scheme=model.scheme,
+            device_bytes=model.device_bytes,
+            host=host_name(),
+            pid=os.getpid(),
+            device_name=_device_name(model.device),
+        )
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, OpenRequest):
@@ -210,3 +222,8 @@ class _Session(Session):
         held = sum(kv.cache_bytes(other.cache) for other in {followed, *self._requests.copy().values()})
         self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
         return token
+
+
+def _device_name(device: str) -> str:
+    """As a person knows it."""
+    return processor_name() if device == "cpu" else torch.cuda.get_device_name(device)

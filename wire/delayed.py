@@ -10,7 +10,8 @@ from typing import Protocol
 
 from scheduler.errors import LinkError, ODMoEError
 from wire.base import Channel, Handler, Node
-from wire.messages import Align, Compute, Computed, Message, Prediction
+from wire.messages import Align, Compute, Computed, Echo, Message, Prediction
+from wire.traffic import Traffic, traffic_of
 
 MAX_HELD = 4096
 """Messages that may be on their way."""
@@ -73,20 +74,30 @@ class DelayedChannel:
     """Around any `Channel`. A thread of its own hands messages on, in the order in which they were sent; one that is
     due before another sent earlier waits for that one, but counts as having arrived when it was due.
 
-    `early_s`: what the stream inside takes by itself; messages are handed to it that much before they are due.
+    `early_s`: what the stream inside takes by itself, half of the shortest round trip that an `Echo` has told; so much
+    before it is due, but not before it was sent, a message is handed to it.
     """
 
-    def __init__(self, inner: Channel, delay: Delay, time: Time, early_s: float = 0.0) -> None:
+    def __init__(self, inner: Channel, delay: Delay, time: Time) -> None:
+        self.early_s = 0.0
         self._inner = inner
         self._delay = delay
         self._time = time
-        self._early_s = early_s
         self._held: deque[tuple[float, Message]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._fault: ODMoEError | None = None
         self._thread = threading.Thread(target=self._run, name="odmoe-delay", daemon=True)
         self._thread.start()
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """That of the stream inside."""
+        return traffic_of(self._inner)
+
+    def hear(self, echo: Echo) -> None:
+        """It travels this stream, in either direction."""
+        self.early_s = echo.best_s / 2
 
     def send(self, message: Message) -> None:
         """Raises `LinkError` when closed or `MAX_HELD` messages are on their way, or what ended the stream."""
@@ -97,6 +108,8 @@ class DelayedChannel:
                 raise LinkError("the delayed stream is closed; connect to the node again")
             if len(self._held) >= MAX_HELD:
                 raise LinkError(f"{MAX_HELD} messages are on their way; the peer does not keep up")
+            if isinstance(message, Echo):
+                self.hear(message)
             self._held.append((self._time.now() + self._delay(message), message))
             self._changed.notify()
 
@@ -122,7 +135,7 @@ class DelayedChannel:
                 wait_s = None
                 if self._held:
                     due, message = self._held[0]
-                    wait_s = due - self._early_s - self._time.clock()
+                    wait_s = due - self.early_s - self._time.clock()
                     if wait_s <= 0 or self._closed:
                         self._held.popleft()
                         self._time.adopt(due)
@@ -139,19 +152,15 @@ class DelayedChannel:
 
 
 class DelayedNode:
-    """Around any `Node`: what it answers travels as long as a `Delay` says, one made for each stream.
+    """Around any `Node`: what it answers travels as long as a `Delay` says, one made for each stream."""
 
-    `early_s`: as for a `DelayedChannel`.
-    """
-
-    def __init__(self, node: Node, delay: Callable[[], Delay], time: Time, early_s: float = 0.0) -> None:
+    def __init__(self, node: Node, delay: Callable[[], Delay], time: Time) -> None:
         self._node = node
         self._delay = delay
         self._time = time
-        self._early_s = early_s
 
     def accept(self, reply: Channel) -> Handler:
-        delayed = DelayedChannel(reply, self._delay(), self._time, self._early_s)
+        delayed = DelayedChannel(reply, self._delay(), self._time)
         return _Ending(self._node.accept(delayed), delayed)
 
     def close(self) -> None:
@@ -159,13 +168,15 @@ class DelayedNode:
 
 
 class _Ending:
-    """A handler that lets its stream's thread go when the stream is over."""
+    """A handler that lets its stream's thread go when the stream is over, and hear of the stream's round trip."""
 
     def __init__(self, handler: Handler, channel: DelayedChannel) -> None:
         self._handler = handler
         self._channel = channel
 
     def on_message(self, message: Message) -> None:
+        if isinstance(message, Echo):
+            self._channel.hear(message)
         self._handler.on_message(message)
 
     def on_close(self, error: ODMoEError | None) -> None:

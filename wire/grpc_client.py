@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent import futures
 from typing import Any
 
@@ -10,8 +11,13 @@ import grpc
 
 from scheduler.errors import ConfigError, LinkError, ODMoEError
 from wire.base import Channel, Handler
-from wire.grpc_stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Kind, Stream, check_secret, error_of
+from wire.grpc_stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Kind, Stream, check_access, error_of
+from wire.probe import Probe
 from wire.pulse import PULSE, Pulse
+from wire.tls import Identity
+
+PROBE_AFTER_S, PROBE_EACH_S = 0.25, 0.5
+"""When a stream is not open after so long, it is looked into why; and then again and again until the deadline."""
 
 
 def connect(
@@ -20,20 +26,23 @@ def connect(
     handler: Handler,
     secret: str | None = None,
     deadline_s: float = 10.0,
-    credentials: grpc.ChannelCredentials | None = None,
+    identity: Identity | None = None,
     pulse: Pulse = PULSE,
 ) -> Channel:
     """Open a stream to the node at `address` ("host:port"); what it says goes to `handler`, from a thread of its own.
 
-    Until `deadline_s` a node that is not there yet is waited for. Raises `ConfigError` for an address that cannot be or
-    is off loopback without a secret, `LinkError` when the node cannot be reached, `HandshakeError` when it refuses the
-    secret or is of another kind. Where this raises, `handler` hears nothing. `pulse` says when a silent node is lost.
+    With an `identity` the node must be who it says, and speak TLS with this cluster's certificates. Until `deadline_s`
+    a node that is not there yet is waited for. Raises `ConfigError` for an address that cannot be, or that is off
+    loopback without a secret and an identity; `LinkError` when the node cannot be reached, `CertificateError` when one
+    of the two does not take the other's certificate, `SecretError` when it refuses the secret, `HandshakeError` when it
+    is of another kind. Where this raises, `handler` hears nothing. `pulse` says when a silent node is lost.
     """
-    check_secret(_host(address), secret)
+    host, port = _parts(address)
+    check_access(host, secret, identity)
     edge = EDGES[kind]
     channel = (
-        grpc.secure_channel(address, credentials, options=CLIENT_OPTIONS)
-        if credentials
+        grpc.secure_channel(address, identity.channel_credentials(), options=CLIENT_OPTIONS)
+        if identity
         else grpc.insecure_channel(address, options=CLIENT_OPTIONS)
     )
     stream = Stream(edge.to_node, edge.from_node, f"the {kind} at {address}", lambda: call.cancel(), pulse)
@@ -47,7 +56,7 @@ def connect(
     )
     reader.start()
     try:
-        _await(opened, stream.peer, deadline_s)
+        _await(opened, stream.peer, deadline_s, Probe(host, port, identity, stream.peer))
     except BaseException:
         call.cancel()
         raise
@@ -83,20 +92,30 @@ def _refusal(call: Any, peer: str) -> ODMoEError | None:
     return LinkError(f"{peer} answers, but is no node of ours; check the address")
 
 
-def _await(opened: futures.Future[None], peer: str, deadline_s: float) -> None:
-    try:
-        opened.result(deadline_s)
-    except TimeoutError:
-        if opened.cancel():
-            raise LinkError(
-                f"cannot reach {peer} within {deadline_s:g} s; check that it runs, that host and port are right, "
-                "and that no firewall stands between"
-            ) from None
-        opened.result(deadline_s)  # it opened at the last moment
+def _await(opened: futures.Future[None], peer: str, deadline_s: float, probe: Probe) -> None:
+    """Until the stream is open. gRPC itself would try again until the deadline, whatever the reason."""
+    end = time.monotonic() + deadline_s
+    wait_s = PROBE_AFTER_S
+    while (left_s := end - time.monotonic()) > 0:
+        try:
+            opened.result(min(wait_s, left_s))
+            return
+        except TimeoutError:
+            wait_s = PROBE_EACH_S
+        refused = probe.look(end - time.monotonic())
+        if refused is not None and opened.cancel():
+            raise refused
+    if opened.cancel():
+        raise LinkError(
+            f"cannot reach {peer} within {deadline_s:g} s; check that it runs, that host and port are right, "
+            "and that no firewall stands between"
+        )
+    opened.result(PROBE_EACH_S)  # it opened at the last moment
 
 
-def _host(address: str) -> str:
+def _parts(address: str) -> tuple[str, int]:
+    """Raises ConfigError unless it is "host:port" or "[IPv6]:port"."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"the address {address!r} cannot be; allowed: host:port, [IPv6]:port")
-    return host.removeprefix("[").removesuffix("]")
+    return host.removeprefix("[").removesuffix("]"), int(port)

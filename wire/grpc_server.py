@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
-from scheduler.errors import LaunchError, ODMoEError
+from scheduler.errors import HandshakeError, LaunchError, ODMoEError, SecretError
 from wire.base import Handler, Node
+from wire.doorman import Doorman, Refusals
 from wire.grpc_stream import (
     ACCEPTED_KEY,
     EDGES,
@@ -23,10 +24,12 @@ from wire.grpc_stream import (
     SERVER_OPTIONS,
     Kind,
     Stream,
-    check_secret,
+    check_access,
+    metadata_of,
     status_of,
 )
 from wire.pulse import PULSE, Pulse
+from wire.tls import Identity
 
 MAX_STREAMS = 64
 """Streams that one server serves at a time."""
@@ -51,8 +54,9 @@ class _Threads(futures.ThreadPoolExecutor):
 class GrpcServer:
     """A node at `address` ("host:port"), from construction to `close`. The node itself stays its maker's to close.
 
-    The secret travels as it is: off loopback, use a network that you trust, or pass `credentials` (TLS).
-    Raises `ConfigError` off loopback without a secret, `LaunchError` when it cannot listen.
+    With an `identity` it speaks TLS only, and only to clients with a certificate of the same CA. Whoever is refused is
+    named at WARNING on the logger `wire`, with the error that the client gets.
+    Raises `ConfigError` off loopback without a secret or an identity, `LaunchError` when it cannot listen.
     """
 
     def __init__(
@@ -62,13 +66,15 @@ class GrpcServer:
         host: str = "127.0.0.1",
         port: int = 0,
         secret: str | None = None,
-        credentials: grpc.ServerCredentials | None = None,
+        identity: Identity | None = None,
         pulse: Pulse = PULSE,
     ) -> None:
-        check_secret(host, secret)
+        check_access(host, secret, identity)
         self._node, self._edge = node, EDGES[kind]
         self._secret = secret
         self._pulse = pulse
+        self._refusals = Refusals()
+        self._doorman = Doorman(identity, self._refusals) if identity else None
         self._lock = threading.Lock()
         self._live: dict[Stream, threading.Thread] = {}
         behaviour: Any = functools.partial(self._serve)
@@ -78,7 +84,10 @@ class GrpcServer:
         self._server = grpc.server(
             _Threads(), handlers=[service], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
         )
+        credentials = identity.server_credentials(self._doorman.knock) if identity and self._doorman else None
         self.address = _listen(self._server, kind, host, port, credentials)
+        if self._doorman:
+            self._doorman.port = int(self.address.rpartition(":")[2])
         self._server.start()
 
     def close(self, grace: float = 2.0) -> None:
@@ -86,6 +95,8 @@ class GrpcServer:
         deadline = time.monotonic() + grace + 1.0
         with self._lock:
             live = dict(self._live)
+        if self._doorman:
+            self._doorman.close()
         for stream in live:
             stream.close()
         self._server.stop(grace).wait(grace + 1.0)
@@ -97,13 +108,15 @@ class GrpcServer:
         self, requests: Iterator[bytes], context: grpc.ServicerContext, respond: Callable[[bytes | None], None]
     ) -> None:
         """One stream, from first to last, in the thread in which those replies are written that had to wait."""
+        if self._doorman:
+            self._doorman.welcome(context.peer())
         self._authenticate(context)
         edge, peer = self._edge, f"the client at {context.peer()}"
         stream = Stream(edge.from_node, edge.to_node, peer, context.cancel, self._pulse, respond)
         try:
             handler = self._node.accept(stream)
         except ODMoEError as error:
-            context.abort(*status_of(error))
+            self._refuse(context, error)
         with contextlib.suppress(grpc.RpcError):  # the client has gone; the reader finds that out
             context.send_initial_metadata(((ACCEPTED_KEY, "1"),))  # before the reader's thread may answer
         self._start_reader(stream, requests, context, handler)
@@ -113,6 +126,7 @@ class GrpcServer:
             code, details = status_of(stream.fault)
             context.set_code(code)
             context.set_details(details)
+            context.set_trailing_metadata(metadata_of(stream.fault))
         respond(None)
 
     def _start_reader(
@@ -133,7 +147,13 @@ class GrpcServer:
             return
         given = dict(context.invocation_metadata()).get(SECRET_KEY, "")
         if not hmac.compare_digest(str(given).encode(), self._secret.encode()):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the secret is missing or wrong")
+            self._refuse(context, SecretError(f"the secret is {'wrong' if given else 'missing'}"))
+
+    def _refuse(self, context: grpc.ServicerContext, error: ODMoEError) -> NoReturn:
+        if isinstance(error, HandshakeError):
+            self._refusals.say(context.peer(), error)
+        context.set_trailing_metadata(metadata_of(error))
+        context.abort(*status_of(error))
 
 
 def _until_over(requests: Iterator[bytes], context: grpc.ServicerContext, stream: Stream) -> Iterator[bytes]:

@@ -10,13 +10,24 @@ from typing import Literal, NamedTuple
 
 import grpc
 
-from scheduler.errors import ConfigError, HandshakeError, LinkError, ODMoEError, ProtocolError
+from scheduler import errors
+from scheduler.errors import (
+    ClusterError,
+    ConfigError,
+    HandshakeError,
+    LinkError,
+    ODMoEError,
+    ProtocolError,
+    SecretError,
+)
 from wire import codec
 from wire.base import Handler
 from wire.codec import MAX_ENCODED_BYTES, Codec
 from wire.messages import Beat, Message
 from wire.outbox import Outbox
 from wire.pulse import Monitor, Pulse
+from wire.tls import Identity
+from wire.traffic import Tally, Traffic
 
 MAX_QUEUED = 4096
 """Messages that may wait to be written to one stream."""
@@ -30,6 +41,9 @@ LINGER_S = 5.0
 SECRET_KEY = "odmoe-secret"
 ACCEPTED_KEY = "odmoe-accepted"
 """In the server's first metadata: the secret was right and the node took the stream."""
+
+ERROR_KEY = "odmoe-error"
+"""In the server's last metadata: the name of the error of ours that ended the stream."""
 
 Kind = Literal["worker", "shadow"]
 
@@ -78,7 +92,7 @@ CLIENT_OPTIONS = (
 )
 
 
-# --- addresses and secrets -------------------------------------------------------------------------------------
+# --- who may speak -------------------------------------------------------------------------------------------
 
 
 def is_loopback(host: str) -> bool:
@@ -89,15 +103,25 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_secret(host: str, secret: str | None) -> None:
-    """Raises `ConfigError` for a secret that cannot travel in a header, or for none off loopback."""
-    if secret is None:
-        if not is_loopback(host):
-            raise ConfigError(f"{host} is not a loopback address: a secret is needed there; give the cluster's secret")
-    elif not (secret.isascii() and secret.isprintable() and secret.strip() == secret and 0 < len(secret) <= 1024):
+def check_access(host: str, secret: str | None, identity: Identity | None) -> None:
+    """Raises `ConfigError` for a secret that cannot travel in a header, or where one of the two lacks off loopback.
+
+    The certificate proves which host it is, the secret that it belongs to this cluster.
+    """
+    if secret is not None and not (
+        secret.isascii() and secret.isprintable() and secret.strip() == secret and 0 < len(secret) <= 1024
+    ):
         raise ConfigError(
             f"a secret of {len(secret)} characters cannot be used; "
             "allowed: 1 to 1024 printable ASCII characters, no space at either end"
+        )
+    if is_loopback(host):
+        return
+    missing = [what for what, it in (("a secret", secret), ("a certificate", identity)) if it is None]
+    if missing:
+        raise ConfigError(
+            f"{host} is not a loopback address: {' and '.join(missing)} {'are' if missing[1:] else 'is'} needed there; "
+            "`odmoe certs` makes both for every host of a cluster"
         )
 
 
@@ -105,13 +129,14 @@ def check_secret(host: str, secret: str | None) -> None:
 
 _CODE_OF: tuple[tuple[type[ODMoEError], grpc.StatusCode], ...] = (
     (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
+    (SecretError, grpc.StatusCode.UNAUTHENTICATED),
     (HandshakeError, grpc.StatusCode.FAILED_PRECONDITION),
     (LinkError, grpc.StatusCode.UNAVAILABLE),
 )
 _ERROR_OF: dict[grpc.StatusCode, type[ODMoEError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ProtocolError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
-    grpc.StatusCode.UNAUTHENTICATED: HandshakeError,
+    grpc.StatusCode.UNAUTHENTICATED: SecretError,
     grpc.StatusCode.FAILED_PRECONDITION: HandshakeError,
     grpc.StatusCode.UNIMPLEMENTED: HandshakeError,
 }
@@ -123,9 +148,13 @@ _ADVICE = {
 
 
 def status_of(error: ODMoEError) -> tuple[grpc.StatusCode, str]:
-    """The status that ends a stream for `error`, and its details."""
+    """The status that ends a stream for `error`, and its details. Its name travels as `metadata_of` it."""
     code = next((code for cls, code in _CODE_OF if isinstance(error, cls)), grpc.StatusCode.INTERNAL)
     return code, str(error)[:1000]
+
+
+def metadata_of(error: ODMoEError) -> tuple[tuple[str, str], ...]:
+    return ((ERROR_KEY, type(error).__name__),)
 
 
 def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
@@ -134,6 +163,9 @@ def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
         return LinkError(f"the stream to {peer} broke: the peer is gone, or gave it up")
     code = error.code()
     said = f"the stream to {peer} ended with {code.name}: {error.details()}{_ADVICE.get(code, '')}"
+    named = getattr(errors, str(dict(error.trailing_metadata() or ()).get(ERROR_KEY, "")), None)
+    if isinstance(named, type) and issubclass(named, ClusterError):
+        return named(said)
     return _ERROR_OF.get(code, LinkError)(said)
 
 
@@ -159,6 +191,7 @@ class Stream:
         self.peer = peer
         self.fault: ODMoEError | None = None  # what ended the stream, if that happened on this side
         self.cut = cut
+        self.traffic = Traffic(Tally(), Tally())
         self._out, self._into = out, into
         self._pulse = pulse
         self._monitor = Monitor(pulse, self._beat, self._silent)
@@ -173,6 +206,7 @@ class Stream:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
         data = self._out.encode(message)
         self._monitor.said = True
+        self.traffic.sent.add(type(message), len(data))
         if len(data) <= self._pulse.announced_bytes:
             taken = self._outbox.put(data)
         else:
@@ -225,6 +259,7 @@ class Stream:
                 if isinstance(message, Beat):
                     monitor.hear(message.coming)
                     continue
+                self.traffic.received.add(type(message), len(data))
                 monitor.hear()
                 monitor.busy = True
                 handler.on_message(message)

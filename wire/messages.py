@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -39,6 +39,17 @@ class Beat:
     """
 
     coming: int
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Asks a node for the same message back, at once: how long that takes is the round trip between the two.
+
+    `best_s`: the shortest round trip that the asking side has measured on this stream, 0 as long as there is none.
+    """
+
+    number: int
+    best_s: float
 
 
 # --- main node -> worker ---------------------------------------------------------------------------------------
@@ -93,7 +104,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """Answer to `Hello`: what this worker is. `slot_bytes` is the size of one slot."""
+    """Answer to `Hello`: what this worker is, and where it runs. `slot_bytes` is the size of one slot.
+
+    `device`: as torch has it; `device_name`: as a person knows it (the processor, the GPU), `device_bytes`: all of its
+    memory. `load_bytes_per_s`: the loader's bandwidth, measured at start; 0 where no load ended in time.
+    """
 
     version: int
     node: str
@@ -101,6 +116,11 @@ class WorkerReady:
     slot_bytes: int
     device: str
     loader: str
+    host: str
+    pid: int
+    device_name: str
+    device_bytes: int
+    load_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +238,15 @@ class CloseRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShadowReady:
-    """Answer to `Hello`."""
+    """Answer to `Hello`. `device_bytes`: what the quantised model takes; the rest as for a worker."""
 
     version: int
     node: str
     scheme: str
     device_bytes: int
+    host: str
+    pid: int
+    device_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +267,8 @@ class ShadowUsage:
     device_bytes_max: int
 
 
-ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Beat
-FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Beat
-ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Beat
-FromShadow = ShadowReady | Prediction | ShadowUsage | TraceRecords | Failed | Beat
+ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat
+FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat
+ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
+FromShadow = ShadowReady | Prediction | ShadowUsage | TraceRecords | Failed | Echo | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow

@@ -8,13 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "load", "evict", "compute", "ask_usage", "ask_trace", "beat")
+    __slots__ = ("hello", "load", "evict", "compute", "ask_usage", "ask_trace", "echo", "beat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     ASK_USAGE_FIELD_NUMBER: _ClassVar[int]
     ASK_TRACE_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     load: Load
@@ -22,17 +23,19 @@ class ToWorker(_message.Message):
     compute: Compute
     ask_usage: AskUsage
     ask_trace: AskTrace
+    echo: Echo
     beat: Beat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "beat")
+    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "echo", "beat")
     WORKER_READY_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     WORKER_USAGE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     worker_ready: WorkerReady
     loaded: Loaded
@@ -40,17 +43,19 @@ class FromWorker(_message.Message):
     worker_usage: WorkerUsage
     failed: Failed
     trace_records: TraceRecords
+    echo: Echo
     beat: Beat
-    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class ToShadow(_message.Message):
-    __slots__ = ("hello", "open_request", "align", "close_request", "ask_usage", "ask_trace", "beat")
+    __slots__ = ("hello", "open_request", "align", "close_request", "ask_usage", "ask_trace", "echo", "beat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ALIGN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ASK_USAGE_FIELD_NUMBER: _ClassVar[int]
     ASK_TRACE_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     open_request: OpenRequest
@@ -58,24 +63,27 @@ class ToShadow(_message.Message):
     close_request: CloseRequest
     ask_usage: AskUsage
     ask_trace: AskTrace
+    echo: Echo
     beat: Beat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., align: _Optional[_Union[Align, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., align: _Optional[_Union[Align, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class FromShadow(_message.Message):
-    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "beat")
+    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "echo", "beat")
     SHADOW_READY_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     SHADOW_USAGE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     shadow_ready: ShadowReady
     prediction: Prediction
     shadow_usage: ShadowUsage
     failed: Failed
     trace_records: TraceRecords
+    echo: Echo
     beat: Beat
-    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
@@ -108,6 +116,14 @@ class Beat(_message.Message):
     COMING_FIELD_NUMBER: _ClassVar[int]
     coming: int
     def __init__(self, coming: _Optional[int] = ...) -> None: ...
+
+class Echo(_message.Message):
+    __slots__ = ("number", "best_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BEST_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    best_s: float
+    def __init__(self, number: _Optional[int] = ..., best_s: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "fingerprint", "dtype", "node", "trace")
@@ -186,20 +202,30 @@ class TraceRecords(_message.Message):
     def __init__(self, machine: _Optional[str] = ..., now: _Optional[float] = ..., whats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., starts: _Optional[_Iterable[float]] = ..., ends: _Optional[_Iterable[float]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader")
+    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     version: int
     node: str
     slots: int
     slot_bytes: int
     device: str
     loader: str
-    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ...) -> None: ...
+    host: str
+    pid: int
+    device_name: str
+    device_bytes: int
+    load_bytes_per_s: float
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("load_id", "nbytes", "seconds")
@@ -288,16 +314,22 @@ class CloseRequest(_message.Message):
     def __init__(self, request: _Optional[int] = ...) -> None: ...
 
 class ShadowReady(_message.Message):
-    __slots__ = ("version", "node", "scheme", "device_bytes")
+    __slots__ = ("version", "node", "scheme", "device_bytes", "host", "pid", "device_name")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SCHEME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     version: int
     node: str
     scheme: str
     device_bytes: int
-    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., scheme: _Optional[str] = ..., device_bytes: _Optional[int] = ...) -> None: ...
+    host: str
+    pid: int
+    device_name: str
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., scheme: _Optional[str] = ..., device_bytes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("request", "position", "layer", "experts", "scores")

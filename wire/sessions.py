@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from wire.base import Channel
 from wire.handshake import check_hello
-from wire.messages import AskTrace, Failed, Hello, Message
+from wire.messages import AskTrace, Echo, Failed, Hello, Message
 from wire.record import NodeRecord
 
 
@@ -67,6 +67,8 @@ class Session(ABC):
                 self._hello(message)
             elif not self._welcome:
                 raise ProtocolError(f"{type(message).__name__} came before Hello; a stream begins with Hello")
+            elif isinstance(message, Echo):
+                self.reply.send(message)
             elif isinstance(message, AskTrace):
                 self.reply.send(self.record.answer())
             else:
@@ -75,7 +77,7 @@ class Session(ABC):
             self.report(error, message)
 
     def _hello(self, hello: Hello) -> None:
-        check_hello(hello, self.name, *self._belongs)
+        check_hello(hello, self.name, *self._belongs, peer=getattr(self.reply, "peer", ""))
         self.record = NodeRecord(hello.trace, self._clock)
         self._sessions.serve(self)
         self._welcome = True

@@ -5,6 +5,7 @@ that the computation before it leaves. Then one thread does both, and spares a h
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,9 +32,11 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
+from wire.place import host_name
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 from worker_node.loaders import Loader
+from worker_node.measure import device_bytes, device_name, load_bandwidth
 from worker_node.slots import Slots
 
 SLOT_DEADLINE_S = 60.0
@@ -61,7 +64,11 @@ class _Ticket:
 
 
 class Worker:
-    """One worker node; serves one main node at a time, the last that connected."""
+    """One worker node; serves one main node at a time, the last that connected.
+
+    `load_bytes_per_s`: its loader's bandwidth, measured before it serves; the loads of that are counted nowhere.
+    Raises ConfigError, or LaunchError where memory does not suffice or the store cannot be read.
+    """
 
     def __init__(self, name: str, store: ExpertStore, arithmetic: ExpertArithmetic, loader: Loader, slots: int) -> None:
         self.name = name
@@ -70,6 +77,7 @@ class Worker:
         self.pace = loader.pace
         self.slots = Slots(slots, store.manifest.blob_bytes, loader.device)
         loader.prepare(self.slots.buffers)
+        self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers)
         self.freed = [0.0] * slots
         self.loads = 0
         self.bytes_loaded = 0
@@ -113,8 +121,21 @@ class _Session(Session):
     # --- messages -----------------------------------------------------------------------------------------------
 
     def ready(self) -> WorkerReady:
-        slots, loader = self._worker.slots.buffers, self._worker.loader
-        return WorkerReady(PROTOCOL_VERSION, self.name, len(slots), slots[0].nbytes, loader.device, loader.name)
+        worker, device = self._worker, self._worker.loader.device
+        slots = worker.slots.buffers
+        return WorkerReady(
+            version=PROTOCOL_VERSION,
+            node=self.name,
+            slots=len(slots),
+            slot_bytes=slots[0].nbytes,
+            device=device,
+            loader=worker.loader.name,
+            host=host_name(),
+            pid=os.getpid(),
+            device_name=device_name(device),
+            device_bytes=device_bytes(device),
+            load_bytes_per_s=worker.load_bytes_per_s,
+        )
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Load):

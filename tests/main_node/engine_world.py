@@ -134,6 +134,12 @@ class Fake:
         self.thread.close()
 
 
+def worker_ready(slots: int) -> w.WorkerReady:
+    return w.WorkerReady(
+        w.PROTOCOL_VERSION, "worker", slots, 100, "cpu", "fake", "box", 42, "a processor", 1 << 30, 2e9
+    )
+
+
 def good(fake: Fake, message: w.Message) -> Say:
     """A worker with one slot as it should be."""
     if isinstance(message, w.Hello):
@@ -141,7 +147,9 @@ def good(fake: Fake, message: w.Message) -> Say:
             check_hello(message, "worker", "abc", "float32")
         except HandshakeError as error:
             return w.Failed("HandshakeError", str(error))
-        return w.WorkerReady(w.PROTOCOL_VERSION, "worker", 1, 100, "cpu", "fake")
+        return worker_ready(1)
+    if isinstance(message, w.Echo):
+        return message
     if isinstance(message, w.Load):
         return w.Loaded(message.load_id, 100, 0.0)
     if isinstance(message, w.Compute):
@@ -166,7 +174,9 @@ def once(kind: Any, act: Callable[[Fake, Any], Say], always: bool = False) -> Ca
 
 def shadow(fake: Fake, message: w.Message) -> Say:
     if isinstance(message, w.Hello):
-        return w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "nf4", 5)
+        return w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "nf4", 5, "box", 43, "a processor")
+    if isinstance(message, w.Echo):
+        return message
     return w.ShadowUsage(7) if isinstance(message, w.AskUsage) else None
 
 

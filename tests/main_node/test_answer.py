@@ -135,7 +135,7 @@ class SilentShadow:
 
     def on_message(self, message: w.Message) -> None:
         if isinstance(message, w.Hello):
-            self.reply.send(w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "none", 0))
+            self.reply.send(w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "none", 0, "box", 1, "a processor"))
 
     def on_close(self, error: ODMoEError | None) -> None:
         pass

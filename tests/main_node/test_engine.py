@@ -24,6 +24,7 @@ from engine_world import (
     rows_of,
     shadow,
     silent,
+    worker_ready,
 )
 
 from scheduler import types as t
@@ -154,7 +155,7 @@ HANDSHAKES: list[tuple[Callable[[Fake, Any], Say], type, str]] = [
     (lambda fake, m: w.Failed("NoSuchError", "what"), ClusterError, "NoSuchError: what"),
     (silent, DeadlineError, "did not answer within"),
     (close, LinkError, "closed its stream"),
-    (lambda fake, m: w.WorkerReady(1, "w", 0, 1, "cpu", "fake"), ClusterError, "slots=0"),
+    (lambda fake, m: worker_ready(0), ClusterError, "slots=0"),
 ]
 
 

@@ -23,6 +23,7 @@ from engine_world import (
     once,
     rows_of,
     silent,
+    worker_ready,
 )
 
 from scheduler import types as t
@@ -139,7 +140,7 @@ def test_one_that_goes_between_ready_and_use_is_not_used(desk: Desk) -> None:
     """Its stream ends behind its first word."""
 
     def brief(fake: Fake, message: w.Message) -> Say:
-        fake.say(w.WorkerReady(w.PROTOCOL_VERSION, "worker", 1, 100, "cpu", "fake"))
+        fake.say(worker_ready(1))
         fake.reply.close()
         return None
 

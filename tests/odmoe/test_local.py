@@ -1,6 +1,6 @@
 """Ten nodes in processes of their own, as Ray actors on this machine: the same answers, whoever is killed.
 
-Importing odmoe.launch imports ray, which reads its token then: only `start_cluster` may do so, and never this file.
+Importing odmoe.on_ray.cluster imports ray, which reads its token then: only `start_cluster` may do so, and never this file.
 """
 
 from __future__ import annotations

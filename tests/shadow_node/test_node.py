@@ -230,7 +230,7 @@ def test_refuses_what_does_not_belong(changes: dict[str, Any], named: str, shado
     main.hello(**changes)
     (failure,) = main.got
     assert isinstance(failure, Failed)
-    assert failure.error == "HandshakeError"
+    assert failure.error == ("VersionError" if "version" in changes else "ModelMismatchError")
     assert named in failure.message
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from scheduler.errors import ODMoEError
 from wire import inprocess
@@ -103,6 +110,54 @@ class Kit:
 def kit() -> Iterator[Kit]:
     with ExitStack() as stack:
         yield Kit(stack)
+
+
+class Authority:
+    """A CA, and folders of certificates signed by it, in every way right or wrong. Days count from today."""
+
+    def __init__(self, folder: Path, name: str = "a CA", days: tuple[int, int] = (-9, 9)) -> None:
+        self._folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        self.certificate = _begun(name, name, self.key, days).add_extension(constraints, critical=True)
+        self.certificate = self.certificate.sign(self.key, hashes.SHA256())
+        self._name = name
+
+    def folder(self, address: str = "127.0.0.1", days: tuple[int, int] = (-1, 9), ca: Authority | None = None) -> Path:
+        """`ca.pem` (of `ca`, or this one), `node.pem` (of this one) and `node.key`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+        begun = _begun("a node", self._name, key, days).add_extension(usage, False).add_extension(names, False)
+        folder = self._folder / str(len(list(self._folder.iterdir())))
+        folder.mkdir()
+        (folder / "ca.pem").write_bytes(pem(ca.certificate if ca else self.certificate))
+        (folder / "node.pem").write_bytes(pem(begun.sign(self.key, hashes.SHA256())))
+        (folder / "node.key").write_bytes(pem(key))
+        (folder / "node.key").chmod(0o600)
+        return folder
+
+
+def _begun(name: str, issuer: str, key: Any, days: tuple[int, int]) -> x509.CertificateBuilder:
+    today = datetime.datetime.now(datetime.UTC)
+    first, last = (today + datetime.timedelta(days=count) for count in days)
+    subject, issued = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, issuer))
+    return x509.CertificateBuilder(issued, subject, key.public_key(), x509.random_serial_number(), first, last)
+
+
+def pem(thing: Any) -> bytes:
+    if hasattr(thing, "public_bytes"):
+        return thing.public_bytes(serialization.Encoding.PEM)
+    plain = serialization.NoEncryption()
+    return thing.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Callable[..., Authority]:
+    """Makes a CA."""
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    return lambda *args, **settings: Authority(folder, *args, **settings)
 
 
 @pytest.fixture(params=["in-process", "gRPC"])

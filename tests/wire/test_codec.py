@@ -70,7 +70,7 @@ def messages_of(cls):
 
 
 def test_every_message_of_the_contract_is_here():
-    assert len({cls for _, cls in KINDS}) == 19
+    assert len({cls for _, cls in KINDS}) == 20
 
 
 @pytest.mark.parametrize(("codec", "cls"), KINDS, ids=lambda value: getattr(value, "__name__", ""))
@@ -157,7 +157,7 @@ def test_malformed_tensor_among_several_is_named():
     ("data", "said"),
     [
         (b"", r"ToWorker\.message is unset.*allowed: Hello, Load, Evict, Compute, AskUsage"),
-        (b"\x72\x00", r"ToWorker\.message is unset, or of a kind unknown here"),  # field 14
+        (b"\x6a\x00", r"ToWorker\.message is unset, or of a kind unknown here"),  # field 13
         (b"\xff\xff\xff", r"ToWorker is 3 bytes that do not parse"),
         (b"\x0a\x04\x12\x02\xff\xfe", r"ToWorker is 6 bytes that do not parse"),  # Hello.fingerprint, not UTF-8
         (received()[:-1], r"ToWorker is \d+ bytes that do not parse"),

@@ -18,7 +18,20 @@ from scheduler.profile import find_profile
 from wire import delayed as module
 from wire import inprocess
 from wire.delayed import DelayedChannel, DelayedNode, delays
-from wire.messages import Align, AskUsage, Compute, Computed, Evict, Hello, Load, Loaded, Message, Prediction, Tensor
+from wire.messages import (
+    Align,
+    AskUsage,
+    Compute,
+    Computed,
+    Echo,
+    Evict,
+    Hello,
+    Load,
+    Loaded,
+    Message,
+    Prediction,
+    Tensor,
+)
 
 WAIT_S = 20.0
 PROFILE = find_profile("rtx3090-1gbe")
@@ -143,10 +156,22 @@ def test_over_each_transport(emulation: Emulation, kit: Any, open_stream: Callab
 
 
 def test_what_its_stream_takes_by_itself_is_taken_off(emulation: Emulation) -> None:
-    end = End(emulation)
-    channel = DelayedChannel(inprocess.connect(end, End(emulation)), lambda m: 3600.0, emulation, early_s=3600.0)
+    """An Echo tells it, half of it for each direction, on the way there and on the way back."""
+    node, main = End(emulation), End(emulation)
+    answering = DelayedNode(node, lambda: delays(PROFILE), emulation)
+    channel = DelayedChannel(
+        inprocess.connect(answering, main), lambda m: 3600.0 if isinstance(m, Load) else 0, emulation
+    )
+    channel.send(Echo(1, 2 * 3599.8))
+    assert node.got.get(timeout=WAIT_S)[0] == Echo(1, 2 * 3599.8)
+    start = time.monotonic()
     channel.send(load(1))
-    assert end.got.get(timeout=WAIT_S)[0] == load(1)
+    assert node.got.get(timeout=WAIT_S)[0] == load(1)
+    assert time.monotonic() - start >= 0.2 - 1e-6, "it is not handed on that early"
+    start = time.monotonic()
+    node.reply.send(Computed(1, rows(128 * 600), 0.0))  # ten seconds
+    assert main.got.get(timeout=WAIT_S)[0].call_id == 1
+    assert time.monotonic() - start < 9
     channel.close()
 
 

@@ -12,13 +12,14 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
-from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError
+from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError, SecretError
 from wire import odmoe_pb2
 from wire.codec import MAX_ENCODED_BYTES
 from wire.grpc_stream import ACCEPTED_KEY, MAX_QUEUED, MAX_QUEUED_BYTES
 from wire.messages import Align, Evict, Load, Loaded, Tensor
 from wire.odmoe_pb2_grpc import WorkerStub
 from wire.pulse import Pulse
+from wire.tls import Identity
 
 ECHO = [Loaded(1, 10, 0.25)]
 
@@ -57,6 +58,11 @@ def assert_serves(kit, address: str, **settings) -> None:
     assert heard.take(1) == ECHO
 
 
+@pytest.fixture
+def identity(authority) -> Identity:
+    return Identity.read(authority().folder())
+
+
 # --- secrets and addresses -------------------------------------------------------------------------------------
 
 
@@ -68,7 +74,7 @@ def test_right_secret(kit):
 def test_wrong_or_missing_secret(kit, secret):
     node, heard = kit.EchoNode(), kit.Recorder()
     server = kit.serve(node, secret="s3cret")
-    with pytest.raises(HandshakeError, match=rf"the worker at {server.address} .*UNAUTHENTICATED.*same secret"):
+    with pytest.raises(SecretError, match=rf"the worker at {server.address} .*UNAUTHENTICATED.*same secret"):
         kit.connect(server.address, heard, secret=secret)
     assert not heard.ends
     assert not node.streams
@@ -88,16 +94,23 @@ def test_secret_that_cannot_be(kit, secret):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "node3.example"])
-def test_off_loopback_without_secret(kit, host):
-    with pytest.raises(ConfigError, match=f"{host} is not a loopback address: a secret is needed"):
-        kit.serve(host=host)
-    with pytest.raises(ConfigError, match="secret is needed"):
-        kit.connect(f"[{host}]:4000" if ":" in host else f"{host}:4000", kit.Recorder())
+def test_off_loopback_without_secret_or_certificate(kit, identity, host):
+    address = f"[{host}]:4000" if ":" in host else f"{host}:4000"
+    for given, missing in (
+        ({}, "a secret and a certificate are"),
+        ({"secret": "s3cret"}, "a certificate is"),
+        ({"identity": identity}, "a secret is"),
+    ):
+        said = f"{host} is not a loopback address: {missing} needed there; `odmoe certs`"
+        with pytest.raises(ConfigError, match=said):
+            kit.serve(host=host, **given)
+        with pytest.raises(ConfigError, match=said):
+            kit.connect(address, kit.Recorder(), **given)
 
 
-def test_off_loopback_with_secret(kit):
-    server = kit.serve(host="0.0.0.0", secret="s3cret")
-    assert_serves(kit, server.address.replace("0.0.0.0", "127.0.0.1"), secret="s3cret")
+def test_off_loopback_with_both(kit, identity):
+    server = kit.serve(host="0.0.0.0", secret="s3cret", identity=identity)
+    assert_serves(kit, server.address.replace("0.0.0.0", "127.0.0.1"), secret="s3cret", identity=identity)
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1:", ":50", "127.0.0.1:0", "127.0.0.1:65536", "a:b"])

@@ -56,7 +56,7 @@ SERVER = NODE + "server = GrpcServer(Node(), 'worker'); print(server.address, fl
 
 
 # By its silence, not by gRPC's keepalive, which takes twice as long.
-FATES = [(signal.SIGKILL, "the stream"), (signal.SIGSTOP, r"has been silent for 2\.5 s")]
+FATES = [(signal.SIGKILL, "the stream"), (signal.SIGSTOP, rf"has been silent for {PULSE.lost_after_s:g} s")]
 
 
 @pytest.mark.parametrize(("fate", "said"), FATES)

@@ -204,6 +204,8 @@ class Desk:
         name = f"w{len(self.workers)}"
         loader = loader or MemoryLoader(self.store)
         self.workers.append(Worker(name, self.store, arithmetic or self.arithmetic, loader, slots))
+        if isinstance(loader, HeldLoader):
+            loader.serving = True
         return self.workers[-1]
 
     def connect(self, worker: Worker) -> MainNode:
@@ -261,7 +263,10 @@ class Gate:
 
 
 class HeldLoader(HostLoader):
-    """Loads from memory; at the gate of an expert it waits until that opens, or until the load is given up."""
+    """Loads from memory; at the gate of an expert it waits until that opens, or until the load is given up.
+
+    Gates, errors and `begun` are for the loads of a worker that serves, not for those that measure it before.
+    """
 
     name = "held"
 
@@ -271,11 +276,14 @@ class HeldLoader(HostLoader):
         self.gates: dict[tuple[int, int], Gate] = {}
         self.errors: dict[tuple[int, int], Exception] = {}
         self.begun: list[tuple[int, int]] = []
+        self.serving = False
 
     def hold(self, layer: int, expert: int) -> Gate:
         return self.gates.setdefault((layer, expert), Gate())
 
     def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
+        if not self.serving:
+            return self.inner.load(layer, expert, into, cancelled)
         self.begun.append((layer, expert))
         if error := self.errors.pop((layer, expert), None):
             raise error

@@ -25,6 +25,14 @@ def emulated(store: ExpertStore, **changes: float) -> EmulatedLoader:
     return EmulatedLoader(MemoryLoader(store), Emulation(replace(PROFILE, **changes)))
 
 
+def worker_with_endless_loads(desk: Any, store: ExpertStore, slots: int) -> Any:
+    """From when it serves: it was measured before."""
+    emulation = Emulation(PROFILE)
+    worker = desk.worker(slots=slots, loader=EmulatedLoader(MemoryLoader(store), emulation))
+    emulation.profile = replace(PROFILE, load_s=HOUR)
+    return worker
+
+
 def test_loads_are_real_and_last_as_the_profile_says(desk: Any, store: ExpertStore, blob: BlobOf) -> None:
     worker = desk.worker(slots=2, loader=emulated(store, load_s=0.04))
     main = desk.welcome(worker)
@@ -67,8 +75,7 @@ def test_a_computation_sent_ahead_starts_where_its_load_ends(desk: Any, store: E
 
 def test_a_load_that_is_given_up_ends_at_once(desk: Any, store: ExpertStore) -> None:
     """Its slot and its link are free for the next, although it would have lasted an hour."""
-    loader = emulated(store, load_s=HOUR)
-    main = desk.welcome(desk.worker(slots=1, loader=loader))
+    main = desk.welcome(worker_with_endless_loads(desk, store, slots=1))
     for number in range(1, 4):
         main.send(Load(number, 0, 0, number), desk.compute(10 + number, 0, 0, number), Evict(0))
         assert main.usage().loads == 0, "the loading thread answers this after the load"
@@ -77,7 +84,7 @@ def test_a_load_that_is_given_up_ends_at_once(desk: Any, store: ExpertStore) -> 
 
 
 def test_closing_does_not_wait_for_a_load(desk: Any, store: ExpertStore) -> None:
-    worker = desk.worker(loader=emulated(store, load_s=HOUR))
+    worker = worker_with_endless_loads(desk, store, slots=2)
     main = desk.welcome(worker)
     main.send(Load(1, 0, 0, 0), Load(2, 1, 0, 1))
     worker.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from wire.messages import (
@@ -34,13 +36,20 @@ BlobOf = Callable[[int, int], bytes]
 def test_hello_is_answered_by_what_the_worker_is(desk: Any) -> None:
     main = desk.connect(desk.worker(slots=3))
     main.send(desk.hello())
-    assert main.next() == WorkerReady(
+    ready = main.next()
+    assert ready.load_bytes_per_s > 0
+    assert ready == WorkerReady(
         version=PROTOCOL_VERSION,
         node="w0",
         slots=3,
         slot_bytes=desk.store.manifest.blob_bytes,
         device="cpu",
         loader="memory",
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        device_name=ready.device_name,
+        device_bytes=psutil.virtual_memory().total,
+        load_bytes_per_s=ready.load_bytes_per_s,
     )
 
 
@@ -57,7 +66,7 @@ def test_hello_is_answered_by_what_the_worker_is(desk: Any) -> None:
 def test_two_that_do_not_belong_together(desk: Any, field: str, value: object, what: str) -> None:
     main = desk.connect(desk.worker())
     main.send(desk.hello(**{field: value}))
-    answer = main.failure("HandshakeError")
+    answer = main.failure("VersionError" if field == "version" else "ModelMismatchError")
     assert what in answer.message
     assert "w0" in answer.message
     assert "main" in answer.message

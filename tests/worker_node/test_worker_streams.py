@@ -234,7 +234,7 @@ def test_a_stranger_does_not_disturb_the_main_node(desk: Any, expected: Any) -> 
     worker = desk.worker()
     main, stranger, silent = desk.welcome(worker), desk.connect(worker), desk.connect(worker)
     stranger.send(desk.hello(fingerprint="another"))
-    stranger.failure("HandshakeError")
+    stranger.failure("ModelMismatchError")
     main.loads_and_computes(1, desk.compute(2, 0, 1, 2), expected)
     assert main.ends == []
     assert silent.nothing_came()

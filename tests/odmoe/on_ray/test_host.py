@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from odmoe import ray_host
-from odmoe.ray_host import check_reachable, warn_of_strangers
+from odmoe.on_ray import host as ray_host
+from odmoe.on_ray.host import check_reachable, warn_of_strangers
 from scheduler.errors import LaunchError
 
 

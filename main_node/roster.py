@@ -1,0 +1,137 @@
+"""Who works for this main node: what each node said of itself, what was measured of it, whether it is there."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from wire.messages import Align, Compute, Computed, Prediction, ShadowReady, WorkerReady
+from wire.traffic import Traffic
+
+Role = Literal["worker", "shadow"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node. `None`: this role has none, or it was not to be measured.
+
+    `state`: ready or lost. `device`: its processor or GPU, `device_bytes`: all memory of that; `slot_bytes`: one slot.
+    `load_bytes_per_s`: its loader's, measured at its start; `round_trip_s`: the best of a few when it joined. `loads`:
+    that have ended since the main node started. `sent_bytes` and `received_bytes`: encoded, by the main node to it and
+    from it, on its last stream; None where messages are handed over in memory.
+    """
+
+    role: Role
+    number: int
+    state: Literal["ready", "lost"]
+    host: str
+    pid: int
+    device: str
+    device_bytes: int | None
+    scheme: str | None
+    loader: str | None
+    slots: int | None
+    slot_bytes: int | None
+    load_bytes_per_s: float | None
+    round_trip_s: float | None
+    loads: int | None
+    sent_bytes: int | None
+    received_bytes: int | None
+
+
+@dataclass(slots=True)
+class _Entry:
+    ready: WorkerReady | ShadowReady
+    round_trip_s: float | None
+    traffic: Traffic | None
+    lost: bool = False
+    loads: int = 0
+
+
+class Roster:
+    """Every node that ever joined, by role and number. Thread-safe; nothing here waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[tuple[Role, int], _Entry] = {}
+        self._before: Counter[str] = Counter()  # carried by streams that were replaced
+
+    def joined(
+        self,
+        role: Role,
+        number: int,
+        ready: WorkerReady | ShadowReady,
+        round_trip_s: float | None,
+        traffic: Traffic | None,
+    ) -> None:
+        """It is there, for the first time or again. `traffic`: of its stream, as the main node counts it."""
+        with self._lock:
+            before = self._entries.get((role, number))
+            if before is not None:
+                self._before.update(_carried(role, before.traffic))
+            loads = before.loads if before else 0
+            self._entries[role, number] = _Entry(ready, round_trip_s, traffic, loads=loads)
+
+    def lost(self, role: Role, number: int) -> None:
+        with self._lock:
+            self._entries[role, number].lost = True
+
+    def loaded(self, number: int) -> None:
+        """A worker's load has ended."""
+        with self._lock:
+            entry = self._entries.get(("worker", number))
+            if entry is not None:  # else it says so before it was taken in
+                entry.loads += 1
+
+    def facts(self) -> list[NodeFacts]:
+        """Workers by number, then the shadow."""
+        with self._lock:
+            entries = sorted(self._entries.items(), key=lambda item: (item[0][0] == "shadow", item[0][1]))
+            return [_facts(role, number, entry) for (role, number), entry in entries]
+
+    def carried(self) -> dict[str, int] | None:
+        """Bytes so far of the messages that a token costs: embeddings to workers and back (with what describes them),
+        alignments to the shadow, predictions from it. None where messages are handed over in memory."""
+        with self._lock:
+            if all(entry.traffic is None for entry in self._entries.values()):
+                return None
+            total = self._before.copy()
+            for (role, _), entry in self._entries.items():
+                total.update(_carried(role, entry.traffic))
+        return {name: total[name] for name in ("to_workers", "from_workers", "to_shadow", "from_shadow")}
+
+
+def _carried(role: Role, traffic: Traffic | None) -> dict[str, int]:
+    if traffic is None:
+        return {}
+    if role == "worker":
+        return {
+            "to_workers": traffic.sent.of(Compute).nbytes,
+            "from_workers": traffic.received.of(Computed).nbytes,
+        }
+    return {"to_shadow": traffic.sent.of(Align).nbytes, "from_shadow": traffic.received.of(Prediction).nbytes}
+
+
+def _facts(role: Role, number: int, entry: _Entry) -> NodeFacts:
+    ready, traffic = entry.ready, entry.traffic
+    worker = ready if isinstance(ready, WorkerReady) else None
+    return NodeFacts(
+        role=role,
+        number=number,
+        state="lost" if entry.lost else "ready",
+        host=ready.host,
+        pid=ready.pid,
+        device=ready.device_name,
+        device_bytes=worker.device_bytes if worker else None,
+        scheme=ready.scheme if isinstance(ready, ShadowReady) else None,
+        loader=worker.loader if worker else None,
+        slots=worker.slots if worker else None,
+        slot_bytes=worker.slot_bytes if worker else None,
+        load_bytes_per_s=(worker.load_bytes_per_s or None) if worker else None,
+        round_trip_s=entry.round_trip_s,
+        loads=entry.loads if worker else None,
+        sent_bytes=traffic.sent.of().nbytes if traffic else None,
+        received_bytes=traffic.received.of().nbytes if traffic else None,
+    )

@@ -1,0 +1,89 @@
+"""`odmoe generate --cluster FILE`: asks the main host of a cluster file over ssh, and passes on what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from odmoe.bringup import up
+from odmoe.clusters import cluster_dir
+from odmoe.generate import check_early
+from odmoe.head_link import AT_HEAD, HERE_ONLY, Head
+from odmoe.hosts import ClusterFile, read_cluster_file
+from odmoe.remote import Remote
+from odmoe.settings import Settings
+from odmoe.ssh import Ssh
+from odmoe.stores import prepare_store
+from odmoe.terminal import Terminal
+from scheduler.errors import HostError, ODMoEError
+
+FETCH_S = 120.0
+STATUS_S = 30.0
+
+
+def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
+    """Have the cluster's main host answer; the exit code that it ended with. `how`: json, quiet, debug, parallel, many.
+
+    Raises HostError, ConfigError.
+    """
+    file = Path(settings.cluster)
+    cluster = read_cluster_file(file)
+    check_early(settings)
+    if settings.model and not _served(settings, cluster):
+        up(file, settings, Terminal(how["quiet"], how["debug"]), settings.launch_s)
+    said = {
+        name: value for name, value in settings.model_dump(exclude_unset=True).items() if name not in HERE_ONLY and name != "trace"
+    }
+    trace = f"~/odmoe/trace-{secrets.token_hex(8)}.json" if settings.trace else None
+    if trace:
+        said["trace"] = trace
+    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+        remote = ssh.start(cluster.main, AT_HEAD)
+        try:
+            remote.send(json.dumps({"do": "generate", "settings": said, "prompts": prompts, **how}) + "\n")
+            code = relay(remote)
+        finally:
+            remote.close()
+        if trace and settings.trace:
+            remove = f"cat {trace} && rm -f {trace}"
+            Path(settings.trace).write_text(ssh.run(cluster.main, remove, FETCH_S))
+    if code == 255:
+        raise HostError(f"{cluster.main.name} ({cluster.main.address}): the connection was lost before the answer ended")
+    return code
+
+
+def _served(settings: Settings, cluster: ClusterFile) -> bool:
+    """Whether the cluster serves this model, ready to answer."""
+    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+        try:
+            seen = Head(ssh, cluster).status(STATUS_S)
+        except ODMoEError:
+            return False
+    store = prepare_store(settings.model, settings.store, settings.dtype)
+    return bool(seen.get("ready")) and seen.get("fingerprint") == store.manifest.fingerprint
+
+
+def relay(remote: Remote) -> int:
+    """Pass on both streams until they end; the exit code."""
+    threads = [
+        threading.Thread(target=_pass_on, args=(stream, out), daemon=True)
+        for stream, out in ((remote.stdout, sys.stdout), (remote.stderr, sys.stderr))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():  # so that Ctrl-C is heard
+            thread.join(0.2)
+    return remote.process.wait(10)
+
+
+def _pass_on(stream: IO[bytes], out: Any) -> None:
+    """Bytes as they come: an answer is shown a token at a time."""
+    while data := os.read(stream.fileno(), 1 << 16):
+        out.buffer.write(data)
+        out.buffer.flush()

@@ -1,0 +1,37 @@
+"""`python -m odmoe.at_head`, on the main host: does what the launching machine asks by one JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from odmoe.config import effective
+from odmoe.process import prepare_process, prepare_ray
+from odmoe.settings import Settings
+
+
+def settings_here(said: dict[str, Any]) -> Settings:
+    """As on the launching machine, but with the directories and ports of this host, which its environment says."""
+    return effective(said).settings
+
+
+def main() -> int:
+    """The exit code; 130 where the launching machine has gone."""
+    prepare_process()
+    prepare_ray("auto")
+    request = json.loads(sys.stdin.readline() or "{}")
+    if request.get("do") == "generate":
+        from odmoe.asked import generate
+
+        return generate(request, settings_here)
+    from odmoe.on_ray.head import serve
+
+    return serve(request, settings_here)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # without waiting for Ray's threads

@@ -1,0 +1,80 @@
+"""Asking actors: with a deadline, and errors of our own tree."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from main_node.node import Step
+from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
+
+STEP_S = 600.0
+"""Most time between two tokens. Every wait inside the main node is shorter; this is for one that is gone."""
+CONTROL_S = 30.0
+"""Most time for an answer about the cluster itself."""
+QUICK: dict[str, Any] = {"concurrency_group": "control"}
+"""Options of a call that must not wait for answers under way: the main node has threads that no answer takes."""
+
+
+def get(pending: Any, deadline_s: float, who: str) -> Any:
+    """`ray.get` with a deadline. Errors of our tree come out as themselves; LinkError: the actor's process is gone."""
+    try:
+        return ray.get(pending, timeout=deadline_s)
+    except GetTimeoutError as error:
+        raise LaunchError(f"{who} was not ready within {deadline_s:g} s; ray status shows what is missing") from error
+    except RayTaskError as error:
+        if isinstance(error.cause, ODMoEError):
+            raise error.cause from error
+        raise ClusterError(f"{who} failed: {error.cause!r}") from error
+    except RayActorError as error:
+        raise LinkError(f"{who} died: {str(error).splitlines()[0]}") from error
+    except RayError as error:
+        raise ClusterError(f"{who} cannot be reached: {str(error).splitlines()[0]}") from error
+
+
+class RayAnswer(Iterator[Step]):
+    """One answer, streamed from the main node's process. It is asked for with the first token."""
+
+    def __init__(self, main: Any, key: str, request: dict[str, Any], open_ones: set[RayAnswer]) -> None:
+        """`open_ones`: those under way, of which it is one as long as it lasts."""
+        self.key = key
+        self._open = open_ones
+        self._main = main
+        self._steps = self._run(request)
+
+    def __next__(self) -> Step:
+        """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""
+        return next(self._steps)
+
+    def cancel(self) -> None:
+        """From any thread, at any time."""
+        with contextlib.suppress(RayError):
+            self._main.cancel.options(**QUICK).remote(self.key)
+
+    def close(self) -> None:
+        """From the thread that iterates."""
+        self._steps.close()
+
+    def _run(self, request: dict[str, Any]) -> Generator[Step, None, None]:
+        pending = self._main.generate.options(num_returns="streaming").remote(self.key, request)
+        self._open.add(self)
+        done = False
+        try:
+            while not done:
+                ready, _ = ray.wait([pending], timeout=STEP_S)
+                if not ready:
+                    raise ClusterError(f"the main node has sent nothing for {STEP_S:g} s")
+                following = next(pending, None)
+                if following is None:
+                    raise ClusterError("the main node ended the answer early; see its log")
+                step: Step = get(following, STEP_S, "the main node, without which there is no answer,")
+                done = step.report is not None
+                yield step
+        finally:
+            self._open.discard(self)
+            if not done:
+                self.cancel()

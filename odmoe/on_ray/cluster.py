@@ -1,0 +1,241 @@
+"""A cluster of Ray actors: on this machine (`local`), or on a running Ray cluster, where its nodes go on when this
+process ends and the next one finds them.
+
+A node stands where its custom resource is: `main_node`, `shadow_node` or `worker_node`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any, Unpack
+
+import ray
+from ray.exceptions import RayError
+
+from checkpoint.store import ExpertStore
+from main_node.sampling import How
+from odmoe.on_ray.actors import HELD_S, WORKER_S, Main, Serving
+from odmoe.on_ray.calls import CONTROL_S, QUICK, RayAnswer, get
+from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
+from odmoe.on_ray.seats import MAIN, NAMESPACE
+from odmoe.process import undisturbed
+from odmoe.settings import MAX_PARALLEL, Settings, flag
+from scheduler.errors import LaunchError
+from scheduler.trace import Span
+
+FREE_S = 15.0
+STOP_S = 15.0
+REST_S = 60.0  # how long a first answer waits for the slowest nodes
+SERVED = (
+    "workers", "group_size", "slots", "shadow", "align_token", "align_kv", "dtype", "loader", "profile", "mini_batch",
+    "threads", "ctx_size",
+)  # fmt: skip
+"""Settings that hold as long as the nodes run."""
+
+
+class RayCluster:
+    """One actor a node. `local` starts Ray on this machine and stops it again; otherwise Ray must be running, and
+    nodes that run there already are asked. `store`: None takes whichever model is served.
+
+    `replace`: nodes that serve otherwise than `settings` want are ended, and started anew.
+    """
+
+    def __init__(
+        self, settings: Settings, store: ExpertStore | None, say: Any = lambda text: None, replace: bool = False
+    ) -> None:
+        self._main: Any = None
+        self._ours = self._ends = settings.cluster == "local"
+        self._replace = replace
+        self._say = say
+        self._answers: set[RayAnswer] = set()
+        self._closed = threading.Event()
+        say("starting Ray" if self._ours else "connecting to Ray")
+        try:
+            self._connect(settings)
+            if not self._attach(settings, store):
+                if store is None:
+                    raise LaunchError("no model is served on this cluster; odmoe up starts its nodes")
+                say("starting the main node, workers and the shadow: some seconds each")
+                self._start(settings, str(store.path.resolve()))
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(target=self._hold, name="cluster-hold", daemon=True).start()
+
+    def _connect(self, settings: Settings) -> None:
+        if not self._ours:
+            connect_ray(settings.cluster)
+            return
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            raise LaunchError("Ray was imported before prepare_ray('local'); start clusters by odmoe.start")
+        roles = {"main_node": 1, "shadow_node": 1, "worker_node": settings.workers}
+        try:
+            ray.init(
+                address="local", num_cpus=settings.workers + 2, num_gpus=0, resources=roles, include_dashboard=False,
+                object_store_memory=80 << 20, **_common(),
+            )  # fmt: skip
+        except (OSError, RayError, ValueError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [repr(error)])[0]
+            raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
+
+    def _attach(self, settings: Settings, store: ExpertStore | None) -> bool:
+        """Whether nodes run here already; then they are what is asked. Raises LaunchError where they are others than
+        the ones that are wanted."""
+        try:
+            self._main = ray.get_actor(MAIN, NAMESPACE)
+        except ValueError:
+            return False
+        served: Serving = get(self._main.serving.options(**QUICK).remote(), settings.launch_s, "the main node")
+        unlike = _differs(served, settings, store)
+        if unlike and self._replace:
+            self._say("ending the nodes that are there: they serve otherwise")
+            stop_nodes(self._main)
+            return False
+        if unlike:
+            raise LaunchError(f"{unlike}; odmoe up with these settings changes that")
+        get(self._main.start.remote(), 2 * settings.launch_s, "the main node")
+        self._wait_for_nodes(settings)
+        return True
+
+    def _start(self, settings: Settings, store: str) -> None:
+        self._check_room(settings)
+        if not settings.joined:
+            settings = settings.but(secret=settings.secret or secrets.token_hex(16))
+        lasting = {"lifetime": "detached"} if settings.joined else {}
+        control: dict[str, Any] = {"concurrency_groups": {"control": 4}}  # threads that no answer takes
+        made = ray.remote(**control)(Main).options(
+            name=MAIN, namespace=NAMESPACE, get_if_exists=True, num_cpus=0, resources={"main_node": 1},
+            max_concurrency=MAX_PARALLEL, max_restarts=-1 if settings.joined else 0, max_task_retries=0, **lasting,
+        )  # fmt: skip
+        ended, self._ends = self._ends, True  # what does not come up is not left behind
+        self._main = made.remote(settings, store)
+        get(self._main.start.remote(), 2 * settings.launch_s, "the main node")
+        self._wait_for_nodes(settings)
+        self._ends = ended
+
+    def _wait_for_nodes(self, settings: Settings) -> None:
+        """Until every node is ready; REST_S after the first worker without the others. Raises LaunchError where there
+        is no worker within `launch_s`. Nodes of `local` were waited for by the main node."""
+        begun, serves = time.monotonic(), None
+        while settings.joined:
+            nodes = self.nodes()
+            missing = [node for node in nodes if node["state"] != "ready"]
+            if nodes and not missing:
+                return
+            self._say(f"{len(nodes) - len(missing)} of {len(nodes)} workers and shadow are ready")
+            now = time.monotonic()
+            if serves is None and any(node["kind"] == "worker" and node["state"] == "ready" for node in nodes):
+                serves = now
+            if serves is not None and now - serves > REST_S:
+                return
+            if now - begun > settings.launch_s:
+                why = "; ".join(f"{node['name']}: {node['detail'] or node['state']}" for node in missing)
+                raise LaunchError(f"no worker was ready within {settings.launch_s:g} s: {why or 'there is none'}")
+            time.sleep(0.5)
+
+    def _check_room(self, settings: Settings) -> None:
+        """Enough hosts of each role at all, and free within FREE_S: those of a run that has just ended take a while."""
+        wanted = {"main_node": 1, "shadow_node": int(settings.shadow != "none")}
+        wanted["worker_node"] = settings.workers if settings.workers_wanted else 1
+        found = ray.cluster_resources()
+        for role, count in wanted.items():
+            if found.get(role, 0) < count:
+                raise LaunchError(
+                    f"the Ray cluster offers {found.get(role, 0):g} {role}, {count} are wanted; start Ray on more "
+                    f"hosts with --resources='{{\"{role}\": 1}}', or give fewer --workers"
+                )
+        end = time.monotonic() + FREE_S
+        while taken := [role for role, count in wanted.items() if ray.available_resources().get(role, 0) < count]:
+            if time.monotonic() > end:
+                raise LaunchError(f"every {taken[0]} of the Ray cluster is busy with another run; try again later")
+            time.sleep(0.5)
+
+    def _hold(self) -> None:
+        """Tell the main node which answers are still wanted, as long as this process lives."""
+        while not self._closed.wait(HELD_S / 6):
+            keys = [answer.key for answer in self._answers.copy()]
+            if keys:
+                with contextlib.suppress(RayError):
+                    self._main.hold.options(**QUICK).remote(keys)
+
+    def pid(self, name: str) -> int:
+        """Process id of `worker N`, `shadow` or `main node`, for fault tests. Raises LinkError while it is gone."""
+        if name == MAIN:
+            return int(get(self._main.pid.options(**QUICK).remote(), CONTROL_S, name))
+        kind, _, number = name.partition(" ")
+        seat = next(node for node in self.nodes() if (node["kind"], node["number"]) == (kind, int(number or 0)))
+        return int(get(ray.get_actor(seat["name"], NAMESPACE).pid.remote(), CONTROL_S, name))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Every worker and the shadow: where it stands, and how it is."""
+        return list(get(self._main.nodes.options(**QUICK).remote(), CONTROL_S, "the main node"))
+
+    def store(self) -> Path:
+        """Of the model that is served; the path is that of every host."""
+        return Path(get(self._main.serving.options(**QUICK).remote(), CONTROL_S, "the main node").store)
+
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> RayAnswer:
+        request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
+        answer = RayAnswer(self._main, secrets.token_hex(8), request, self._answers)
+        return answer
+
+    def trace(self) -> list[Span]:
+        return list(get(self._main.trace.options(**QUICK).remote(), WORKER_S, "the main node"))
+
+    def close(self) -> None:
+        """Stop the nodes, where they were not to last, and Ray where we started it. Bounded: a node that does not
+        answer is killed. A second Ctrl-C does not cut it short: that would leave Ray's processes behind."""
+        self._closed.set()
+        with undisturbed():
+            if not ray.is_initialized():
+                if self._ours:
+                    kill_half_started(str(Path(ray.__file__).parent))
+                return
+            if self._ends and self._main is not None:
+                stop_nodes(self._main)
+            self._main = None
+            stopper = threading.Thread(target=ray.shutdown, daemon=True)
+            stopper.start()
+            stopper.join(20.0)
+
+
+def _common() -> dict[str, Any]:
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of an answer that nobody waits for any more
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    return {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+
+
+def connect_ray(address: str) -> None:
+    """To a Ray cluster that runs: `auto` or host:port. Raises LaunchError."""
+    check_reachable(address)
+    try:
+        ray.init(address=address, **_common())
+    except (ConnectionError, RayError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use local") from error
+    warn_of_strangers(ray.get_runtime_context().gcs_address)
+
+
+def stop_nodes(main: Any) -> None:
+    """End the main node's process and, by it, those of the others."""
+    with contextlib.suppress(RayError):
+        ray.wait([main.stop.options(**QUICK).remote()], timeout=STOP_S)
+        ray.kill(main, no_restart=True)
+
+
+def _differs(served: Serving, wanted: Settings, store: ExpertStore | None) -> str | None:
+    """In words, what runs otherwise than somebody has said it should."""
+    if store is not None and store.manifest.fingerprint != served.fingerprint:
+        return f"the cluster serves another model, {served.store}"
+    for name in SERVED:
+        runs, asked = getattr(served.settings, name), getattr(wanted, name)
+        if name in wanted.model_fields_set and runs != asked:
+            return f"the cluster serves with {flag(name)} {runs}, not {asked}"
+    if wanted.trace is not None and served.settings.trace is None:
+        return "the cluster's nodes keep no record for --trace"
+    return None

@@ -1,0 +1,188 @@
+"""Ray's cluster launcher on machines of one's own: `ray up cluster.yaml` with a role for each host.
+
+Ray's own `local` provider knows one node type only, so no roles, and its autoscaler starts one worker too few and then
+forgets the head. This is that provider with a node type for each role and group, made from `provider.hosts`, and with a
+`ray down` that stops every host. An external provider, by Ray's word; made for the Ray that is pinned.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ray.autoscaler._private.command_runner import SSHCommandRunner
+from ray.autoscaler._private.local.node_provider import LocalNodeProvider
+from ray.autoscaler.command_runner import CommandRunnerInterface
+from ray.autoscaler.tags import (
+    NODE_KIND_HEAD,
+    STATUS_UP_TO_DATE,
+    TAG_RAY_NODE_KIND,
+    TAG_RAY_NODE_NAME,
+    TAG_RAY_NODE_STATUS,
+    TAG_RAY_USER_NODE_TYPE,
+)
+
+from odmoe.clusters import cluster_dir, token_file
+from odmoe.hosts import Host, parse_cluster
+from odmoe.ship import code_archive
+from scheduler.errors import ConfigError
+
+HEAD_KEY = "~/ray_bootstrap_key.pem"  # where Ray puts the ssh key on the head
+CODE = "~/odmoe/code.tar.gz"
+TOKEN = "~/odmoe/keys/ray_token"
+ENVIRONMENT = "~/odmoe/code/env.sh"
+STOP_S = 30
+HEAD = "main_node"
+DEFAULTS: dict[str, Any] = {
+    "upscaling_speed": 100, "idle_timeout_minutes": 5, "docker": {}, "initialization_commands": [],
+    "cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": [], "rsync_filter": [],
+}  # fmt: skip
+
+
+class OnPremises(LocalNodeProvider):
+    """`provider_config`: the `provider` block of a cluster file. A node's id is its address."""
+
+    def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
+        types = _types(provider_config)
+        addresses = [address for said in types.values() for address in said["node_config"]["hosts"]]
+        provider_config = {**provider_config, "head_ip": addresses[0], "worker_ips": addresses[1:]}
+        super().__init__(provider_config, cluster_name)
+        if provider_config.get("on_head"):
+            self._record_head(addresses[0])
+        else:
+            code_archive(cluster_dir(cluster_name) / "code.tar.gz")
+
+    def _record_head(self, address: str) -> None:
+        """Only the launcher has seen the head being made; the autoscaler would think that it is gone."""
+        tags = {
+            TAG_RAY_NODE_KIND: NODE_KIND_HEAD, TAG_RAY_USER_NODE_TYPE: HEAD, TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE,
+            TAG_RAY_NODE_NAME: f"ray-{self.cluster_name}-head",
+        }  # fmt: skip
+        self.state.put(address, {"tags": tags, "state": "running"})
+
+    def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
+        """Take up to `count` hosts of the type that `tags` name into use."""
+        with self.state.lock, self.state.file_lock:
+            known = self.state.get()
+            for address in node_config["hosts"]:
+                info = known.get(address, {"state": "terminated"})
+                if count < 1 or info["state"] != "terminated":
+                    continue
+                self.state.put(address, {"state": "running", "tags": dict(tags)})
+                count -= 1
+
+    def terminate_node(self, node_id: str) -> None:
+        self.terminate_nodes([node_id])
+
+    def terminate_nodes(self, node_ids: list[str]) -> None:
+        """Stop Ray on these hosts, all at once; one that does not answer in time is given up."""
+        with ThreadPoolExecutor(len(node_ids) or 1) as pool:
+            list(pool.map(self._stop, node_ids))
+        for node_id in node_ids:
+            super().terminate_node(node_id)
+
+    def _stop(self, address: str) -> None:
+        ssh = self.provider_config["ssh"]
+        command = [
+            "ssh", "-i", os.path.expanduser(ssh["key"]) if ssh["key"] else "none", "-o", "BatchMode=yes",
+            "-o", "ConnectTimeout=5", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
+            "-o", "LogLevel=ERROR", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2",
+            f"{ssh['user']}@{address}", f". {ENVIRONMENT} && ray stop --grace-period 5",
+        ]  # fmt: skip
+        try:
+            subprocess.run(command, timeout=STOP_S, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        except subprocess.TimeoutExpired:
+            return
+
+    def get_command_runner(
+        self,
+        log_prefix: str,
+        node_id: str,
+        auth_config: dict[str, Any],
+        cluster_name: str,
+        process_runner: ModuleType,
+        use_internal_ip: bool,
+        docker_config: dict[str, Any] | None = None,
+    ) -> CommandRunnerInterface:
+        return _Runner(log_prefix, node_id, self, auth_config, cluster_name, process_runner, use_internal_ip)
+
+    def prepare_for_head_node(self, cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """The configuration that the head's autoscaler reads."""
+        provider = cluster_config["provider"]
+        ssh = {**provider["ssh"], "key": HEAD_KEY if provider["ssh"]["key"] else None}
+        # Each kind's own setup commands have these in front already, and would have them twice.
+        return {**cluster_config, "provider": {**provider, "ssh": ssh, "on_head": True}, "setup_commands": []}
+
+    @staticmethod
+    def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """The whole configuration from what the cluster file says. Called before Ray checks it."""
+        try:
+            return complete(cluster_config)
+        except ConfigError as error:  # an exception would become a warning, and another error later
+            raise SystemExit(f"ConfigError: {error}") from error
+
+    @staticmethod
+    def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        return cluster_config
+
+
+class _Runner(SSHCommandRunner):
+    """Every command finds the environment: `ray exec` and `ray attach` as well."""
+
+    def run(self, cmd: str | None = None, *args: Any, **kwargs: Any) -> str:
+        if cmd:
+            cmd = f"if [ -f {ENVIRONMENT} ]; then . {ENVIRONMENT}; fi; {cmd}"
+        return str(super().run(cmd, *args, **kwargs))
+
+
+def complete(config: dict[str, Any]) -> dict[str, Any]:
+    """What Ray's launcher wants to be said, and a cluster file of ours need not say. Raises ConfigError."""
+    cluster = parse_cluster(config, Path(f"the cluster {config.get('cluster_name')}"))
+    types = _types(config["provider"])
+    folder = cluster_dir(cluster.name)
+    token = token_file(folder)
+    if not token.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(token, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(secrets.token_hex(32))
+    ssh = {"user": cluster.user, "key": str(cluster.key) if cluster.key else None}
+    filled = {
+        **DEFAULTS, **{key: value for key, value in config.items() if key not in ("head_node", "worker_nodes")},
+        "provider": {**config["provider"], "ssh": ssh},
+        "head_node_type": HEAD, "available_node_types": types, "max_workers": len(cluster.hosts) - 1,
+    }  # fmt: skip
+    mounts = {CODE: str(folder / "code.tar.gz"), TOKEN: str(token)}
+    return {**filled, "file_mounts": {**mounts, **config.get("file_mounts", {})}}
+
+
+def _types(provider: dict[str, Any]) -> dict[str, Any]:
+    """A node type for each role, and for each group of workers."""
+    found = parse_hosts(provider)
+    members: dict[str, list[Host]] = {}
+    for host in found:
+        members.setdefault(host.role if host.group is None else f"{host.role}_{host.group}", []).append(host)
+    return {name: _type(name, hosts) for name, hosts in members.items()}
+
+
+def _type(name: str, hosts: list[Host]) -> dict[str, Any]:
+    labels = {"role": hosts[0].role} | ({} if hosts[0].group is None else {"group": str(hosts[0].group)})
+    count = 0 if name == HEAD else len(hosts)
+    return {
+        "node_config": {"hosts": [host.address for host in hosts]}, "resources": {hosts[0].role: 1, "CPU": 0},
+        "labels": labels, "min_workers": count, "max_workers": count,
+    }  # fmt: skip
+
+
+def parse_hosts(provider: dict[str, Any]) -> list[Host]:
+    """Raises ConfigError."""
+    from odmoe.hosts import read_hosts
+
+    hosts = provider.get("hosts")
+    if not isinstance(hosts, dict):
+        raise ConfigError(f"provider.hosts is {hosts!r}; allowed: addresses by role, as in the project's cluster.yaml")
+    return list(read_hosts(hosts, "provider.hosts"))

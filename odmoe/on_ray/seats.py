@@ -1,0 +1,70 @@
+"""Where nodes can stand: a seat for each unit of a role's resource that a Ray host offers. No ray here."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from odmoe.hosts import Host, read_hosts
+from scheduler.errors import ConfigError
+
+NAMESPACE = "odmoe"
+MAIN = "main node"
+"""The name of the main node's actor. Others are named after their seats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """`place`: which of its host's seats of that role, from 0."""
+
+    role: str
+    address: str
+    place: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the actor that stands there, which is the same for every run."""
+        return f"{self.role} at {self.address}" + (f", place {self.place}" if self.place else "")
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What pins an actor to this host: Ray gives every host a resource of its own."""
+        return {self.role: 1, f"node:{self.address}": 0.001}
+
+
+def offered(nodes: Iterable[Mapping[str, Any]], role: str, order: Iterable[str] = ()) -> list[Seat]:
+    """The seats of a role on the hosts that are alive, as `ray.nodes()` lists them: first those in `order`, then by
+    address."""
+    first = {address: rank for rank, address in enumerate(order)}
+    counts: dict[str, int] = {}
+    for node in nodes:
+        if node["Alive"]:
+            address = str(node["NodeManagerAddress"])
+            counts[address] = counts.get(address, 0) + int(node["Resources"].get(role, 0))
+    ranked = sorted(counts, key=lambda address: (first.get(address, len(first)), _numeric(address)))
+    return [Seat(role, address, place) for address in ranked for place in range(counts[address])]
+
+
+def _numeric(address: str) -> tuple[int, str]:
+    try:
+        return int(ipaddress.ip_address(address)), ""
+    except ValueError:
+        return 1 << 128, address
+
+
+def hosts_of_launcher(file: Path | None = None) -> dict[str, Host]:
+    """The hosts of the cluster file that this cluster was launched with, by address; empty where there was none.
+
+    Ray's launcher leaves its configuration on the head.
+    """
+    file = file or Path.home() / "ray_bootstrap_config.yaml"
+    try:
+        found = yaml.safe_load(file.read_text())
+        return {host.address: host for host in read_hosts(found["provider"]["hosts"], str(file))}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ConfigError):
+        return {}

@@ -1,0 +1,197 @@
+"""What one machine of a cluster has. Sent over ssh to its python3, so the standard library only, of Python 3.7 on.
+
+`python3 - facts` and `python3 - stop`: each prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+HOME = os.path.expanduser("~")
+OURS = os.path.join(HOME, "odmoe")
+# In the environment of everything that was started after env.sh, and of nothing else on the machine.
+MARK = ("RAY_AUTH_TOKEN_PATH=" + os.path.join(OURS, "keys", "ray_token")).encode()
+ASK_S, KILL_S = 8.0, 5.0
+
+
+def read(path, most=1 << 20):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(most)
+    except OSError:
+        return ""
+
+
+def environment():
+    """Python's version and those of the packages in ~/odmoe/venv, or None."""
+    venv = os.path.join(OURS, "venv")
+    if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
+        return None
+    version = re.search(r"^version(?:_info)? *= *(\S+)", read(os.path.join(venv, "pyvenv.cfg")), re.MULTILINE)
+    packages = {}
+    for folder in glob.glob(os.path.join(glob.escape(venv), "lib", "python3*", "site-packages", "*.dist-info")):
+        name, _, number = os.path.basename(folder)[: -len(".dist-info")].rpartition("-")
+        packages[re.sub("[-_.]+", "-", name).lower()] = number.partition("+")[0]
+    return {"python": version.group(1) if version else "", "packages": packages}
+
+
+def store(folder):
+    """What a store's manifest says, and whether its files are there in full size; None: no store."""
+    text = read(os.path.join(folder, "manifest.json"), 1 << 28)
+    if not text:
+        return None
+    try:
+        said = json.loads(text)
+        sizes = {
+            layer["file"]: max(blob["offset"] + blob["length"] for blob in layer["blobs"])
+            for layer in said["layers"].values()
+        }
+        dense = [os.path.join("dense", name) for name in said["dense"]]
+        found = {"fingerprint": said["fingerprint"], "dtype": said["dtype"], "format": said["format"]}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {"fault": f"manifest.json is damaged ({error!r})"}
+    found["bytes"], found["fault"] = 0, None
+    found["manifest"] = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    for name in [*sizes, *dense]:
+        try:
+            size = os.stat(os.path.join(folder, name)).st_size
+        except OSError as error:
+            found["fault"] = f"{name} cannot be read ({error.strerror})"
+            continue
+        found["bytes"] += size
+        if size != sizes.get(name, size):
+            found["fault"] = f"{name} is {size} bytes, the manifest says {sizes[name]}"
+    return found
+
+
+def stores():
+    with contextlib.suppress(OSError):
+        folder = os.path.join(OURS, "stores")
+        found = {name: store(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+        return {name: said for name, said in found.items() if said}
+    return {}
+
+
+def memory():
+    """Bytes, in all and to be had."""
+    said = dict(re.findall(r"^(\w+): +(\d+) kB$", read("/proc/meminfo"), re.MULTILINE))
+    return {"total": int(said.get("MemTotal", 0)) * 1024, "available": int(said.get("MemAvailable", 0)) * 1024}
+
+
+def disk_free():
+    """Bytes that the user may still write beneath ~/odmoe."""
+    there = os.statvfs(OURS if os.path.isdir(OURS) else HOME)
+    return there.f_bavail * there.f_frsize
+
+
+def gpus():
+    """Their names."""
+    found = []
+    for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
+        found += re.findall(r"^Model:\s*(.+)$", read(path), re.MULTILINE)
+    if not found and shutil.which("nvidia-smi"):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10)
+            found = re.findall(r"^GPU \d+: (.+?) \(UUID", done.stdout.decode("utf-8", "replace"), re.MULTILINE)
+    return [name.strip() for name in found]
+
+
+def processes():
+    """{number: name} of what was started for the cluster: Ray's, and our nodes'."""
+    found = {}
+    for folder in glob.glob("/proc/[0-9]*"):
+        try:
+            with open(folder + "/environ", "rb") as file:
+                if MARK not in file.read().split(b"\0"):
+                    continue
+            with open(folder + "/stat", "rb") as file:
+                if file.read().rpartition(b")")[2].split()[0] == b"Z":
+                    continue
+            with open(folder + "/cmdline", "rb") as file:
+                words = file.read().decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue
+        found[int(os.path.basename(folder))] = name_of(words)
+    for number in own_line():
+        found.pop(number, None)
+    return found
+
+
+def own_line():
+    """This process and those that it comes from, whatever a login shell has put into their environment."""
+    number = os.getpid()
+    while number > 0:
+        yield number
+        fields = read(f"/proc/{number}/stat").rpartition(")")[2].split()
+        number = int(fields[1]) if len(fields) > 1 else 0
+
+
+def name_of(words):
+    """`raylet`, `gcs_server`, `ray::Worker`, `monitor.py`: the program, or the script that Python runs."""
+    if not words or not words[0]:
+        return "?"
+    program = os.path.basename(words[0].split(" ")[0])
+    if program.startswith("python") and "-c" in words:
+        return "python -c"
+    if program.startswith("python"):
+        scripts = [word for word in words[1:] if word and not word.startswith("-")]
+        program = os.path.basename(scripts[0]) if scripts else program
+    return program
+
+
+def clocks():
+    """How long the machine has run says whether it started again in between."""
+    return {"time": time.time(), "up_s": float(read("/proc/uptime").split(" ")[0] or 0)}
+
+
+def facts():
+    return {
+        "python": "{}.{}.{}".format(*sys.version_info[:3]), "home": HOME, "hostname": socket.gethostname(),
+        "venv_module": shutil.which("python3") is not None and has_venv(), "venv": environment(),
+        "code": read(os.path.join(OURS, "code", "SHIPPED")).strip() or None, "stores": stores(),
+        "keys": sorted(os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(OURS), "keys", "*"))),
+        "cores": len(os.sched_getaffinity(0)), "memory": memory(), "disk_free": disk_free(), "gpus": gpus(),
+        "processes": sorted(processes().values()), "rsync": shutil.which("rsync"), "make": shutil.which("make"),
+        **clocks(),
+    }  # fmt: skip
+
+
+def has_venv():
+    """Debian has Python's venv in a package of its own."""
+    import importlib.util
+
+    return importlib.util.find_spec("venv") is not None and importlib.util.find_spec("ensurepip") is not None
+
+
+def stop():
+    """End every process that was started for the cluster: asked first, then killed."""
+    asked = processes()
+    for number, wait_s in ((signal.SIGTERM, ASK_S), (signal.SIGKILL, KILL_S)):
+        end = time.time() + wait_s
+        left = processes()
+        for process in left:
+            with contextlib.suppress(OSError):
+                os.kill(process, number)
+        while left and time.time() < end:
+            time.sleep(0.1)
+            left = processes()
+            if number == signal.SIGKILL:
+                for process in left:  # those that were born in between
+                    with contextlib.suppress(OSError):
+                        os.kill(process, number)
+    return {"stopped": sorted(asked.values()), "left": sorted(processes().values())}
+
+
+if __name__ == "__main__":
+    print(json.dumps(stop() if sys.argv[1:] == ["stop"] else facts()))

@@ -1,0 +1,72 @@
+"""What the main node knows of its nodes: what they said, what was measured, whether they are there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+from engine_world import Fake, Say, close, good, once, rows_of, shadow, silent, worker_ready
+
+from wire import messages as w
+
+
+def with_slots(slots: int) -> Any:
+    def script(fake: Fake, message: w.Message) -> Say:
+        return worker_ready(slots) if isinstance(message, w.Hello) else good(fake, message)
+
+    return script
+
+
+def test_every_node_in_its_own_words(desk: Any) -> None:
+    desk.workers(with_slots(1), with_slots(3))
+    desk.shadow()
+    first, second, third = desk.engine.nodes()
+    assert (first.role, first.number, first.state, first.slots) == ("worker", 0, "ready", 1)
+    assert second == replace(first, number=1, slots=3, round_trip_s=second.round_trip_s)
+    assert (first.host, first.pid, first.device, first.device_bytes) == ("box", 42, "a processor", 1 << 30)
+    assert (first.loader, first.slot_bytes, first.load_bytes_per_s, first.loads) == ("fake", 100, 2e9, 0)
+    assert (third.role, third.number, third.pid, third.scheme) == ("shadow", 0, 43, "nf4")
+    assert (third.loader, third.slots, third.load_bytes_per_s, third.loads) == (None, None, None, None)
+    assert all(node.round_trip_s > 0 for node in (first, second, third))
+    assert (first.sent_bytes, first.received_bytes) == (None, None), "in memory nothing is encoded"
+    told = json.loads(json.dumps([asdict(node) for node in desk.engine.nodes()]))
+    assert told[1]["slots"] == 3
+
+
+def test_a_round_trip_is_the_best_of_a_few_and_the_node_hears_of_it(desk: Any) -> None:
+    worker, *_ = desk.workers(good)
+    echoes = worker.wait(w.Echo, 6)
+    assert [echo.number for echo in echoes] == [1, 2, 3, 4, 5, 0]
+    best = [echo.best_s for echo in echoes]
+    assert best[0] == 0
+    assert best[1:] == sorted(best[1:], reverse=True)
+    assert best[-1] == desk.engine.nodes()[0].round_trip_s > 0
+
+
+def test_a_node_that_does_not_echo_joins_all_the_same(desk: Any) -> None:
+    wrong = once(w.Echo, lambda fake, m: w.Echo(m.number + 1, 0.0), always=True)
+    late = once(w.Echo, silent)  # the second would be answered: it is not asked
+    workers = desk.workers(once(w.Echo, silent, always=True), late, wrong)
+    assert [node.round_trip_s for node in desk.engine.nodes()] == [None] * 3
+    assert [len(fake.of(w.Echo)) for fake in workers] == [1, 1, 1]
+    desk.open()
+    desk.check(rows_of(1))
+
+
+def test_loads_are_counted_and_a_lost_node_stays_in_the_list(desk: Any) -> None:
+    first, _ = desk.workers(good, good)
+    desk.shadow()
+    desk.open()
+    desk.check(rows_of(1, experts=(0, 1)))
+    desk.check(rows_of(2, experts=(2, 3)), layer=1)
+    loads = [node.loads for node in desk.engine.nodes()]
+    assert loads == [2, 2, None]
+    close(first, w.AskUsage())
+    desk.engine.shadow.close()
+    assert [node.state for node in desk.engine.nodes()] == ["lost", "ready", "lost"]
+    desk.join(0, desk.fake(good))
+    desk.shadow(shadow)
+    back = desk.engine.nodes()
+    assert [node.state for node in back] == ["ready"] * 3
+    assert back[0].loads == 2, "counted since the main node started"

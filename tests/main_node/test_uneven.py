@@ -1,0 +1,125 @@
+"""Workers that are not alike: other slots, other loaders. Each is taken as it is, and the tokens are Transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from checkpoint.single import ExpertArithmetic
+from main_node.engine import Connect, Engine
+from main_node.node import MainNode, model_shape
+from scheduler.alignment import Alignment
+from scheduler.core import Core
+from scheduler.placement import RoundRobin
+from wire import inprocess
+from wire import messages as w
+from wire.base import Channel, Handler
+from wire.grpc_client import connect
+from wire.grpc_server import GrpcServer
+from worker_node.loaders import DiskLoader, MemoryLoader
+from worker_node.node import Worker
+
+WAIT_S, TOKENS = 30.0, 16
+SLOTS = (1, 2, 3)
+
+
+class Watched:
+    """What a worker is told goes by here: never more is in its slots than it has."""
+
+    def __init__(self, to: Connect, slots: int) -> None:
+        self._to, self._slots = to, slots
+        self.held: dict[int, tuple[int, int]] = {}
+        self.loads = 0
+        self.most = 0
+
+    def __call__(self, handler: Handler) -> Channel:
+        self._channel = self._to(handler)
+        return self
+
+    def send(self, message: w.Message) -> None:
+        if isinstance(message, w.Load):
+            assert message.slot not in self.held
+            assert message.slot < self._slots
+            self.held[message.slot] = (message.layer, message.expert)
+            self.loads += 1
+        elif isinstance(message, w.Evict) or (isinstance(message, w.Compute) and message.evict):
+            del self.held[message.slot]
+        self.most = max(self.most, len(self.held))
+        self._channel.send(message)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Fleet:
+    """A main node without a shadow, and workers with one, two and three slots."""
+
+    def __init__(self, store: Any, over_grpc: bool) -> None:
+        manifest = store.manifest
+        hello = w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main")
+        self.engine = Engine(Core(model_shape(store), RoundRobin(2), Alignment(), 4096), hello)
+        arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
+        loaders = (DiskLoader(store), MemoryLoader(store), DiskLoader(store))
+        self.workers, self.servers, self.watched = [], [], []
+        for number, (slots, loader) in enumerate(zip(SLOTS, loaders, strict=True)):
+            worker = Worker(f"worker {number}", store, arithmetic, loader, slots)
+            self.workers.append(worker)
+            self.watched.append(Watched(self._to(worker, over_grpc), slots))
+            to = self._to(worker, over_grpc) if over_grpc else self.watched[-1]
+            self.engine.add_worker(number, to, WAIT_S)
+        from checkpoint.family import parse_dtype
+
+        self.main = MainNode(store, self.engine, parse_dtype(manifest.dtype), None)
+
+    def _to(self, worker: Worker, over_grpc: bool) -> Connect:
+        if not over_grpc:
+            return lambda handler: inprocess.connect(worker, handler)
+        self.servers.append(GrpcServer(worker, "worker"))
+        return lambda handler: connect(self.servers[-1].address, "worker", handler)
+
+    def answer(self, prompt: list[int]) -> Any:
+        *_, last = self.main.generate(prompt, TOKENS, ignore_eos=True)
+        return last.report
+
+    def close(self) -> None:
+        self.main.close()
+        for each in [*self.servers, *self.workers]:
+            each.close()
+
+
+@pytest.fixture(params=["embedded", "gRPC"])
+def fleet(request: pytest.FixtureRequest, demo_store: Any) -> Iterator[Fleet]:
+    made = Fleet(demo_store("float32"), request.param == "gRPC")
+    yield made
+    made.close()
+
+
+def test_each_worker_is_taken_as_it_is(fleet: Fleet, reference: Any) -> None:
+    for number in (0, 4):
+        expected = reference("float32", number, TOKENS)
+        report = fleet.answer(expected.prompt)
+        assert report.token_ids == expected.tokens
+    nodes = fleet.engine.nodes()
+    assert [node.slots for node in nodes] == list(SLOTS)
+    assert [node.loader for node in nodes] == ["disk", "memory", "disk"]
+    assert all(node.load_bytes_per_s > 0 and node.round_trip_s > 0 for node in nodes)
+    loads = [node.loads for node in nodes]
+    assert loads == [worker.loads for worker in fleet.workers]
+    assert min(loads) > sum(loads) / 6, "none stands idle: each has at least half of an equal share"
+    most = report.resident_experts_max
+    assert all(held <= slots for held, slots in zip(most, SLOTS, strict=True))
+    assert most[2] > 1, "more slots than one are used where there are some"
+    if not fleet.servers:
+        assert [watched.loads for watched in fleet.watched] >= loads
+        assert all(watched.most <= slots for watched, slots in zip(fleet.watched, SLOTS, strict=True))
+        assert report.wire_bytes_per_token is None
+        return
+    wire, paper = report.wire_bytes_per_token, report.embedding_bytes_per_token
+    assert paper == 192 * 4 * 8 * 2
+    assert wire["to_shadow"] == wire["from_shadow"] == 0
+    for way in ("to_workers", "from_workers"):  # sixteen messages a token, each with what describes its embedding
+        assert paper + 16 * 10 < wire[way] < paper + 16 * 64
+    for node in nodes:
+        assert node.sent_bytes > node.received_bytes / 2 > 0

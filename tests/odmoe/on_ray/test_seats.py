@@ -1,0 +1,52 @@
+"""Where nodes can stand, from what Ray says of its hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odmoe.on_ray.seats import Seat, hosts_of_launcher, offered
+
+
+def node(address: str, alive: bool = True, **resources: float) -> dict[str, Any]:
+    """As `ray.nodes()` lists one."""
+    return {"NodeManagerAddress": address, "Alive": alive, "Resources": {"CPU": 2.0, **resources}}
+
+
+def test_in_the_order_of_the_file_then_by_address() -> None:
+    nodes = [
+        node("10.0.0.9", worker_node=1), node("10.0.0.10", worker_node=1), node("10.0.0.3", worker_node=2),
+        node("10.0.0.1", main_node=1), node("10.0.0.4", alive=False, worker_node=1),
+    ]  # fmt: skip
+    seats = offered(nodes, "worker_node", ["10.0.0.10"])
+    assert [(seat.address, seat.place) for seat in seats] == [
+        ("10.0.0.10", 0), ("10.0.0.3", 0), ("10.0.0.3", 1), ("10.0.0.9", 0),
+    ]  # fmt: skip
+    assert offered(nodes, "shadow_node") == []
+
+
+def test_a_host_that_died_and_came_back_offers_once() -> None:
+    """Ray lists both: the one that is dead, and the one that it is now."""
+    nodes = [node("10.0.0.2", alive=False, worker_node=1), node("10.0.0.2", worker_node=1)]
+    assert offered(nodes, "worker_node") == [Seat("worker_node", "10.0.0.2")]
+
+
+@given(st.lists(st.tuples(st.integers(1, 250), st.integers(0, 3)), unique_by=lambda pair: pair[0]))
+def test_every_unit_is_a_seat_of_its_own(hosts: list[tuple[int, int]]) -> None:
+    seats = offered([node(f"10.1.0.{n}", worker_node=k) for n, k in hosts], "worker_node")
+    assert len(seats) == sum(k for _, k in hosts)
+    assert len({seat.name for seat in seats}) == len(seats)
+
+
+def test_the_hosts_that_the_launcher_left(tmp_path: Path) -> None:
+    file = tmp_path / "ray_bootstrap_config.yaml"
+    assert hosts_of_launcher(file) == {}
+    hosts = {"main_node": "10.0.0.1", "worker_node": [{"host": "10.0.0.2", "slots": 3}]}
+    file.write_text(yaml.safe_dump({"provider": {"hosts": hosts}}))
+    assert hosts_of_launcher(file)["10.0.0.2"].settings == {"slots": 3}
+    file.write_text("provider: [")
+    assert hosts_of_launcher(file) == {}

@@ -1,0 +1,136 @@
+"""A worker's loader is measured before it serves: through that very loader, and leaving no trace."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint.store import ExpertStore
+from scheduler.emulation import Emulation
+from scheduler.errors import CorruptStoreError, LaunchError
+from scheduler.profile import find_profile
+from wire.messages import WorkerUsage
+from worker_node import measure
+from worker_node.loaders import DiskLoader, EmulatedLoader, HostLoader, MemoryLoader, make_loader
+from worker_node.measure import load_bandwidth
+from worker_node.pace import RealPace
+
+PROFILE = find_profile("rtx3090-1gbe")
+
+
+@dataclass
+class Clock(RealPace):
+    """Each load lasts what is said of it."""
+
+    seconds: list[float]
+    at: float = 100.0
+
+    def begin_load(self, at: float) -> float:
+        return self.at
+
+    def end_load(self, given_up: threading.Event) -> float:
+        self.at += self.seconds.pop(0)
+        return self.at
+
+
+@dataclass
+class Scripted:
+    """A loader that says how many bytes it has moved, and writes down what into."""
+
+    pace: Clock
+    moves: int = 1000
+    name: str = "scripted"
+    device: str = "cpu"
+    asked: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
+        self.asked.append((layer, expert, into.data_ptr()))
+        return self.moves
+
+    def prepare(self, slots: list[torch.Tensor]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def slots(store: ExpertStore, count: int) -> list[torch.Tensor]:
+    return [torch.zeros(store.manifest.blob_bytes, dtype=torch.uint8) for _ in range(count)]
+
+
+def test_the_median_of_different_experts_in_every_slot(store: ExpertStore) -> None:
+    loader, buffers = Scripted(Clock([0.001, 0.004, 0.002, 0.1, 0.005])), slots(store, 3)
+    assert load_bandwidth(store, loader, buffers) == pytest.approx(1000 / 0.004)
+    experts = [(layer, expert) for layer, expert, _ in loader.asked]
+    assert len(set(experts)) == len(experts) == 5
+    assert {at for _, _, at in loader.asked} == {buffer.data_ptr() for buffer in buffers}
+
+
+@pytest.mark.parametrize(("moves", "loads"), [(40 << 20, 2), (700 << 20, 1)])
+def test_large_experts_are_not_loaded_more_often_than_need_be(store: ExpertStore, moves: int, loads: int) -> None:
+    loader = Scripted(Clock([0.5] * 5), moves)
+    assert load_bandwidth(store, loader, slots(store, 1)) == pytest.approx(moves / 0.5)
+    assert len(loader.asked) == loads
+
+
+@pytest.mark.parametrize("name", ["disk", "memory"])
+def test_a_real_loader(store: ExpertStore, blob: Callable[[int, int], bytes], name: str) -> None:
+    buffers = slots(store, 5)
+    loader = make_loader(name, store)
+    assert load_bandwidth(store, loader, buffers) > 0
+    loader.close()
+    every = [blob(layer, expert) for layer in (0, 1) for expert in range(4)]
+    assert all(bytes(buffer.numpy()) in every for buffer in buffers), "a measured load is a load"
+
+
+def test_nothing_of_it_is_counted_or_left(desk: Any, store: ExpertStore, expected: Any) -> None:
+    worker = desk.worker(slots=2, loader=DiskLoader(store))
+    main = desk.welcome(worker)
+    assert worker.load_bytes_per_s > 0
+    assert main.usage() == WorkerUsage(0, 2 * store.manifest.blob_bytes, 0, 0)
+    main.loads_and_computes(1, desk.compute(2, 0, 1, 3), expected)
+    assert main.usage() == WorkerUsage(1, 2 * store.manifest.blob_bytes, 1, store.manifest.blob_bytes)
+
+
+def test_an_emulated_loader_gives_what_its_profile_says(desk: Any, store: ExpertStore) -> None:
+    """Never more; less only where the machine cannot keep up, which half would be."""
+    worker = desk.worker(loader=EmulatedLoader(MemoryLoader(store), Emulation(replace(PROFILE, load_s=0.05))))
+    said = store.manifest.blob_bytes / 0.05
+    assert said / 2 < worker.load_bytes_per_s <= said * (1 + 1e-6)
+
+
+def test_a_load_that_does_not_end_is_not_waited_for(store: ExpertStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "GIVE_UP_S", 0.05)
+    hour = EmulatedLoader(MemoryLoader(store), Emulation(replace(PROFILE, load_s=3600.0)))
+    assert load_bandwidth(store, hour, slots(store, 1)) == 0
+
+
+def test_what_a_slow_load_has_moved_until_it_was_given_up_counts(
+    store: ExpertStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(HostLoader):
+        name = "slow"
+
+        def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
+            for _ in range(2000):
+                if cancelled():
+                    return 7
+                threading.Event().wait(0.01)
+            raise AssertionError("not given up")
+
+    monkeypatch.setattr(measure, "GIVE_UP_S", 0.05)
+    assert 0 < load_bandwidth(store, Slow(store), slots(store, 1)) <= 7 / 0.04
+
+
+def test_a_store_that_cannot_be_read_makes_no_worker(desk: Any, own_store: ExpertStore) -> None:
+    file, _ = own_store.locate(0, 0)
+    os.truncate(file, 4096)
+    with pytest.raises(CorruptStoreError, match="make the store again"):
+        desk.worker(loader=DiskLoader(own_store))
+    file.unlink()
+    with pytest.raises(LaunchError, match="loader disk cannot read"):
+        load_bandwidth(own_store, DiskLoader(own_store), slots(own_store, 1))

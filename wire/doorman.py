@@ -1,0 +1,248 @@
+"""Names, on the server's side, why a TLS handshake failed, and with whom.
+
+gRPC tells a server nothing of a client that it did not let in, and the client only that the connection was closed. But
+it asks for the certificate at each new connection, before it has read a byte of it. So a caller whose handshake has
+just failed is served by Python's `ssl` when it comes back, with the same certificates and the same demands: that says
+why, here, and sends the caller the alert that gRPC withholds. The connection is closed afterwards in any case.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+from scheduler.errors import CertificateError, ODMoEError
+from wire.tls import NO_CERTIFICATE, NO_TLS, Identity, ours_wrong, theirs_wrong
+
+EXAMINE_S = 0.25
+"""How long one examination may take; it needs some milliseconds. gRPC's thread waits meanwhile, and new connections."""
+
+QUIET_S = 10.0
+"""A caller's error is named once in this time, however often it knocks."""
+
+SPEND_S = 1.0
+"""All examinations within `QUIET_S` take no longer than this and one more: nobody can keep others out for long."""
+
+GIVEN_UP_S = 3.0
+"""After this long without a stream, a caller that did not come back to be examined is reported as what it is."""
+
+MAX_CALLERS = 1024
+
+log = logging.getLogger("wire")
+
+Peer = tuple[str, int]
+"""Address and port of a connection's other end."""
+
+
+class Refusals:
+    """Says at WARNING who was refused and by which error, once in `QUIET_S` for the same words. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], float] = {}
+        self._lock = threading.Lock()
+
+    def say(self, address: str, error: ODMoEError) -> None:
+        now, key = time.monotonic(), (address, str(error))
+        with self._lock:
+            self._said = {which: at for which, at in self._said.items() if now - at < QUIET_S}
+            if key in self._said or len(self._said) >= MAX_CALLERS:
+                return
+            self._said[key] = now
+        log.warning("%s: refused %s: %s", type(error).__name__, address, error)
+
+
+class _Caller:
+    """One address that has knocked and was not let in yet."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self.named = False
+        self.failed = False  # its last connection has ended without a stream, and is to be looked into
+        self.left = False  # at least one connection has
+
+
+class Doorman:
+    """Of one server: gRPC calls `knock` for each new connection, the server `welcome` for each stream it takes.
+
+    `knock` must not raise, and returns nothing: the certificate stays as it is.
+    """
+
+    def __init__(self, identity: Identity, refusals: Refusals) -> None:
+        self.port = 0  # known once the server listens
+        self._identity = identity
+        self._refusals = refusals
+        self._open: dict[Peer, bool] = {}  # connections, and whether one is accounted for: by a stream, or examined
+        self._callers: dict[str, _Caller] = {}
+        self._spent: list[tuple[float, float]] = []  # when an examination ended, and how long it took
+        self._timer: threading.Timer | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def knock(self) -> None:
+        chosen, suspect = None, None
+        try:
+            connections = dict(_connections(self.port))
+            with self._lock:
+                new = [peer for peer in connections if peer not in self._open]
+                self._sort_out(connections)
+                chosen = next((peer for peer in new if self._suspects(peer[0])), None)
+                if chosen:
+                    self._open[chosen] = True
+                    suspect = connections.pop(chosen)
+            _let_go(connections)
+            if chosen and suspect:
+                self._examine(chosen[0], suspect)
+        except OSError as error:  # no file descriptor is left, say: gRPC decides alone
+            log.warning("a new connection to port %d cannot be looked at: %s", self.port, error)
+
+    def welcome(self, peer: str) -> None:
+        """A stream was opened by `peer`, as gRPC names it ("ipv4:127.0.0.1:4000", "ipv6:[::1]:4000")."""
+        host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+        address = _plain(host.strip("[]"))
+        with self._lock:
+            self._open[address, int(port) if port.isdigit() else 0] = True
+            self._callers.pop(address, None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _sort_out(self, connections: dict[Peer, socket.socket]) -> None:
+        """Who has come, and whose connection has ended without a stream. The lock is held."""
+        now = time.monotonic()
+        for peer in [peer for peer in self._open if peer not in connections]:
+            if not self._open.pop(peer) and peer[0] in self._callers:
+                self._callers[peer[0]].failed = self._callers[peer[0]].left = True
+        self._callers = {address: caller for address, caller in self._callers.items() if now - caller.since < QUIET_S}
+        for peer in connections:
+            self._open.setdefault(peer, False)
+            if not self._open[peer] and len(self._callers) < MAX_CALLERS:
+                self._callers.setdefault(peer[0], _Caller())
+        if self._callers and self._timer is None and not self._closed:
+            self._timer = threading.Timer(GIVEN_UP_S, self._report)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _suspects(self, address: str) -> bool:
+        """It was turned away, and there is time left to find out why. The lock is held."""
+        now = time.monotonic()
+        self._spent = [(at, seconds) for at, seconds in self._spent if now - at < QUIET_S]
+        caller = self._callers.get(address)
+        return caller is not None and caller.failed and sum(seconds for _, seconds in self._spent) < SPEND_S
+
+    def _examine(self, address: str, connection: socket.socket) -> None:
+        """Shake hands with a caller as gRPC would, hear why that fails, say so."""
+        start = time.monotonic()
+        connection.settimeout(EXAMINE_S)
+        said, fine = "", False
+        try:
+            with self._identity.as_server.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            ) as secured:
+                try:
+                    secured.do_handshake()
+                    fine = True
+                except ssl.SSLError as error:
+                    said = _in_words(error)
+                finally:
+                    secured.shutdown(socket.SHUT_RDWR)  # for gRPC, too, it is over
+        except OSError:  # it hung up, or took too long: no reason is known
+            pass
+        with self._lock:
+            self._spent.append((time.monotonic(), time.monotonic() - start))
+            caller = self._callers.get(address)
+            if caller is not None:
+                caller.named = caller.named or bool(said)
+                caller.failed = not fine
+        if said:
+            self._refusals.say(address, CertificateError(said))
+
+    def _report(self) -> None:
+        """Some time after a first knock: who was turned away by gRPC, and did not come back to be told why."""
+        try:
+            connections = dict(_connections(self.port))
+        except OSError:
+            connections = None
+        with self._lock:
+            self._timer = None
+            if connections is None:
+                return
+            _let_go(connections)
+            self._sort_out(connections)
+            lost = [address for address, caller in self._callers.items() if caller.left and not caller.named]
+            for address in lost:
+                self._callers[address].named = True
+        for address in lost:
+            self._refusals.say(
+                address,
+                CertificateError(
+                    "it comes and leaves without opening a stream: it has no certificate of this cluster, or one "
+                    "that has expired, or does not take this host's; make both anew with `odmoe certs`"
+                ),
+            )
+
+
+def _in_words(error: ssl.SSLError) -> str:
+    said = theirs_wrong(error)
+    if said in (NO_TLS, NO_CERTIFICATE):
+        return f"{said}, which is demanded here; give it this cluster's certificates (`odmoe certs`)"
+    if said:
+        return f"{said} ({_today()}); renew that host's certificate with `odmoe certs`"
+    against = ours_wrong(error)
+    return f"it does not take this host's certificate: {against}; renew it with `odmoe certs`" if against else ""
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC here", time.gmtime())
+
+
+def _let_go(connections: dict[Peer, socket.socket]) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
+def _connections(port: int) -> Iterator[tuple[Peer, socket.socket]]:
+    """This process's connections to `port`, each as a second handle on it, which is the caller's to close."""
+    for name in os.listdir("/dev/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            handle = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # closed meanwhile
+            continue
+        peer = _peer(handle, port)
+        if peer is None:
+            handle.close()
+        else:
+            yield peer, handle
+
+
+def _peer(connection: socket.socket, port: int) -> Peer | None:
+    """Who is at the other end, where this end is `port`."""
+    try:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
+            return None
+        host, far = connection.getpeername()[:2]
+    except OSError:  # it listens, or the other end has gone
+        return None
+    return _plain(host), far
+
+
+def _plain(host: str) -> str:
+    """An IPv4 address as such, even where the socket is one for both."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

@@ -1,0 +1,30 @@
+"""Where a node runs, as a person knows it: its host, its processor, its memory. All from the kernel, none guessed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from pathlib import Path
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model, and how many cores of it this process may use. Where the kernel does not say which model
+    it is (as on many ARM boards) its architecture stands for it."""
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    name = next(filter(None, named), platform.machine())
+    cores = len(os.sched_getaffinity(0))
+    return f"{name}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def memory_bytes() -> int:
+    """All memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,123 @@
+"""Finds out why a stream does not open: gRPC says "Socket closed" and tries again, Python's `ssl` says why."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from typing import Any
+
+from scheduler.errors import CertificateError
+from wire.tls import NO_TLS, Identity, dates_wrong, is_for, ours_wrong, same_host, theirs_wrong
+
+LOOK_S = 1.0
+"""How long one look may take."""
+
+CLOSED_S = 0.05
+"""By then a node has noticed that a connection was closed."""
+
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+"""What an HTTP/2 client says first: a node that lets us in answers it, one that does not has closed."""
+
+_RENEW = "renew it with `odmoe certs`, copy it to that host and restart the node"
+_RENEW_OURS = "renew it with `odmoe certs`, copy it here and start again"
+
+
+class Probe:
+    """Of one node at `host` and `port`, called `peer` in messages. Looks with the same files as gRPC does."""
+
+    def __init__(self, host: str, port: int, identity: Identity | None, peer: str) -> None:
+        self._host, self._port = host, port
+        self._identity = identity
+        self._peer = peer
+        self._cut_off = 0  # looks in a row at which the node hung up within the handshake, and said nothing
+
+    def look(self, left_s: float) -> CertificateError | None:
+        """None where nobody is there, or nothing is wrong with certificates. Each of at most four calls is bounded by
+        `left_s` and `LOOK_S`."""
+        try:
+            said = self._look(max(0.05, min(LOOK_S, left_s)))
+        except OSError:  # nobody there, or too slow; a node that comes up may be both
+            self._cut_off = 0
+            return None
+        return CertificateError(said) if said else None
+
+    def _look(self, timeout_s: float) -> str:
+        identity = self._identity
+        try:
+            with (
+                self._connect(timeout_s) as plain,
+                _context(identity).wrap_socket(plain, server_hostname=self._host) as secured,
+            ):
+                if identity is None:
+                    return self._it_wants_tls()
+                secured.sendall(_HELLO)
+                if secured.recv(1):
+                    self._cut_off = 0
+                    return ""
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError):
+            pass
+        except ssl.SSLError as error:
+            return self._in_words(error, timeout_s)
+        if identity is None:
+            return ""
+        self._cut_off += 1
+        if self._cut_off < 3:
+            return ""
+        return (
+            f"{self._peer} hangs up during the TLS handshake and does not say why: it takes this host's certificate "
+            f"for expired or another cluster's, or is no node of ours; {_RENEW_OURS}"
+        )
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        return socket.create_connection((self._host, self._port), timeout_s)
+
+    def _in_words(self, error: ssl.SSLError, timeout_s: float) -> str:
+        if self._identity is None:
+            return self._it_wants_tls() if ours_wrong(error) else ""
+        theirs = theirs_wrong(error)
+        if theirs == NO_TLS:
+            return f"{self._peer} speaks no TLS; start it with this cluster's certificates (`odmoe certs`)"
+        if theirs:
+            return f"refused {self._peer}: {self._details(theirs, self._identity, timeout_s)}; {_RENEW}"
+        ours = ours_wrong(error)
+        return f"{self._peer} refuses this host's certificate: {ours}; {_RENEW_OURS}" if ours else ""
+
+    def _details(self, said: str, identity: Identity, timeout_s: float) -> str:
+        """Which date, or which address: called once more, since a certificate that was refused cannot be read.
+
+        Before that it is refused again, for the node's own log: it listens to that only after a first time, which may
+        have been another's.
+        """
+        for _ in range(2):
+            time.sleep(CLOSED_S)
+            with contextlib.suppress(OSError), self._connect(timeout_s) as plain:
+                identity.as_client.wrap_socket(plain, server_hostname=self._host).close()
+        try:
+            with self._connect(timeout_s) as plain, identity.as_reader.wrap_socket(plain) as secured:
+                found: Any = secured.getpeercert()
+        except OSError:
+            return said
+        wrong = dates_wrong(found)
+        if wrong:
+            return f"its certificate {wrong}"
+        names = is_for(found)
+        if not any(same_host(name, self._host) for name in names):
+            return f"its certificate is for {', '.join(names) or 'no address'}, not for {self._host}"
+        return said
+
+    def _it_wants_tls(self) -> str:
+        return (
+            f"{self._peer} speaks TLS only, and this host has no certificate; make one with `odmoe certs`, copy it here"
+        )
+
+
+def _context(identity: Identity | None) -> ssl.SSLContext:
+    if identity is not None:
+        return identity.as_client
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to see whether TLS is spoken: nothing is said
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
