@@ -195,7 +195,8 @@ class MainNode:
         token = self._forward(answer, sequence.prompt, 0)
         first = time.perf_counter()
         carried = self.engine.carried(number)
-        shadow_wait_s = 0.0
+        shadow_wait_s = longest_s = 0.0
+        last = first
         if self._shadow is not None:
             self._shadow.begin()
         while (finish := self._finish(answer, token)) is None:
@@ -204,12 +205,15 @@ class MainNode:
             if count == 1 and self._shadow is not None:
                 waited = time.perf_counter()
                 self._shadow.wait(self.launch_s, answer.cancelled)
-                shadow_wait_s = time.perf_counter() - waited
+                last = time.perf_counter()
+                shadow_wait_s = last - waited
             self.engine.post(t.TokenDecoded(number, count - 1))
             token = self._forward(answer, [token], len(sequence.prompt) + count - 1)
+            now = time.perf_counter()
+            longest_s, last = max(longest_s, now - last), now
         end = time.perf_counter()
         self.engine.wait_for_predictions(number, DRAIN_S)
-        times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s, carried)
+        times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s, longest_s, carried)
         yield Step(token, build_report(self, answer, times, finish))
 
     def _finish(self, answer: Answer, token: int) -> str | None:

@@ -16,10 +16,11 @@ class Report:
     """One answer's figures. Times in seconds, memory in bytes, `None` where there was nothing to measure.
 
     `recall`: equation (3) of OD-MoE over the decode passes; `recall_by_token`: equation (2) for this prompt;
-    `recall_in_time`: as `recall`, but of predictions that came before their gate. `tokens_per_s` counts all time from
-    the request on, `shadow_wait_s` (the first answer's wait for the shadow to be ready) included; `decode_tokens_per_s`
-    does not count that wait. `finish`: stop (end of sequence), stop_text, length, or context (full).
-    `lost`: workers, or the shadow, lost since the cluster started; `rejoined`: those that came back.
+    `recall_in_time`: as `recall`, but of predictions that came before their gate. `tokens_per_s` counts all time
+    from the request on, `shadow_wait_s` (the first answer's wait for the shadow to be ready) included;
+    `decode_tokens_per_s` does not count that wait; `longest_gap_s`: the longest time from a token to the next,
+    without it too. `finish`: stop (end of sequence), stop_text, length, or context (full). `lost`: workers, or the
+    shadow, lost since the cluster started; `rejoined`: those that came back.
     `ignored`: generation settings of the model that
     are not heeded; where there are any, `exact` is False. `seed`: of the draws, None where the likeliest was taken.
     `loads`: all, of which `prefill_loads`; `reloads`: begun after the gate for want of a prediction;
@@ -39,6 +40,7 @@ class Report:
     ttft_s: float
     decode_s: float
     shadow_wait_s: float
+    longest_gap_s: float
     decode_tokens_per_s: float | None
     tokens_per_s: float
     recall: float | None
@@ -68,12 +70,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds: to the first token; for all others; of those, waiting for the shadow to be ready (not in `decode_s`).
+    """Seconds: to the first token; for all others; of those, waiting for the shadow to be ready (not in `decode_s`);
+    the longest from a token to the next.
     `carried`: what the streams had carried (see `Roster.carried`) when the first token was there."""
 
     ttft_s: float
     decode_s: float
     shadow_wait_s: float
+    longest_gap_s: float
     carried: dict[str, int] | None
 
 
@@ -99,6 +103,7 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
         ttft_s=times.ttft_s,
         decode_s=times.decode_s,
         shadow_wait_s=times.shadow_wait_s,
+        longest_gap_s=times.longest_gap_s,
         decode_tokens_per_s=(count - 1) / times.decode_s if count > 1 else None,
         tokens_per_s=count / (times.ttft_s + times.decode_s + times.shadow_wait_s),
         recall=overall.recall,

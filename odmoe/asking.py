@@ -36,9 +36,8 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
     check_early(settings)
     if settings.model and not _served(settings, cluster):
         up(file, settings, Terminal(how["quiet"], how["debug"]), settings.launch_s)
-    said = {
-        name: value for name, value in settings.model_dump(exclude_unset=True).items() if name not in HERE_ONLY and name != "trace"
-    }
+    dumped = settings.model_dump(mode="json", exclude_unset=True)
+    said = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
     trace = f"~/odmoe/trace-{secrets.token_hex(8)}.json" if settings.trace else None
     if trace:
         said["trace"] = trace
@@ -53,7 +52,8 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
             remove = f"cat {trace} && rm -f {trace}"
             Path(settings.trace).write_text(ssh.run(cluster.main, remove, FETCH_S))
     if code == 255:
-        raise HostError(f"{cluster.main.name} ({cluster.main.address}): the connection was lost before the answer ended")
+        name = f"{cluster.main.name} ({cluster.main.address})"
+        raise HostError(f"{name}: the connection was lost before the answer ended; see that it still runs")
     return code
 
 

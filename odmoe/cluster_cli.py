@@ -44,7 +44,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (with --watch one a line).")] = False,
 ) -> None:
-    """Show every machine of a cluster file: Ray, its node, store, memory, round trip. Exit code 1 unless all is ready."""
+    """Show every machine of a cluster file and how its node is. Exit code 1 unless all are ready."""
     from odmoe.cluster_status import status as show
 
     if not show(file, watch, as_json):

@@ -161,7 +161,10 @@ def answering(settings: Settings) -> dict[str, Any]:
         settings.sample, settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty,
         settings.seed,
     )  # fmt: skip
-    return {"max_new_tokens": settings.max_new_tokens, "sampling": sampling, "stop": settings.stop}
+    return {
+        "max_new_tokens": settings.max_new_tokens, "sampling": sampling, "stop": settings.stop,
+        "ignore_eos": settings.ignore_eos,
+    }  # fmt: skip
 
 
 def _one(job: Job, ids: list[int], as_json: bool, terminal: Terminal) -> None:

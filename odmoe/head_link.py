@@ -15,7 +15,7 @@ from odmoe.ssh import Ssh
 from scheduler.errors import ClusterError, HostError, LaunchError, LinkError, ODMoEError
 
 AT_HEAD = ". ~/odmoe/code/env.sh && exec python -m odmoe.at_head"
-HERE_ONLY = frozenset({"cluster", "model", "store", "tls", "secret", "host", "node_port", "trace"})
+HERE_ONLY = frozenset({"cluster", "model", "store", "tls", "secret", "host", "node_port"})
 """Settings whose values mean something on the machine where they were said."""
 IDLE_S = 60.0
 """Longest silence of a head that was told to start its nodes: it says something every second once it is there."""

@@ -104,7 +104,8 @@ def ray_says(ssh: Ssh, head: Host, missing: list[Host]) -> dict[str, str]:
 
 def _monitor(ssh: Ssh, head: Host) -> list[str]:
     """What the launcher on the head has written; it speaks of every host, so lines that name none are of no use."""
-    command = f"cd {LOGS} && for f in monitor.log monitor.out monitor.err; do tail -qc {LOG_BYTES} $f 2>/dev/null; done"
+    files = " ".join(f"{LOGS}/monitor.{name}" for name in ("log", "out", "err"))
+    command = f"tail -qc {LOG_BYTES} {files} 2>/dev/null || true"
     try:
         return ssh.run(head, command, LOG_S).splitlines()
     except HostError:

@@ -113,6 +113,7 @@ class Settings(BaseModel):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = _setting(
         (), "text of at least one character", "End the answer before this text; may be given several times."
     )
+    ignore_eos: bool = _setting(False, "true, false", "Go on past the end of sequence: for measuring.")
     chat: bool = _setting(False, "true, false", "The prompt is a message: put it into the model's chat template.")
     system: str | None = _setting(None, "text", "With --chat: what the system says first.")
     trace: str | None = _setting(

@@ -14,6 +14,7 @@ import ray
 
 from main_node.engine import Kind
 from main_node.node import Answer, MainNode, Step
+from odmoe.on_ray.seats import group_size, hosts_of_launcher
 from odmoe.process import prepare_libraries, prepare_process
 from odmoe.settings import Settings
 from odmoe.stores import open_verified
@@ -119,6 +120,9 @@ class Main(_Actor):
         from odmoe.on_ray.fleet import Fleet
 
         store, emulation = open_verified(self._store), emulation_of(self._settings)
+        size = group_size(hosts_of_launcher().values()) if self._settings.joined else None
+        if size and "group_size" not in self._settings.model_fields_set:
+            self._settings = self._settings.but(group_size=size)
         engine = make_engine(self._settings, store, emulation)
         fleet = self._fleet = Fleet(engine, self._settings, self._store, emulation)
         seats = fleet.look()

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from main_node.node import Step
 from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
@@ -30,6 +30,8 @@ def get(pending: Any, deadline_s: float, who: str) -> Any:
         if isinstance(error.cause, ODMoEError):
             raise error.cause from error
         raise ClusterError(f"{who} failed: {error.cause!r}") from error
+    except ActorUnavailableError as error:
+        raise LinkError(f"{who} is not there just now: Ray starts it again when it can") from error
     except RayActorError as error:
         raise LinkError(f"{who} died: {str(error).splitlines()[0]}") from error
     except RayError as error:

@@ -22,7 +22,7 @@ from main_node.sampling import How
 from odmoe.on_ray.actors import HELD_S, WORKER_S, Main, Serving
 from odmoe.on_ray.calls import CONTROL_S, QUICK, RayAnswer, get
 from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
-from odmoe.on_ray.seats import MAIN, NAMESPACE
+from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.process import undisturbed
 from odmoe.settings import MAX_PARALLEL, Settings, flag
 from scheduler.errors import LaunchError
@@ -99,7 +99,7 @@ class RayCluster:
         if unlike:
             raise LaunchError(f"{unlike}; odmoe up with these settings changes that")
         get(self._main.start.remote(), 2 * settings.launch_s, "the main node")
-        self._wait_for_nodes(settings)
+        self._wait_for_nodes(settings, rest_s=REST_S if self._replace else 0.0)
         return True
 
     def _start(self, settings: Settings, store: str) -> None:
@@ -115,11 +115,11 @@ class RayCluster:
         ended, self._ends = self._ends, True  # what does not come up is not left behind
         self._main = made.remote(settings, store)
         get(self._main.start.remote(), 2 * settings.launch_s, "the main node")
-        self._wait_for_nodes(settings)
+        self._wait_for_nodes(settings, REST_S)
         self._ends = ended
 
-    def _wait_for_nodes(self, settings: Settings) -> None:
-        """Until every node is ready; REST_S after the first worker without the others. Raises LaunchError where there
+    def _wait_for_nodes(self, settings: Settings, rest_s: float) -> None:
+        """Until every node is ready; `rest_s` after the first worker without the others. Raises LaunchError where there
         is no worker within `launch_s`. Nodes of `local` were waited for by the main node."""
         begun, serves = time.monotonic(), None
         while settings.joined:
@@ -131,7 +131,7 @@ class RayCluster:
             now = time.monotonic()
             if serves is None and any(node["kind"] == "worker" and node["state"] == "ready" for node in nodes):
                 serves = now
-            if serves is not None and now - serves > REST_S:
+            if serves is not None and now - serves >= rest_s:
                 return
             if now - begun > settings.launch_s:
                 why = "; ".join(f"{node['name']}: {node['detail'] or node['state']}" for node in missing)
@@ -142,6 +142,8 @@ class RayCluster:
         """Enough hosts of each role at all, and free within FREE_S: those of a run that has just ended take a while."""
         wanted = {"main_node": 1, "shadow_node": int(settings.shadow != "none")}
         wanted["worker_node"] = settings.workers if settings.workers_wanted else 1
+        if settings.joined and hosts_of_launcher():  # the others are on their way
+            wanted = {"main_node": 1}
         found = ray.cluster_resources()
         for role, count in wanted.items():
             if found.get(role, 0) < count:

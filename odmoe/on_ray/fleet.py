@@ -4,8 +4,10 @@ joins, and whenever one was lost."""
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -35,36 +37,46 @@ class Fleet:
 
     def __init__(self, engine: Engine, settings: Settings, store: str, emulation: Emulation | None) -> None:
         self.keeper = Keeper(self.join)
-        engine.on_lost = self.keeper.lost
+        engine.on_lost = self._lost
         self._engine = engine
         self._settings = settings
         self._store = store
         self._emulation = emulation
         self._said = hosts_of_launcher() if settings.joined else {}
-        self._seats: dict[Kind, list[Seat]] = {"worker": [], "shadow": []}
+        self._seats: dict[Kind, dict[int, Seat]] = {"worker": {}, "shadow": {}}
         self._actors: dict[Seat, Any] = {}
         self._addresses: dict[Seat, str] = {}
         self._trouble: dict[Seat, str] = {}
+        self._lost_at: dict[Seat, float] = {}
         self._lock = threading.Lock()
 
     # --- where nodes stand --------------------------------------------------------------------------------------
 
     def look(self) -> list[tuple[Kind, int]]:
-        """Give every seat that is new a number; the nodes that are to stand there."""
+        """Give every seat that is new a number, the one that it has in the cluster file where it is in one; the nodes
+        that are to stand there."""
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
-        most: dict[Kind, int | None] = {
+        most: dict[Kind, float] = {
             "shadow": int(settings.shadow != "none"),
-            "worker": settings.workers if settings.workers_wanted else None,
+            "worker": settings.workers if settings.workers_wanted else math.inf,
         }
         roles: tuple[tuple[Kind, str], ...] = (("shadow", "shadow_node"), ("worker", "worker_node"))
         fresh: list[tuple[Kind, int]] = []
         for kind, role in roles:
             for seat in offered(nodes, role, self._said):
-                if seat not in known[kind] and (most[kind] is None or len(known[kind]) < most[kind]):  # type: ignore[operator]
-                    known[kind].append(seat)
-                    fresh.append((kind, len(known[kind]) - 1))
+                if seat not in known[kind].values() and len(known[kind]) < most[kind]:
+                    number = self._number(kind, seat)
+                    known[kind][number] = seat
+                    fresh.append((kind, number))
         return fresh
+
+    def _number(self, kind: Kind, seat: Seat) -> int:
+        host = self._said.get(seat.address)
+        if host is not None and host.role == seat.role and seat.place == 0:
+            return host.number
+        reserved = sum(host.role == seat.role for host in self._said.values())
+        return max([reserved - 1, *self._seats[kind]], default=-1) + 1
 
     def watch(self) -> None:
         """Look for hosts that join, until closed: a thread."""
@@ -95,17 +107,36 @@ class Fleet:
         return self._settings.but(**host.settings) if host else self._settings
 
     def facts(self) -> list[dict[str, Any]]:
-        """Every seat: its host, whether its node is ready, what went wrong last."""
-        ready: dict[Kind, Any] = {"worker": self._engine.workers, "shadow": [0] if self._engine.shadow else []}
-        return [
-            {
-                "kind": kind, "number": number, "address": seat.address, "name": seat.name,
-                "state": "ready" if number in ready[kind] else "lost" if seat in self._addresses else "starting",
-                "detail": "" if number in ready[kind] else self._trouble.get(seat, ""),
-            }
+        """Every seat: its host, how its node is, what that said of itself, what went wrong last. Hosts of the cluster
+        file that are not there yet are `missing`."""
+        known = {(node.role, node.number): asdict(node) for node in self._engine.nodes()}
+        rows = [
+            self._fact(kind, number, seat, known.get((kind, number), {}))
             for kind, seats in self._seats.items()
-            for number, seat in enumerate(seats)
-        ]  # fmt: skip
+            for number, seat in sorted(seats.items())
+        ]
+        taken = {row["address"] for row in rows}
+        wanted = ("worker_node",) if self._settings.shadow == "none" else ("worker_node", "shadow_node")
+        absent = [host for host in self._said.values() if host.role in wanted and host.address not in taken]
+        if self._settings.workers_wanted:
+            absent = [host for host in absent if host.role != "worker_node"]
+        return rows + [
+            {"kind": host.role.removesuffix("_node"), "number": None, "address": host.address, "state": "missing"}
+            | {"name": Seat(host.role, host.address).name, "detail": "Ray does not run there yet"}
+            for host in absent
+        ]
+
+    def _fact(self, kind: Kind, number: int, seat: Seat, known: dict[str, Any]) -> dict[str, Any]:
+        state = known.get("state", "starting")
+        lost_s = None if seat not in self._lost_at or state == "ready" else time.monotonic() - self._lost_at[seat]
+        return known | {
+            "kind": kind, "number": number, "address": seat.address, "name": seat.name, "state": state,
+            "detail": "" if state == "ready" else self._trouble.get(seat, ""), "heartbeat_s": lost_s,
+        }  # fmt: skip
+
+    def _lost(self, kind: Kind, number: int) -> None:
+        self._lost_at[self._seats[kind][number]] = time.monotonic()
+        self.keeper.lost(kind, number)
 
     # --- how they come ------------------------------------------------------------------------------------------
 

@@ -97,6 +97,8 @@ def _state(role: str, there: str, main: str, fact: dict[str, Any] | None) -> dic
     if fact is None:
         return {"state": "unused" if main == "ready" and there == "alive" else "waiting"}
     known = {key: fact[key] for key in _EMPTY if key in fact}
+    if fact.get("slot_bytes"):
+        known["memory_bytes"] = fact["slots"] * fact["slot_bytes"]
     return {**known, "state": fact["state"], "store": "verified" if fact["state"] == "ready" else ""}
 
 

@@ -7,9 +7,11 @@ forgets the head. This is that provider with a node type for each role and group
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +39,8 @@ CODE = "~/odmoe/code.tar.gz"
 TOKEN = "~/odmoe/keys/ray_token"
 ENVIRONMENT = "~/odmoe/code/env.sh"
 STOP_S = 30
+LOOKS = 2
+MISSED_S = 60.0
 HEAD = "main_node"
 DEFAULTS: dict[str, Any] = {
     "upscaling_speed": 100, "idle_timeout_minutes": 5, "docker": {}, "initialization_commands": [],
@@ -52,7 +56,11 @@ class OnPremises(LocalNodeProvider):
         addresses = [address for said in types.values() for address in said["node_config"]["hosts"]]
         provider_config = {**provider_config, "head_ip": addresses[0], "worker_ips": addresses[1:]}
         super().__init__(provider_config, cluster_name)
+        self._looked = threading.Condition()
+        self._looks = 0
+        self._ended: dict[str, int] = {}
         if provider_config.get("on_head"):
+            logging.getLogger("ray.autoscaler._private.util").setLevel(logging.ERROR)  # the same lines every 5 s
             self._record_head(addresses[0])
         else:
             code_archive(cluster_dir(cluster_name) / "code.tar.gz")
@@ -67,14 +75,24 @@ class OnPremises(LocalNodeProvider):
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
         """Take up to `count` hosts of the type that `tags` name into use."""
-        with self.state.lock, self.state.file_lock:
-            known = self.state.get()
-            for address in node_config["hosts"]:
-                info = known.get(address, {"state": "terminated"})
-                if count < 1 or info["state"] != "terminated":
-                    continue
+        for address in node_config["hosts"]:
+            if count > 0 and self.state.get().get(address, {}).get("state", "terminated") == "terminated":
+                self._wait_until_missed(address)
                 self.state.put(address, {"state": "running", "tags": dict(tags)})
                 count -= 1
+
+    def _wait_until_missed(self, address: str) -> None:
+        """Until the autoscaler has looked and not found a node that has ended: one that is there again by then counts
+        as ending for ever, since its name is the same."""
+        with self._looked:
+            self._looked.wait_for(lambda: self._looks >= self._ended.get(address, -LOOKS) + LOOKS, MISSED_S)
+
+    def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
+        found = list(super().non_terminated_nodes(tag_filters))
+        with self._looked:
+            self._looks += not tag_filters
+            self._looked.notify_all()
+        return found
 
     def terminate_node(self, node_id: str) -> None:
         self.terminate_nodes([node_id])
@@ -85,6 +103,8 @@ class OnPremises(LocalNodeProvider):
             list(pool.map(self._stop, node_ids))
         for node_id in node_ids:
             super().terminate_node(node_id)
+            with self._looked:
+                self._ended[node_id] = self._looks
 
     def _stop(self, address: str) -> None:
         ssh = self.provider_config["ssh"]

@@ -57,6 +57,16 @@ def _numeric(address: str) -> tuple[int, str]:
         return 1 << 128, address
 
 
+def group_size(hosts: Iterable[Host]) -> int | None:
+    """How many workers the cluster file puts into a group; None where it says nothing, or groups differ."""
+    counts: dict[int | None, int] = {}
+    for host in hosts:
+        if host.role == "worker_node":
+            counts[host.group] = counts.get(host.group, 0) + 1
+    sizes = set(counts.values())
+    return sizes.pop() if None not in counts and len(sizes) == 1 else None
+
+
 def hosts_of_launcher(file: Path | None = None) -> dict[str, Host]:
     """The hosts of the cluster file that this cluster was launched with, by address; empty where there was none.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from checkpoint.family import parse_dtype
 from checkpoint.single import ExpertArithmetic
 from main_node.engine import Connect, Engine
 from main_node.node import MainNode, model_shape
@@ -18,6 +19,7 @@ from wire import messages as w
 from wire.base import Channel, Handler
 from wire.grpc_client import connect
 from wire.grpc_server import GrpcServer
+from wire.traffic import Traffic, traffic_of
 from worker_node.loaders import DiskLoader, MemoryLoader
 from worker_node.node import Worker
 
@@ -49,6 +51,10 @@ class Watched:
         self.most = max(self.most, len(self.held))
         self._channel.send(message)
 
+    @property
+    def traffic(self) -> Traffic | None:
+        return traffic_of(self._channel)
+
     def close(self) -> None:
         self._channel.close()
 
@@ -67,17 +73,15 @@ class Fleet:
             worker = Worker(f"worker {number}", store, arithmetic, loader, slots)
             self.workers.append(worker)
             self.watched.append(Watched(self._to(worker, over_grpc), slots))
-            to = self._to(worker, over_grpc) if over_grpc else self.watched[-1]
-            self.engine.add_worker(number, to, WAIT_S)
-        from checkpoint.family import parse_dtype
-
+            self.engine.add_worker(number, self.watched[-1], WAIT_S)
         self.main = MainNode(store, self.engine, parse_dtype(manifest.dtype), None)
 
     def _to(self, worker: Worker, over_grpc: bool) -> Connect:
         if not over_grpc:
             return lambda handler: inprocess.connect(worker, handler)
-        self.servers.append(GrpcServer(worker, "worker"))
-        return lambda handler: connect(self.servers[-1].address, "worker", handler)
+        server = GrpcServer(worker, "worker")
+        self.servers.append(server)
+        return lambda handler: connect(server.address, "worker", handler)
 
     def answer(self, prompt: list[int]) -> Any:
         *_, last = self.main.generate(prompt, TOKENS, ignore_eos=True)
@@ -111,9 +115,9 @@ def test_each_worker_is_taken_as_it_is(fleet: Fleet, reference: Any) -> None:
     most = report.resident_experts_max
     assert all(held <= slots for held, slots in zip(most, SLOTS, strict=True))
     assert most[2] > 1, "more slots than one are used where there are some"
+    assert all(watched.loads >= ended for watched, ended in zip(fleet.watched, loads, strict=True))
+    assert all(watched.most <= slots for watched, slots in zip(fleet.watched, SLOTS, strict=True))
     if not fleet.servers:
-        assert [watched.loads for watched in fleet.watched] >= loads
-        assert all(watched.most <= slots for watched, slots in zip(fleet.watched, SLOTS, strict=True))
         assert report.wire_bytes_per_token is None
         return
     wire, paper = report.wire_bytes_per_token, report.embedding_bytes_per_token

@@ -67,7 +67,7 @@ def test_hosts_that_cannot_be(tmp_path: Path, hosts: Any, said: str) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     hosts = {"main_node": "10.0.0.1", **WORKER}
-    with pytest.raises(ConfigError, match="is not there; the project's cluster.yaml is an example"):
+    with pytest.raises(ConfigError, match=r"is not there; the project's cluster\.yaml is an example"):
         read_cluster_file(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"bad\.yaml cannot be read"):

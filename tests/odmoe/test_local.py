@@ -1,6 +1,7 @@
 """Ten nodes in processes of their own, as Ray actors on this machine: the same answers, whoever is killed.
 
-Importing odmoe.on_ray.cluster imports ray, which reads its token then: only `start_cluster` may do so, and never this file.
+Importing odmoe.on_ray.cluster imports ray, which reads its token then: only `start_cluster` may do so,
+and never this file.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def test_every_process_is_in_the_trace_on_one_clock(cluster: Any, reference: Any
 @pytest.mark.parametrize("role", ["main_node", "shadow_node", "worker_node"])
 def test_a_ray_cluster_that_is_too_small(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_ray("local")
-    launch = importlib.import_module("odmoe.launch")
+    launch = importlib.import_module("odmoe.on_ray.cluster")
     offered = {"CPU": 8.0, "main_node": 1.0, "shadow_node": 1.0, "worker_node": 4.0}
     free = dict(offered)
     monkeypatch.setattr(launch.ray, "cluster_resources", lambda: offered)

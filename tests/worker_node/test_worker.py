@@ -15,6 +15,7 @@ from wire.messages import (
     CloseRequest,
     Compute,
     Computed,
+    Echo,
     Evict,
     Load,
     Loaded,
@@ -74,6 +75,15 @@ def test_two_that_do_not_belong_together(desk: Any, field: str, value: object, w
     main.failure("ProtocolError", load_id=1)
     main.send(desk.hello())
     assert isinstance(main.next(), WorkerReady)
+
+
+def test_an_echo_comes_back_at_once_and_as_it_was(desk: Any) -> None:
+    main = desk.connect(desk.worker())
+    main.send(Echo(1, 0.0))
+    assert "Echo came before Hello" in main.failure("ProtocolError").message
+    main.send(desk.hello(), Echo(2, 0.25))
+    assert isinstance(main.next(), WorkerReady)
+    assert main.next() == Echo(2, 0.25)
 
 
 def test_anything_before_hello_is_refused(desk: Any) -> None:

@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odmoe.on_ray.seats import Seat, hosts_of_launcher, offered
+from odmoe.hosts import read_hosts
+from odmoe.on_ray.seats import Seat, group_size, hosts_of_launcher, offered
 
 
 def node(address: str, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -50,3 +51,12 @@ def test_the_hosts_that_the_launcher_left(tmp_path: Path) -> None:
     assert hosts_of_launcher(file)["10.0.0.2"].settings == {"slots": 3}
     file.write_text("provider: [")
     assert hosts_of_launcher(file) == {}
+
+
+def test_the_size_of_a_group() -> None:
+    def size(workers: list[Any]) -> int | None:
+        return group_size(read_hosts({"main_node": "10.0.0.1", "worker_node": workers}, "here"))
+
+    assert size([["10.0.0.2", "10.0.0.3"], ["10.0.0.4", "10.0.0.5"]]) == 2
+    assert size([["10.0.0.2", "10.0.0.3"], ["10.0.0.4"]]) is None
+    assert size(["10.0.0.2", "10.0.0.3"]) is None

@@ -108,3 +108,14 @@ def _wait(addresses: tuple[str, ...], port: int, sshd: subprocess.Popen[bytes], 
 def ssh(hosts: Hosts, tmp_path: Path) -> Iterator[Ssh]:
     with Ssh(getpass.getuser(), hosts.key, tmp_path / "known" / "known_hosts", hosts.port) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def bare(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test finds hosts with nothing in their homes. (Links in there are removed, never followed.)"""
+    made: Hosts | None = request.getfixturevalue("hosts") if "hosts" in request.fixturenames else None
+    yield
+    if made is not None:
+        for address in made.addresses:
+            shutil.rmtree(made.home(address), ignore_errors=True)
+            made.home(address).mkdir(exist_ok=True)

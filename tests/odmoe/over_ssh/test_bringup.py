@@ -42,8 +42,8 @@ if os.path.exists("{base}/ray-fails"):
 for home in {homes}:
     keys = home + "/odmoe/keys/ray_token"
     if sys.argv[1] == "up":
-        subprocess.run("cd $H/odmoe && mkdir -p code && tar -xzf {archive} -C code && cp {at_head} code/odmoe/at_head.py",
-                       shell=True, check=True, env=dict(os.environ, H=home))
+        subprocess.run("cd $H/odmoe && mkdir -p code && tar -xzf {archive} -C code && "
+                       "cp {at_head} code/odmoe/at_head.py", shell=True, check=True, env=dict(os.environ, H=home))
         subprocess.Popen(["sleep", "300"], env=dict(os.environ, RAY_AUTH_TOKEN_PATH=keys), start_new_session=True,
                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 """
@@ -129,9 +129,6 @@ def world(hosts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_stor
     made = World(hosts, cluster, tmp_path, str(tiny_store))
     homes = [str(hosts.home(address)) for address in hosts.addresses]
     for home in homes:
-        for name in ("odmoe", "requests", "script.json"):
-            path = Path(home) / name
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         (Path(home) / "odmoe").mkdir()
         os.symlink(sys.prefix, Path(home) / "odmoe" / "venv")
     at_head, archive = tmp_path / "at_head.py", cluster_dir(cluster.name) / "code.tar.gz"
@@ -332,16 +329,20 @@ def test_down_where_the_head_cannot_be_asked(world: World) -> None:
 
 
 def test_what_ray_prints_is_told_by_its_telling_lines() -> None:
-    lines = ["Local node IP: 10.0.0.1", "2026-11-21 16:00:00,123\tINFO updater.py:9 -- Waiting", "Traceback (most",
-             '  File "x.py", line 3, in f', "ssh: connect to host 10.0.0.2 port 22: No route to host", "", "done"]  # fmt: skip
+    lines = [
+        "Local node IP: 10.0.0.1", "2026-11-21 16:00:00,123\tINFO updater.py:9 -- Waiting", "Traceback (most",
+        '  File "x.py", line 3, in f', "ssh: connect to host 10.0.0.2 port 22: No route to host", "", "done",
+    ]  # fmt: skip
     assert ray_cli.telling([*lines[:2], lines[-1]]) == "done"
     assert ray_cli.telling([*lines, "Failed to start"]) == "Failed to start"
     assert ray_cli.telling([]) == "nothing was said"
 
 
 def test_of_ray_s_own_log_the_grave_line_is_told() -> None:
-    line = ("[2026-11-21 16:32:00,357 C 883 883] (raylet) grpc_server.cc:134:  An unexpected system state has occurred. You "
-            "have found a bug, and we'll work with you to fix it. Check failed: server_ The specified port is 6380.")  # fmt: skip
+    line = (
+        "[2026-11-21 16:32:00,357 C 883 883] (raylet) grpc_server.cc:134:  An unexpected system state has occurred. "
+        "You have found a bug, and we'll work with you to fix it. Check failed: server_ The specified port is 6380."
+    )
     assert ray_cli.telling([line], 1) == "Check failed: server_ The specified port is 6380."
     assert ray_cli.GRAVE.search(line)
     assert not ray_cli.GRAVE.search(line.replace(" C 883", " I 883"))

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,12 @@ from scheduler.errors import HostError
 
 
 @pytest.fixture
-def home(hosts: Any) -> Iterator[Path]:
-    """Of the first host, with this project's own environment, and without afterwards."""
+def home(hosts: Any) -> Path:
+    """Of the first host, with this project's own environment."""
     path: Path = hosts.home(hosts.addresses[0])
-    shutil.rmtree(path / "odmoe", ignore_errors=True)
     (path / "odmoe").mkdir()
     os.symlink(sys.prefix, path / "odmoe" / "venv")
-    yield path
-    shutil.rmtree(path / "odmoe")
+    return path
 
 
 def test_the_lock_names_what_is_installed_here() -> None:
@@ -131,16 +128,13 @@ def test_every_host_that_fails_is_named_beside_those_that_do_not(hosts: Any, ssh
     os.symlink(sys.executable, other / "odmoe" / "venv" / "bin" / "python")
     (other / "odmoe" / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
     machines = [Host("worker_node", n, a) for n, a in enumerate([*hosts.addresses[:2], "127.0.98.1"])]
-    try:
-        facts, failed = preflight(ssh, machines, Wanted(pinned_versions()))
-    finally:
-        shutil.rmtree(other / "odmoe")
+    facts, failed = preflight(ssh, machines, Wanted(pinned_versions()))
     assert list(facts) == [hosts.addresses[0]]
     assert list(failed) == [hosts.addresses[1], "127.0.98.1"]
     skew = str(failed[hosts.addresses[1]])
     count = len(pinned_versions()) - 2 - 3  # two are right, three are named
     assert "worker-1 (127.0.99.2): other versions in ~/odmoe/venv: torch 2.12.0 (wanted 2.13.0), " in skew
-    assert f"missing (wanted {version('grpcio')}) and {count} more" in skew
+    assert f" and {count} more; remove ~/odmoe/venv there" in skew
     assert "worker-2 (127.0.98.1): ssh is refused at port" in str(failed["127.0.98.1"])
 
 
@@ -154,8 +148,11 @@ def test_what_a_login_shell_prints_does_no_harm(hosts: Any, ssh: Ssh, monkeypatc
 
 
 def damaged(folder: Path, how: str) -> None:
-    manifest = {"format": 2, "fingerprint": "f", "dtype": "float32", "dense": {"config.json": "0"}, "layers": {
-        "0": {"file": "layer-0", "blobs": [{"offset": 0, "length": 4096}, {"offset": 4096, "length": 4096}]}}}  # fmt: skip
+    blobs = [{"offset": 0, "length": 4096}, {"offset": 4096, "length": 4096}]
+    manifest = {
+        "format": 2, "fingerprint": "f", "dtype": "float32", "dense": {"config.json": "0"},
+        "layers": {"0": {"file": "layer-0", "blobs": blobs}},
+    }  # fmt: skip
     (folder / "dense").mkdir(parents=True)
     (folder / "dense" / "config.json").write_text("{}")
     (folder / "layer-0").write_bytes(b"\0" * (8191 if how == "short" else 8192))

@@ -179,8 +179,6 @@ def store(tiny: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def machines(hosts: Any) -> list[Host]:
-    for address in hosts.addresses:
-        shutil.rmtree(hosts.home(address) / "odmoe" / "stores", ignore_errors=True)
     return [Host("worker_node", n, address) for n, address in enumerate(hosts.addresses)]
 
 

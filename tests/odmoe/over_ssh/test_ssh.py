@@ -170,7 +170,7 @@ def test_silence_of_a_stream_is_bounded(hosts: Any, ssh: Ssh) -> None:
 
 @pytest.mark.parametrize("end", ["input", "kill", "close"])
 def test_a_command_ends_with_whoever_started_it(hosts: Any, tmp_path: Path, end: str) -> None:
-    """One that neither reads its input nor minds being asked: by its end, by our death, by the end of the connection."""
+    """One that neither reads its input nor minds being asked: by its end, our death, the connection's end."""
     ssh = other(hosts, tmp_path)
     remote = ssh.start(hosts.host, "trap '' TERM HUP; echo $$; while :; do sleep 0.2; done", grace_s=0.3)
     pid = int(next(remote.lines(20, time.monotonic() + 30)))

@@ -1,0 +1,233 @@
+"""Ten hosts from nothing to nothing, on the testbed: start, tokens, traffic, faults, emulated hardware, down.
+
+.venv/bin/python scripts/ten_hosts.py                      # all of it: about a quarter of an hour
+.venv/bin/python scripts/ten_hosts.py --steps up,answers,faults     # leaves the hosts up
+
+Makes the testbed of the cluster file (`scripts/testbed.py`, as root), brings it up with `odmoe up`, asks it as a user
+would. Tokens are compared with Transformers' own (`eager`). Results: results/ten_hosts.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import common
+from kills import greedy
+from rich.console import Console
+from rich.table import Table
+
+from scheduler.alignment import Alignment
+from scheduler.profile import find_profile
+from scheduler.simulator import Simulator, predictor, random_routes
+
+BIN = Path(sys.executable).parent
+STEPS = ("up", "links", "answers", "traffic", "faults", "emulated", "down")
+PROFILE = "rtx3090-1gbe"
+LONG = 300
+BACK_S = 300.0
+
+
+class Run:
+    """One cluster file, and what was measured."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.file, self.shadow = str(args.cluster), args.shadow
+        self.rows: list[dict[str, Any]] = []
+        self.answers = greedy(str(common.DEMO), [*common.prompts(args.prompts)], LONG)
+        self.texts = common.prompts(args.prompts)
+
+    def say(self, step: str, **facts: Any) -> None:
+        """Keep and show what one step found."""
+        self.rows.append({"step": step, **facts})
+        texts = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in facts.items()}
+        shown = ", ".join(f"{name} {text}" for name, text in texts.items())
+        print(f"{step}: {shown}", flush=True)
+
+    # --- commands -----------------------------------------------------------------------------------------------
+
+    def testbed(self, verb: str, *words: str) -> str:
+        """Standard output of `scripts/testbed.py`."""
+        return run([sys.executable, str(common.ROOT / "scripts/testbed.py"), verb, "--cluster", self.file, *words], 120)
+
+    def up(self, *flags: str, name: str = "odmoe up") -> None:
+        began = time.monotonic()
+        said = run(
+            [str(BIN / "odmoe"), "up", self.file, "-m", str(common.DEMO), "--dtype", "float32", "--threads", "1",
+             "--shadow", self.shadow, "--timeout", "600", *flags], 900, stderr=True,
+        )  # fmt: skip
+        last = [line for line in said.splitlines() if line.startswith("ready in")][-1]
+        self.say(name, seconds=time.monotonic() - began, says=last)
+
+    def ask(self, text: str, count: int, *flags: str) -> dict[str, Any]:
+        command = [str(BIN / "odmoe"), "generate", "--cluster", self.file, "--json", "--ignore-eos", "-n", str(count)]
+        return dict(json.loads(run([*command, *flags, text], 600)))
+
+    def counters(self, name: str) -> tuple[int, int]:
+        """(bytes received, bytes sent) of a host's link so far."""
+        found = json.loads(self.testbed("status", "--json"))["hosts"]
+        host = next(one for one in found if one["host"] == name)
+        return host["received_bytes"], host["sent_bytes"]
+
+    def state(self, name: str) -> str:
+        """Of a host's node, as `odmoe status` says."""
+        command = [str(BIN / "odmoe"), "status", self.file, "--json"]  # exit code 1 until all is ready
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return next(str(row["state"]) for row in json.loads(done.stdout)["hosts"] if row["name"] == name)
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def step_up(self) -> None:
+        began = time.monotonic()
+        self.testbed("up")
+        self.say("testbed up", seconds=time.monotonic() - began)
+        self.up()
+        began = time.monotonic()
+        command = [str(BIN / "odmoe"), "generate", "--cluster", self.file, "-n", "4", "HAMLET"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as asked:
+            if asked.stdout is not None:
+                asked.stdout.read(1)
+            self.say("first token", seconds_from_the_command=time.monotonic() - began)
+        nodes = json.loads(self.testbed("run", "bash", "-c", ". ~/odmoe/code/env.sh; ray list nodes --format=json"))
+        roles = ("main_node", "shadow_node", "worker_node")
+        alive = [node["resources_total"] for node in nodes if node["state"] == "ALIVE"]
+        found = [role for resources in alive for role in roles if role in resources]
+        self.say("ray list nodes", hosts=len(found), **{role: found.count(role) for role in roles})
+
+    def step_links(self) -> None:
+        self.say("link main to worker-0", **json.loads(self.testbed("measure", "--json")))
+
+    def step_answers(self) -> None:
+        for (_, tokens), text in zip(self.answers, self.texts, strict=True):
+            report = self.ask(text, 64)
+            self.say(
+                "answer", tokens_equal=report["token_ids"] == tokens[:64], ttft_s=report["ttft_s"],
+                tokens_per_s=report["decode_tokens_per_s"], recall=report["recall"],
+                in_time=report["recall_in_time"], lost=report["lost"],
+            )  # fmt: skip
+
+    def step_traffic(self) -> None:
+        """What the main host's link carried for an answer, beside what the streams counted and the paper says."""
+        report = self.ask(self.texts[0], 8)  # what a stream needs once is not counted
+        before = self.counters("main")
+        report = self.ask(self.texts[0], LONG)
+        after = self.counters("main")
+        calm = self.counters("main")
+        time.sleep(report["decode_s"])
+        idle = [there - here for here, there in zip(calm, self.counters("main"), strict=True)]
+        link = [(there - here - still) / LONG for here, there, still in zip(before, after, idle, strict=True)]
+        streams = report["wire_bytes_per_token"]
+        self.say(
+            "traffic of a token, bytes", streams=streams, paper_one_way=report["embedding_bytes_per_token"],
+            link_in=link[0], link_out=link[1], bits_of_the_paper=32, bits_here=32,
+        )  # fmt: skip
+
+    def step_faults(self) -> None:
+        host = "worker-3"
+        kill = ("run", "--on", host, "pkill", "-9", "-f", "^ray::Served")
+        self.disturbed("a worker's process is killed", host, kill)
+        kill = ("run", "--on", "shadow", "pkill", "-9", "-f", "^ray::Served")
+        self.disturbed("the shadow's process is killed", "shadow", kill)
+        self.disturbed("a worker is unplugged for 20 s", host, ("unplug", host), ("plug", host), 20.0)
+        self.disturbed("a worker is unplugged for 120 s", host, ("unplug", host), ("plug", host), 120.0)
+
+    def disturbed(
+        self, name: str, host: str, act: tuple[str, ...], undo: tuple[str, ...] = (), after_s: float = 0.0
+    ) -> None:
+        """One long answer, in whose middle something happens; then until the host's node is ready again."""
+        (_, tokens), before = self.answers[0], self.ask(self.texts[0], 8)["lost"]
+        moment: list[float] = []
+
+        def happen() -> None:
+            moment.append(time.monotonic())
+            self.testbed(*act)
+
+        timer = threading.Timer(6.0, happen)
+        timer.start()
+        report = self.ask(self.texts[0], LONG)
+        timer.join()
+        if undo:
+            time.sleep(max(0.0, moment[0] + after_s - time.monotonic()))
+            self.testbed(*undo)
+        since = time.monotonic()
+        while (state := self.state(host)) != "ready" and time.monotonic() - since < BACK_S:
+            time.sleep(1.0)
+        self.say(
+            name, tokens_equal=report["token_ids"] == tokens, longest_gap_s=report["longest_gap_s"],
+            lost=len(report["lost"]) - len(before), tokens_per_s=report["decode_tokens_per_s"], state=state,
+            back_after_s=(time.monotonic() - since) if undo else time.monotonic() - moment[0],
+        )  # fmt: skip
+
+    def step_emulated(self) -> None:
+        """The profile's hardware, laid over the demo's layers: on ten hosts, in one process, and by arithmetic."""
+        self.up("--profile", PROFILE, name="odmoe up, emulated")
+        hosts = [self.ask(text, 64)["decode_tokens_per_s"] for text in self.texts]
+        command = [
+            str(BIN / "odmoe"), "generate", "-m", str(common.DEMO), "--dtype", "float32", "--threads", "1", "--shadow",
+            self.shadow, "--profile", PROFILE, "--json", "--ignore-eos", "-n", "64",
+        ]  # fmt: skip
+        alone = [json.loads(run([*command, text], 600))["decode_tokens_per_s"] for text in self.texts]
+        self.say(
+            f"decode, emulated: {PROFILE}", ten_hosts_tokens_per_s=sorted(hosts)[len(hosts) // 2],
+            embedded_tokens_per_s=sorted(alone)[len(alone) // 2], arithmetic_tokens_per_s=arithmetic(64),
+        )  # fmt: skip
+
+    def step_down(self) -> None:
+        began = time.monotonic()
+        run([str(BIN / "odmoe"), "down", self.file], 300)
+        self.say("odmoe down", seconds=time.monotonic() - began)
+        self.say("testbed down", says=self.testbed("down").strip().splitlines()[-1])
+
+
+def arithmetic(tokens: int) -> float:
+    """The simulator's decode tokens/s of the profile, with as many layers as the demo has and a perfect shadow."""
+    layers = json.loads((common.DEMO / "config.json").read_text())["num_hidden_layers"]
+    profile = replace(find_profile(PROFILE), layers=layers)
+    routes = random_routes(profile, 1)
+    run_of_it = Simulator(profile, Alignment(1, 1), tokens, routes, predictor(profile, routes, 1.0, 1)).run()
+    return float(run_of_it.tokens_per_s)
+
+
+def run(command: list[str], deadline_s: float, stderr: bool = False) -> str:
+    """A command's standard output, or both. Raises RuntimeError with the end of what it said."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=deadline_s, check=False, cwd=common.ROOT, env=os.environ
+    )
+    if done.returncode:
+        said = f"{done.stdout[-500:]}{done.stderr[-1500:]}"
+        raise RuntimeError(f"{' '.join(command[:4])} ...: exit code {done.returncode}: {said}")
+    return done.stdout + done.stderr if stderr else done.stdout
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cluster", type=Path, default=common.ROOT / "cluster.yaml")
+    parser.add_argument("--steps", default=",".join(STEPS), help=f"some of {','.join(STEPS)}")
+    parser.add_argument("--shadow", default="nf4")
+    parser.add_argument("--prompts", type=int, default=3)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    common.header("Ten hosts of namespaces on one machine")
+    made = Run(args)
+    for step in args.steps.split(","):
+        getattr(made, f"step_{step}")()
+        common.save("ten_hosts", made.rows)
+    table = Table("step", "found")
+    for row in made.rows:
+        table.add_row(row["step"], ", ".join(f"{k}={v}" for k, v in row.items() if k != "step"))
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()
