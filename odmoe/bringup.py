@@ -134,15 +134,22 @@ class _BringUp:
         self._turns.end("ray up")
 
     def _runs(self, facts: dict[str, Facts]) -> bool:
+        """The head runs this very code and knows all hosts, and none that is there runs another: those that are still
+        missing are on their way, by the head's doing."""
         digest = self._digest = code_digest()
-        if not all(found["processes"] and found["code"] == digest for found in facts.values()):
+        head = facts[self._cluster.main.address]
+        if not head["processes"] or head["code"] != digest:
             return False
         try:
             seen = Head(self._ssh, self._cluster).status(STATUS_S)
         except ODMoEError:
             return False
-        alive = {row["address"] for row in seen["hosts"] if row["ray"] == "alive"}
-        return alive >= {host.address for host in self._cluster.hosts}
+        states = {row["address"]: row["ray"] for row in seen["hosts"]}
+        return states.keys() >= facts.keys() and all(
+            facts[address]["code"] == digest
+            for address, state in states.items()
+            if state == "alive" and address in facts
+        )
 
     def _nodes(self, store: str, until: float, timeout_s: float) -> None:
         """Wait until all are ready, and show them meanwhile."""
