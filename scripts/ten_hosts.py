@@ -16,7 +16,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -143,28 +145,40 @@ class Run:
         self, name: str, host: str, act: tuple[str, ...], undo: tuple[str, ...] = (), after_s: float = 0.0
     ) -> None:
         """One long answer, in whose middle something happens; then until the host's node is ready again."""
-        (_, tokens), before = self.answers[0], self.ask(self.texts[0], 8)["lost"]
-        moment: list[float] = []
-
-        def happen() -> None:
-            moment.append(time.monotonic())
-            self.testbed(*act)
-
-        timer = threading.Timer(6.0, happen)
-        timer.start()
-        report = self.ask(self.texts[0], LONG)
-        timer.join()
+        calm = self.ask(self.texts[0], LONG)
+        text, gaps, moment = self.streamed(self.texts[0], lambda: self.testbed(*act))
         if undo:
-            time.sleep(max(0.0, moment[0] + after_s - time.monotonic()))
+            time.sleep(max(0.0, moment + after_s - time.monotonic()))
             self.testbed(*undo)
-        since = time.monotonic()
+        since = time.monotonic() if undo else moment
         while (state := self.state(host)) != "ready" and time.monotonic() - since < BACK_S:
             time.sleep(1.0)
+        back_s = time.monotonic() - since
+        lost = len(self.ask(self.texts[0], 8)["lost"]) - len(calm["lost"])
         self.say(
-            name, tokens_equal=report["token_ids"] == tokens, longest_gap_s=report["longest_gap_s"],
-            lost=len(report["lost"]) - len(before), tokens_per_s=report["decode_tokens_per_s"], state=state,
-            back_after_s=(time.monotonic() - since) if undo else time.monotonic() - moment[0],
+            name, tokens_equal=calm["token_ids"] == self.answers[0][1] and text == calm["text"],
+            longest_gap_s=max(gaps), longest_gap_calm_s=calm["longest_gap_s"], lost=lost, state=state,
+            back_after_s=back_s,
         )  # fmt: skip
+
+    def streamed(self, text: str, act: Callable[[], object]) -> tuple[str, list[float], float]:
+        """An answer as it comes, with `act` begun after its thirtieth piece: its text, the seconds between its pieces,
+        and when `act` began."""
+        command = [str(BIN / "odmoe"), "generate", "--cluster", self.file, "--ignore-eos", "-n", str(LONG), text]
+        pieces, times, moment = [], [], 0.0
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=common.ROOT) as asked:
+            if asked.stdout is None:
+                raise RuntimeError("no standard output")
+            acting = threading.Thread(target=act)
+            while piece := os.read(asked.stdout.fileno(), 1 << 16):
+                pieces.append(piece)
+                times.append(time.monotonic())
+                if len(pieces) == 30:
+                    moment = time.monotonic()
+                    acting.start()
+        acting.join()
+        gaps = [after - before for before, after in pairwise(times)]
+        return b"".join(pieces).decode().removesuffix("\n"), gaps, moment
 
     def step_emulated(self) -> None:
         """The profile's hardware, laid over the demo's layers: on ten hosts, in one process, and by arithmetic."""
