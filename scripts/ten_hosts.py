@@ -10,10 +10,13 @@ would. Tokens are compared with Transformers' own (`eager`). Results: results/te
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
+import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -27,12 +30,15 @@ from kills import greedy
 from rich.console import Console
 from rich.table import Table
 
+from odmoe import certs
+from odmoe.clusters import cluster_dir
+from odmoe.hosts import read_cluster_file
 from scheduler.alignment import Alignment
 from scheduler.profile import find_profile
 from scheduler.simulator import Simulator, predictor, random_routes
 
 BIN = Path(sys.executable).parent
-STEPS = ("up", "links", "answers", "traffic", "faults", "emulated", "down")
+STEPS = ("up", "links", "answers", "traffic", "refusals", "faults", "emulated", "down")
 PROFILE = "rtx3090-1gbe"
 LONG = 300
 BACK_S = 300.0
@@ -56,9 +62,10 @@ class Run:
 
     # --- commands -----------------------------------------------------------------------------------------------
 
-    def testbed(self, verb: str, *words: str) -> str:
+    def testbed(self, verb: str, *words: str, data: str | None = None) -> str:
         """Standard output of `scripts/testbed.py`."""
-        return run([sys.executable, str(common.ROOT / "scripts/testbed.py"), verb, "--cluster", self.file, *words], 120)
+        command = [sys.executable, str(common.ROOT / "scripts/testbed.py"), verb, "--cluster", self.file, *words]
+        return run(command, 120, data=data)
 
     def up(self, *flags: str, name: str = "odmoe up") -> None:
         began = time.monotonic()
@@ -131,6 +138,31 @@ class Run:
             "traffic of a token, bytes", streams=streams, paper_one_way=report["embedding_bytes_per_token"],
             link_in=link[0], link_out=link[1], bits_of_the_paper=32, bits_here=32,
         )  # fmt: skip
+
+    def step_refusals(self) -> None:
+        """What a node that does not belong hears, and what the worker's log says of it."""
+        cluster = read_cluster_file(Path(self.file))
+        folder = cluster_dir(cluster.name)
+        with tempfile.TemporaryDirectory() as made:
+            expired(folder, Path(made), cluster.find("shadow").address)
+            files = {file.name: file.read_text() for file in Path(made).rglob("*") if file.is_file()}
+        files["stranger.py"] = (common.ROOT / "scripts" / "stranger.py").read_text()
+        unpack = (
+            "import json, sys\n"
+            "for name, text in json.load(sys.stdin).items():\n"
+            "    with open(name, 'w') as file: file.write(text)"
+        )
+        worker = cluster.find("worker-0").address
+        attempt = (
+            "mkdir -p /tmp/stranger && cd /tmp/stranger && . ~/odmoe/code/env.sh && "
+            f"python -c {shlex.quote(unpack)} && chmod 600 node.key && python stranger.py {worker}:8701 ~/odmoe/keys /tmp/stranger; rm -r /tmp/stranger"
+        )
+        heard = self.testbed("run", "--on", "shadow", "bash", "-c", attempt, data=json.dumps(files))
+        for line in heard.splitlines():
+            self.say("refused", **json.loads(line))
+        logs = "grep -h 'wire.*refused' /tmp/ray/session_latest/logs/worker*.err | tail -6"
+        for line in self.testbed("run", "--on", "worker-0", "bash", "-c", logs).splitlines():
+            self.say("the worker's log", says=line)
 
     def step_faults(self) -> None:
         host = "worker-3"
@@ -210,10 +242,22 @@ def arithmetic(tokens: int) -> float:
     return float(run_of_it.tokens_per_s)
 
 
-def run(command: list[str], deadline_s: float, stderr: bool = False) -> str:
+def expired(folder: Path, to: Path, address: str) -> None:
+    """A certificate of the cluster's own authority, made a month ago for five days."""
+    key, certificate = certs._authority(folder, 3650, [])
+    now = certs._now
+    certs._now = lambda: now() - datetime.timedelta(days=30)
+    try:
+        certs._make(to, "stranger", address, 5, key, certificate)
+    finally:
+        certs._now = now
+    (to / "ca.pem").write_bytes((folder / "ca.pem").read_bytes())
+
+
+def run(command: list[str], deadline_s: float, stderr: bool = False, data: str | None = None) -> str:
     """A command's standard output, or both. Raises RuntimeError with the end of what it said."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=deadline_s, check=False, cwd=common.ROOT, env=os.environ
+        command, capture_output=True, text=True, timeout=deadline_s, check=False, cwd=common.ROOT, input=data or ""
     )
     if done.returncode:
         said = f"{done.stdout[-500:]}{done.stderr[-1500:]}"
