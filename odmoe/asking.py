@@ -20,7 +20,7 @@ from odmoe.settings import Settings
 from odmoe.ssh import Ssh
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
-from scheduler.errors import HostError, ODMoEError
+from scheduler.errors import HostError, LaunchError, ODMoEError
 
 FETCH_S = 120.0
 STATUS_S = 30.0
@@ -49,41 +49,67 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
         finally:
             remote.close()
         if trace and settings.trace:
-            remove = f"cat {trace} && rm -f {trace}"
-            Path(settings.trace).write_text(ssh.run(cluster.main, remove, FETCH_S))
+            _fetch(ssh, cluster, trace, Path(settings.trace), code)
     if code == 255:
         name = f"{cluster.main.name} ({cluster.main.address})"
         raise HostError(f"{name}: the connection was lost before the answer ended; see that it still runs")
     return code
 
 
+def _fetch(ssh: Ssh, cluster: ClusterFile, trace: str, to: Path, code: int) -> None:
+    """The record that the main host has written. Raises HostError: it did not; where the answer has failed (`code`),
+    that was told already."""
+    try:
+        to.write_text(ssh.run(cluster.main, f"cat {trace} && rm -f {trace}", FETCH_S))
+    except HostError:
+        if code == 0:
+            raise
+
+
 def _served(settings: Settings, cluster: ClusterFile) -> bool:
-    """Whether the cluster serves this model, ready to answer."""
+    """Whether the cluster serves this model; a node that is not there at the moment is no reason to bring all up.
+
+    Raises LaunchError: it serves another one.
+    """
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         try:
             seen = Head(ssh, cluster).status(STATUS_S)
         except ODMoEError:
             return False
+    if seen.get("fingerprint") is None:
+        return False
     store = prepare_store(settings.model, settings.store, settings.dtype)
-    return bool(seen.get("ready")) and seen.get("fingerprint") == store.manifest.fingerprint
+    if seen["fingerprint"] != store.manifest.fingerprint:
+        raise LaunchError(
+            f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "
+            "changes that, or leave out --model to ask what is served"
+        )
+    return True
 
 
 def relay(remote: Remote) -> int:
-    """Pass on both streams until they end; the exit code."""
+    """Pass on both streams until they end; the exit code. Raises OSError where whoever reads here has gone: what
+    comes from there would wait for ever."""
+    broken: list[OSError] = []
     threads = [
-        threading.Thread(target=_pass_on, args=(stream, out), daemon=True)
+        threading.Thread(target=_pass_on, args=(stream, out, broken), daemon=True)
         for stream, out in ((remote.stdout, sys.stdout), (remote.stderr, sys.stderr))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        while thread.is_alive():  # so that Ctrl-C is heard
+        while thread.is_alive() and not broken:  # so that Ctrl-C is heard
             thread.join(0.2)
+    if broken:
+        raise broken[0]
     return remote.process.wait(10)
 
 
-def _pass_on(stream: IO[bytes], out: Any) -> None:
+def _pass_on(stream: IO[bytes], out: Any, broken: list[OSError]) -> None:
     """Bytes as they come: an answer is shown a token at a time."""
-    while data := os.read(stream.fileno(), 1 << 16):
-        out.buffer.write(data)
-        out.buffer.flush()
+    try:
+        while data := os.read(stream.fileno(), 1 << 16):
+            out.buffer.write(data)
+            out.buffer.flush()
+    except OSError as error:
+        broken.append(error)

@@ -21,7 +21,10 @@ def main() -> int:
     """The exit code; 130 where the launching machine has gone."""
     prepare_process()
     prepare_ray("auto")
-    request = json.loads(sys.stdin.readline() or "{}")
+    line = sys.stdin.readline()
+    if not line:
+        return 130
+    request = json.loads(line)
     if request.get("do") == "generate":
         from odmoe.asked import generate
 

@@ -7,17 +7,27 @@ import os
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from odmoe.clusters import cluster_dir, token_file
+from odmoe.clusters import cluster_dir, only_one, token_file
 from odmoe.head_link import Head
 from odmoe.host_table import HostTable, cause, copying
 from odmoe.hosts import ClusterFile, Host, read_cluster_file
+from odmoe.launched import as_launched, end_former, remember
 from odmoe.preflight import Facts, Wanted, check, pinned_versions, preflight
 from odmoe.ray_cli import ray_says, run_ray
 from odmoe.settings import Settings
-from odmoe.ship import STORES, code_digest, manifest_digest, push_keys, push_store, shipped
+from odmoe.ship import (
+    STORES,
+    certificate_digest,
+    code_digest,
+    lock_time,
+    manifest_digest,
+    push_keys,
+    push_store,
+    shipped,
+)
 from odmoe.ssh import Ssh
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
@@ -55,7 +65,7 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     cluster = read_cluster_file(file)
     folder = cluster_dir(cluster.name)
-    with Ssh.of(cluster, folder) as ssh:
+    with only_one(folder), Ssh.of(cluster, folder) as ssh:
         _BringUp(ssh, cluster, folder, settings, terminal).run(timeout_s)
 
 
@@ -65,7 +75,7 @@ class _BringUp:
         self._settings, self._terminal = settings, terminal
         self._table = HostTable(terminal.console, cluster)
         self._turns = _Turns()
-        self._wanted = Wanted(pinned_versions())
+        self._wanted = Wanted(pinned_versions(), lock_time=lock_time())
         self._digest = ""
 
     def run(self, timeout_s: float) -> None:
@@ -102,10 +112,10 @@ class _BringUp:
         """Here, made if need be, and on every host."""
         settings = self._settings
         with self._terminal.progress() as progress:
-            store = prepare_store(settings.model, settings.store, settings.dtype, progress).path
+            store = prepare_store(settings.model, settings.store, settings.dtype, progress).path.resolve()
         self._turns.end("store here")
         size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
-        wanted = Wanted(self._wanted.versions, store=(store.name, manifest_digest(store), size))
+        wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size))
         with_room, without = self._checked(facts, wanted)
         self._give_up(without, "without room for the store")
         with copying(self._terminal.console, "store to the hosts") as step:
@@ -128,18 +138,23 @@ class _BringUp:
         """`ray up`, unless Ray runs on every host with this very code."""
         if not self._runs(facts):
             self._say("ray up: code to the hosts, and Ray on them")
+            end_former(self._ssh, self._cluster, self._folder, self._say)
+            remember(self._folder, self._cluster)
             show = self._say if self._terminal.debug else lambda line: None
             run_ray(self._cluster, self._folder, "up", max(1.0, until - time.monotonic()), show)
             self._digest = shipped(self._folder / "code.tar.gz")
         self._turns.end("ray up")
 
     def _runs(self, facts: dict[str, Facts]) -> bool:
-        """The head runs this very code and knows all hosts, and none that is there runs another: those that are still
-        missing are on their way, by the head's doing."""
+        """The head runs this very code for this very file, and none that is there runs another, or with other keys:
+        those that are still missing are on their way, by the head's doing."""
         digest = self._digest = code_digest()
         head = facts[self._cluster.main.address]
-        if not head["processes"] or head["code"] != digest:
+        if not head["processes"] or head["code"] != digest or not as_launched(self._ssh, self._cluster):
             return False
+        has = {address: found["certificate"] for address, found in facts.items() if found["certificate"]}
+        if any(digest != certificate_digest(self._folder / address) for address, digest in has.items()):
+            return False  # nodes read theirs when they start
         try:
             seen = Head(self._ssh, self._cluster).status(STATUS_S)
         except ODMoEError:
@@ -208,14 +223,14 @@ class _BringUp:
                 why = f"no heartbeat for {row['heartbeat_s']:.0f} s"
             else:
                 why = row["detail"] or f"still {row['state']}"
-            self._say(f"{host.name} ({host.address}): {why}")
+            self._complain(f"{host.name} ({host.address}): {why}")
         names = ", ".join(host.name for host in behind) or "none"
         return LaunchError(f"{message}; not ready: {names}; odmoe status {self._cluster.path} shows the hosts")
 
     def _give_up(self, failed: dict[str, HostError], how: str) -> None:
         """Names every host that failed. Raises LaunchError if one did."""
         for error in failed.values():
-            self._say(str(error))
+            self._complain(str(error))
         if failed:
             count, names = len(failed), ", ".join(self._names(failed))
             raise LaunchError(f"{count} of {len(self._cluster.hosts)} hosts {how}: {names}; each is explained above")
@@ -225,6 +240,9 @@ class _BringUp:
 
     def _say(self, text: str) -> None:
         self._terminal.console.print(text, markup=False, soft_wrap=True)
+
+    def _complain(self, text: str) -> None:
+        self._terminal.complain(text)
 
 
 def write_token(folder: Path) -> Path:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -25,6 +26,8 @@ from odmoe.settings import DTYPES, MAX_PARALLEL
 from scheduler.errors import ConfigError, ODMoEError, PromptError
 
 AGAIN_S = 3.0
+IMPORT_S = 20.0  # how long an import may hold up Ctrl-C
+LOOK_S = 0.05
 app = typer.Typer(
     help="Run a Mixture-of-Experts model on a handful of weak machines.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -195,17 +198,30 @@ def _say(line: str) -> None:
 
 
 def _one_interrupt() -> None:
-    """Ctrl-C pressed several times is one: the others would land in the middle of tidying up."""
+    """Ctrl-C pressed several times is one: the others would land in the middle of tidying up. While a library is being
+    imported it waits: within torch's import it would be swallowed, or become another error."""
     last = float("-inf")
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal last
-        if time.monotonic() - last > AGAIN_S:
-            last = time.monotonic()
+        now = time.monotonic()
+        if signal.getsignal(signal.SIGINT) is not interrupt or (number == signal.SIGINT and now - last <= AGAIN_S):
+            return
+        last = now if number == signal.SIGINT else last
+        if _importing(frame) and now - last < IMPORT_S:
+            signal.setitimer(signal.ITIMER_REAL, LOOK_S)
+        else:
             raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell said to ignore it
         signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGALRM, interrupt)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def main() -> NoReturn:

@@ -85,7 +85,7 @@ def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | N
     if settings.shadow != "none" and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     shape = model_shape(store)
-    group = settings.group_size or min(shape.top_k, settings.workers)
+    group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_wanted else shape.top_k)
     core = Core(shape, RoundRobin(group), settings.alignment, settings.mini_batch)
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)

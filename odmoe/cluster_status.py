@@ -22,6 +22,7 @@ from scheduler.errors import HostError, ODMoEError
 
 HEAD_S = 45.0
 EVERY_S = 2.0
+AT_HEAD_NAME = "odmoe.at_head"
 
 
 def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
@@ -34,11 +35,15 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
             with Live(console=console, auto_refresh=False) as live:
                 while True:
                     table, _ = _look(ssh, cluster, console)
-                    live.update(table.drawn(), refresh=True)
+                    live.update(table.drawn(console.width), refresh=True)
                     time.sleep(EVERY_S)
         while True:
             table, found = _look(ssh, cluster, console)
-            print(json.dumps(found) if as_json else _text(table, found), flush=True)
+            if console.is_terminal and not as_json:
+                console.print(table.drawn(console.width))
+                print(_error(found), end="", flush=True)
+            else:
+                print(json.dumps(found) if as_json else f"{table.plain()}\n{_error(found)}".rstrip("\n"), flush=True)
             if not watch:
                 return bool(found["ready"])
             time.sleep(EVERY_S)
@@ -47,9 +52,14 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
 def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, dict[str, Any]]:
     """All hosts and the head, asked at once."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(_head, ssh, cluster)
-        facts = ssh.each(cluster.hosts, lambda host: probe(ssh, host))
-        seen = asked.result()
+        try:
+            asked = pool.submit(_head, ssh, cluster)
+            facts = ssh.each(cluster.hosts, lambda host: probe(ssh, host))
+            seen = asked.result()
+        except BaseException:  # Ctrl-C: the head's answer need not be waited for
+            ssh.close()
+            raise
+    seen = _put_simply(seen, facts[cluster.main.address], cluster)
     table = HostTable(Console(quiet=True), cluster)
     table.see(seen)
     for host in cluster.hosts:
@@ -72,9 +82,24 @@ def _head(ssh: Ssh, cluster: ClusterFile) -> Snapshot:
         return {"hosts": [], "ready": False, "error": said}
 
 
+def _put_simply(seen: Snapshot, head: dict[str, Any] | HostError, cluster: ClusterFile) -> Snapshot:
+    """What failed on a head where nothing runs is of no interest."""
+    if isinstance(head, HostError) or not seen.get("error") or _runs(head):
+        return seen
+    said = f"nothing runs on {cluster.main.name} ({cluster.main.address}); odmoe up {cluster.path} changes that"
+    return {**seen, "error": {"type": "LaunchError", "message": said}}
+
+
+def _runs(facts: dict[str, Any]) -> bool:
+    """Whether anything of the cluster does there; what we ask the head by is nothing of it."""
+    return any(name != AT_HEAD_NAME for name in facts.get("processes", ()))
+
+
 def _own(facts: dict[str, Any], row: Row) -> Row:
     """What the host itself knows, beside what the head says of it."""
-    runs = bool(facts["processes"])
+    if "processes" not in facts:
+        return {"state": "unfit", "detail": f"its Python is {facts['python']}, 3.11 or newer is needed"}
+    runs = _runs(facts)
     known = {name: facts[name] for name in ("cores", "gpus", "disk_free", "processes", "code")}
     stores = ", ".join(name for name, store in facts["stores"].items() if not store["fault"])
     return {
@@ -83,6 +108,5 @@ def _own(facts: dict[str, Any], row: Row) -> Row:
     }  # fmt: skip
 
 
-def _text(table: HostTable, found: dict[str, Any]) -> str:
-    error = f"\nhead: {found['error']['type']}: {found['error']['message']}" if found["error"] else ""
-    return table.plain() + error
+def _error(found: dict[str, Any]) -> str:
+    return f"head: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from scheduler.errors import ConfigError, LaunchError
 
 
 def cluster_dir(name: str) -> Path:
@@ -14,3 +19,23 @@ def cluster_dir(name: str) -> Path:
 def token_file(folder: Path) -> Path:
     """Of Ray's token, in a cluster's directory and in a host's directory of keys."""
     return folder / "ray_token"
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Nobody else of this machine brings the cluster up or down meanwhile. Raises LaunchError, ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}); see XDG_CONFIG_HOME") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(
+                f"another odmoe up or down of the cluster {folder.name} is at work; wait until it has ended"
+            ) from None
+        yield
+    finally:
+        os.close(lock)

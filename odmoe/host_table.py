@@ -7,17 +7,24 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from odmoe.hosts import ClusterFile, Host
 from odmoe.terminal import megabytes
 from scheduler.errors import HostError
 
 COLORS = {"ready": "green", "failed": "red", "lost": "red", "unreachable": "red"}
-COLUMNS = ("host", "address", "state", "ray", "store", "slots", "loads", "memory", "round trip", "detail")
+COLUMNS = ("host", "address", "state", "ray", "store", "slots", "loads", "memory", "trip", "device", "detail")
+WIDE = 120
+"""Characters of a terminal that has room for the devices too."""
+NARROW = 94
+"""Of one that has no room for addresses and memory."""
+STORE = 12
+"""Characters of a store's name that a terminal shows."""
 
 Row = dict[str, Any]
 
@@ -55,15 +62,27 @@ class HostTable:
         for row in snapshot["hosts"]:
             self.change(row["address"], **{key: value for key, value in row.items() if key != "address"})
 
-    def drawn(self) -> Table:
-        table = Table(*COLUMNS[:-1], box=None, padding=(0, 1), header_style="bold")
-        table.add_column(COLUMNS[-1], overflow="fold")
+    def drawn(self, width: int | None = None) -> Group:
+        """For a terminal: a line a host, and below what there is to say of some."""
+        width = width or self._console.width
+        left_out = (
+            {"detail"} | ({"device"} if width < WIDE else set()) | ({"address", "memory"} if width < NARROW else set())
+        )
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+        for name in COLUMNS:
+            if name not in left_out:
+                table.add_column(name, no_wrap=True, max_width=STORE if name == "store" else None)
+        said = Text()
         with self._changing:
             for row in self.rows.values():
+                shown = dict(zip(COLUMNS, cells(row), strict=True))
                 color = COLORS.get(row["state"], "yellow")
-                name, address, state, *rest = cells(row)
-                table.add_row(name, address, f"[{color}]{state}[/]", *(text.replace("[", r"\[") for text in rest))
-        return table
+                table.add_row(*(Text(shown[name], color if name == "state" else "")
+                                for name in COLUMNS if name not in left_out))  # fmt: skip
+                if shown["detail"]:
+                    said.append(f"{row['name']} ({row['address']}): {shown['detail']}\n")
+        said.rstrip()
+        return Group(table, said) if said else Group(table)
 
     def plain(self) -> str:
         """As text, with columns as wide as what is in them."""
@@ -98,15 +117,15 @@ def empty_row(host: Host | None, address: str = "") -> Row:
 def cells(row: Row) -> list[str]:
     """A row's texts, in the order of COLUMNS."""
     rate = row["load_bytes_per_s"]
-    how = " ".join(str(part) for part in (row["loader"], row["device"]) if part)
-    loads = f"{how} {megabytes(int(rate))}/s" if rate else how
+    loads = f"{row['loader'] or ''} {megabytes(int(rate))}/s".strip() if rate else row["loader"] or ""
     trip = "" if row["round_trip_s"] is None else f"{1e3 * row['round_trip_s']:.2f} ms"
     detail = str(row["detail"])
     if (row["heartbeat_s"] or 0.0) > 5.0:
         detail = f"no heartbeat for {row['heartbeat_s']:.0f} s" + (f"; {detail}" if detail else "")
     return [
         row["name"], row["address"], row["state"], row["ray"] or "", row["store"] or "", str(row["slots"] or ""),
-        loads, "" if row["memory_bytes"] is None else megabytes(int(row["memory_bytes"])), trip, detail,
+        loads, "" if row["memory_bytes"] is None else megabytes(int(row["memory_bytes"])), trip,
+        row["device"] or "", detail,
     ]  # fmt: skip
 
 

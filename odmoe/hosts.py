@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from odmoe.settings import Settings
 from scheduler.errors import ConfigError
 
 ROLES = ("main_node", "shadow_node", "worker_node")
@@ -76,8 +78,12 @@ def parse_cluster(found: Any, path: Path) -> ClusterFile:
     """A cluster file's content, as YAML gives it. Raises ConfigError."""
     name, provider, auth = (_part(found, key, kind, path) for key, kind in _PARTS)
     hosts = tuple(read_hosts(_part(provider, "hosts", dict, path), str(path)))
-    key = auth.get("ssh_private_key")
-    user = _part(auth, "ssh_user", str, path)
+    user, key = _part(auth, "ssh_user", str, path), auth.get("ssh_private_key")
+    for said, text in (("cluster_name", name), ("ssh_user", user)):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", text):
+            raise ConfigError(f"{path}: {said} is {text!r}; allowed: letters, digits, _ . - and no . or - at the front")
+    if key is not None and not isinstance(key, str):
+        raise ConfigError(f"{path}: ssh_private_key is {key!r}; allowed: a path, or nothing for ssh's own keys")
     return ClusterFile(path, name, hosts, user, Path(key).expanduser() if key else None)
 
 
@@ -117,7 +123,7 @@ def read_hosts(roles: dict[str, Any], where: str) -> Iterator[Host]:
 
 
 def _workers(said: Any, where: str) -> list[tuple[str, int, int | None, Any]]:
-    if not isinstance(said, list) or not said:
+    if not isinstance(said, list) or not said or [] in said:
         raise ConfigError(f"{where}: worker_node is {said!r}; allowed: a list of at least one host, or of groups")
     groups = [group if isinstance(group, list) else [group] for group in said]
     grouped = any(isinstance(group, list) for group in said)
@@ -129,7 +135,7 @@ def _host(role: str, number: int, group: int | None, said: Any, where: str) -> H
     settings = dict(said) if isinstance(said, dict) else {"host": said}
     address = settings.pop("host", None)
     try:
-        address = str(ipaddress.IPv4Address(address))
+        address = str(ipaddress.IPv4Address(address if isinstance(address, str) else ""))
     except ValueError:
         raise ConfigError(f"{where}: {role} is {address!r}; allowed: an IPv4 address, such as 192.168.1.11") from None
     strangers = [key for key in settings if key not in OWN_SETTINGS]
@@ -137,4 +143,5 @@ def _host(role: str, number: int, group: int | None, said: Any, where: str) -> H
         raise ConfigError(
             f"{where}: {address} has the setting {strangers[0]!r}; allowed for one host: {', '.join(OWN_SETTINGS)}"
         )
+    Settings(named=lambda name: f"{where}: {name} of {address}", **settings)
     return Host(role, number, address, group, settings)

@@ -36,11 +36,13 @@ exec(compile({source!r}, "probe", "exec"))
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a host must have. `versions`: of packages, by name. `code`: a digest; None before `ray up`, which brings the
-    code and makes an environment that is missing. `store`: (name, digest of the manifest, bytes), or None."""
+    code and makes an environment that is missing, or older than `lock_time`. `store`: (name, digest of the manifest,
+    bytes), or None."""
 
     versions: dict[str, str]
     code: str | None = None
     store: tuple[str, str, int] | None = None
+    lock_time: float = 0.0
 
 
 def probe(ssh: Ssh, host: Host) -> Facts:
@@ -107,7 +109,7 @@ def _faults(facts: Facts, wanted: Wanted) -> Iterable[tuple[str, str]]:
         yield "there is no command rsync", "apt-get install rsync there"
     if venv is None:
         yield from _no_environment(facts, to_be_made=wanted.code is None)
-    else:
+    elif wanted.code is not None or venv["made"] >= wanted.lock_time:
         yield from _other_versions(venv["packages"], wanted.versions)
     if wanted.code and facts["code"] != wanted.code:
         has = f"other code than this machine's ({facts['code'][:12]})" if facts["code"] else "no code"

@@ -34,7 +34,7 @@ def read(path, most=1 << 20):
 
 
 def environment():
-    """Python's version and those of the packages in ~/odmoe/venv, or None."""
+    """Python's version, those of the packages in ~/odmoe/venv, and when make was done with it (0: never); or None."""
     venv = os.path.join(OURS, "venv")
     if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
         return None
@@ -43,7 +43,18 @@ def environment():
     for folder in glob.glob(os.path.join(glob.escape(venv), "lib", "python3*", "site-packages", "*.dist-info")):
         name, _, number = os.path.basename(folder)[: -len(".dist-info")].rpartition("-")
         packages[re.sub("[-_.]+", "-", name).lower()] = number.partition("+")[0]
-    return {"python": version.group(1) if version else "", "packages": packages}
+    try:
+        made = os.stat(os.path.join(venv, ".locked")).st_mtime
+    except OSError:
+        made = 0.0
+    return {"python": version.group(1) if version else "", "packages": packages, "made": made}
+
+
+def certificate():
+    """A digest of the certificates there, or None."""
+    keys = os.path.join(OURS, "keys")
+    texts = [read(os.path.join(keys, name)) for name in ("node.pem", "ca.pem")]
+    return hashlib.sha256("".join(texts).encode("utf-8", "replace")).hexdigest() if all(texts) else None
 
 
 def store(folder):
@@ -161,6 +172,7 @@ def facts():
         "venv_module": shutil.which("python3") is not None and has_venv(), "venv": environment(),
         "code": read(os.path.join(OURS, "code", "SHIPPED")).strip() or None, "stores": stores(),
         "keys": sorted(os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(OURS), "keys", "*"))),
+        "certificate": certificate(),
         "cores": len(os.sched_getaffinity(0)), "memory": memory(), "disk_free": disk_free(), "gpus": gpus(),
         "processes": sorted(processes().values()), "rsync": shutil.which("rsync"), "make": shutil.which("make"),
         **clocks(),

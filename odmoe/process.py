@@ -31,6 +31,7 @@ def prepare_ray(cluster: str) -> None:
     Ray listens on every interface even for one machine, so `local` gets a token of its own that keeps strangers out.
     A running cluster has its own rules (RAY_AUTH_MODE and RAY_AUTH_TOKEN, or ~/.ray/auth_token).
     """
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a question after the end would start a Ray of its own
     # Ray prints "A worker died" to standard output, into the answer, whatever `log_to_driver` says.
     os.environ["RAY_DEDUP_LOGS"] = "1"
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."

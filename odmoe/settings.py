@@ -129,7 +129,7 @@ class Settings(BaseModel):
         self._check_together(named)
 
     def _check_together(self, named: Callable[[str], str]) -> None:
-        if self.group_size is not None and self.group_size > self.workers:
+        if self.group_size is not None and self.workers_wanted and self.group_size > self.workers:
             raise ConfigError(
                 f"{named('group_size')} is {self.group_size}; allowed: 1 to {named('workers')} ({self.workers})"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -121,6 +122,18 @@ def has_store(facts: dict[str, Any], name: str, manifest: str) -> bool:
 
 def manifest_digest(store: Path) -> str:
     return hashlib.sha256((store / "manifest.json").read_bytes()).hexdigest()
+
+
+def certificate_digest(keys: Path) -> str | None:
+    """Of a host's certificate and the authority's, as `odmoe.probe` gives it; None where there is none."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256((keys / "node.pem").read_bytes() + (keys / "ca.pem").read_bytes()).hexdigest()
+    return None
+
+
+def lock_time() -> float:
+    """When the lock file was written, to the second, as it is on a host that has this code. Raises ConfigError."""
+    return float(next(file.mtime for file in _files() if file.name == "requirements.lock"))
 
 
 def _files() -> list[_File]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from odmoe.clusters import cluster_dir
+from odmoe.clusters import cluster_dir, only_one
 from odmoe.head_link import Head
 from odmoe.host_table import cause
 from odmoe.hosts import Host, read_cluster_file
+from odmoe.launched import end_former, forget
 from odmoe.preflight import probe, stop_processes
 from odmoe.ray_cli import run_ray
 from odmoe.ssh import Ssh
@@ -17,6 +19,7 @@ from scheduler.errors import HostError, LaunchError, ODMoEError
 
 NODES_S = 40.0
 RAY_S = 120.0
+Say = Callable[[str], None]
 
 
 def down(file: Path, terminal: Terminal) -> None:
@@ -27,10 +30,10 @@ def down(file: Path, terminal: Terminal) -> None:
 
     cluster = read_cluster_file(file)
     folder = cluster_dir(cluster.name)
-    with Ssh.of(cluster, folder) as ssh:
+    with only_one(folder), Ssh.of(cluster, folder) as ssh:
         runs = {host.address: found for host, found in _asked(ssh, cluster.hosts)}
         head = runs[cluster.main.address]
-        if isinstance(head, dict) and head["processes"]:
+        if isinstance(head, dict) and head.get("processes"):
             try:
                 Head(ssh, cluster).stop(NODES_S)
             except ODMoEError as error:
@@ -39,12 +42,17 @@ def down(file: Path, terminal: Terminal) -> None:
             run_ray(cluster, folder, "down", RAY_S, say if terminal.debug else lambda line: None)
         except LaunchError as error:
             say(str(error))
+        end_former(ssh, cluster, folder, terminal.complain)
         reached = [host for host in cluster.hosts if isinstance(runs[host.address], dict)]
         ended = ssh.each(reached, lambda host: stop_processes(ssh, host))
-    failed = [host for host in cluster.hosts if not _ended(host, runs[host.address], ended.get(host.address), say)]
+    failed = [
+        host for host in cluster.hosts
+        if not _ended(host, runs[host.address], ended.get(host.address), say, terminal.complain)
+    ]  # fmt: skip
     if failed:
         names = ", ".join(host.name for host in failed)
         raise LaunchError(f"{len(failed)} of {len(cluster.hosts)} hosts may still run something: {names}; see above")
+    forget(folder)
     say(f"nothing runs any more on {len(cluster.hosts)} hosts")
 
 
@@ -53,14 +61,15 @@ def _asked(ssh: Ssh, hosts: tuple[Host, ...]) -> list[tuple[Host, Any]]:
     return [(host, found[host.address]) for host in hosts]
 
 
-def _ended(host: Host, asked: Any, ended: Any, say: Any) -> bool:
+def _ended(host: Host, asked: Any, ended: Any, say: Say, complain: Say) -> bool:
     """Says what had to be ended beyond `ray down`, and why a host may still run something."""
     error = next((found for found in (asked, ended) if isinstance(found, HostError)), None)
     if error is not None:
-        say(f"{host.name} ({host.address}): not stopped: {cause(error)}")
+        complain(f"{host.name} ({host.address}): not stopped: {cause(error)}")
         return False
-    if ended["stopped"]:
-        say(f"{host.name} ({host.address}): ended what was left: {', '.join(ended['stopped'])}")
-    if ended["left"]:
-        say(f"{host.name} ({host.address}): cannot be ended: {', '.join(ended['left'])}; see there")
-    return not ended["left"]
+    stopped, left = ended.get("stopped"), ended.get("left", ["what its python3, older than 3.7, cannot list"])
+    if stopped:
+        say(f"{host.name} ({host.address}): ended what was left: {', '.join(stopped)}")
+    if left:
+        complain(f"{host.name} ({host.address}): cannot be ended: {', '.join(left)}; see there")
+    return not left

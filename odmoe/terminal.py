@@ -37,6 +37,10 @@ class Terminal:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.debug = debug
 
+    def complain(self, text: str) -> None:
+        """A line that is shown with --quiet too."""
+        print(text, file=self.console.file, flush=True)
+
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[str, int, int], None]]:
         """A callback `(what, done, total)` that moves a bar."""

@@ -230,7 +230,9 @@ class Run:
         began = time.monotonic()
         run([str(BIN / "odmoe"), "down", self.file], 300)
         self.say("odmoe down", seconds=time.monotonic() - began)
-        self.say("testbed down", says=self.testbed("down").strip().splitlines()[-1])
+        self.testbed("down")
+        left = [line for line in run(["ip", "-o", "link"], 10).splitlines() if "odm" in line]
+        self.say("testbed down", links_left=len(left), namespaces_left=len(run(["ip", "netns"], 10).split()))
 
 
 def arithmetic(tokens: int) -> float:

@@ -3,9 +3,9 @@ no embeddings; workers and shadow are served over gRPC."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray
 
 from main_node.engine import Kind
-from main_node.node import Answer, MainNode, Step
+from main_node.node import MainNode, Step
+from odmoe.on_ray.answers import Answers
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
 from odmoe.process import prepare_libraries, prepare_process
 from odmoe.settings import Settings
@@ -22,21 +23,25 @@ from odmoe.tls import credentials
 from scheduler.errors import LaunchError
 from scheduler.trace import Span
 from wire.base import Node
+from wire.grpc_stream import check_access
 
 if TYPE_CHECKING:
+    from checkpoint.store import ExpertStore
+    from main_node.engine import Engine
     from odmoe.on_ray.fleet import Fleet
 
 WORKER_S = 60.0  # how long a request waits for a worker where every one is lost
-HELD_S = 30.0
-"""An answer whose asker has not been heard of for so long is given up: its process is gone."""
+
+_log = logging.getLogger(__name__)
 
 
 class Serving(NamedTuple):
-    """What runs: with which settings, from which store (its path on every host), of which model."""
+    """What runs: with which settings, from which store (its path on every host), of which model and dtype."""
 
     settings: Settings
     store: str
     fingerprint: str
+    dtype: str
 
 
 class _Actor:
@@ -96,35 +101,62 @@ class Served(_Actor):
 
 
 class Main(_Actor):
-    """The main node. Its generator's steps stream back to whoever asked."""
+    """The main node. Its generator's steps stream back to whoever asked.
+
+    Where Ray has made it anew since its process died, it starts by itself, and takes the nodes over that are there.
+    """
 
     def __init__(self, settings: Settings, store: str) -> None:
         super().__init__(settings, store)
         self._main: MainNode | None = None
         self._fleet: Fleet | None = None
-        self._answers: dict[str, Answer] = {}
-        self._held: dict[str, float] = {}
-        self._cancelled: set[str] = set()
-        self._changing = threading.Lock()
+        self._answers = Answers()
+        self._stopped = threading.Event()
         self._starting = threading.Lock()
+        self._answers.watch(self._stopped)
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            threading.Thread(target=self._start_by_itself, name="main-start", daemon=True).start()
 
     def start(self) -> None:
-        """Connect to every worker; the shadow joins when it is ready. Does nothing where that was done before."""
+        """Connect to every worker; the shadow joins when it is ready. Does nothing where that was done before; where
+        it fails nothing is left of it. Raises ODMoEError."""
         with self._starting:
+            if self._stopped.is_set():
+                raise LaunchError("the main node was stopped; start the cluster again")
             if self._main is None:
                 self._start()
 
+    def _start_by_itself(self) -> None:
+        try:
+            self.start()
+        except Exception:  # noqa: BLE001 - the last frame of a thread
+            _log.exception("the main node was made anew and does not start; whoever asks next starts it")
+
     def _start(self) -> None:
-        from main_node.node import ShadowStart
-        from odmoe.cluster import emulation_of, make_engine, make_main
+        from odmoe.cluster import emulation_of, make_engine
         from odmoe.on_ray.fleet import Fleet
 
+        check_access(own_host(self._settings), *credentials(self._settings))  # what no node could do without
         store, emulation = open_verified(self._store), emulation_of(self._settings)
         size = group_size(hosts_of_launcher().values()) if self._settings.joined else None
         if size and "group_size" not in self._settings.model_fields_set:
             self._settings = self._settings.but(group_size=size)
         engine = make_engine(self._settings, store, emulation)
         fleet = self._fleet = Fleet(engine, self._settings, self._store, emulation)
+        try:
+            self._main = self._begin(store, engine, fleet)
+        except BaseException:
+            self._fleet = None
+            fleet.close()
+            engine.close()
+            raise
+
+    def _begin(self, store: ExpertStore, engine: Engine, fleet: Fleet) -> MainNode:
+        from main_node.node import ShadowStart
+        from odmoe.cluster import make_main
+
+        if self._stopped.is_set():  # before it could end this fleet
+            raise LaunchError("the main node was stopped while it started; start the cluster again")
         seats = fleet.look()
         start = None
         if ("shadow", 0) in seats:  # its process begins now; it is listened to when this one has no models to load
@@ -142,67 +174,45 @@ class Main(_Actor):
         else:
             for number, pending in workers:
                 fleet.join_first("worker", number, pending)
-        self._main = main
-        threading.Thread(target=self._drop_unheld, name="main-held", daemon=True).start()
+        return main
 
     def generate(self, key: str, request: dict[str, Any]) -> Iterator[Step]:
         """`request`: the arguments of `MainNode.generate`."""
-        if self._main is None:
-            raise LaunchError("the main node was asked before it was started")
-        self._main.engine.wait_for_worker(WORKER_S)
-        answer = self._main.generate(**request)
-        with self._changing:
-            self._answers[key] = answer
-            self._held[key] = time.monotonic()
-            if key in self._cancelled:
-                answer.cancel()
-        try:
+        if self._main is None:  # made anew since whoever asks has found it
+            self.start()
+        main: Any = self._main
+        main.engine.wait_for_worker(WORKER_S)
+        answer = main.generate(**request)
+        with self._answers.under_way(key, answer):
             for step in answer:  # noqa: UP028 - Ray asks by `send`, which an answer does not have
                 yield step
-        finally:
-            with self._changing:
-                del self._answers[key]
-                self._held.pop(key, None)
-                self._cancelled.discard(key)
-            answer.close()
 
     def hold(self, keys: list[str]) -> None:
         """The answers to `keys` are still wanted."""
-        with self._changing:
-            self._held |= {key: time.monotonic() for key in keys if key in self._answers}
-
-    def _drop_unheld(self) -> None:
-        while self._fleet is not None and not self._fleet.keeper.closing.wait(HELD_S / 6):
-            with self._changing:
-                late = [key for key, when in self._held.items() if time.monotonic() - when > HELD_S]
-                answers = [self._answers[key] for key in late if key in self._answers]
-            for answer in answers:
-                answer.cancel()
+        self._answers.hold(keys)
 
     def cancel(self, key: str) -> None:
         """The answer to `key` is no longer wanted, be it under way or yet to begin."""
-        with self._changing:
-            answer = self._answers.get(key)
-            if answer is None:
-                self._cancelled.add(key)
-        if answer is not None:
-            answer.cancel()
+        self._answers.cancel(key)
 
     def trace(self) -> list[Span]:
         return self._main.engine.trace() if self._main is not None else []
 
     def serving(self) -> Serving:
-        return Serving(self._settings, self._store, open_verified(self._store).manifest.fingerprint)
+        manifest = open_verified(self._store).manifest
+        return Serving(self._settings, self._store, manifest.fingerprint, manifest.dtype)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Every worker and the shadow; empty before `start` is done."""
         return self._fleet.facts() if self._fleet is not None and self._main is not None else []
 
     def stop(self) -> None:
-        if self._fleet is not None:
-            self._fleet.close()
-        if self._main is not None:
-            self._main.close()
+        self._stopped.set()
+        fleet, main = self._fleet, self._main
+        if fleet is not None:
+            fleet.close()
+        if main is not None:
+            main.close()
 
 
 def own_host(settings: Settings) -> str:

@@ -17,11 +17,17 @@ STEP_S = 600.0
 CONTROL_S = 30.0
 """Most time for an answer about the cluster itself."""
 QUICK: dict[str, Any] = {"concurrency_group": "control"}
+START: dict[str, Any] = {"concurrency_group": "start"}
 """Options of a call that must not wait for answers under way: the main node has threads that no answer takes."""
+GROUPS = {"control": 4, "start": 2}
+"""How many: one that starts, which may take minutes, keeps nobody from asking how it goes."""
 
 
-def get(pending: Any, deadline_s: float, who: str) -> Any:
-    """`ray.get` with a deadline. Errors of our tree come out as themselves; LinkError: the actor's process is gone."""
+def get(pending: Any, deadline_s: float, who: str, if_dead: str = "") -> Any:
+    """`ray.get` with a deadline. Errors of our tree come out as themselves; LinkError: the actor's process is gone.
+
+    `if_dead`: what to do where Ray does not make it anew.
+    """
     try:
         return ray.get(pending, timeout=deadline_s)
     except GetTimeoutError as error:
@@ -33,7 +39,7 @@ def get(pending: Any, deadline_s: float, who: str) -> Any:
     except ActorUnavailableError as error:
         raise LinkError(f"{who} is not there just now: Ray starts it again when it can") from error
     except RayActorError as error:
-        raise LinkError(f"{who} died: {str(error).splitlines()[0]}") from error
+        raise LinkError(f"{who} died: {str(error).splitlines()[0]}{if_dead}") from error
     except RayError as error:
         raise ClusterError(f"{who} cannot be reached: {str(error).splitlines()[0]}") from error
 
@@ -73,7 +79,7 @@ class RayAnswer(Iterator[Step]):
                 following = next(pending, None)
                 if following is None:
                     raise ClusterError("the main node ended the answer early; see its log")
-                step: Step = get(following, STEP_S, "the main node, without which there is no answer,")
+                step: Step = get(following, STEP_S, "the main node", "; the cluster must be started again")
                 done = step.report is not None
                 yield step
         finally:

@@ -15,27 +15,30 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from checkpoint.store import ExpertStore
 from main_node.sampling import How
-from odmoe.on_ray.actors import HELD_S, WORKER_S, Main, Serving
-from odmoe.on_ray.calls import CONTROL_S, QUICK, RayAnswer, get
+from odmoe.on_ray.actors import WORKER_S, Main, Serving
+from odmoe.on_ray.answers import HELD_S, LOOKS
+from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, RayAnswer, get
+from odmoe.on_ray.ending import end_orphans, stop_nodes
 from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.process import undisturbed
 from odmoe.settings import MAX_PARALLEL, Settings, flag
-from scheduler.errors import LaunchError
+from scheduler.errors import LaunchError, ODMoEError
 from scheduler.trace import Span
 
 FREE_S = 15.0
-STOP_S = 15.0
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 SERVED = (
     "workers", "group_size", "slots", "shadow", "align_token", "align_kv", "dtype", "loader", "profile", "mini_batch",
     "threads", "ctx_size",
 )  # fmt: skip
 """Settings that hold as long as the nodes run."""
+OPEN = ("workers", "group_size", "dtype")
+"""Of these, what the cluster or the store has is taken where nobody said anything."""
 
 
 class RayCluster:
@@ -65,7 +68,7 @@ class RayCluster:
         except BaseException:
             self.close()
             raise
-        threading.Thread(target=self._hold, name="cluster-hold", daemon=True).start()
+        threading.Thread(target=self._hold, args=(self._main,), name="cluster-hold", daemon=True).start()
 
     def _connect(self, settings: Settings) -> None:
         if not self._ours:
@@ -90,31 +93,41 @@ class RayCluster:
             self._main = ray.get_actor(MAIN, NAMESPACE)
         except ValueError:
             return False
-        served: Serving = get(self._main.serving.options(**QUICK).remote(), settings.launch_s, "the main node")
-        unlike = _differs(served, settings, store)
+        try:
+            served: Serving = get(self._main.serving.options(**QUICK).remote(), settings.launch_s, "the main node")
+            unlike = _differs(served, settings, store, whole=self._replace)
+        except ODMoEError as error:  # its store was removed, say
+            if not self._replace:
+                raise
+            unlike = str(error)
         if unlike and self._replace:
-            self._say("ending the nodes that are there: they serve otherwise")
-            stop_nodes(self._main)
+            self._say(f"ending the nodes that are there: {unlike}")
+            stop_nodes()
             return False
         if unlike:
             raise LaunchError(f"{unlike}; odmoe up with these settings changes that")
-        get(self._main.start.remote(), 2 * settings.launch_s, "the main node")
+        get(self._main.start.options(**START).remote(), 2 * settings.launch_s, "the main node")
         self._wait_for_nodes(settings, rest_s=REST_S if self._replace else 0.0)
         return True
 
     def _start(self, settings: Settings, store: str) -> None:
+        if settings.joined:
+            end_orphans()
         self._check_room(settings)
         if not settings.joined:
             settings = settings.but(secret=settings.secret or secrets.token_hex(16))
         lasting = {"lifetime": "detached"} if settings.joined else {}
-        control: dict[str, Any] = {"concurrency_groups": {"control": 4}}  # threads that no answer takes
-        made = ray.remote(**control)(Main).options(
-            name=MAIN, namespace=NAMESPACE, get_if_exists=True, num_cpus=0, resources={"main_node": 1},
+        groups: dict[str, Any] = {"concurrency_groups": GROUPS}
+        made = ray.remote(**groups)(Main).options(
+            name=MAIN, namespace=NAMESPACE, num_cpus=0, resources={"main_node": 1},
             max_concurrency=MAX_PARALLEL, max_restarts=-1 if settings.joined else 0, max_task_retries=0, **lasting,
         )  # fmt: skip
+        try:
+            self._main = made.remote(settings, store)
+        except ActorAlreadyExistsError as error:
+            raise LaunchError("somebody else has just begun to start nodes on this cluster; ask again") from error
         ended, self._ends = self._ends, True  # what does not come up is not left behind
-        self._main = made.remote(settings, store)
-        get(self._main.start.remote(), 2 * settings.launch_s, "the main node")
+        get(self._main.start.options(**START).remote(), 2 * settings.launch_s, "the main node")
         self._wait_for_nodes(settings, REST_S)
         self._ends = ended
 
@@ -157,13 +170,13 @@ class RayCluster:
                 raise LaunchError(f"every {taken[0]} of the Ray cluster is busy with another run; try again later")
             time.sleep(0.5)
 
-    def _hold(self) -> None:
+    def _hold(self, main: Any) -> None:
         """Tell the main node which answers are still wanted, as long as this process lives."""
-        while not self._closed.wait(HELD_S / 6):
+        while not self._closed.wait(HELD_S / LOOKS):
             keys = [answer.key for answer in self._answers.copy()]
             if keys:
                 with contextlib.suppress(RayError):
-                    self._main.hold.options(**QUICK).remote(keys)
+                    main.hold.options(**QUICK).remote(keys)
 
     def pid(self, name: str) -> int:
         """Process id of `worker N`, `shadow` or `main node`, for fault tests. Raises LinkError while it is gone."""
@@ -199,7 +212,7 @@ class RayCluster:
                     kill_half_started(str(Path(ray.__file__).parent))
                 return
             if self._ends and self._main is not None:
-                stop_nodes(self._main)
+                stop_nodes()
             self._main = None
             stopper = threading.Thread(target=ray.shutdown, daemon=True)
             stopper.start()
@@ -223,20 +236,17 @@ def connect_ray(address: str) -> None:
     warn_of_strangers(ray.get_runtime_context().gcs_address)
 
 
-def stop_nodes(main: Any) -> None:
-    """End the main node's process and, by it, those of the others."""
-    with contextlib.suppress(RayError):
-        ray.wait([main.stop.options(**QUICK).remote()], timeout=STOP_S)
-        ray.kill(main, no_restart=True)
-
-
-def _differs(served: Serving, wanted: Settings, store: ExpertStore | None) -> str | None:
-    """In words, what runs otherwise than somebody has said it should."""
+def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole: bool = False) -> str | None:
+    """In words, what runs otherwise than somebody has said it should; `whole`: or otherwise than the defaults."""
     if store is not None and store.manifest.fingerprint != served.fingerprint:
         return f"the cluster serves another model, {served.store}"
     for name in SERVED:
-        runs, asked = getattr(served.settings, name), getattr(wanted, name)
-        if name in wanted.model_fields_set and runs != asked:
+        runs, asked = served.dtype if name == "dtype" else getattr(served.settings, name), getattr(wanted, name)
+        said = name in wanted.model_fields_set
+        if not said and name in OPEN:
+            if whole and name == "workers" and name in served.settings.model_fields_set:
+                return f"the cluster serves with {flag(name)} {runs}, not with all that it has"
+        elif (said or whole) and runs != asked:
             return f"the cluster serves with {flag(name)} {runs}, not {asked}"
     if wanted.trace is not None and served.settings.trace is None:
         return "the cluster's nodes keep no record for --trace"

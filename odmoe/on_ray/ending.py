@@ -27,13 +27,17 @@ def end(actors: Collection[Any]) -> None:
             ray.kill(actor, no_restart=True)
 
 
-def end_others() -> None:
-    """Every node but the main one, whoever has made it. Raises RayError."""
+def end_orphans() -> None:
+    """Where there is no main node, whatever serves for one that is gone: it keeps seats from others, and serves as that
+    one wanted. Raises RayError."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    names = [str(actor["name"]) for actor in named if actor["namespace"] == NAMESPACE]
+    if MAIN in names:
+        return
     found = []
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE and actor["name"] != MAIN:
-            with contextlib.suppress(ValueError):  # it has ended meanwhile
-                found.append(ray.get_actor(actor["name"], NAMESPACE))
+    for name in names:
+        with contextlib.suppress(ValueError):  # it has ended meanwhile
+            found.append(ray.get_actor(name, NAMESPACE))
     end(found)
 
 
@@ -46,4 +50,4 @@ def stop_nodes() -> None:
             ray.wait([main.stop.options(**QUICK).remote()], timeout=MAIN_STOP_S)
         ray.kill(main, no_restart=True)
     with contextlib.suppress(RayError):
-        end_others()
+        end_orphans()

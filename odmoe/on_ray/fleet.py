@@ -12,21 +12,21 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from main_node.engine import Connect, Engine, Kind
 from main_node.rejoin import Keeper
 from odmoe.cluster import travelled
 from odmoe.on_ray.actors import Served
 from odmoe.on_ray.calls import get
+from odmoe.on_ray.ending import end
 from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, offered
 from odmoe.settings import Settings
 from odmoe.tls import credentials
 from scheduler.emulation import Emulation
-from scheduler.errors import LaunchError, LinkError, ODMoEError
+from scheduler.errors import LinkError, ODMoEError
 from wire.grpc_client import connect
 
-STOP_S = 5.0
 TRIES = 3  # how often a node whose process dies while the cluster starts is asked again
 AGAIN_S = 2.0  # how long the address that a lost node had is tried, before Ray is asked where it is now
 LOOK_S = 2.0  # how often is looked for hosts that have joined
@@ -89,17 +89,33 @@ class Fleet:
                     self.keeper.lost(*node)
 
     def actor(self, kind: Kind, number: int) -> Any:
-        """The process on a node's seat; made where there is none. A detached one is found again by its name."""
+        """The process on a node's seat; made where there is none. A detached one is found again by its name.
+
+        Raises LinkError: no Ray, or closed, after which none is made that nobody would end.
+        """
         seat = self._seats[kind][number]
         with self._lock:
+            if self.keeper.closing.is_set():
+                raise LinkError(f"the main node was closed before {seat.name} was asked for")
             if seat not in self._actors:
-                lasting = {"lifetime": "detached"} if self._settings.joined else {}
-                made = ray.remote(Served).options(
-                    name=seat.name, namespace=NAMESPACE, get_if_exists=True, num_cpus=0, resources=seat.resources,
-                    max_concurrency=4, max_restarts=-1, max_task_retries=0, **lasting,
-                )  # fmt: skip
-                self._actors[seat] = made.remote(self._settings_of(seat), self._store)
+                try:
+                    self._actors[seat] = self._made(seat)
+                except (RayError, ValueError) as error:
+                    raise LinkError(f"Ray does not start {seat.name}: {str(error).splitlines()[0]}") from error
             return self._actors[seat]
+
+    def _made(self, seat: Seat) -> Any:
+        lasting = {"lifetime": "detached"} if self._settings.joined else {}
+        made = ray.remote(Served).options(
+            name=seat.name, namespace=NAMESPACE, get_if_exists=True, num_cpus=0, resources=seat.resources,
+            max_concurrency=4, max_restarts=-1, max_task_retries=0, **lasting,
+        )  # fmt: skip
+        return made.remote(self._settings_of(seat), self._store)
+
+    def _forget(self, seat: Seat) -> None:
+        """Its process is gone for good: its constructor failed, say, or somebody ended it. Next time one is made."""
+        with self._lock:
+            self._actors.pop(seat, None)
 
     def _settings_of(self, seat: Seat) -> Settings:
         """With what the cluster file says of that host alone."""
@@ -147,9 +163,8 @@ class Fleet:
         """One attempt, of at most `launch_s` for the process and as long for the stream. Raises ODMoEError."""
         seat = self._seats[kind][number]
         try:
-            if begun is None and self._join_again(kind, number, seat):
-                return
-            self._join(kind, number, seat, begun or self.begin(kind, number))
+            if begun is not None or not self._join_again(kind, number, seat):
+                self._join(kind, number, seat, begun or self.begin(kind, number))
             self._trouble.pop(seat, None)
         except ODMoEError as error:
             self._trouble[seat] = f"{type(error).__name__}: {error}"
@@ -172,7 +187,12 @@ class Fleet:
         while not ray.wait([begun], timeout=0.5)[0] and time.monotonic() < end:
             if self.keeper.closing.is_set():
                 raise LinkError(f"the main node was closed before {name} was ready")
-        address = get(begun, max(0.0, end - time.monotonic()), f"{name} ({seat.name})")
+        try:
+            address = get(begun, max(0.0, end - time.monotonic()), f"{name} ({seat.name})")
+        except LinkError as error:
+            if isinstance(error.__cause__, ActorDiedError):
+                self._forget(seat)
+            raise
         self._add(kind, number, address)
         self._addresses[seat] = address
 
@@ -198,9 +218,6 @@ class Fleet:
     def close(self) -> None:
         """Ask for no node any more, and end every process. Bounded: one that does not answer is killed."""
         self.keeper.close()
-        with contextlib.suppress(RayError, LaunchError):
-            stops = [actor.stop.remote() for actor in self._actors.values()]
-            if stops:
-                ray.wait(stops, num_returns=len(stops), timeout=STOP_S)
-            for actor in self._actors.values():
-                ray.kill(actor, no_restart=True)
+        with self._lock:
+            actors = list(self._actors.values())
+        end(actors)

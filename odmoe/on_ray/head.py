@@ -15,7 +15,8 @@ from ray.exceptions import RayError
 
 from checkpoint.store import ExpertStore
 from odmoe.on_ray.calls import QUICK, get
-from odmoe.on_ray.cluster import RayCluster, connect_ray, stop_nodes
+from odmoe.on_ray.cluster import RayCluster, connect_ray
+from odmoe.on_ray.ending import stop_nodes
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.settings import Settings
 from scheduler.errors import ClusterError, LaunchError, ODMoEError
@@ -36,6 +37,8 @@ def start(settings: Settings, store: Path) -> Iterator[dict[str, Any]]:
             made.append(RayCluster(settings, opened, replace=True))
         except ODMoEError as error:
             failure.append(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must be told to whoever waits
+            failure.append(ClusterError(f"the nodes were not started: {error!r}"))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -60,8 +63,7 @@ def status() -> dict[str, Any]:
 def stop() -> None:
     """End the nodes; Ray goes on."""
     connect_ray("auto")
-    with contextlib.suppress(ValueError):
-        stop_nodes(ray.get_actor(MAIN, NAMESPACE))
+    stop_nodes()
 
 
 def snapshot() -> dict[str, Any]:
@@ -130,16 +132,17 @@ def say(line: dict[str, Any]) -> None:
 def serve(request: dict[str, Any], settings: Callable[[dict[str, Any]], Settings]) -> int:
     """Do what was asked. `settings`: what holds on this host, from those that were said there. The exit code."""
     try:
-        if request["do"] == "start":
+        if request.get("do") == "start":
             wanted = settings({**request["settings"], "cluster": "auto", "model": request["store"]})
             for line in start(wanted, Path(request["store"]).expanduser()):
                 say(line)
-        elif request["do"] == "status":
+        elif request.get("do") == "status":
             say(status())
-        elif request["do"] == "stop":
+        elif request.get("do") == "stop":
             stop()
         else:
-            raise LaunchError(f"the launcher asks for {request['do']!r}, which this host does not know; ship it again")
+            what = request.get("do")
+            raise LaunchError(f"the launcher asks for {what!r}, which this host does not know; ship its code again")
     except ODMoEError as error:
         say({"hosts": [], "ready": False, "error": {"type": type(error).__name__, "message": str(error)}})
         return 1

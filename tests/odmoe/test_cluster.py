@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from odmoe.cluster import EmbeddedCluster
+from odmoe.cluster import EmbeddedCluster, make_engine
 from odmoe.settings import Settings
+from scheduler.placement import RoundRobin
+from scheduler.types import ModelShape
 
 
 def test_closed_while_its_shadow_is_made(demo_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +56,23 @@ def test_an_answer_of_one_token(demo_store: Any) -> None:
     cluster.close()
     assert step.report is not None
     assert (step.report.new_tokens, step.report.decode_tokens_per_s, step.report.recall) == (1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "group"),
+    [
+        ({"cluster": "auto"}, 10),
+        ({"cluster": "auto", "group_size": 12}, 12),
+        ({"cluster": "auto", "workers": 4}, 4),
+        ({"cluster": "local"}, 8),
+        ({"cluster": "local", "workers": 12}, 10),
+    ],
+)
+def test_groups_of_a_model_of_top_10(said: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many workers a Ray cluster has is not known beforehand: the default number bounds nothing there."""
+    monkeypatch.setattr("odmoe.cluster.model_shape", lambda store: ModelShape(layers=(0,), experts=64, top_k=10))
+    store: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
+    chosen: list[int] = []
+    monkeypatch.setattr("odmoe.cluster.RoundRobin", lambda size: chosen.append(size) or RoundRobin(size))
+    make_engine(Settings(model="m", shadow="none", **said), store).close()
+    assert chosen == [group]

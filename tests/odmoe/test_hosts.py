@@ -57,6 +57,16 @@ WORKER = {"worker_node": ["10.0.0.2"]}
         (WORKER, "main_node is None; allowed: an IPv4 address"),
         ({**WORKER, "main_node": "10.0.0.1", "boss": "10.0.0.9"}, "the role 'boss'; allowed: main_node, shadow_node"),
         ({**WORKER, "main_node": {"host": "10.0.0.1", "slot": 2}}, "the setting 'slot'; allowed for one host: slots"),
+        (
+            {"main_node": "10.0.0.1", "worker_node": [[]]},
+            "worker_node is \\[\\[\\]\\]; allowed: a list of at least one host",
+        ),
+        ({**WORKER, "main_node": 10}, "main_node is 10; allowed: an IPv4 address"),
+        ({**WORKER, "main_node": {"host": "10.0.0.1", "slots": "many"}}, "slots of 10.0.0.1 is 'many'; allowed: 1, 2"),
+        (
+            {**WORKER, "main_node": {"host": "10.0.0.1", "loader": "tape"}},
+            "loader of 10.0.0.1 is 'tape'; allowed: disk",
+        ),
         (["10.0.0.1"], "hosts is \\['10.0.0.1'\\]; allowed: a block"),
     ],
 )
@@ -76,6 +86,21 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_cluster_file(write(tmp_path, hosts, cluster_name=None))
     with pytest.raises(ConfigError, match="ssh_user is 3"):
         read_cluster_file(write(tmp_path, hosts, auth={"ssh_user": 3}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"cluster_name": "../c"}, "cluster_name is '../c'; allowed: letters"),
+        ({"cluster_name": ".."}, "cluster_name is '..'; allowed: letters"),
+        ({"cluster_name": "a b"}, "cluster_name is 'a b'; allowed: letters"),
+        ({"auth": {"ssh_user": "-oProxyCommand=x"}}, "ssh_user is '-oProxyCommand=x'; allowed: letters"),
+        ({"auth": {"ssh_user": "me", "ssh_private_key": 5}}, "ssh_private_key is 5; allowed: a path"),
+    ],
+)
+def test_names_that_would_lead_elsewhere(tmp_path: Path, changed: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_cluster_file(write(tmp_path, {"main_node": "10.0.0.1", **WORKER}, **changed))
 
 
 def test_an_unknown_host(tmp_path: Path) -> None:

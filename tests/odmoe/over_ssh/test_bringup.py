@@ -7,8 +7,10 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,10 +21,11 @@ import pytest
 from rich.console import Console
 
 from checkpoint.store import ExpertStore
-from odmoe import ray_cli
+from odmoe import preflight, ray_cli
 from odmoe.bringup import up
+from odmoe.certs import ensure_certs
 from odmoe.cluster_status import status
-from odmoe.clusters import cluster_dir
+from odmoe.clusters import cluster_dir, only_one
 from odmoe.host_table import HostTable
 from odmoe.hosts import ClusterFile
 from odmoe.settings import Settings
@@ -33,7 +36,7 @@ from scheduler.errors import ConfigError, CorruptStoreError, LaunchError
 
 RAY = """#!{python}
 # What `ray up` and `ray down` do, less Ray: unpack the code on every host, begin a process there, end the head's.
-import os, subprocess, sys
+import os, shutil, subprocess, sys
 print(*sys.argv[1:-1], os.environ["RAY_AUTH_MODE"])
 if os.path.exists("{base}/ray-fails"):
     print("2026-11-21 16:00:00,000\\tERROR updater.py:1 -- NodeUpdater: 127.0.99.9: something refused")
@@ -42,6 +45,7 @@ if os.path.exists("{base}/ray-fails"):
 for home in {homes}:
     keys = home + "/odmoe/keys/ray_token"
     if sys.argv[1] == "up":
+        shutil.copy(sys.argv[-1], home + "/ray_bootstrap_config.yaml")
         subprocess.run("cd $H/odmoe && mkdir -p code && tar -xzf {archive} -C code && "
                        "cp {at_head} code/odmoe/at_head.py", shell=True, check=True, env=dict(os.environ, H=home))
         subprocess.Popen(["sleep", "300"], env=dict(os.environ, RAY_AUTH_TOKEN_PATH=keys), start_new_session=True,
@@ -190,6 +194,93 @@ def test_what_runs_is_left_alone(world: World) -> None:
     assert log.exists()
 
 
+def launched_again(world: World) -> bool:
+    log = cluster_dir("odmoe-test") / "ray-up.log"
+    log.unlink(missing_ok=True)
+    up(world.file, world.settings, world.terminal)
+    return log.exists()
+
+
+def test_a_file_that_has_changed_is_launched_again(world: World) -> None:
+    """The addresses are the same: two hosts change places, one gets a setting, groups are made, Ray another port."""
+    ready = world.line(*["ready"] * 4, ready=True)
+    world.head(start=[(0, ready)], status=[(0, ready)])
+    assert launched_again(world)
+    text = world.file.read_text()
+    workers = "[127.0.99.3, 127.0.99.4]"
+    for changed in (
+        text.replace(workers, "[127.0.99.4, 127.0.99.3]"), text.replace(workers, f"[{workers}]"),
+        text.replace(workers, "[127.0.99.3, {host: 127.0.99.4, slots: 3}]"),
+        text + "worker_start_ray_commands: [ray start --port=1]\n",
+    ):  # fmt: skip
+        world.file.write_text(changed)
+        assert launched_again(world), changed
+        assert not launched_again(world), changed
+
+
+def test_new_certificates_reach_nodes_that_run(world: World) -> None:
+    ready = world.line(*["ready"] * 4, ready=True)
+    world.head(start=[(0, ready)], status=[(0, ready)])
+    assert launched_again(world)
+    assert not launched_again(world)
+    hosts = [(host.name, host.address) for host in world.cluster.hosts]
+    ensure_certs(cluster_dir("odmoe-test"), hosts, renew=True)
+    assert launched_again(world)
+    assert not launched_again(world)
+
+
+def test_a_host_that_leaves_the_file_is_ended(world: World) -> None:
+    """Unless it has another cluster's token by then."""
+    ready = world.line(*["ready"] * 4, ready=True)
+    world.head(start=[(0, ready)])
+    up(world.file, world.settings, world.terminal)
+    token = world.home(3) / "odmoe" / "keys" / "ray_token"
+    ours = token.read_text()
+    text = world.file.read_text()
+    world.file.write_text(text.replace(", 127.0.99.4", ""))
+    token.write_text("another's")
+    up(world.file, world.settings, world.terminal)
+    assert "is no longer in" not in world.said()
+    world.file.write_text(text)
+    world.head(start=[(0, ready)])
+    up(world.file, world.settings, world.terminal)
+    assert token.read_text() == ours
+    world.file.write_text(text.replace(", 127.0.99.4", ""))
+    down(world.file, world.terminal)
+    assert f"127.0.99.4 is no longer in {world.file}: ended sleep" in world.said()
+
+
+def test_one_at_a_time(world: World) -> None:
+    with only_one(cluster_dir("odmoe-test")):
+        for work in (lambda: up(world.file, world.settings, world.terminal), lambda: down(world.file, world.terminal)):
+            with pytest.raises(LaunchError, match="another odmoe up or down of the cluster odmoe-test is at work"):
+                work()
+    with only_one(cluster_dir("odmoe-test")):
+        pass
+
+
+def test_quiet_still_says_what_is_wrong(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.file.write_text(world.file.read_text().replace("127.0.99.4", "127.0.98.4"))
+    for work in (lambda: up(world.file, world.settings, Terminal(quiet=True)),
+                 lambda: down(world.file, Terminal(quiet=True))):  # fmt: skip
+        with pytest.raises(LaunchError, match="1 of 4 hosts"):
+            work()
+        said = capsys.readouterr().err
+        assert "worker-1 (127.0.98.4): " in said
+        assert len(said.splitlines()) == 1
+
+
+def test_a_store_named_by_where_one_stands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-m .` is a store without a name; the other stores of a host stay."""
+    world.head(start=[(0, world.line(*["ready"] * 4, ready=True))])
+    other = world.home(1) / "odmoe" / "stores" / "other"
+    other.mkdir(parents=True)
+    monkeypatch.chdir(world.store)
+    up(world.file, world.settings.but(model="."), world.terminal)
+    assert other.is_dir()
+    assert world.requests()[0][0]["store"] == "~/odmoe/stores/tiny"
+
+
 def test_every_host_that_is_not_fit_is_named_and_nothing_is_begun(world: World) -> None:
     text = world.file.read_text().replace("127.0.99.2", "127.0.98.2")
     world.file.write_text(text)
@@ -199,6 +290,7 @@ def test_every_host_that_is_not_fit_is_named_and_nothing_is_begun(world: World) 
     (world.home(3) / "odmoe" / "venv" / "bin").mkdir()
     os.symlink(sys.executable, world.home(3) / "odmoe" / "venv" / "bin" / "python")
     (world.home(3) / "odmoe" / "venv" / "pyvenv.cfg").write_text("version = 3.11.2\n")
+    (world.home(3) / "odmoe" / "venv" / ".locked").touch()
     with pytest.raises(LaunchError, match="2 of 4 hosts not fit: shadow, worker-1; each is explained above"):
         up(world.file, world.settings, world.terminal)
     assert "shadow (127.0.98.2): ssh is refused" in world.said()
@@ -294,7 +386,44 @@ def test_status_half_broken(world: World, capsys: pytest.CaptureFixture[str]) ->
     assert not good
     assert [row["state"] for row in found["hosts"]] == ["down", "down", "down", "unreachable"]
     assert "ssh is refused" in found["hosts"][3]["detail"]
-    assert found["error"]["type"] == "HostError"
+    assert found["error"]["message"].startswith("nothing runs on main (127.0.99.1); odmoe up ")
+
+
+def test_status_after_down_is_down_although_the_head_is_being_asked(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.head(start=[(0, world.line(*["ready"] * 4, ready=True))])
+    up(world.file, world.settings, world.terminal)
+    down(world.file, world.terminal)
+    error = {"type": "LaunchError", "message": "no Ray cluster at 'auto'"}
+    world.head(status=[(6.0, {"hosts": [], "ready": False, "error": error})])
+    _, text = shown(capsys, lambda: status(world.file))
+    assert [line.split()[2:4] for line in text.splitlines()[1:5]] == [["down", "down"]] * 4
+    assert text.splitlines()[5].startswith("head: LaunchError: nothing runs on main (127.0.99.1)")
+
+
+def test_status_of_a_host_whose_python_is_too_old(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_START", preflight._START.replace("(3, 7)", "(9, 9)"))
+    good, text = shown(capsys, lambda: status(world.file))
+    assert not good
+    assert text.splitlines()[1].split()[:3] == ["main", "127.0.99.1", "unfit"]
+    with pytest.raises(LaunchError, match="4 of 4 hosts may still run something"):
+        down(world.file, world.terminal)
+
+
+def test_status_is_interrupted_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While only the head's answer is waited for, which takes its time."""
+    line = world.line(*["ready"] * 4, ready=True)
+    world.head(start=[(0, line)], status=[(44.0, line)])
+    up(world.file, world.settings, world.terminal)
+    timer = threading.Timer(8.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        status(world.file)
+    assert time.monotonic() - began < 40
 
 
 def test_down_ends_everything_and_says_what_it_could_not_reach(world: World) -> None:
@@ -381,6 +510,25 @@ def test_the_table_in_a_terminal(world: World) -> None:
         table.see(world.line("ready", "lost", "ready", "starting", **{
             "shadow": {"heartbeat_s": 70.4}, "worker-1": {"detail": "[bold]an [/] odd text"}}))  # fmt: skip
     drawn = [line for line in out.getvalue().splitlines() if "127.0.99." in line]
-    assert "no heartbeat for 70 s" in next(line for line in drawn if "shadow" in line)
-    assert "[bold]an [/] odd text" in next(line for line in drawn if "worker-1" in line)
+    assert "shadow (127.0.99.2): no heartbeat for 70 s" in drawn
+    assert "worker-1 (127.0.99.4): [bold]an [/] odd text" in drawn
     assert "0.31 ms" in next(line for line in drawn if "worker-0" in line)
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_terminal_has_a_line_a_host_and_cuts_no_figure(world: World, width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=width)
+    table = HostTable(console, world.cluster)
+    full = {"loader": "memory", "load_bytes_per_s": 12.34e9, "round_trip_s": 0.01234, "device": "AMD EPYC, 2 cores"}
+    why = "it does not answer ssh; see that it is switched on, that its cable is in and that no firewall is in between"
+    odd = {"store": "a-model-bfloat16-2-0123456789abcdef", "ray": "missing", "state": "unreachable", "detail": why}
+    table.see(world.line(*["ready"] * 4, **{"worker-0": full, "worker-1": full | odd}))
+    console.print(table.drawn())
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines[1:5]] == [host.name for host in world.cluster.hosts]
+    assert all("memory 12.34 GB/s" in line and "12.34 ms" in line for line in lines[3:5])
+    assert "unreachable missing a-model-bfl" in " ".join(lines[4].split())
+    assert " ".join(" ".join(lines[5:]).split()) == f"worker-1 (127.0.99.4): {why}"
+    assert ("AMD EPYC, 2 cores" in lines[3]) == (width == 160)

@@ -65,7 +65,8 @@ def test_a_bare_host_is_fit_before_it_gets_code_and_not_after(hosts: Any, ssh: S
 
 
 FIT: dict[str, Any] = {
-    "python": "3.11.2", "venv": {"python": "3.12.1", "packages": {"torch": "2.13.0", "ray": "2.60.0"}}, "code": "abc",
+    "python": "3.11.2", "venv": {"python": "3.12.1", "packages": {"torch": "2.13.0", "ray": "2.60.0"}, "made": 50.0},
+    "code": "abc",
     "rsync": "/usr/bin/rsync", "make": "/usr/bin/make", "venv_module": True, "stores": {}, "disk_free": 10 << 30,
     "skew_s": 0.4,
 }  # fmt: skip
@@ -76,12 +77,16 @@ WANTED = Wanted({"torch": "2.13.0", "ray": "2.60.0"})
     ("change", "wanted", "message"),
     [
         ({"python": "3.9.2", "venv": None}, WANTED, "its Python is 3.9.2, 3.11 or newer is needed; install Python"),
-        ({"venv": {"python": "3.10.1", "packages": FIT["venv"]["packages"]}}, WANTED, "its Python is 3.10.1, 3.11 or"),
+        (
+            {"venv": {"python": "3.10.1", "packages": FIT["venv"]["packages"], "made": 50.0}},
+            WANTED,
+            "its Python is 3.10.1, 3.11 or",
+        ),
         ({"rsync": None}, WANTED, "there is no command rsync; apt-get install rsync there"),
         ({"venv": None, "make": None}, WANTED, "no command make"),
         ({"venv": None, "venv_module": False}, WANTED, "no module venv.*python3-venv"),
         (
-            {"venv": {"python": "3.11.2", "packages": {"torch": "2.12.1"}}},
+            {"venv": {"python": "3.11.2", "packages": {"torch": "2.12.1"}, "made": 50.0}},
             WANTED,
             r"other versions in ~/odmoe/venv: torch 2.12.1 \(wanted 2.13.0\), ray missing \(wanted 2.60.0\);",
         ),
@@ -97,6 +102,15 @@ def test_what_is_wrong_with_a_host(change: dict[str, Any], wanted: Wanted, messa
     check(host, FIT, WANTED)
     with pytest.raises(HostError, match=r"^worker-5 \(10.0.0.7\): .*" + message):
         check(host, FIT | change, wanted)
+
+
+def test_an_environment_older_than_the_lock_is_made_good_by_ray_up() -> None:
+    host, old = Host("worker_node", 5, "10.0.0.7"), {"python": "3.11.2", "packages": {"torch": "2.12.1"}, "made": 50.0}
+    versions = WANTED.versions
+    check(host, FIT | {"venv": old}, Wanted(versions, lock_time=51.0))
+    for wanted in (Wanted(versions, lock_time=49.0), Wanted(versions, code="abc", lock_time=51.0)):
+        with pytest.raises(HostError, match=r"torch 2\.12\.1"):
+            check(host, FIT | {"venv": old}, wanted)
 
 
 def test_a_store_that_is_there_or_half_there_needs_no_more_room() -> None:

@@ -1,0 +1,64 @@
+"""What the main host of a cluster says is passed on as it comes, and until nobody reads it any more."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from odmoe import asking
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Screen:
+    """Standard output or error; `broken`: whoever read it has gone."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.buffer = self
+        self.got = io.BytesIO()
+        self.broken = broken
+
+    def write(self, data: bytes) -> None:
+        if self.broken:
+            raise BrokenPipeError
+        self.got.write(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def relayed(monkeypatch: pytest.MonkeyPatch, program: str, broken: bool = False) -> tuple[Any, Screen, Screen]:
+    """The exit code or error, and what came out, of a Python program that stands for the main host."""
+    out, err = Screen(broken), Screen()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        remote: Any = SimpleNamespace(stdout=process.stdout, stderr=process.stderr, process=process)
+        try:
+            return asking.relay(remote), out, err
+        except OSError as error:
+            return error, out, err
+        finally:
+            process.kill()
+            monkeypatch.undo()
+
+
+def test_both_streams_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys; print('answer'); print('figures', file=sys.stderr); sys.exit(7)"
+    code, out, err = relayed(monkeypatch, program)
+    assert (code, out.got.getvalue(), err.got.getvalue()) == (7, b"answer\n", b"figures\n")
+
+
+def test_it_ends_when_nobody_reads_the_answer_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main host says nothing on its standard error, and would wait for room on its output for ever."""
+    program = "import sys, time; sys.stdout.write('x' * 10_000_000); time.sleep(3600)"
+    began = time.monotonic()
+    code, _, _ = relayed(monkeypatch, program, broken=True)
+    assert isinstance(code, BrokenPipeError)
+    assert time.monotonic() - began < 30
