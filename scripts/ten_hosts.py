@@ -155,7 +155,8 @@ class Run:
         worker = cluster.find("worker-0").address
         attempt = (
             "mkdir -p /tmp/stranger && cd /tmp/stranger && . ~/odmoe/code/env.sh && "
-            f"python -c {shlex.quote(unpack)} && chmod 600 node.key && python stranger.py {worker}:8701 ~/odmoe/keys /tmp/stranger; rm -r /tmp/stranger"
+            f"python -c {shlex.quote(unpack)} && chmod 600 node.key && "
+            f"python stranger.py {worker}:8701 ~/odmoe/keys /tmp/stranger; rm -r /tmp/stranger"
         )
         heard = self.testbed("run", "--on", "shadow", "bash", "-c", attempt, data=json.dumps(files))
         for line in heard.splitlines():

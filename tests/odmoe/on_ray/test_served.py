@@ -1,4 +1,4 @@
-"""Whether what is asked for is what is served: by `generate`, which minds what was said, and by `up`, which minds all."""
+"""Whether what is asked for is what is served: `generate` minds what was said, `up` minds all."""
 
 from __future__ import annotations
 
