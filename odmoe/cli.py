@@ -26,7 +26,7 @@ from odmoe.settings import DTYPES, MAX_PARALLEL
 from scheduler.errors import ConfigError, ODMoEError, PromptError
 
 AGAIN_S = 3.0
-IMPORT_S = 20.0  # how long an import may hold up Ctrl-C
+IMPORT_S = 5.0  # how long an import may hold up Ctrl-C
 LOOK_S = 0.05
 app = typer.Typer(
     help="Run a Mixture-of-Experts model on a handful of weak machines.",

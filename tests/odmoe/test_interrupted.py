@@ -1,11 +1,16 @@
-"""Many prompts, interrupted while their answers wait for a token that does not come."""
+"""Interrupted: many prompts whose answers wait for a token that does not come; an import."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from odmoe.settings import Settings
 from scheduler.errors import RequestCancelledError
 
 WAIT_S = 20.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Waiting(Iterator[Step]):
@@ -63,3 +69,33 @@ def test_answers_under_way_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> Non
         next(_in_order(job, [[1], [2], [3]], pool))
     assert [one.cancelled.is_set() for one in cluster.answers] == [True, True]
     assert job.under_way == set()
+
+
+SWALLOWS = """
+import time
+print("importing", flush=True)
+try:
+    time.sleep(1.5)
+except BaseException:
+    print("swallowed", flush=True)
+"""
+
+
+def test_an_import_that_would_swallow_it_is_waited_for(tmp_path: Path) -> None:
+    """As torch's does."""
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    code = "import odmoe.cli, time; odmoe.cli._one_interrupt(); import swallows; time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=50)
+    finally:
+        process.kill()
+    assert out == ""
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
