@@ -244,6 +244,8 @@ def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole
         runs, asked = served.dtype if name == "dtype" else getattr(served.settings, name), getattr(wanted, name)
         said = name in wanted.model_fields_set
         if not said and name in OPEN:
+            if whole and name == "dtype" and store is not None and store.manifest.dtype != runs:
+                return f"the cluster serves with {flag(name)} {runs}, not {store.manifest.dtype} as the model has it"
             if whole and name == "workers" and name in served.settings.model_fields_set:
                 return f"the cluster serves with {flag(name)} {runs}, not with all that it has"
         elif (said or whole) and runs != asked:

@@ -11,8 +11,9 @@ import pytest
 from odmoe.process import prepare_ray
 from odmoe.settings import Settings
 
-STORE: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f"))
-OTHER: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="g"))
+STORE: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
+OTHER: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="g", dtype="float32"))
+HALF: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="bfloat16"))
 
 
 @pytest.fixture
@@ -41,6 +42,8 @@ def test_what_nobody_says_is_taken_as_it_is(differs: Any) -> None:
 
 def test_up_brings_back_the_defaults(differs: Any) -> None:
     assert differs({}, {}, whole=True) is None
+    assert differs({}, {}, HALF) is None
+    assert "float32, not bfloat16 as the model has it" in differs({}, {}, HALF, whole=True)
     assert differs({"slots": 2}, {}, whole=True) == "the cluster serves with --slots 2, not 1"
     assert "profile" in differs({"profile": "rtx3090-1gbe"}, {}, whole=True)
     assert differs({"workers": 3}, {}, whole=True) == "the cluster serves with --workers 3, not with all that it has"
