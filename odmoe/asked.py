@@ -22,7 +22,8 @@ def generate(request: dict[str, Any], settings: Callable[[dict[str, Any]], Setti
             said = {**said, "trace": os.path.expanduser(said["trace"])}
         wanted = settings({**said, "cluster": "auto"})
         terminal = Terminal(request["quiet"], request["debug"])
-        run_generate(wanted, request["prompts"], request["json"], terminal, request["parallel"], many=request["many"])
+        prompts, named = request["prompts"], request.get("named")
+        run_generate(wanted, prompts, request["json"], terminal, request["parallel"], request["many"], named)
         return 0
 
     return outcome(work)

@@ -44,15 +44,15 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         remote = ssh.start(cluster.main, AT_HEAD)
         try:
-            remote.send(json.dumps({"do": "generate", "settings": said, "prompts": prompts, **how}) + "\n")
-            code = relay(remote)
+            request = {"do": "generate", "settings": said, "prompts": prompts, "named": file.name, **how}
+            remote.send(json.dumps(request) + "\n")
+            code, heard = relay(remote)
         finally:
             remote.close()
         if trace and settings.trace:
             _fetch(ssh, cluster, trace, Path(settings.trace), code)
     if code == 255:
-        name = f"{cluster.main.name} ({cluster.main.address})"
-        raise HostError(f"{name}: the connection was lost before the answer ended; see that it still runs")
+        raise remote.failure(code, heard)
     return code
 
 
@@ -87,13 +87,14 @@ def _served(settings: Settings, cluster: ClusterFile) -> bool:
     return True
 
 
-def relay(remote: Remote) -> int:
-    """Pass on both streams until they end; the exit code. Raises OSError where whoever reads here has gone: what
-    comes from there would wait for ever."""
+def relay(remote: Remote) -> tuple[int, str]:
+    """Pass on both streams until they end; the exit code, and the end of what standard error had. Raises OSError where
+    whoever reads here has gone: what comes from there would wait for ever."""
     broken: list[OSError] = []
+    said = bytearray()
     threads = [
-        threading.Thread(target=_pass_on, args=(stream, out, broken), daemon=True)
-        for stream, out in ((remote.stdout, sys.stdout), (remote.stderr, sys.stderr))
+        threading.Thread(target=_pass_on, args=(stream, out, broken, kept), daemon=True)
+        for stream, out, kept in ((remote.stdout, sys.stdout, None), (remote.stderr, sys.stderr, said))
     ]
     for thread in threads:
         thread.start()
@@ -102,13 +103,15 @@ def relay(remote: Remote) -> int:
             thread.join(0.2)
     if broken:
         raise broken[0]
-    return remote.process.wait(10)
+    return remote.process.wait(10), said[-4000:].decode(errors="replace")
 
 
-def _pass_on(stream: IO[bytes], out: Any, broken: list[OSError]) -> None:
+def _pass_on(stream: IO[bytes], out: Any, broken: list[OSError], kept: bytearray | None) -> None:
     """Bytes as they come: an answer is shown a token at a time."""
     try:
         while data := os.read(stream.fileno(), 1 << 16):
+            if kept is not None:
+                kept += data
             out.buffer.write(data)
             out.buffer.flush()
     except OSError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 from odmoe.config import effective
@@ -17,6 +19,13 @@ def settings_here(said: dict[str, Any]) -> Settings:
     return effective(said).settings
 
 
+def _follow_launcher() -> None:
+    """When standard input ends, the launching machine has gone: as Ctrl-C here."""
+    while sys.stdin.readline():
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def main() -> int:
     """The exit code; 130 where the launching machine has gone."""
     prepare_process()
@@ -25,6 +34,8 @@ def main() -> int:
     if not line:
         return 130
     request = json.loads(line)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_follow_launcher, daemon=True).start()
     if request.get("do") == "generate":
         from odmoe.asked import generate
 
@@ -35,6 +46,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
     sys.stdout.flush()
     os._exit(code)  # without waiting for Ray's threads

@@ -57,6 +57,9 @@ class Cluster(Protocol):
     def store(self) -> Path:
         """Of the model that is served."""
 
+    def serves(self) -> Settings:
+        """With which settings the nodes run."""
+
     def close(self) -> None:
         """Stop every node that this cluster started, and free what it holds."""
 
@@ -161,6 +164,9 @@ class EmbeddedCluster:
 
     def store(self) -> Path:
         return self._store.path
+
+    def serves(self) -> Settings:
+        return self._settings
 
     def close(self) -> None:
         self._closed = True

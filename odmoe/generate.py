@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A cluster, and all that its answers need. `under_way`: those that are."""
+    """A cluster, and all that its answers need. `settings`: how to answer; `served`: how the nodes run, which somebody
+    else may have said. `under_way`: answers that are."""
 
     settings: Settings
+    served: Settings
     tokenizer: Any
     cluster: Cluster
     dtype: str
@@ -57,17 +59,24 @@ class Job:
     def facts(self, text: str, report: Report) -> dict[str, Any]:
         """What --json prints of one answer."""
         return {
-            "text": text, **dataclasses.asdict(report), "cluster": self.settings.cluster,
-            "shadow": self.settings.shadow, "dtype": self.dtype,
+            "text": text, **dataclasses.asdict(report), "cluster": self.served.cluster,
+            "shadow": self.served.shadow, "dtype": self.dtype,
         }  # fmt: skip
 
 
 def run_generate(
-    settings: Settings, prompts: list[str], as_json: bool, terminal: Terminal, parallel: int = 1, many: bool = False
+    settings: Settings,
+    prompts: list[str],
+    as_json: bool,
+    terminal: Terminal,
+    parallel: int = 1,
+    many: bool = False,
+    named: str | None = None,
 ) -> None:
     """Everything that can be wrong with model, store or prompts is found before a node is started.
 
-    `many`: prompts of a file, `parallel` of them at once; even if there is only one.
+    `many`: prompts of a file, `parallel` of them at once; even if there is only one. `named`: how whoever asked calls
+    the cluster.
     """
     prepare_process(terminal.debug)
     check_early(settings)
@@ -88,7 +97,8 @@ def run_generate(
 
             store = open_verified(str(cluster.store()))
             tokenizer, ids = _tokens(settings, prompts, store, many)
-        job = Job(settings, tokenizer, cluster, store.manifest.dtype)
+        served = cluster.serves().model_copy(update={"cluster": named or settings.cluster})
+        job = Job(settings, served, tokenizer, cluster, store.manifest.dtype)
         try:
             if many:
                 _many(job, ids, parallel, as_json, terminal)
@@ -117,7 +127,7 @@ def _tokens(
 def _write_trace(path: Path, job: Job) -> None:
     failing = sys.exc_info()[0] is not None
     try:
-        write_trace(path, job.cluster.trace(), about(job.settings))
+        write_trace(path, job.cluster.trace(), about(job.served))
     except (ODMoEError, OSError):
         if not failing:  # else what failed first is what is told
             raise
@@ -176,7 +186,7 @@ def _one(job: Job, ids: list[int], as_json: bool, terminal: Terminal) -> None:
         print(json.dumps(job.facts(text, report)))
         return
     _show("\n")
-    terminal.report(report, job.settings.cluster)
+    terminal.report(report, job.served.cluster)
 
 
 def _many(job: Job, prompts: list[list[int]], parallel: int, as_json: bool, terminal: Terminal) -> None:

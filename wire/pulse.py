@@ -17,8 +17,7 @@ class Pulse(NamedTuple):
     is announced by a `Beat` that says its size, and may then take as long as a link of `slowest_link` bytes a second
     needs: on 10 Mbit/s a message of 1 MB takes 0.84 s, one of 64 MB 54 s. What is smaller takes at most 0.21 s there,
     and a peer speaks at least every 2 x `beat_s` = 0.25 s; so a live one is silent for so long only where its process
-    gets no turn for 0.9 s: a Python thread that must wait for a core, or for the interpreter lock. Both ends of a beat
-    cost some 0.1 ms of a core; with nine idle nodes the main node spends about 1 % of one on them.
+    gets no turn for 0.9 s: a Python thread that must wait for a core, or for the interpreter lock.
     """
 
     beat_s: float = 0.125

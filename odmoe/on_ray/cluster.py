@@ -194,6 +194,11 @@ class RayCluster:
         """Of the model that is served; the path is that of every host."""
         return Path(get(self._main.serving.options(**QUICK).remote(), CONTROL_S, "the main node").store)
 
+    def serves(self) -> Settings:
+        """With which settings the nodes run."""
+        served: Serving = get(self._main.serving.options(**QUICK).remote(), CONTROL_S, "the main node")
+        return served.settings
+
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> RayAnswer:
         request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
         answer = RayAnswer(self._main, secrets.token_hex(8), request, self._answers)
@@ -231,6 +236,8 @@ def connect_ray(address: str) -> None:
     try:
         ray.init(address=address, **_common())
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
+        if address == "auto" and isinstance(error, ConnectionError):
+            raise LaunchError("no Ray runs on this host; odmoe up, or ray start, changes that") from error
         reason = str(error).splitlines()[0]
         raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use local") from error
     warn_of_strangers(ray.get_runtime_context().gcs_address)

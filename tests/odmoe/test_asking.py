@@ -52,7 +52,7 @@ def relayed(monkeypatch: pytest.MonkeyPatch, program: str, broken: bool = False)
 def test_both_streams_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import sys; print('answer'); print('figures', file=sys.stderr); sys.exit(7)"
     code, out, err = relayed(monkeypatch, program)
-    assert (code, out.got.getvalue(), err.got.getvalue()) == (7, b"answer\n", b"figures\n")
+    assert (code, out.got.getvalue(), err.got.getvalue()) == ((7, "figures\n"), b"answer\n", b"figures\n")
 
 
 def test_it_ends_when_nobody_reads_the_answer_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

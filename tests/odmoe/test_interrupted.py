@@ -55,7 +55,7 @@ class Cluster:
 def test_answers_under_way_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third waits for a thread, and is never begun."""
     cluster = Cluster()
-    job = Job(Settings(model="m"), None, cluster, "float32")  # type: ignore[arg-type]
+    job = Job(Settings(model="m"), Settings(model="m"), None, cluster, "float32")  # type: ignore[arg-type]
 
     def interrupt(future: Any) -> None:
         until = time.monotonic() + WAIT_S
