@@ -21,6 +21,7 @@ def start(*args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, SCRIPT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where a shell has put us behind
     )  # fmt: skip
 
 
