@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from odmoe.clusters import cluster_dir, only_one, token_file
+from odmoe.clusters import cluster_dir, only_one, write_token
 from odmoe.head_link import Head
 from odmoe.host_table import HostTable, cause, copying
 from odmoe.hosts import ClusterFile, Host, read_cluster_file
@@ -28,10 +26,10 @@ from odmoe.ship import (
     push_store,
     shipped,
 )
-from odmoe.ssh import Ssh
+from odmoe.ssh import Ssh, size_of
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
-from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError, StoreWriteError
+from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
 
 SILENT_S = 60.0
 """A node that was not heard of for that long is said to be."""
@@ -114,8 +112,7 @@ class _BringUp:
         with self._terminal.progress() as progress:
             store = prepare_store(settings.model, settings.store, settings.dtype, progress).path.resolve()
         self._turns.end("store here")
-        size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
-        wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size))
+        wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))
         with_room, without = self._checked(facts, wanted)
         self._give_up(without, "without room for the store")
         with copying(self._terminal.console, "store to the hosts") as step:
@@ -243,19 +240,6 @@ class _BringUp:
 
     def _complain(self, text: str) -> None:
         self._terminal.complain(text)
-
-
-def write_token(folder: Path) -> Path:
-    """Of Ray, made where there is none. Raises StoreWriteError."""
-    token = token_file(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not token.exists():
-            with open(token, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(secrets.token_hex(32))
-    except OSError as error:
-        raise StoreWriteError(f"{token} cannot be written ({error.strerror}); see XDG_CONFIG_HOME") from error
-    return token
 
 
 def _quoted(said: str | None) -> str:

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from odmoe.clusters import cluster_dir
 from odmoe.hosts import read_cluster_file
 from scheduler.errors import CertificateError, ConfigError
 from wire.tls import CA_FILE, CHAIN_FILE, KEY_FILE
@@ -88,8 +89,7 @@ def default_folder(cluster: str) -> Path:
     """`$XDG_CONFIG_HOME/odmoe/clusters/<cluster>`, or below `~/.config`. Raises ConfigError."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", cluster):
         raise ConfigError(f"the cluster's name {cluster!r} cannot name a directory; allowed: letters, digits, _ . -")
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(home).expanduser() / "odmoe" / "clusters" / cluster
+    return cluster_dir(cluster)
 
 
 def _parsed(text: str) -> tuple[str, str]:

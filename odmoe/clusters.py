@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from scheduler.errors import ConfigError, LaunchError
+from scheduler.errors import ConfigError, LaunchError, StoreWriteError
 
 
 def cluster_dir(name: str) -> Path:
@@ -19,6 +20,19 @@ def cluster_dir(name: str) -> Path:
 def token_file(folder: Path) -> Path:
     """Of Ray's token, in a cluster's directory and in a host's directory of keys."""
     return folder / "ray_token"
+
+
+def write_token(folder: Path) -> Path:
+    """Of Ray, made where there is none. Raises StoreWriteError."""
+    token = token_file(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not token.exists():
+            with open(token, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(secrets.token_hex(32))
+    except OSError as error:
+        raise StoreWriteError(f"{token} cannot be written ({error.strerror}); see XDG_CONFIG_HOME") from error
+    return token
 
 
 @contextlib.contextmanager

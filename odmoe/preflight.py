@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from odmoe.hosts import Host
-from odmoe.ship import ROOT
+from odmoe.ship import ROOT, has_store
 from odmoe.ssh import Ssh
 from scheduler.errors import ConfigError, HostError
 
@@ -145,9 +145,9 @@ def _other_versions(has: dict[str, str], wanted: dict[str, str]) -> Iterable[tup
 
 
 def _room(facts: Facts, name: str, manifest: str, size: int) -> Iterable[tuple[str, str]]:
-    there = facts["stores"].get(name) or {}
-    if there.get("manifest") == manifest and there.get("fault") is None:
+    if has_store(facts, name, manifest):
         return
+    there = facts["stores"].get(name) or {}
     room, needed = facts["disk_free"] + there.get("bytes", 0), size + SPARE
     if room < needed:
         yield (

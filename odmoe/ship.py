@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odmoe.ssh import size_of
 from scheduler.errors import ConfigError, HostError, StoreWriteError
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def push_store(
     and is taken up again. `facts`: of the hosts, by address; `progress(done, total)`: bytes on all hosts together."""
     wanted = manifest_digest(store)
     behind = [host for host in hosts if not has_store(facts[host.address], store.name, wanted)]
-    size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
+    size = size_of([store])
     done = {host.address: 0 for host in behind}
     changing = threading.Lock()
 

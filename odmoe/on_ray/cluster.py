@@ -94,8 +94,7 @@ class RayCluster:
         except ValueError:
             return False
         try:
-            served: Serving = get(self._main.serving.options(**QUICK).remote(), settings.launch_s, "the main node")
-            unlike = _differs(served, settings, store, whole=self._replace)
+            unlike = _differs(self._serving(settings.launch_s), settings, store, whole=self._replace)
         except ODMoEError as error:  # its store was removed, say
             if not self._replace:
                 raise
@@ -192,17 +191,19 @@ class RayCluster:
 
     def store(self) -> Path:
         """Of the model that is served; the path is that of every host."""
-        return Path(get(self._main.serving.options(**QUICK).remote(), CONTROL_S, "the main node").store)
+        return Path(self._serving(CONTROL_S).store)
 
     def serves(self) -> Settings:
         """With which settings the nodes run."""
-        served: Serving = get(self._main.serving.options(**QUICK).remote(), CONTROL_S, "the main node")
-        return served.settings
+        return self._serving(CONTROL_S).settings
+
+    def _serving(self, deadline_s: float) -> Serving:
+        served: Serving = get(self._main.serving.options(**QUICK).remote(), deadline_s, "the main node")
+        return served
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> RayAnswer:
         request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
-        answer = RayAnswer(self._main, secrets.token_hex(8), request, self._answers)
-        return answer
+        return RayAnswer(self._main, secrets.token_hex(8), request, self._answers)
 
     def trace(self) -> list[Span]:
         return list(get(self._main.trace.options(**QUICK).remote(), WORKER_S, "the main node"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +28,10 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from odmoe.clusters import cluster_dir, token_file
-from odmoe.hosts import Host, parse_cluster
+from odmoe.clusters import cluster_dir, write_token
+from odmoe.hosts import Host, parse_cluster, read_hosts
 from odmoe.ship import code_archive
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, ODMoEError
 
 HEAD_KEY = "~/ray_bootstrap_key.pem"  # where Ray puts the ssh key on the head
 CODE = "~/odmoe/code.tar.gz"
@@ -143,8 +142,8 @@ class OnPremises(LocalNodeProvider):
         """The whole configuration from what the cluster file says. Called before Ray checks it."""
         try:
             return complete(cluster_config)
-        except ConfigError as error:  # an exception would become a warning, and another error later
-            raise SystemExit(f"ConfigError: {error}") from error
+        except ODMoEError as error:  # an exception would become a warning, and another error later
+            raise SystemExit(f"{type(error).__name__}: {error}") from error
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
@@ -161,15 +160,12 @@ class _Runner(SSHCommandRunner):
 
 
 def complete(config: dict[str, Any]) -> dict[str, Any]:
-    """What Ray's launcher wants to be said, and a cluster file of ours need not say. Raises ConfigError."""
+    """What Ray's launcher wants to be said, and a cluster file of ours need not say. Raises ConfigError,
+    StoreWriteError."""
     cluster = parse_cluster(config, Path(f"the cluster {config.get('cluster_name')}"))
     types = _types(config["provider"])
     folder = cluster_dir(cluster.name)
-    token = token_file(folder)
-    if not token.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(token, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(secrets.token_hex(32))
+    token = write_token(folder)
     ssh = {"user": cluster.user, "key": str(cluster.key) if cluster.key else None}
     filled = {
         **DEFAULTS, **{key: value for key, value in config.items() if key not in ("head_node", "worker_nodes")},
@@ -200,8 +196,6 @@ def _type(name: str, hosts: list[Host]) -> dict[str, Any]:
 
 def parse_hosts(provider: dict[str, Any]) -> list[Host]:
     """Raises ConfigError."""
-    from odmoe.hosts import read_hosts
-
     hosts = provider.get("hosts")
     if not isinstance(hosts, dict):
         raise ConfigError(f"provider.hosts is {hosts!r}; allowed: addresses by role, as in the project's cluster.yaml")
