@@ -41,6 +41,7 @@ class Engine:
         self.pace = pace or RealPace()
         self.record = MainRecord(hello.trace, self.pace.now)
         self.on_lost: Callable[[Kind, int], None] = lambda kind, number: None
+        self.on_decided: Callable[[t.Event, float, list[t.Command]], None] = lambda event, now, commands: None
         self.lookahead = lookahead
         self.workers: dict[int, PeerHandler] = {}
         self.shadow: PeerHandler | None = None
@@ -206,11 +207,17 @@ class Engine:
             self._draining = True
             try:
                 while self._inbox:
-                    for command in self.core.handle(self._inbox.pop(0), self._time()):
-                        self._act(command)
+                    self._decide(self._inbox.pop(0))
             finally:
                 self._draining = False
                 self._changed.notify_all()
+
+    def _decide(self, event: t.Event) -> None:
+        now = self._time()
+        commands = self.core.handle(event, now)
+        self.on_decided(event, now, commands)
+        for command in commands:
+            self._act(command)
 
     def _time(self) -> float:
         """Never backwards, though emulated time is each thread's own."""

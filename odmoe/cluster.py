@@ -85,7 +85,7 @@ def travelled(to: Connect, emulation: Emulation | None) -> Connect:
 
 def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | None = None) -> Engine:
     """The scheduler with the OD-MoE choices, and the engine around it."""
-    if settings.shadow != "none" and settings.align_kv:
+    if settings.shadowed and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     shape = model_shape(store)
     group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_wanted else shape.top_k)
@@ -137,7 +137,7 @@ class EmbeddedCluster:
         emulation = self._emulation = emulation_of(settings)
         engine = make_engine(settings, store, emulation)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
-        shadow = None if settings.shadow == "none" else ShadowStart(self._join_shadow)
+        shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
         try:
             for number in range(settings.workers):
                 worker = make_worker(number, settings, store, arithmetic, emulation)

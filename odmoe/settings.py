@@ -17,9 +17,15 @@ MAX_PARALLEL = 16
 
 CLUSTERS = ("embedded", "local", "auto")
 Shadow = Literal["fp16", "int8", "nf4", "none"]
+Predictor = Literal["sep", "random", "none"]
+Residency = Literal["none", "all"]
+Prefill = Literal["ahead", "in-turn"]
 Loader = Literal["disk", "memory", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 SHADOWS: tuple[str, ...] = get_args(Shadow)
+PREDICTORS: tuple[str, ...] = get_args(Predictor)
+RESIDENCIES: tuple[str, ...] = get_args(Residency)
+PREFILLS: tuple[str, ...] = get_args(Prefill)
 LOADERS: tuple[str, ...] = get_args(Loader)
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
@@ -66,6 +72,11 @@ class Settings(BaseModel):
     group_size: Count | None = _count(None, "Workers that serve a layer together; the model's top-k when not given.")
     slots: Count = _count(1, "Experts that a worker has room for.")
     shadow: Shadow = _one_of("int8", SHADOWS, "The shadow's precision.")
+    predictor: Predictor = _one_of("sep", PREDICTORS, "Who says which experts come: the shadow, chance or nobody.")
+    residency: Residency = _one_of("none", RESIDENCIES, "Which experts stay in a slot after they were computed.")
+    prefill: Prefill = _one_of(
+        "ahead", PREFILLS, "Prefill's loads, transfers and computations at once, or one after the other as the paper's."
+    )
     align_token: Count = _setting(1, "0 (never), 1, 2, ...", "Align the shadow's token every N tokens.", ge=0)
     align_kv: Count = _setting(1, "0 (never), 1, 2, ...", "Align the shadow's KV cache every N tokens.", ge=0)
     dtype: Dtype | None = _one_of(None, DTYPES, "The experts' and the main model's; as stored unless said.")
@@ -119,6 +130,7 @@ class Settings(BaseModel):
     trace: str | None = _setting(
         None, "a file", "Write what every node did, for ui.perfetto.dev or scripts/timeline.py."
     )
+    record: str | None = _setting(None, "a file", "Write what the scheduler was told and decided, for odmoe simulate.")
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
         named = named or flag
@@ -159,6 +171,11 @@ class Settings(BaseModel):
     def workers_wanted(self) -> bool:
         """Whether somebody has said how many workers, or nobody else could."""
         return "workers" in self.model_fields_set or not self.joined
+
+    @property
+    def shadowed(self) -> bool:
+        """Whether a shadow is to run."""
+        return self.predictor == "sep" and self.shadow != "none"
 
     @property
     def launch_s(self) -> float:

@@ -152,7 +152,7 @@ class RayCluster:
 
     def _check_room(self, settings: Settings) -> None:
         """Enough hosts of each role at all, and free within FREE_S: those of a run that has just ended take a while."""
-        wanted = {"main_node": 1, "shadow_node": int(settings.shadow != "none")}
+        wanted = {"main_node": 1, "shadow_node": int(settings.shadowed)}
         wanted["worker_node"] = settings.workers if settings.workers_wanted else 1
         if settings.joined and hosts_of_launcher():  # the others are on their way
             wanted = {"main_node": 1}

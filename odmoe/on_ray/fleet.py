@@ -58,7 +58,7 @@ class Fleet:
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
         most: dict[Kind, float] = {
-            "shadow": int(settings.shadow != "none"),
+            "shadow": int(settings.shadowed),
             "worker": settings.workers if settings.workers_wanted else math.inf,
         }
         roles: tuple[tuple[Kind, str], ...] = (("shadow", "shadow_node"), ("worker", "worker_node"))
@@ -132,7 +132,7 @@ class Fleet:
             for number, seat in sorted(seats.items())
         ]
         taken = {row["address"] for row in rows}
-        wanted = ("worker_node",) if self._settings.shadow == "none" else ("worker_node", "shadow_node")
+        wanted = ("worker_node", "shadow_node") if self._settings.shadowed else ("worker_node",)
         absent = [host for host in self._said.values() if host.role in wanted and host.address not in taken]
         if self._settings.workers_wanted:
             absent = [host for host in absent if host.role != "worker_node"]

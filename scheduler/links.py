@@ -1,0 +1,55 @@
+"""What a message's way takes, as the simulator and emulated runs both count it.
+
+Every node has a link of its own to one switch, full-duplex. The main node's is the one that all traffic shares, so it
+alone is counted: a message of so many bytes occupies it for bytes / rate, first come first served, and arrives when its
+last byte has passed, at the earliest a hop after it was sent. Alignments have a lane of their own: TCP shares a link
+between streams, and a few MB of KV rows do not hold up an embedding.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scheduler.profile import Profile
+
+
+class Lane:
+    """What does one thing at a time, in the order in which it is asked: arithmetic, no waiting."""
+
+    def __init__(self) -> None:
+        self.free = -math.inf
+
+    def take(self, at: float, seconds: float) -> float:
+        """Work of so many seconds that was there from `at` on; when it ends."""
+        self.free = max(at, self.free) + seconds
+        return self.free
+
+
+class MainLinks:
+    """The main node's link, out and in. `duplex`: both directions at once; else one lane for both, as for a node that
+    reads no answer before it has sent everything (the paper's prefill takes as long)."""
+
+    def __init__(self, profile: Profile, duplex: bool = True) -> None:
+        self._profile = profile
+        self._out = Lane()
+        self._in = Lane() if duplex else self._out
+        self._aligning = Lane()
+
+    def sent(self, at: float, rows: int) -> float:
+        """The embeddings of `rows` tokens leave for a worker at `at`; when they arrive."""
+        return self._carry(self._out, at, rows * self._profile.hidden_bytes)
+
+    def answered(self, at: float, rows: int) -> float:
+        """A worker's outputs for `rows` tokens leave at `at`; when they arrive."""
+        return self._carry(self._in, at, rows * self._profile.hidden_bytes)
+
+    def aligned(self, at: float, rows: float) -> float:
+        """Keys and values of so many tokens, of one layer each, leave for the shadow; when they arrive."""
+        return self._carry(self._aligning, at, rows * self._profile.kv_bytes)
+
+    def predicted(self, at: float) -> float:
+        """A prediction leaves the shadow; when it arrives."""
+        return at + self._profile.hop_s
+
+    def _carry(self, lane: Lane, at: float, nbytes: float) -> float:
+        return max(at + self._profile.hop_s, lane.take(at, nbytes * 8 / self._profile.link_bits_per_s))
