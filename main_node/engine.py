@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from main_node.debts import Debts
-from main_node.layer import LayerWork
+from main_node.layer import LayerWork, UnderWay
 from main_node.pace import Pace, RealPace
 from main_node.peers import PeerHandler, ask_usage
 from main_node.record import MainRecord, gather
@@ -53,7 +53,7 @@ class Engine:
         self._draining = False
         self._now = 0.0
         self._requests: dict[int, RequestData] = {}
-        self._layers: dict[t.Visit, LayerWork] = {}
+        self._layers = UnderWay()
         self._owed = Debts(answer_s)
         self._failed: dict[int, str] = {}
         self._shared: set[int] = set()  # requests beside which another was opened
@@ -213,16 +213,12 @@ class Engine:
                 self._changed.notify_all()
 
     def _decide(self, event: t.Event) -> None:
-        now = self._time()
-        commands = self.core.handle(event, now)
-        self.on_decided(event, now, commands)
+        """Time never goes backwards, though emulated time is each thread's own."""
+        self._now = max(self._now, self.pace.now())
+        commands = self.core.handle(event, self._now)
+        self.on_decided(event, self._now, commands)
         for command in commands:
             self._act(command)
-
-    def _time(self) -> float:
-        """Never backwards, though emulated time is each thread's own."""
-        self._now = max(self._now, self.pace.now())
-        return self._now
 
     def _act(self, command: t.Command) -> None:
         if isinstance(command, t.Compute):
@@ -233,13 +229,10 @@ class Engine:
             self._owed.forgive_slot(command.worker, command.slot)
             self._tell(command.worker, w.Evict(command.slot))
         elif isinstance(command, t.Resume):
-            if command.visit in self._layers:
-                self._layers[command.visit].done.set()
+            self._layers.resume(command.visit)
         elif isinstance(command, t.Fail):
             self._failed[command.request] = command.reason
-            for visit, layer in self._layers.items():
-                if visit.request == command.request:
-                    layer.done.set()
+            self._layers.release(command.request)
         else:
             self._act_on_shadow(command)
 
@@ -296,24 +289,15 @@ class Engine:
             self._failed.pop(number, None)
             self._shared.discard(number)
             self.core.ledgers.pop(number, None)
-            for visit, layer in self._layers.items():
-                if visit.request == number:
-                    layer.done.set()
+            self._layers.release(number)
 
     def experts(self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H].
 
         Raises RequestFailedError.
         """
-        self.pace.gate()
-        self.record.gate(visit.layer)
         layer = LayerWork.gather(hidden, index, weights)
-        with self._lock:
-            if visit.request not in self._requests:
-                raise RequestFailedError(f"request {visit.request} was closed")
-            self._layers[visit] = layer
-            self.post(t.GateFired(visit, layer.rows))
-        self.record.asked(visit.layer)
+        self.pace.gate(lambda: self._gate_fired(visit, layer))
         try:
             self._wait(visit, layer)
             self.pace.resumed()
@@ -322,6 +306,15 @@ class Engine:
             with self._lock:
                 del self._layers[visit]
         return layer.combine()
+
+    def _gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
+        self.record.gate(visit.layer)
+        with self._lock:
+            if visit.request not in self._requests:
+                raise RequestFailedError(f"request {visit.request} was closed")
+            self._layers[visit] = layer
+            self.post(t.GateFired(visit, layer.rows))
+        self.record.asked(visit.layer)
 
     def _wait(self, visit: t.Visit, layer: LayerWork) -> None:
         wait_s = self._owed.answer_s

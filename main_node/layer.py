@@ -16,6 +16,20 @@ _ALIGN = 64
 _FIRST = torch.zeros(1, dtype=torch.int64)
 
 
+class UnderWay(dict[t.Visit, "LayerWork"]):
+    """The layers that the main model waits for."""
+
+    def resume(self, visit: t.Visit) -> None:
+        if visit in self:
+            self[visit].done.set()
+
+    def release(self, request: int) -> None:
+        """Whoever waits for a layer of this request need not any more."""
+        for visit, layer in self.items():
+            if visit.request == request:
+                layer.done.set()
+
+
 class LayerWork:
     """Rows are gathered and outputs added in the order of the family's eager forward, so that the result is the same to
     the last bit (unless mini-batches split an expert's rows).

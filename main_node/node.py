@@ -233,7 +233,7 @@ class MainNode:
         number, sequence = answer.number, answer.sequence
         with self._turns, torch.inference_mode(), sequence.passing():
             self._pass = t.Visit(number, position, 0)
-            self.engine.pace.begin_pass()
+            self.engine.pace.begin_pass(len(tokens), first=position == 0)
             self.engine.record.begin_pass(number, position)
             self.engine.post(t.PassStarted(number, position, len(tokens), prefill=position == 0))
             out = self.model(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Pace(Protocol):
@@ -15,9 +18,9 @@ class Pace(Protocol):
 
     def now(self) -> float: ...
 
-    def begin_pass(self) -> None: ...
+    def begin_pass(self, tokens: int, first: bool) -> None: ...
 
-    def gate(self) -> None: ...
+    def gate(self, fired: Callable[[], T]) -> T: ...
 
     def answered(self) -> None: ...
 
@@ -32,11 +35,11 @@ class RealPace:
     def now(self) -> float:
         return time.monotonic()
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, tokens: int, first: bool) -> None:
         pass
 
-    def gate(self) -> None:
-        pass
+    def gate(self, fired: Callable[[], T]) -> T:
+        return fired()
 
     def answered(self) -> None:
         pass

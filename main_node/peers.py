@@ -21,6 +21,7 @@ from wire.messages import (
     Message,
     ShadowReady,
     ShadowUsage,
+    Stamped,
     Tensor,
     TraceRecords,
     WorkerReady,
@@ -87,20 +88,15 @@ class PeerHandler:
             return found()
 
     def round_trip(self) -> float | None:
-        """Seconds that a small message takes there and back: the best of a few. None where no answer came in time.
-
-        The result is sent along: who delays messages of this stream on purpose then knows what it takes by itself.
-        """
+        """Seconds that a small message takes there and back: the best of a few. None where no answer came in time."""
         end, best = time.monotonic() + ECHO_S, 0.0
         for number in range(1, ECHOES + 1):
             asked = time.monotonic()
-            answer = self.ask(Echo(number, best), Echo, end - asked)
+            answer = self.ask(Echo(number), Echo, end - asked)
             if not isinstance(answer, Echo) or answer.number != number:
                 break
             taken = time.monotonic() - asked
             best = min(taken, best or taken)
-        if best:
-            self.put(Echo(0, best))
         return best or None
 
     @property
@@ -115,6 +111,9 @@ class PeerHandler:
         self._channel.send(message)
 
     def on_message(self, message: Message) -> None:
+        if isinstance(message, Stamped):
+            self.on_close(ProtocolError(f"{self.name} keeps a profile's times, the main node does not; both must"))
+            return
         if isinstance(message, _ANSWERS):
             with self._changed:
                 self._answers[type(message)] = message

@@ -18,8 +18,7 @@ def generate(request: dict[str, Any], settings: Callable[[dict[str, Any]], Setti
         from odmoe.terminal import Terminal
 
         said = request["settings"]
-        if "trace" in said:
-            said = {**said, "trace": os.path.expanduser(said["trace"])}
+        said |= {name: os.path.expanduser(said[name]) for name in ("trace", "record") if name in said}
         wanted = settings({**said, "cluster": "auto"})
         terminal = Terminal(request["quiet"], request["debug"])
         prompts, named = request["prompts"], request.get("named")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
@@ -24,6 +25,7 @@ from scheduler.errors import HostError, LaunchError, ODMoEError
 
 FETCH_S = 120.0
 STATUS_S = 30.0
+RECORDS = ("trace", "record")
 
 
 def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
@@ -38,9 +40,8 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
         up(file, settings, Terminal(how["quiet"], how["debug"]), settings.launch_s)
     dumped = settings.model_dump(mode="json", exclude_unset=True)
     said = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
-    trace = f"~/odmoe/trace-{secrets.token_hex(8)}.json" if settings.trace else None
-    if trace:
-        said["trace"] = trace
+    kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in RECORDS if name in said}
+    said |= kept
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         remote = ssh.start(cluster.main, AT_HEAD)
         try:
@@ -49,18 +50,18 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
             code, heard = relay(remote)
         finally:
             remote.close()
-        if trace and settings.trace:
-            _fetch(ssh, cluster, trace, Path(settings.trace), code)
+        for name, there in kept.items():
+            _fetch(ssh, cluster, there, Path(dumped[name]), code)
     if code == 255:
         raise remote.failure(code, heard)
     return code
 
 
-def _fetch(ssh: Ssh, cluster: ClusterFile, trace: str, to: Path, code: int) -> None:
+def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> None:
     """The record that the main host has written. Raises HostError: it did not; where the answer has failed (`code`),
     that was told already."""
     try:
-        to.write_text(ssh.run(cluster.main, f"cat {trace} && rm -f {trace}", FETCH_S))
+        to.write_bytes(base64.b64decode(ssh.run(cluster.main, f"base64 {there} && rm -f {there}", FETCH_S)))
     except HostError:
         if code == 0:
             raise

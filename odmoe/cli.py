@@ -22,7 +22,9 @@ import typer
 from odmoe.cluster_cli import add_commands
 from odmoe.config import dump, effective
 from odmoe.flags import with_settings
+from odmoe.plan import add_plan
 from odmoe.settings import DTYPES, MAX_PARALLEL
+from odmoe.simulate import add_simulate
 from scheduler.errors import ConfigError, ODMoEError, PromptError
 
 AGAIN_S = 3.0
@@ -118,6 +120,8 @@ def shard(
 
 
 add_commands(app)
+add_plan(app)
+add_simulate(app)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[str]:

@@ -14,17 +14,20 @@ from main_node.engine import Connect, Engine
 from main_node.node import Answer, MainNode, ShadowStart, Step, model_shape
 from main_node.sampling import How
 from odmoe.process import prepare_libraries
+from odmoe.recording import choices_of, record, taken
 from odmoe.settings import Settings
 from odmoe.text import make_stopper
-from scheduler.core import Core
+from scheduler.awaited import Awaited
 from scheduler.emulation import Emulation, MainPace, ShadowPace
-from scheduler.placement import RoundRobin
+from scheduler.links import MainLinks
 from scheduler.profile import find_profile
+from scheduler.residency import make_residency
 from scheduler.trace import Span
+from scheduler.types import ModelShape
 from wire import inprocess
 from wire.base import Channel, Handler, Node
-from wire.delayed import DelayedChannel, DelayedNode, delays
 from wire.messages import PROTOCOL_VERSION, Hello
+from wire.timed import MainWay, TimedChannel, TimedHandler, TimedNode
 from worker_node.loaders import make_loader
 from worker_node.node import Worker
 
@@ -54,6 +57,9 @@ class Cluster(Protocol):
     def trace(self) -> list[Span]:
         """What every node has done since the last time, where `settings.trace` is set."""
 
+    def recording(self) -> bytes:
+        """What the scheduler was told and decided since the nodes started, where `settings.record` is set."""
+
     def store(self) -> Path:
         """Of the model that is served."""
 
@@ -66,33 +72,39 @@ class Cluster(Protocol):
 
 def emulation_of(settings: Settings) -> Emulation | None:
     """The time that --profile keeps, one for all nodes of a process. Raises ConfigError for a profile that is none."""
-    return Emulation(find_profile(settings.profile)) if settings.profile else None
+    if settings.profile is None:
+        return None
+    return Emulation(find_profile(settings.profile), duplex=settings.prefill == "ahead")
 
 
 def travelling(node: Node, emulation: Emulation | None) -> Node:
-    """The node, whose answers take as long to arrive as the profile says."""
-    if emulation is None:
-        return node
-    return DelayedNode(node, lambda: delays(emulation.profile), emulation)
+    """The node, whose end of each stream keeps the profile's times."""
+    return node if emulation is None else TimedNode(node, emulation)
 
 
-def travelled(to: Connect, emulation: Emulation | None) -> Connect:
-    """As `travelling`, for what is sent to a node."""
+def travelled(emulation: Emulation | None, shape: ModelShape) -> Callable[[Connect], Connect]:
+    """As `travelling`, for the main node's end of its streams, which all share its link."""
     if emulation is None:
-        return to
-    return lambda handler: DelayedChannel(to(handler), delays(emulation.profile), emulation)
+        return lambda to: to
+    owed = emulation.agenda.awaited = Awaited(emulation.profile, shape.layers[-1])
+    way = MainWay(MainLinks(emulation.profile, emulation.duplex), owed)
+
+    def timed(to: Connect) -> Connect:
+        return lambda handler: TimedChannel(to(TimedHandler(handler, way, emulation)), way, emulation)
+
+    return timed
 
 
 def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | None = None) -> Engine:
-    """The scheduler with the OD-MoE choices, and the engine around it."""
+    """The scheduler with its choices, and the engine around it. Raises ConfigError where slots do not suffice."""
     if settings.shadowed and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
-    shape = model_shape(store)
-    group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_wanted else shape.top_k)
-    core = Core(shape, RoundRobin(group), settings.alignment, settings.mini_batch)
+    choices = choices_of(settings, model_shape(store))
+    if settings.workers_wanted:
+        make_residency(choices.residency).check(choices.shape, settings.workers * settings.slots)
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
-    return Engine(core, hello, pace=MainPace(emulation) if emulation else None)
+    return Engine(choices.core(), hello, pace=MainPace(emulation) if emulation else None)
 
 
 def make_worker(
@@ -136,13 +148,15 @@ class EmbeddedCluster:
         say(f"loading the main model and {settings.workers} worker(s)")
         emulation = self._emulation = emulation_of(settings)
         engine = make_engine(settings, store, emulation)
+        self._travelled = travelled(emulation, engine.core.shape)
+        self._recorder = record(engine, settings, store)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
         shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
         try:
             for number in range(settings.workers):
                 worker = make_worker(number, settings, store, arithmetic, emulation)
                 self._nodes.append(worker)
-                engine.add_worker(number, travelled(_to(worker), emulation), settings.launch_s)
+                engine.add_worker(number, self._travelled(_to(worker)), settings.launch_s)
             self.main = make_main(settings, store, engine, shadow)
         except BaseException:
             engine.close()
@@ -154,13 +168,16 @@ class EmbeddedCluster:
         if self._closed:
             return
         self._nodes.append(shadow)
-        self.main.engine.add_shadow(travelled(_to(shadow), self._emulation), self._settings.launch_s)
+        self.main.engine.add_shadow(self._travelled(_to(shadow)), self._settings.launch_s)
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answer:
         return self.main.generate(prompt, max_new_tokens, **how)
 
     def trace(self) -> list[Span]:
         return self.main.engine.trace()
+
+    def recording(self) -> bytes:
+        return taken(self._recorder)
 
     def store(self) -> Path:
         return self._store.path
@@ -174,6 +191,8 @@ class EmbeddedCluster:
         self._close_nodes()
 
     def _close_nodes(self) -> None:
+        if self._emulation is not None:
+            self._emulation.close()
         for node in self._nodes:
             node.close()
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, ODMoEError, PromptError, RequestError
 from scheduler.profile import find_profile
+from scheduler.recording import write_recording
 from scheduler.trace import write_trace
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ def run_generate(
             else:
                 _one(job, ids[0], as_json, terminal)
         finally:
-            if settings.trace is not None:  # most wanted where something went wrong
-                _write_trace(Path(settings.trace), job)
+            _write_records(settings, job)  # most wanted where something went wrong
 
 
 def _tokens(
@@ -124,10 +124,15 @@ def _tokens(
     ]
 
 
-def _write_trace(path: Path, job: Job) -> None:
+def _write_records(settings: Settings, job: Job) -> None:
     failing = sys.exc_info()[0] is not None
+    cluster = job.cluster
     try:
-        write_trace(path, job.cluster.trace(), about(job.served))
+        with ExitStack() as both:  # one that cannot be written does not keep the other from being
+            if settings.record is not None:
+                both.callback(lambda path: write_recording(path, cluster.recording()), Path(settings.record))
+            if settings.trace is not None:
+                both.callback(lambda path: write_trace(path, cluster.trace(), about(job.served)), Path(settings.trace))
     except (ODMoEError, OSError):
         if not failing:  # else what failed first is what is told
             raise
@@ -137,10 +142,15 @@ def check_early(settings: Settings) -> None:
     """What would otherwise be found out at the end. Raises ConfigError."""
     if settings.profile is not None:
         find_profile(settings.profile)
-    if settings.trace is not None:
-        folder = Path(settings.trace).resolve().parent
-        if Path(settings.trace).is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"--trace is {settings.trace!r}; allowed: a file in a directory that can be written to")
+    for name, file in (("--trace", settings.trace), ("--record", settings.record)):
+        if file is not None:
+            check_writable(name, file)
+
+
+def check_writable(name: str, file: str) -> None:
+    """Raises ConfigError where nothing can be written there. `name`: the flag that says so."""
+    if Path(file).is_dir() or not os.access(Path(file).resolve().parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name} is {file!r}; allowed: a file in a directory that can be written to")
 
 
 def about(settings: Settings) -> dict[str, Any]:

@@ -7,57 +7,60 @@ Decode (OD-MoE section 3.1): a prediction assigns a layer's experts to the worke
 it is assigned, in order, as its slots come free. When the gate fires, predictions it does not name are dropped, experts
 that no prediction named are loaded then, and every named expert is computed once and evicted.
 Prefill (section 3.3): every layer's experts are assigned to all workers before its gate, as if all were predicted.
+
+Three choices change that. A predictor says in the shadow's place what decoding will need. A residency says which
+experts stay in their slots; whoever needs one that is there computes it there, without a load. In-turn prefill (not
+`prefill_ahead`) begins a layer's loads when its gate has fired, and sends rows when none of its loads is under way any
+more: where its experts do not all find a slot, those that do go first.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
+from scheduler.calls import Calls
 from scheduler.errors import ConfigError
-from scheduler.fleet import Need, OpenVisit, State, Worker
+from scheduler.fleet import Held, Need, OpenVisit, Request
 from scheduler.follow import Following
 from scheduler.ledger import RequestLedger
 from scheduler.placement import Placement
+from scheduler.predictors import Predictor
+from scheduler.residency import CACHELESS, Residency
+from scheduler.stock import Stock
 
 MAX_FAILURES = 3
 """An expert whose load or computation failed this often fails its request."""
 
 
-@dataclass(slots=True)
-class _Request:
-    """`reached`: (position of the pass under way, ordinal of the last layer whose gate fired in it).
-    `planned`: how many layers prefill has assigned."""
-
-    ledger: RequestLedger
-    prefilling: bool = True
-    reached: tuple[int, int] = (0, -1)
-    planned: int = 0
-
-
 class Core:
     """See the module. `mini_batch`: most rows an expert computes at once in prefill."""
 
-    def __init__(self, shape: t.ModelShape, placement: Placement, alignment: Alignment, mini_batch: int = 128) -> None:
+    def __init__(
+        self, shape: t.ModelShape, placement: Placement, alignment: Alignment, mini_batch: int = 128, *,
+        predictor: Predictor | None = None, residency: Residency = CACHELESS, prefill_ahead: bool = True,
+    ) -> None:  # fmt: skip
         if mini_batch < 1:
             raise ConfigError(f"mini-batch is {mini_batch}; allowed: 1, 2, ...")
         self.shape = shape
         self.mini_batch = mini_batch
         self.ledgers: dict[int, RequestLedger] = {}
         self._placement = placement
+        self._predictor = predictor
+        self._ahead = prefill_ahead
         self._following = Following(alignment)
         self._ordinal = {layer: i for i, layer in enumerate(shape.layers)}
-        self._workers: dict[int, Worker] = {}
-        self._requests: dict[int, _Request] = {}
-        self._visits: dict[t.Visit, OpenVisit] = {}
-        self._loads: dict[int, Need] = {}
-        self._calls: dict[int, Need] = {}
         self._ids = itertools.count(1)
-        self._now = 0.0
         self._out: list[t.Command] = []
+        self._calls = Calls(self._out, self._ids, mini_batch, residency, prefill_ahead)
+        self._stock = Stock(shape, placement, residency, self._ids, self._out, self._calls.ready)
+        self._workers = self._stock.workers
+        self._loads = self._stock.loads
+        self._requests: dict[int, Request] = {}
+        self._visits: dict[t.Visit, OpenVisit] = {}
+        self._now = 0.0
         self._handlers: dict[type, Callable[..., None]] = {
             t.WorkerJoined: self._worker_joined,
             t.WorkerLost: self._worker_lost,
@@ -82,7 +85,7 @@ class Core:
     @property
     def workers(self) -> list[int]:
         """The live workers, ascending."""
-        return sorted(self._workers)
+        return list(self._stock.live)
 
     def handle(self, event: t.Event, now: float) -> list[t.Command]:
         """One fact in, the commands that follow from it out, in the order in which they must be carried out.
@@ -90,53 +93,53 @@ class Core:
         Facts about what is already over (a load of a lost worker, a request that was closed) yield no commands.
         """
         self._now = now
-        self._out = []
+        self._out.clear()
         self._handlers[type(event)](event)
-        return self._out
+        if self._calls.held_back:
+            self._calls.send_together()
+        return self._out.copy()
 
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _worker_joined(self, event: t.WorkerJoined) -> None:
         if event.slots < 1:
             raise ConfigError(f"worker {event.worker} has {event.slots} slots; allowed: 1, 2, ...")
-        self._workers[event.worker] = Worker(event.worker, [None] * event.slots)
+        self._stock.joined(event.worker, event.slots)
 
     def _worker_lost(self, event: t.WorkerLost) -> None:
-        lost = self._workers.pop(event.worker, None)
+        lost = self._stock.lost(event.worker)
         if lost is None:
             return
-        needs = sorted(lost.needs(), key=lambda n: n.urgency)
-        if not self._workers:
+        needs = sorted(lost.needs(), key=lambda n: n.rank)
+        for need in needs:
+            self._set_back(need)
+        lacks = self._stock.lacks() if self._workers else f"the last worker is gone: {event.reason}"
+        if lacks is not None:
             for request in list(self._requests):
-                self._fail(request, f"the last worker is gone: {event.reason}")
+                self._fail(request, lacks)
             return
         for need in needs:
-            self._reassign(need)
-        self._fill_all()
+            self._stock.want(need)
+        self._stock.fill()
 
-    def _reassign(self, need: Need) -> None:
-        """Begin the need again, elsewhere if there is another worker; what the old one still says is not heard."""
-        self._forget_ids(need)
+    def _set_back(self, need: Need) -> None:
+        """It begins again, from its load; what the worker still says of it is not heard."""
+        opened = need.opened
         if need.confirmed:
-            if need.state is State.RESIDENT:
-                self._visits[need.visit].waiting += 1
-            need.unsent = self._chunks(need.rows)
-        self._workers[self._choose(need.visit, need.worker)].enqueue(need)
-
-    def _forget_ids(self, need: Need) -> None:
-        self._loads.pop(need.load_id, None)
-        for call in need.calls:
-            self._calls.pop(call, None)
-        need.calls.clear()
+            opened.waiting += need.held is not None and need.held.loaded
+            self._calls.changed(opened)
+        self._calls.forget(need)
+        self._stock.detach(need)
 
     # --- requests and the shadow --------------------------------------------------------------------------------
 
     def _request_opened(self, event: t.RequestOpened) -> None:
         self.ledgers[event.request] = RequestLedger(event.prompt_tokens)
-        self._requests[event.request] = _Request(self.ledgers[event.request])
+        self._requests[event.request] = Request(self.ledgers[event.request])
         self._out += self._following.opened(event.request, event.prompt_tokens)
-        if not self._workers:
-            self._fail(event.request, "no worker is connected")
+        lacks = self._stock.lacks() if self._workers else "no worker is connected"
+        if lacks is not None:
+            self._fail(event.request, lacks)
 
     def _request_closed(self, event: t.RequestClosed) -> None:
         request = self._requests.pop(event.request, None)
@@ -146,7 +149,7 @@ class Core:
             for need in self._visits.pop(visit).needs.values():
                 self._drop(need)
         self._out += self._following.closed(event.request)
-        self._fill_all()
+        self._stock.fill()
 
     def _fail(self, request: int, reason: str) -> None:
         self._request_closed(t.RequestClosed(request))
@@ -157,8 +160,9 @@ class Core:
 
     def _shadow_lost(self, event: t.ShadowLost) -> None:
         self._following.lost()
-        for request in self._requests.values():
-            request.ledger.orphan()
+        if self._predictor is None:
+            for request in self._requests.values():
+                request.ledger.orphan()
 
     def _token_decoded(self, event: t.TokenDecoded) -> None:
         request = self._requests.get(event.request)
@@ -174,24 +178,40 @@ class Core:
             return
         request.reached = (event.position, -1)
         request.prefilling = event.prefill
-        if event.prefill:
-            self._plan_prefill(event.request, event.position, 0)
-            self._fill_all()
+        if not event.prefill:
+            self._take_predictions(event.request, event.position)
+        elif self._ahead:
+            self._plan_prefill(request, event.request, event.position, 0)
+            self._stock.fill()
+
+    def _take_predictions(self, number: int, position: int) -> None:
+        if self._predictor is None:
+            return
+        for ordinal, layer in enumerate(self.shape.layers):
+            visit = t.Visit(number, position, layer)
+            experts = self._predictor.predict(visit, self.shape.count(ordinal), self.shape.top_k)
+            self._predicted(t.Predicted(number, position, layer, experts))
 
     def _horizon(self) -> int:
         """How many layers ahead prefill assigns: enough to fill every slot while one layer computes."""
-        slots = sum(len(worker.slots) for worker in self._workers.values())
-        return 1 + -(-slots // self.shape.experts)
+        return 1 + -(-self._stock.total // self.shape.experts)
 
-    def _plan_prefill(self, number: int, position: int, start: int) -> None:
+    def _plan_prefill(self, request: Request, number: int, position: int, start: int) -> None:
         """Assign layers from ordinal `start` to the horizon, those that are not assigned yet."""
-        request, stop = self._requests[number], min(start + self._horizon(), len(self.shape.layers))
+        stop = min(start + self._horizon(), len(self.shape.layers))
         for ordinal in range(request.planned, stop):
-            visit = t.Visit(number, position, self.shape.layers[ordinal])
-            self._visits[visit] = OpenVisit()
-            for expert, worker in enumerate(self._placement.share(self.workers, ordinal, self.shape.count(ordinal))):
-                self._add(visit, expert, worker)
+            opened = self._open(request, t.Visit(number, position, self.shape.layers[ordinal]), ordinal)
+            for expert, worker in enumerate(self._share(ordinal)):
+                self._stock.want(self._need(opened, expert), worker)
         request.planned = max(request.planned, stop)
+
+    def _share(self, ordinal: int) -> list[int]:
+        return self._placement.share(self._stock.live, ordinal, self.shape.count(ordinal))
+
+    def _open(self, request: Request, visit: t.Visit, ordinal: int) -> OpenVisit:
+        turn = visit.position * len(self.shape.layers) + ordinal
+        opened = self._visits[visit] = OpenVisit(visit, request, turn)
+        return opened
 
     def _predicted(self, event: t.Predicted) -> None:
         request = self._requests.get(event.request)
@@ -199,202 +219,152 @@ class Core:
             return
         visit = t.Visit(event.request, event.position, event.layer)
         request.ledger.predicted(visit, event.experts)
-        if (event.position, self._ordinal[event.layer]) <= request.reached:
+        ordinal = self._ordinal[event.layer]
+        if (event.position, ordinal) <= request.reached:
             request.ledger.late += 1
             return
-        opened = self._visits.setdefault(visit, OpenVisit())
+        opened = self._visits.get(visit) or self._open(request, visit, ordinal)
         for expert in [e for e in opened.needs if e not in event.experts]:
             self._drop(opened.needs.pop(expert))
-        group = self._placement.group(self.workers, self._turn(visit))
+        group = self._placement.group(self._stock.live, opened.turn)
         for place, expert in enumerate(event.experts):
             if expert not in opened.needs:
-                self._add(visit, expert, group[place % len(group)])
-        self._fill_all()
+                self._stock.want(self._need(opened, expert), group[place % len(group)])
+        self._stock.fill()
 
-    def _turn(self, visit: t.Visit) -> int:
-        return visit.position * len(self.shape.layers) + self._ordinal[visit.layer]
-
-    def _add(self, visit: t.Visit, expert: int, worker: int) -> Need:
-        need = Need(next(self._ids), visit, t.ExpertId(visit.layer, expert), worker)
-        self._visits[visit].needs[expert] = need
-        self._workers[worker].enqueue(need)
+    def _need(self, opened: OpenVisit, expert: int) -> Need:
+        need = opened.needs[expert] = Need(next(self._ids), opened, t.ExpertId(opened.visit.layer, expert))
         return need
 
     # --- the gate -----------------------------------------------------------------------------------------------
 
     def _gate_fired(self, event: t.GateFired) -> None:
-        request = self._requests.get(event.visit.request)
+        visit = event.visit
+        request = self._requests.get(visit.request)
         if request is None:
             return
-        opened = self._visits.setdefault(event.visit, OpenVisit())
+        ordinal = self._ordinal[visit.layer]
+        opened = self._visits.get(visit) or self._open(request, visit, ordinal)
         opened.since = self._now
-        request.reached = (event.visit.position, self._ordinal[event.visit.layer])
-        named = frozenset(expert for expert, _ in event.rows)
-        if not request.prefilling and self._following.present:
-            request.ledger.activated(event.visit, named)
-            request.ledger.in_time += len(named & opened.needs.keys())
-        for expert in [e for e in opened.needs if e not in named]:
-            wrong = opened.needs.pop(expert)
-            request.ledger.unused += wrong.state is not State.QUEUED
-            self._drop(wrong)
-        for expert, rows in sorted(event.rows, key=lambda row: row[0] not in opened.needs):  # predicted ones first
-            self._confirm(opened.needs.get(expert) or self._add_missed(event.visit, expert), rows)
+        request.reached = (visit.position, ordinal)
+        self._compare(opened, event.rows)
+        self._name(opened, event.rows, ordinal)
         opened.left = len(event.rows)
-        opened.waiting = sum(need.state is not State.RESIDENT for need in opened.needs.values())
-        if request.prefilling:
-            self._plan_prefill(event.visit.request, event.visit.position, self._ordinal[event.visit.layer] + 1)
+        opened.waiting = len([n for n in opened.needs.values() if n.held is None or not n.held.loaded])
+        if request.prefilling and self._ahead:
+            self._plan_prefill(request, visit.request, visit.position, ordinal + 1)
         if not event.rows:
-            self._finish(event.visit)
-        self._fill_all()
+            self._finish(opened)
+        self._stock.fill()
 
-    def _add_missed(self, visit: t.Visit, expert: int) -> Need:
-        need = self._add(visit, expert, self._choose(visit))
-        need.late = expert not in self._visits[visit].let_go
-        return need
+    def _compare(self, opened: OpenVisit, rows: tuple[tuple[int, int], ...]) -> None:
+        """Prediction and truth: what is wrong is dropped."""
+        request, needs = opened.request, opened.needs
+        named = frozenset([expert for expert, _ in rows])
+        right = len([expert for expert in needs if expert in named])
+        if not request.prefilling and (self._following.present or self._predictor is not None):
+            request.ledger.activated(opened.visit, named)
+            request.ledger.in_time += right
+        if right < len(needs):
+            for expert in [e for e in needs if e not in named]:
+                wrong = needs.pop(expert)
+                request.ledger.unused += wrong.held is not None and not wrong.hit
+                self._drop(wrong)
 
-    def _choose(self, visit: t.Visit, shun: int | None = None) -> int:
-        """The worker for an expert that nobody was assigned: least named work, then a free slot, then its group."""
-        ring = self._placement.ring(self.workers, self._turn(visit))
-        return min(ring, key=lambda w: (w == shun, self._workers[w].confirmed, self._workers[w].free_slot() is None))
-
-    def _confirm(self, need: Need, rows: int) -> None:
-        worker = self._workers[need.worker]
-        if need.state is State.QUEUED:
-            worker.queue.remove(need)
-        need.confirmed, need.rows, need.unsent = True, rows, self._chunks(rows)
-        if need.state is State.QUEUED:
-            worker.enqueue(need)
-        else:
-            self._send(need)
-
-    def _chunks(self, rows: int) -> list[tuple[int, int]]:
-        return [(start, min(start + self.mini_batch, rows)) for start in range(0, rows, self.mini_batch)]
-
-    def _send(self, need: Need) -> None:
-        """Send all rows; the worker holds them until its load has ended."""
-        for start, stop in need.unsent:
-            call = next(self._ids)
-            need.calls.add(call)
-            self._calls[call] = need
-            last = stop == need.rows
-            self._out.append(t.Compute(need.worker, need.slot, need.expert, call, need.visit, start, stop, last))
-        need.unsent = []
+    def _name(self, opened: OpenVisit, rows: tuple[tuple[int, int], ...], ordinal: int) -> None:
+        """Every expert that the gate names is to be computed, those that were predicted first."""
+        missed = [row for row in rows if row[0] not in opened.needs]
+        for expert, count in rows:
+            need = opened.needs.get(expert)
+            if need is not None:
+                need.rows = count
+                self._stock.confirm(need)
+        share = self._share(ordinal) if missed and opened.request.prefilling and not self._ahead else None
+        for expert, count in missed:
+            need = self._need(opened, expert)
+            need.confirmed, need.rows = True, count
+            need.late = share is None and expert not in opened.let_go
+            self._stock.want(need, share[expert] if share is not None else None)
 
     # --- loads and computations ---------------------------------------------------------------------------------
 
     def _load_ended(self, event: t.LoadEnded) -> None:
-        need = self._loads.pop(event.load_id, None)
-        if need is None:
-            return
-        need.state = State.RESIDENT
-        self._requests[need.visit.request].ledger.bytes_loaded += event.nbytes
-        if need.confirmed:
-            self._loaded_late(need)
+        held = self._loads.get(event.load_id)
+        if held is not None:
+            held.ledger.bytes_loaded += event.nbytes
+            self._loaded(held)
 
-    def _loaded_late(self, need: Need) -> None:
+    def _loaded(self, held: Held) -> None:
+        held.loaded = True
+        del self._loads[held.load_id]
+        for need in held.users:
+            if need.confirmed:
+                self._loaded_late(need.opened)
+
+    def _loaded_late(self, opened: OpenVisit) -> None:
         """A load that its gate was waiting for has ended."""
-        opened, request = self._visits[need.visit], self._requests[need.visit.request]
+        request = opened.request
         opened.waiting -= 1
         if opened.waiting == 0:
             request.ledger.stalled(self._now - opened.since, request.prefilling)
             opened.since = self._now
-
-    def _load_failed(self, event: t.LoadFailed) -> None:
-        need = self._loads.get(event.load_id)
-        if need is not None:
-            self._retry(need, event.reason)
+        self._calls.changed(opened)
 
     def _compute_ended(self, event: t.ComputeEnded) -> None:
-        need = self._calls.pop(event.call_id, None)
-        if need is None:
+        need = self._calls.answered(event.call_id)
+        if need is None or need.held is None:
             return
-        need.calls.discard(event.call_id)
-        if need.calls or need.unsent:
-            return
-        if self._loads.pop(need.load_id, None) is not None:
-            self._loaded_late(need)  # the word of its load was lost or is still on its way
-        self._workers[need.worker].slots[need.slot] = None
-        opened = self._visits[need.visit]
+        opened, request = need.opened, need.opened.request
+        if not need.held.loaded:
+            self._loaded(need.held)  # the word of its load was lost or is still on its way
+        self._stock.computed(need.held, need)
+        if need.hit:
+            request.ledger.hit(request.prefilling)
         del opened.needs[need.expert.expert]
         opened.left -= 1
         if opened.left == 0:
-            self._finish(need.visit)
-        self._fill(self._workers[need.worker])
+            self._finish(opened)
+        self._stock.fill()
+
+    def _load_failed(self, event: t.LoadFailed) -> None:
+        held = self._loads.get(event.load_id)
+        if held is not None:
+            self._retry(held, list(held.users), event.reason)
 
     def _compute_failed(self, event: t.ComputeFailed) -> None:
-        need = self._calls.get(event.call_id)
-        if need is not None:
-            self._retry(need, event.reason)
+        need = self._calls.owed.get(event.call_id)
+        if need is not None and need.held is not None:
+            self._retry(need.held, [need], event.reason)
 
-    def _retry(self, need: Need, reason: str) -> None:
+    def _retry(self, held: Held, failed: list[Need], reason: str) -> None:
         """Elsewhere, not for ever. What was only predicted is then let go: if the gate names it, it is tried again."""
-        layer, expert = need.expert
-        need.failures += 1
-        if need.failures >= MAX_FAILURES and not need.confirmed:
-            opened = self._visits[need.visit]
+        self._stock.spoil(held)
+        for need in failed:
+            need.failures += 1
+            if need.failures >= MAX_FAILURES and need in held.users:
+                self._give_up(need, reason)
+        if held.users:
+            again = list(held.users)
+            self._stock.evict(held)
+            for need in again:
+                self._set_back(need)
+            for need in again:
+                self._stock.want(need, shun=held.worker)
+        self._stock.fill()
+
+    def _give_up(self, need: Need, reason: str) -> None:
+        opened, (layer, expert) = need.opened, need.expert
+        if need.confirmed:
+            failed = f"expert {expert} of layer {layer} failed {need.failures} times: {reason}"
+            self._fail(opened.visit.request, failed)
+        else:
             opened.let_go.add(expert)
             self._drop(opened.needs.pop(expert))
-            self._fill_all()
-            return
-        if need.failures >= MAX_FAILURES:
-            self._fail(need.visit.request, f"expert {expert} of layer {layer} failed {need.failures} times: {reason}")
-            return
-        worker = self._workers[need.worker]
-        self._out.append(t.Evict(need.worker, need.slot, need.expert))
-        worker.slots[need.slot] = None
-        self._reassign(need)
-        self._fill_all()
 
-    def _finish(self, visit: t.Visit) -> None:
-        del self._visits[visit]
-        self._out.append(t.Resume(visit))
+    def _finish(self, opened: OpenVisit) -> None:
+        del self._visits[opened.visit]
+        self._out.append(t.Resume(opened.visit))
 
     def _drop(self, need: Need) -> None:
-        """Take a need off its worker; what is in a slot is evicted."""
-        self._forget_ids(need)
-        worker = self._workers.get(need.worker)
-        if worker is None:
-            return
-        if need.state is State.QUEUED:
-            worker.queue.remove(need)
-        else:
-            worker.slots[need.slot] = None
-            self._out.append(t.Evict(need.worker, need.slot, need.expert))
-
-    def _fill_all(self) -> None:
-        for number in self.workers:
-            self._fill(self._workers[number])
-
-    def _fill(self, worker: Worker) -> None:
-        """Start loads while there are slots. What the gate has named may displace what is only predicted."""
-        while worker.queue:
-            need = worker.queue[0]
-            slot = worker.free_slot()
-            if slot is None and need.confirmed:
-                slot = self._displace(worker)
-            if slot is None:
-                return
-            worker.queue.pop(0)
-            self._start(worker, slot, need)
-
-    def _displace(self, worker: Worker) -> int | None:
-        victim = worker.furthest_prediction()
-        if victim is None:
-            return None
-        slot = victim.slot
-        self._requests[victim.visit.request].ledger.displaced += 1
-        self._loads.pop(victim.load_id, None)
-        self._out.append(t.Evict(worker.number, slot, victim.expert))
-        worker.slots[slot] = None
-        worker.enqueue(victim)
-        return slot
-
-    def _start(self, worker: Worker, slot: int, need: Need) -> None:
-        request = self._requests[need.visit.request]
-        need.state, need.slot, need.load_id = State.LOADING, slot, next(self._ids)
-        worker.slots[slot] = need
-        self._loads[need.load_id] = need
-        request.ledger.load_begun(request.prefilling, need.late)
-        self._out.append(t.Load(worker.number, slot, need.expert, need.load_id))
-        if need.confirmed:
-            self._send(need)
+        self._calls.forget(need)
+        self._stock.drop(need)

@@ -1,17 +1,21 @@
-"""A profile's times kept on a machine that is faster than they are: each piece of work is done for real, then slept out
-until it has lasted as long as the profile says.
+"""A profile's times kept on a machine that is faster than they are: each piece of work is done for real, and counts as
+ended when the profile says so.
 
 Every end is an absolute deadline, `start + duration`, and a start is the end of what came before. So a thread has a
-time of its own, `now()`: that of the last deadline it kept, or of the message it was brought. It stands still while the
-thread computes, decides and sends, which costs nothing here as it does in `scheduler.simulator`, and however late a
-sleep wakes (0.1 ms, more where the machine is busy): the clock's lead over it is credit, used up by the next wait. The
-errors of many sleeps do not add up, and nothing ends before its deadline. A lead of more than `CREDIT_S` is lost: then
-the machine is too slow for the profile, and its figures are lower than the profile's arithmetic. Measured from any
-moment on they are higher by at most `CREDIT_S`.
+time of its own, `now()`: that of the last deadline it kept, or of the message it was brought. A message says when it is
+due (`wire.timed`), and whoever receives it keeps it until then, on an agenda: what the real stream takes, and what the
+real work takes, is part of that time and not on top of it. Only what decides anything waits for its moment: a load's
+end, the main node's gate, a message's arrival. A computation or a layer of the shadow is done at once, and told with
+the time at which it counts.
+
+Being late is credit: a thread goes on as of its deadline, however late the machine was, and the next wait is shorter by
+as much. The errors of many sleeps do not add up, and nothing is told before its deadline. A lead of the clock of more
+than `CREDIT_S` is lost: then the machine is too slow for the profile, and its figures are lower than the profile's
+arithmetic. Measured from any moment on they are higher by at most `CREDIT_S`.
 
 The pieces last as in the simulator: one load at a time on a worker's link, one computation at a time on a worker, a
-layer of the main node from the last answer to the gate, a layer of the shadow; a message travels as long as
-`wire.delayed` says.
+layer of the main node from the last answer to the gate, a layer of the shadow; a message travels as `scheduler.links`
+says.
 """
 
 from __future__ import annotations
@@ -20,28 +24,40 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+from scheduler.agenda import Agenda
 from scheduler.profile import Profile
 
-CREDIT_S = 0.05
+CREDIT_S = 0.2
 """The most by which lateness shortens what follows."""
+
+T = TypeVar("T")
+
+
+class GivenUp(threading.Event):
+    """Set once: what was under way is not wanted any more, as of `at`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = -math.inf
+
+    def give_up(self, at: float) -> None:
+        self.at = at
+        self.set()
 
 
 class Emulation:
     """One process's emulated time. All nodes of a process must share it, so that credit passes between them.
 
-    `clock` and `sleep`: seconds, of the same clock. Thread-safe: each thread has its own time.
+    `duplex`: see `scheduler.links.MainLinks`. `clock`: seconds, monotonic. Thread-safe: each thread has its own time.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, profile: Profile, clock: Callable[[], float] = time.monotonic, duplex: bool = True) -> None:
         self.profile = profile
         self.clock = clock
-        self._sleep = sleep
+        self.duplex = duplex
+        self.agenda = Agenda(clock, self.adopt)
         self._thread = threading.local()
 
     @property
@@ -50,25 +66,24 @@ class Emulation:
         return f"emulated: {self.profile.name}"
 
     def now(self) -> float:
-        """This thread's time: at most the clock's, and behind it by at most `CREDIT_S`."""
+        """This thread's time: behind the clock by at most `CREDIT_S`, before it where something was done early."""
         clock = self.clock()
         at: float = getattr(self._thread, "at", clock)
-        return min(max(at, clock - CREDIT_S), clock)
+        return max(at, clock - CREDIT_S)
 
     def adopt(self, at: float) -> None:
-        """This thread goes on from `at`; a time to come counts as now."""
-        self._thread.at = min(at, self.clock())
+        """This thread goes on from `at`."""
+        self._thread.at = at
 
-    def wait_until(self, due: float, given_up: threading.Event | None = None) -> bool:
-        """Sleep until `due`, and go on from there. False when `given_up` was set before: then from this moment."""
+    def wait_until(self, due: float, given_up: GivenUp) -> None:
+        """Sleep until `due`, or until it was given up, and go on from there."""
         while (left := due - self.clock()) > 0:
-            if given_up is None:
-                self._sleep(left)
-            elif given_up.wait(left):
-                self.adopt(math.inf)
-                return False
-        self.adopt(due)
-        return True
+            if given_up.wait(left):
+                break
+        self.adopt(min(due, max(given_up.at, self.now())) if given_up.is_set() else due)
+
+    def close(self) -> None:
+        self.agenda.close()
 
 
 class Lane:
@@ -84,22 +99,29 @@ class Lane:
         self._start = self._emulation.now()
         return self._start
 
-    def end(self, least_s: float, given_up: threading.Event | None = None) -> float:
-        """Wait until the work has lasted `least_s`, or until `given_up` is set; when that was."""
-        self._emulation.wait_until(self._start + least_s, given_up)
+    def end(self, lasts_s: float) -> float:
+        """The work is done, and counts as ended after `lasts_s`; when that is."""
+        self._free = self._start + lasts_s
+        self._emulation.adopt(self._free)
+        return self._free
+
+    def wait(self, lasts_s: float, given_up: GivenUp) -> float:
+        """As `end`, having waited for it, or until it was given up."""
+        self._emulation.wait_until(self._start + lasts_s, given_up)
         self._free = self._emulation.now()
         return self._free
 
 
 class MainPace:
-    """The main node: at least `main_layer_s` from the last answer to a layer, or the start of a pass, to the next gate.
+    """The main node: `main_s` from the last answer to a layer, or the start of a pass, to the next gate.
 
-    All but `answered` on the thread that runs the model; one pass at a time.
+    `answered` on the thread that brings it, all else on the thread that runs the model; one pass at a time.
     """
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
         self._from = -math.inf
+        self._layer_s = 0.0
 
     @property
     def emulated(self) -> str | None:
@@ -110,15 +132,16 @@ class MainPace:
         """The calling thread's time."""
         return self._emulation.now()
 
-    def begin_pass(self) -> None:
-        """A pass right after another goes on from that one's last answer."""
-        if self._emulation.clock() - self._from > CREDIT_S:
+    def begin_pass(self, tokens: int, first: bool) -> None:
+        """A pass right after another of its request goes on from that one's last answer; the first starts now."""
+        if first or self._emulation.clock() - self._from > CREDIT_S:
             self._from = self._emulation.clock()
+        self._layer_s = self._emulation.profile.main_s(tokens)
         self._emulation.adopt(self._from)
 
-    def gate(self) -> None:
-        """The gate has fired, and nobody has been told."""
-        self._emulation.wait_until(self._from + self._emulation.profile.main_layer_s)
+    def gate(self, fired: Callable[[], T]) -> T:
+        """The gate has fired, and nobody has been told: `fired` tells, in its turn among all that happens."""
+        return self._emulation.agenda.wait(self._from + self._layer_s, fired)
 
     def answered(self) -> None:
         """On the thread that brings it: a computation's answer is there."""

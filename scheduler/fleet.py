@@ -1,54 +1,39 @@
-"""What each worker holds and is about to hold."""
+"""What each worker holds and is about to hold, and what for."""
 
 from __future__ import annotations
 
 import bisect
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from scheduler.ledger import RequestLedger
 from scheduler.types import ExpertId, Visit
 
-
-class State(enum.Enum):
-    QUEUED = "queued"
-    LOADING = "loading"
-    RESIDENT = "resident"
+_PREDICTED = 1 << 60
+_rank = attrgetter("rank")
 
 
 @dataclass(slots=True, eq=False)
-class Need:
-    """One expert, wanted by one visit, on one worker.
+class Request:
+    """`reached`: (position of the pass under way, ordinal of the last layer whose gate fired in it).
+    `planned`: how many layers prefill has assigned."""
 
-    `confirmed`: the gate named it; until then it is a prediction. `rows`: how many rows it computes.
-    `calls`: computations sent and not yet answered; `unsent`: row ranges not sent yet.
-    """
-
-    seq: int
-    visit: Visit
-    expert: ExpertId
-    worker: int
-    state: State = State.QUEUED
-    slot: int = -1
-    load_id: int = 0
-    confirmed: bool = False
-    late: bool = False
-    failures: int = 0
-    rows: int = 0
-    unsent: list[tuple[int, int]] = field(default_factory=list)
-    calls: set[int] = field(default_factory=set)
-
-    @property
-    def urgency(self) -> tuple[bool, int]:
-        """Sorts what the gate has named before what is only predicted, then first come, first served."""
-        return (not self.confirmed, self.seq)
+    ledger: RequestLedger
+    prefilling: bool = True
+    reached: tuple[int, int] = (0, -1)
+    planned: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenVisit:
-    """A visit under way. `since`: its gate, or the end of its last stall. `waiting`: named experts not loaded yet;
-    `left`: not computed yet; `let_go`: predicted, but their loads failed too often."""
+    """A visit under way. `turn`: how many MoE layers decoding has visited before. `since`: its gate, or the end of its
+    last stall. `waiting`: named experts not loaded yet; `left`: not computed yet; `let_go`: predicted, but their loads
+    failed too often."""
 
+    visit: Visit
+    request: Request
+    turn: int
     needs: dict[int, Need] = field(default_factory=dict)
     let_go: set[int] = field(default_factory=set)
     since: float = 0.0
@@ -56,31 +41,80 @@ class OpenVisit:
     left: int = 0
 
 
-@dataclass(slots=True)
-class Worker:
-    """Slots (None: free) and the queue of needs that have no slot yet, most urgent first."""
+@dataclass(slots=True, eq=False)
+class Held:
+    """An expert in a slot, or on its way there (not `loaded`). `keeps`: it stays when nobody needs it; only then can it
+    serve several needs, its `users`. `ledger`: of the request that its load was begun for."""
 
-    number: int
-    slots: list[Need | None]
-    queue: list[Need] = field(default_factory=list)
-
-    def enqueue(self, need: Need) -> None:
-        need.state, need.slot, need.worker = State.QUEUED, -1, self.number
-        bisect.insort(self.queue, need, key=lambda n: n.urgency)
-
-    def free_slot(self) -> int | None:
-        return next((i for i, need in enumerate(self.slots) if need is None), None)
-
-    def furthest_prediction(self) -> Need | None:
-        """The need in a slot that can be put off: only predicted, and wanted last."""
-        predictions = [need for need in self.slots if need is not None and not need.confirmed]
-        return max(predictions, key=lambda n: n.seq, default=None)
-
-    def needs(self) -> Iterator[Need]:
-        yield from (need for need in self.slots if need is not None)
-        yield from self.queue
+    worker: int
+    slot: int
+    expert: ExpertId
+    load_id: int
+    keeps: bool
+    ledger: RequestLedger
+    users: list[Need]
+    loaded: bool = False
 
     @property
-    def confirmed(self) -> int:
-        """How many experts that a gate has named are still to be computed here."""
-        return sum(need.confirmed for need in self.needs())
+    def wanted(self) -> int:
+        """What only predictions need is wanted so soon; -1 where a gate has named it."""
+        return -1 if any(need.confirmed for need in self.users) else min(need.seq for need in self.users)
+
+
+@dataclass(slots=True, eq=False)
+class Need:
+    """One expert, wanted by one visit, on one worker; queued there while it has no `held`.
+
+    `confirmed`: the gate named it; until then it is a prediction. `late`: no prediction had named it. `hit`: no load
+    was begun for it. `rows`: how many rows it computes. `sent`: they were. `calls`: computations not yet answered.
+    """
+
+    seq: int
+    opened: OpenVisit
+    expert: ExpertId
+    worker: int = -1
+    held: Held | None = None
+    confirmed: bool = False
+    late: bool = False
+    hit: bool = False
+    failures: int = 0
+    rows: int = 0
+    sent: bool = False
+    calls: list[int] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        """Sorts what the gate has named before what is only predicted, then first come, first served."""
+        return self.seq if self.confirmed else self.seq + _PREDICTED
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """`slots`: None where free; `free`: their numbers, a heap. `queue`: needs that have no slot yet, most urgent first.
+    `idle`: kept experts that nobody needs now. `named`: experts that a gate has named, still to be computed here."""
+
+    number: int
+    slots: list[Held | None]
+    free: list[int]
+    queue: list[Need] = field(default_factory=list)
+    idle: dict[ExpertId, Held] = field(default_factory=dict)
+    named: int = 0
+
+    def enqueue(self, need: Need) -> None:
+        queue = self.queue
+        need.worker = self.number
+        if not queue or queue[-1].rank < need.rank:
+            queue.append(need)
+        else:
+            bisect.insort(queue, need, key=_rank)
+
+    def furthest_prediction(self) -> Held | None:
+        """What can be put off: in a slot, only predicted, and wanted last."""
+        held = [held for held in self.slots if held is not None and held.users and held.wanted >= 0]
+        return max(held, key=lambda h: h.wanted, default=None)
+
+    def needs(self) -> Iterator[Need]:
+        for held in self.slots:
+            if held is not None:
+                yield from held.users
+        yield from self.queue

@@ -27,7 +27,8 @@ class RequestLedger:
     `reloads`: loads begun after the gate because no prediction had named the expert. `displaced`: loads given up for
     a more urgent one. `unused`: experts loaded (or begun) that the gate did not name. `late`: predictions that came
     after the gate. `in_time`: activated experts that a prediction had named by then. `stall_s`: from each gate until
-    the last load that it needed had ended, where that was later.
+    the last load that it needed had ended, where that was later. `hits`: experts computed without a load begun for
+    them, since they were in a slot; `decode_hits`: of those, in decoding.
     """
 
     prompt_tokens: int
@@ -37,12 +38,14 @@ class RequestLedger:
     reloads: int = 0
     displaced: int = 0
     unused: int = 0
+    hits: int = 0
+    decode_hits: int = 0
     late: int = 0
     in_time: int = 0
     stall_s: float = 0.0
     prefill_stall_s: float = 0.0
     by_index: list[Tally] = field(default_factory=list)
-    _predicted: dict[Visit, frozenset[int]] = field(default_factory=dict)
+    _predicted: dict[Visit, tuple[int, ...]] = field(default_factory=dict)
     _activated: dict[Visit, frozenset[int]] = field(default_factory=dict)
     _orphans: dict[Visit, frozenset[int]] = field(default_factory=dict)
 
@@ -50,6 +53,11 @@ class RequestLedger:
         self.loads += 1
         self.decode_loads += not prefilling
         self.reloads += late
+
+    def hit(self, prefilling: bool) -> None:
+        """An expert that the gate had named was computed, and no load was begun for it."""
+        self.hits += 1
+        self.decode_hits += not prefilling
 
     def stalled(self, seconds: float, prefilling: bool) -> None:
         if prefilling:
@@ -59,19 +67,21 @@ class RequestLedger:
 
     def predicted(self, visit: Visit, experts: tuple[int, ...]) -> None:
         """A prediction came, before or after the gate."""
-        self._predicted[visit] = frozenset(experts)
-        self._match(visit)
+        activated = self._activated.pop(visit, None)
+        if activated is None:
+            activated = self._orphans.pop(visit, None)
+        if activated is None:
+            self._predicted[visit] = experts
+        else:
+            self._add(visit, len(activated.intersection(experts)), len(activated))
 
     def activated(self, visit: Visit, experts: frozenset[int]) -> None:
         """A decode pass's gate fired."""
-        self._activated[visit] = experts
-        self._match(visit)
-
-    def _match(self, visit: Visit) -> None:
-        activated = self._activated if visit in self._activated else self._orphans
-        if visit in self._predicted and visit in activated:
-            experts = activated.pop(visit)
-            self._add(visit, len(experts & self._predicted.pop(visit)), len(experts))
+        predicted = self._predicted.pop(visit, None)
+        if predicted is None:
+            self._activated[visit] = experts
+        else:
+            self._add(visit, len(experts.intersection(predicted)), len(experts))
 
     def _add(self, visit: Visit, correct: int, activated: int) -> None:
         index = visit.position - self.prompt_tokens

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from scheduler.errors import ConfigError
@@ -11,7 +12,7 @@ from scheduler.errors import ConfigError
 class Placement(Protocol):
     """Decides where loads go. `workers`: the live ones, ascending, at least one."""
 
-    def ring(self, workers: Sequence[int], turn: int) -> list[int]:
+    def ring(self, workers: Sequence[int], turn: int) -> Iterator[int]:
         """All workers, the group of this turn first. `turn`: how many MoE layers decoding has visited before."""
 
     def group(self, workers: Sequence[int], turn: int) -> list[int]:
@@ -33,12 +34,18 @@ class RoundRobin:
             raise ConfigError(f"group-size is {group_size}; allowed: 1, 2, ... (usually the model's top-k)")
         self.group_size = group_size
 
-    def ring(self, workers: Sequence[int], turn: int) -> list[int]:
-        start = turn * min(self.group_size, len(workers)) % len(workers)
-        return [*workers[start:], *workers[:start]]
+    def ring(self, workers: Sequence[int], turn: int) -> Iterator[int]:
+        start = self._start(len(workers), turn)
+        return itertools.chain(itertools.islice(workers, start, None), itertools.islice(workers, start))
 
     def group(self, workers: Sequence[int], turn: int) -> list[int]:
-        return self.ring(workers, turn)[: self.group_size]
+        size = min(self.group_size, len(workers))
+        start = self._start(len(workers), turn)
+        group = list(workers[start : start + size])
+        return group if len(group) == size else [*group, *workers[: size - len(group)]]
+
+    def _start(self, workers: int, turn: int) -> int:
+        return turn * min(self.group_size, workers) % workers
 
     def share(self, workers: Sequence[int], ordinal: int, experts: int) -> list[int]:
         return [workers[(ordinal * experts + expert) % len(workers)] for expert in range(experts)]

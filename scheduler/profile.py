@@ -14,17 +14,27 @@ from scheduler.errors import ConfigError
 PROFILES = Path(__file__).resolve().parent / "profiles"
 """The profiles that come with the package; a file's name is its profile's."""
 
-_NUMBERS = (
+_TIMES = (
     "main_layer_ms", "expert_ms", "expert_ms_per_extra_token", "load_ms", "hop_ms", "link_bits_per_s",
     "shadow_layer_ms",
 )  # fmt: skip
+_OPTIONAL_TIMES = ("main_layer_ms_per_extra_token",)
+_SIZES = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes_per_token_layer")
+_OPTIONAL_SIZES = ("expert_bytes", "expert_parameters", "main_layer_bytes", "shadow_layer_bytes")
+_CLUSTER = ("workers", "group_size")
+_DEVICES = ("main_bytes_per_s", "worker_bytes_per_s", "shadow_bytes_per_s")
+_NOTES = ("fully_cached_tokens_per_s", "paper")  # what a figure is compared with; nothing reads them here
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A testbed's timings in seconds, sizes in bytes, link rates in bits per second.
 
-    `main_layer_s`: attention, gate and norms of one layer, one token. `hop_s`: one embedding, one way.
+    `main_layer_s`: attention, gate and norms of one layer, one token; `main_extra_s`: of each token more in one pass.
+    `hop_s`: one embedding, one way. `model_sizes`, `device_rates`: what the timings were taken on, so that they can be
+    scaled to another model (see `planning`); a profile that is only replayed needs neither. `model_sizes`: bytes of an
+    expert, its parameters, bytes of dense weights that a token reads a layer, and bytes that the shadow reads a layer;
+    `device_rates`: bytes a second that main node, worker and shadow read from device memory.
     """
 
     name: str
@@ -42,6 +52,13 @@ class Profile:
     hop_s: float
     link_bits_per_s: float
     shadow_layer_s: float
+    main_extra_s: float = 0.0
+    model_sizes: tuple[int, int, int, int] | None = None
+    device_rates: tuple[float, float, float] | None = None
+
+    def main_s(self, tokens: int) -> float:
+        """The main node's part of one layer on `tokens` tokens."""
+        return self.main_layer_s + (tokens - 1) * self.main_extra_s
 
     def transfer_s(self, tokens: int) -> float:
         """One way, for the embeddings of `tokens` tokens: a hop, or what the link needs where that is more."""
@@ -74,18 +91,70 @@ def load_profile(path: Path) -> Profile:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"profile {path} cannot be read: {error}") from error
     try:
-        for key in _NUMBERS:
-            if not 0 <= fields[key] < math.inf:
-                raise ConfigError(f"profile {path}: {key} is {fields[key]}; it must be a number of at least 0")
-        if not fields["link_bits_per_s"]:
-            raise ConfigError(f"profile {path}: link_bits_per_s is 0; it must be more")
-        model, cluster = fields["model"], fields["cluster"]
-        return Profile(
-            str(fields["name"]), model["layers"], model["experts"], model["top_k"], model["hidden_bytes"],
-            model["kv_bytes_per_token_layer"], cluster["workers"], cluster["group_size"],
-            fields["main_layer_ms"] / 1e3, fields["expert_ms"] / 1e3, fields["expert_ms_per_extra_token"] / 1e3,
-            fields["load_ms"] / 1e3, fields["hop_ms"] / 1e3, fields["link_bits_per_s"],
-            fields["shadow_layer_ms"] / 1e3,
-        )  # fmt: skip
+        return _profile(fields, path)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"profile {path} lacks {error} or has it in another form; see {PROFILES}") from error
+
+
+def _profile(fields: Any, path: Path) -> Profile:
+    """Raises ConfigError, KeyError or TypeError."""
+    model, cluster, devices = fields["model"], fields["cluster"], fields.get("devices", {})
+    _known(fields, "", ("name", "model", "cluster", "devices", *_TIMES, *_OPTIONAL_TIMES, *_NOTES), path)
+    _known(model, "model.", (*_SIZES, *_OPTIONAL_SIZES), path)
+    _known(cluster, "cluster.", _CLUSTER, path)
+    _known(devices, "devices.", _DEVICES, path)
+    for key in (*_TIMES, *(key for key in _OPTIONAL_TIMES if key in fields)):
+        _number(fields[key], key, path)
+    if not fields["link_bits_per_s"]:
+        raise ConfigError(f"profile {path}: link_bits_per_s is 0; it must be more")
+    for key in (*_SIZES, *(key for key in _OPTIONAL_SIZES if key in model)):
+        _count(model[key], key, path)
+    for key in _CLUSTER:
+        _count(cluster[key], key, path)
+    _possible(model["top_k"], "top_k", model["experts"], "experts", path)
+    _possible(cluster["group_size"], "group_size", cluster["workers"], "workers", path)
+    return Profile(
+        str(fields["name"]), model["layers"], model["experts"], model["top_k"], model["hidden_bytes"],
+        model["kv_bytes_per_token_layer"], cluster["workers"], cluster["group_size"],
+        fields["main_layer_ms"] / 1e3, fields["expert_ms"] / 1e3, fields["expert_ms_per_extra_token"] / 1e3,
+        fields["load_ms"] / 1e3, fields["hop_ms"] / 1e3, fields["link_bits_per_s"], fields["shadow_layer_ms"] / 1e3,
+        fields.get("main_layer_ms_per_extra_token", 0) / 1e3,
+        (model["expert_bytes"], model["expert_parameters"], model["main_layer_bytes"], model["shadow_layer_bytes"])
+        if all(key in model for key in _OPTIONAL_SIZES)
+        else None,
+        _rates(devices, path),
+    )  # fmt: skip
+
+
+def _known(part: Any, where: str, keys: tuple[str, ...], path: Path) -> None:
+    """A key with a slip in it would pass for one that was left out."""
+    if unknown := [str(key) for key in part if key not in keys]:
+        raise ConfigError(f"profile {path}: {where}{unknown[0]} is no key of a profile; allowed: {', '.join(keys)}")
+
+
+def _count(value: Any, key: str, path: Path) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"profile {path}: {key} is {value!r}; it must be 1, 2, ...")
+
+
+def _number(value: Any, key: str, path: Path) -> None:
+    """Raises ConfigError, or TypeError for what is no number."""
+    if isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ConfigError(f"profile {path}: {key} is {value}; it must be a number of at least 0")
+
+
+def _possible(part: int, key: str, whole: int, of: str, path: Path) -> None:
+    if part > whole:
+        raise ConfigError(f"profile {path}: {key} is {part} with {whole} {of}; allowed: 1 to {whole}")
+
+
+def _rates(devices: dict[str, Any], path: Path) -> tuple[float, float, float] | None:
+    """Raises ConfigError, or KeyError where some are said and others are not."""
+    if not devices:
+        return None
+    for key in _DEVICES:
+        _number(devices[key], key, path)
+        if not devices[key]:
+            raise ConfigError(f"profile {path}: {key} is 0; it must be more")
+    main, worker, shadow = (float(devices[key]) for key in _DEVICES)
+    return main, worker, shadow

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import shlex
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 PROMPTS = ROOT / "tests" / "data" / "gsm8k_prompts.json"
 DEMO = ROOT / "models" / "demo-moe"
+DEEP = ROOT / "models" / "deep-moe"
 
 
 def prompts(count: int) -> list[str]:
@@ -23,11 +26,31 @@ def prompts(count: int) -> list[str]:
     return json.loads(PROMPTS.read_text())[:count]
 
 
+def prompts_of_length(tokenizer: Any, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
+    """`count` prompts of exactly `tokens` token ids each, the tokenizer's special tokens at the beginning among them.
+
+    GSM8K test problems in an order drawn by `seed`, each begun by another problem, gone on with the next ones where it
+    is too short and cut where it is too long. Past the last problem they begin again, further on in the text.
+    """
+    texts = prompts(1 << 30)
+    random.Random(seed).shuffle(texts)
+    bare: list[list[int]] = [tokenizer(text + "\n", add_special_tokens=False)["input_ids"] for text in texts]
+    whole: list[int] = tokenizer(texts[0])["input_ids"]
+    special = set(tokenizer.all_special_ids)
+    first = next((n for n, token in enumerate(whole) if token not in special), 0)
+    joined = [token for one in bare for token in one]
+    starts = [sum(map(len, bare[:n])) for n in range(len(bare))]
+    found = []
+    for number in range(count):
+        start = starts[number % len(bare)] + 7 * (number // len(bare))
+        need = tokens - first
+        body = [joined[(start + n) % len(joined)] for n in range(need)]
+        found.append((whole[:first] + body)[:tokens])
+    return found
+
+
 def machine() -> str:
     """Processor, cores, memory and the versions that decide results."""
-    import torch
-    import transformers
-
     name = next(
         (
             line.split(":")[1].strip()
@@ -41,7 +64,7 @@ def machine() -> str:
     python = platform.python_version()
     return (
         f"{name}, {cores} cores, {gib:.0f} GiB, Python {python}, "
-        f"torch {torch.__version__}, transformers {transformers.__version__}"
+        f"torch {version('torch')}, transformers {version('transformers')}"
     )
 
 

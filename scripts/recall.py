@@ -1,94 +1,201 @@
-"""Recall of the shadow's predictions (OD-MoE equations (2) and (3), Fig 3): each precision, each way of aligning.
+"""Recall of the predictions: OD-MoE Fig 3 (by token, equation (2)) and Fig 6 (over alignment periods, equation (3)).
 
-.venv/bin/python scripts/recall.py                      # 20 prompts x 64 tokens, main node in float32
-.venv/bin/python scripts/recall.py --prompts 4 --tokens 32
+    .venv/bin/python scripts/recall.py                # models/deep-moe, half an hour
+    .venv/bin/python scripts/recall.py --quick        # a minute
+    .venv/bin/python scripts/recall.py --model models/demo-moe --prompts 20 --tokens 64 --figures 3
+
+Fig 3: each precision of the shadow, aligned in token and KV rows, in one of them, in none; and predictors that are no
+shadow. Fig 6: periods 1, 2, 4, 8, 16 of the token with KV rows aligned every token, of the KV rows with the token
+aligned every token, and of both; on the first half of the prompts. Greedy answers of a real cluster in this process,
+which end where the model ends them; an answer that has ended does not count any more, as the equations say.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
+from collections.abc import Iterable
 from typing import Any
 
+import cells
 import common
-import matplotlib
+import recorded
+from cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from rich.console import Console
-from rich.progress import Progress
-
-from odmoe.process import prepare_libraries, prepare_process
+from main_node.node import model_shape
 from odmoe.settings import Settings
-from odmoe.start import start_cluster
-from odmoe.stores import prepare_store
-from odmoe.text import encode, load_tokenizer
+from odmoe.text import encode
 
-ALIGNMENTS = {"token and KV": (1, 1), "token only": (1, 0), "KV only": (0, 1), "never": (0, 0)}
-COLOURS = {"token and KV": "#3f9b6c", "token only": "#3b6ea5", "KV only": "#e0a526", "never": "#d64545"}
-
-
-def measure(settings: Settings, store: Any, prompts: list[list[int]], tick: Any) -> list[list[float]]:
-    """Recall by token index for each prompt; equation (2)'s terms."""
-    cluster = start_cluster(settings, store)
-    try:
-        found = []
-        for prompt in prompts:
-            *_, last = cluster.generate(prompt, settings.max_new_tokens, ignore_eos=True)
-            found.append(last.report.recall_by_token)
-            tick()
-        return found
-    finally:
-        cluster.close()
+VERSION = 1
+ALIGNMENTS = {"token and KV": (1, 1), "token only": (1, 0), "KV only": (0, 1), "unaligned": (0, 0)}
+LOOKS = {"token and KV": (BLUE, "-"), "token only": (AMBER, "-"), "KV only": (PURPLE, "--"), "unaligned": (RED, "-")}
+PREDICTORS = {"random": (DARK, ":")}
+"""Predictors that are no shadow, by their settings' name, and how they are drawn."""
+PERIODS = (1, 2, 4, 8, 16)
+SERIES = {"token period (KV rows every token)": (AMBER, "o", lambda p: (p, 1)),
+          "KV period (token every token)": (BLUE, "s", lambda p: (1, p)),
+          "both": (RED, "^", lambda p: (p, p))}  # fmt: skip
 
 
-def plot(rows: list[dict[str, Any]], schemes: list[str]) -> None:
-    figure, panels = plt.subplots(1, len(schemes), figsize=(4.6 * len(schemes), 3.6), sharey=True, dpi=130)
-    for panel, scheme in zip(panels if len(schemes) > 1 else [panels], schemes, strict=True):
-        for row in (r for r in rows if r["shadow"] == scheme):
-            curve = [100 * v for v in row["by_token"]]
-            label = f"{row['aligned']} ({row['recall']:.2%})"
-            panel.plot(range(1, len(curve) + 1), curve, color=COLOURS[row["aligned"]], label=label, lw=1.4)
-        panel.set_title(f"{scheme} shadow", fontsize=10)
-        panel.set_xlabel("token")
-        panel.legend(fontsize=7.5, frameon=False, loc="lower left")
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
-    (panels[0] if len(schemes) > 1 else panels).set_ylabel("recall, %")
-    figure.tight_layout()
-    figure.savefig(common.RESULTS / "recall.png")
+def cell(args: Any, index: int, shadow: str, token: int, kv: int, predictor: str = "sep") -> cells.Cell:
+    """One answer."""
+    return cells.Cell(
+        {
+            "prompt": index,
+            "text": cells.digest(common.prompts(index + 1)[index]),
+            "tokens": args.tokens,
+            "shadow": shadow,
+            "token": token,
+            "kv": kv,
+            "predictor": predictor,
+        },
+        args.tokens / recorded.TOKENS_PER_S,
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(common.DEMO))
-    parser.add_argument("--prompts", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--shadows", nargs="+", default=["fp16", "int8", "nf4"])
-    args = parser.parse_args()
-    prepare_process()
-    prepare_libraries(Settings(model=args.model).threads_a_node)
+def fig3(args: Any) -> list[cells.Cell]:
+    kinds = [(shadow, *periods) for shadow in args.shadows for periods in ALIGNMENTS.values()]
+    found = [cell(args, n, *kind) for kind in kinds for n in range(args.prompts)]
+    return found + [cell(args, n, "none", 0, 0, name) for name in args.predictors for n in range(args.prompts)]
+
+
+def fig6(args: Any) -> list[cells.Cell]:
+    pairs = dict.fromkeys(periods(p) for _, _, periods in SERIES.values() for p in PERIODS)
+    few = range(max(1, args.prompts // 2))
+    return [cell(args, n, shadow, *pair) for shadow in args.shadows for pair in pairs for n in few]
+
+
+def by_token(curves: Iterable[list[float | None]]) -> list[float]:
+    """Equation (2): the mean over the prompts that have a token there. `curves`: each prompt's recall by token."""
+    curves = list(curves)
+    columns = [[c[n] for c in curves if n < len(c)] for n in range(max(map(len, curves), default=0))]
+    return [sum(known) / len(known) for column in columns if (known := [v for v in column if v is not None])]
+
+
+def overall(curves: Iterable[list[float | None]]) -> float:
+    """Equation (3): over all tokens of all prompts."""
+    known = [v for curve in curves for v in curve if v is not None]
+    return sum(known) / len(known)
+
+
+class Found:
+    """Every cell's result, and the means of them."""
+
+    def __init__(self, wanted: list[cells.Cell], results: list[dict[str, Any]]) -> None:
+        self._by_kind: dict[tuple[str, int, int, str], list[tuple[int, list[float | None]]]] = {}
+        for one, result in zip(wanted, results, strict=True):
+            p = one.params
+            kind = (p["shadow"], p["token"], p["kv"], p["predictor"])
+            self._by_kind.setdefault(kind, []).append((p["prompt"], result["by_token"]))
+
+    def curves(self, *kind: Any, prompts: int) -> list[list[float | None]]:
+        return [curve for index, curve in self._by_kind[kind] if index < prompts]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each kind, over all the prompts that it was measured on."""
+        return [
+            {"shadow": shadow, "token_period": token, "kv_period": kv, "predictor": predictor, "prompts": len(of),
+             "recall": overall(c for _, c in of), "by_token": by_token(c for _, c in of)}
+            for (shadow, token, kv, predictor), of in self._by_kind.items()
+        ]  # fmt: skip
+
+
+def draw_fig3(run: cells.Experiment, found: Found, args: Any, chance: float) -> Any:
+    figure, panels = cells.canvas(max(6.4, 4.4 * len(args.shadows)), 4.1, 1, len(args.shadows), sharey=True)
+    for panel, shadow in zip(panels, args.shadows, strict=True):
+        for name, periods in ALIGNMENTS.items():
+            _curve(panel, found.curves(shadow, *periods, "sep", prompts=args.prompts), name, *LOOKS[name])
+        for name in args.predictors:
+            _curve(panel, found.curves("none", 0, 0, name, prompts=args.prompts), name, *PREDICTORS[name])
+        panel.axhline(100 * chance, color=PALE, lw=0.9, zorder=0, label=f"chance {100 * chance:.2f} %")
+        panel.set_title(f"{shadow.upper()} shadow", fontsize=10)
+        panel.set_xlabel("decoded token", fontsize=9)
+        panel.set_ylim(0, 103)
+        panel.set_xlim(1, None)
+        panel.legend(fontsize=7.5, title="aligned every token (equation (3))", title_fontsize=7.5, frameon=False,
+                     loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)  # fmt: skip
+    panels[0].set_ylabel("recall, %", fontsize=9)
+    figure.suptitle(f"Recall by token (Fig 3), mean of {cells.many(args.prompts, 'prompt')}", fontsize=11)
+    return run.save(figure, "-fig3")
+
+
+def _curve(panel: Any, curves: list[list[float | None]], name: str, colour: str, style: str) -> None:
+    curve = [100 * v for v in by_token(curves)]
+    label = f"{name} {100 * overall(curves):.2f} %"
+    thick = 2.6 if name == "token and KV" else 1.4  # seen beneath another that is as good
+    panel.plot(range(1, len(curve) + 1), curve, color=colour, ls=style, lw=thick, label=label)
+
+
+def draw_fig6(run: cells.Experiment, found: Found, args: Any) -> Any:
+    few = max(1, args.prompts // 2)
+    figure, panels = cells.canvas(max(6.4, 4.4 * len(args.shadows)), 3.7, 1, len(args.shadows), sharey=True)
+    for panel, shadow in zip(panels, args.shadows, strict=True):
+        for name, (colour, mark, periods) in SERIES.items():
+            values = [100 * overall(found.curves(shadow, *periods(p), "sep", prompts=few)) for p in PERIODS]
+            panel.plot(PERIODS, values, color=colour, marker=mark, ms=5, lw=1.4, label=name)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(PERIODS, [str(p) for p in PERIODS])
+        panel.minorticks_off()
+        panel.grid(axis="y", color="#eeeeee")
+        panel.set_title(f"{shadow.upper()} shadow", fontsize=10)
+        panel.set_xlabel("aligned every so many tokens", fontsize=9)
+    panels[0].set_ylabel("recall, %", fontsize=9)
+    panels[0].legend(loc="lower left", frameon=False, fontsize=8)
+    figure.suptitle(
+        f"Recall over alignment periods (Fig 6), {cells.many(few, 'prompt')} x {args.tokens} tokens", fontsize=11
+    )
+    return run.save(figure, "-fig6")
+
+
+def parse() -> Any:
+    parser = cells.flags(__doc__ or "", prompts=(6, 2), tokens=(80, 16))
+    parser.add_argument("--dtype", default="float32", help="the main node's")
+    parser.add_argument("--shadows", nargs="+", choices=("fp16", "int8", "nf4"))
+    parser.add_argument("--predictors", nargs="*", choices=PREDICTORS, default=list(PREDICTORS))
+    parser.add_argument("--figures", nargs="+", type=int, choices=(3, 6), default=[3, 6])
+    args = cells.parse(parser)
+    args.shadows = args.shadows or (["int8"] if args.quick else ["fp16", "int8", "nf4"])
+    return args
+
+
+def main() -> int:
+    args = parse()
     common.header(f"Recall, {args.prompts} prompts x {args.tokens} tokens, main node in {args.dtype}")
-    store = prepare_store(args.model, None, args.dtype)
-    tokenizer = load_tokenizer(store.dense)
-    prompts = [encode(tokenizer, text, 1 << 30) for text in common.prompts(args.prompts)]
-    rows = []
-    with Progress(console=Console(stderr=True)) as bars:
-        task = bars.add_task("prompts", total=len(args.shadows) * len(ALIGNMENTS) * len(prompts))
-        for shadow in args.shadows:
-            for name, (token, kv) in ALIGNMENTS.items():
-                settings = Settings(
-                    model=args.model, dtype=args.dtype, shadow=shadow, align_token=token, align_kv=kv,
-                    max_new_tokens=args.tokens,
-                )  # fmt: skip
-                curves = measure(settings, store, prompts, lambda: bars.advance(task))
-                by_token = [sum(column) / len(column) for column in zip(*curves, strict=True)]
-                recall = sum(by_token) / len(by_token)
-                rows.append({"shadow": shadow, "aligned": name, "recall": recall, "by_token": by_token})
-                print(f"{shadow:>5} aligned {name:<13} {recall:.4%}", flush=True)
-    print(f"\nwritten to {common.save('recall', rows)}")
-    plot(rows, args.shadows)
+    store, tokenizer = cells.open_model(args, args.dtype)
+    texts = common.prompts(args.prompts)
+    if len(texts) < args.prompts:
+        raise SystemExit(f"--prompts is {args.prompts}; allowed: 1 to {len(texts)}")
+    prompts = [encode(tokenizer, text, 1 << 30) for text in texts]
+    three, six = fig3(args) if 3 in args.figures else [], fig6(args) if 6 in args.figures else []
+    wanted = list({str(sorted(one.params.items())): one for one in three + six}.values())
+    # Neighbours share a cluster: by precision and alignment.
+    wanted.sort(key=lambda c: (str(c.params["predictor"]), c.params["shadow"], c.params["token"], c.params["kv"]))
+    depends = {"model": store.manifest.fingerprint, "dtype": args.dtype}
+
+    def measure(params: dict[str, Any]) -> dict[str, Any]:
+        settings = Settings(
+            model=args.model, dtype=args.dtype, shadow=params["shadow"], predictor=params["predictor"],
+            align_token=params["token"], align_kv=params["kv"], **recorded.NEEDED,
+        )  # fmt: skip
+        report = cells.answer(kept.cluster(settings), prompts[params["prompt"]], params["tokens"], ignore_eos=False)
+        if report.recall is None:
+            raise SystemExit(f"prompt {params['prompt']} of {params}: no recall was counted; no expert was predicted")
+        return {"by_token": report.recall_by_token, "recall": report.recall, "finish": report.finish}
+
+    with cells.Experiment("recall", args, VERSION, depends) as run, cells.Kept(store) as kept:
+        found = Found(wanted, run.all(wanted, measure))
+        rows = found.rows()
+        run.write(rows)
+        for row in rows:
+            who = row["shadow"] if row["predictor"] == "sep" else row["predictor"]
+            periods = f"token every {row['token_period']}, KV every {row['kv_period']}" if who == row["shadow"] else ""
+            print(f"{who:>6} {periods:<24} {row['recall']:8.4%} over {cells.many(row['prompts'], 'prompt')}")
+        shape = model_shape(store)
+        chance = shape.top_k / shape.experts
+        pictures = [draw_fig3(run, found, args, chance)] if three else []
+        pictures += [draw_fig6(run, found, args)] if six else []
+        print(run.written(pictures))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

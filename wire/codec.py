@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from math import prod
+from math import isfinite, prod
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from scheduler.errors import ProtocolError
 from wire import messages, odmoe_pb2
-from wire.messages import DTYPE_BYTES, MAX_DIMS, MAX_MESSAGE_BYTES, Message, Tensor
+from wire.messages import DTYPE_BYTES, MAX_DIMS, MAX_MESSAGE_BYTES, Message, Stamped, Tensor
 
 MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 """A message with `MAX_MESSAGE_BYTES` of tensors, and what else it says."""
@@ -200,6 +200,26 @@ def _same_names(cls: Any, descriptor: Descriptor) -> tuple[str, ...]:
     return tuple(ours)
 
 
+# --- stamps ----------------------------------------------------------------------------------------------------
+
+
+def _write_stamp(stamped: Stamped) -> dict[str, Any]:
+    for path, value in (("due", stamped.due), ("sent", stamped.sent)):
+        if not isinstance(value, float | int) or not isfinite(value):
+            raise _refuse(f"Stamped.{path}", value, "a finite number of seconds")
+    if not isinstance(stamped.machine, str):
+        raise _refuse("Stamped.machine", stamped.machine, _ALLOWED[FieldDescriptor.TYPE_STRING])
+    _alone(odmoe_pb2.Stamp, "machine", stamped.machine, "Stamped.machine", _ALLOWED[FieldDescriptor.TYPE_STRING])
+    return {"due": stamped.due, "sent": stamped.sent, "machine": stamped.machine}
+
+
+def _read_stamp(pb: Any, message: Any) -> Stamped:
+    for path, value in (("due", pb.due), ("sent", pb.sent)):
+        if not isfinite(value):
+            raise _refuse(f"Stamped.{path}", value, "a finite number of seconds")
+    return Stamped(pb.due, pb.sent, pb.machine, message)
+
+
 class Codec:
     """Encodes and decodes the messages that one envelope of the proto (ToWorker, ...) can carry."""
 
@@ -216,13 +236,16 @@ class Codec:
 
     def encode(self, message: Message) -> bytes:
         """Raises `ProtocolError` for a message of another direction, a field that cannot be, or too many bytes."""
+        stamp: dict[str, Any] = {}
+        if isinstance(message, Stamped):
+            stamp, message = {"stamp": _write_stamp(message)}, message.message
         entry = self._by_type.get(type(message))
         if entry is None:
             raise _refuse_text(self._name, type(message).__name__, self._names())
         arm, kind = entry
         values = kind.write(message)
         try:
-            outer = self._envelope(**{arm: values})
+            outer = self._envelope(**{arm: values}, **stamp)
         except (TypeError, ValueError, OverflowError):
             kind.blame(values)
             raise
@@ -244,7 +267,10 @@ class Codec:
         arm = outer.WhichOneof("message")
         if arm is None:
             raise _refuse_text(f"{self._name}.message", "unset, or of a kind unknown here", self._names())
-        return self._by_arm[arm].read(getattr(outer, arm))
+        message = self._by_arm[arm].read(getattr(outer, arm))
+        if outer.HasField("stamp"):
+            return _read_stamp(outer.stamp, message)
+        return message
 
     def _too_large(self, size: int) -> ProtocolError:
         return _refuse_text(self._name, f"{size} bytes", f"at most {MAX_ENCODED_BYTES}; send large tensors in parts")

@@ -27,7 +27,7 @@ from wire.messages import Beat, Message
 from wire.outbox import Outbox
 from wire.pulse import Monitor, Pulse
 from wire.tls import Identity
-from wire.traffic import Tally, Traffic
+from wire.traffic import Tally, Traffic, kind_of
 
 MAX_QUEUED = 4096
 """Messages that may wait to be written to one stream."""
@@ -206,7 +206,7 @@ class Stream:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
         data = self._out.encode(message)
         self._monitor.said = True
-        self.traffic.sent.add(type(message), len(data))
+        self.traffic.sent.add(kind_of(message), len(data))
         if len(data) <= self._pulse.announced_bytes:
             taken = self._outbox.put(data)
         else:
@@ -259,7 +259,7 @@ class Stream:
                 if isinstance(message, Beat):
                     monitor.hear(message.coming)
                     continue
-                self.traffic.received.add(type(message), len(data))
+                self.traffic.received.add(kind_of(message), len(data))
                 monitor.hear()
                 monitor.busy = True
                 handler.on_message(message)

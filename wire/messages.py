@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -43,13 +43,20 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Asks a node for the same message back, at once: how long that takes is the round trip between the two.
-
-    `best_s`: the shortest round trip that the asking side has measured on this stream, 0 as long as there is none.
-    """
+    """Asks a node for the same message back, at once: how long that takes is the round trip between the two."""
 
     number: int
-    best_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """Around any other message, in emulated time: it was sent at `sent` and is due at `due`, in seconds of the clock of
+    `machine`. See `wire.timed`; no handler inside ever sees one."""
+
+    due: float
+    sent: float
+    machine: str
+    message: Message
 
 
 # --- main node -> worker ---------------------------------------------------------------------------------------
@@ -271,4 +278,4 @@ ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat
 FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
 FromShadow = ShadowReady | Prediction | ShadowUsage | TraceRecords | Failed | Echo | Beat
-Message = ToWorker | FromWorker | ToShadow | FromShadow
+Message = ToWorker | FromWorker | ToShadow | FromShadow | Stamped

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "load", "evict", "compute", "ask_usage", "ask_trace", "echo", "beat")
+    __slots__ = ("hello", "load", "evict", "compute", "ask_usage", "ask_trace", "echo", "beat", "stamp")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class ToWorker(_message.Message):
     ASK_TRACE_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     load: Load
     evict: Evict
@@ -25,10 +26,11 @@ class ToWorker(_message.Message):
     ask_trace: AskTrace
     echo: Echo
     beat: Beat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    stamp: Stamp
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "echo", "beat")
+    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "echo", "beat", "stamp")
     WORKER_READY_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +39,7 @@ class FromWorker(_message.Message):
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     worker_ready: WorkerReady
     loaded: Loaded
     computed: Computed
@@ -45,10 +48,11 @@ class FromWorker(_message.Message):
     trace_records: TraceRecords
     echo: Echo
     beat: Beat
-    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    stamp: Stamp
+    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class ToShadow(_message.Message):
-    __slots__ = ("hello", "open_request", "align", "close_request", "ask_usage", "ask_trace", "echo", "beat")
+    __slots__ = ("hello", "open_request", "align", "close_request", "ask_usage", "ask_trace", "echo", "beat", "stamp")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ALIGN_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +61,7 @@ class ToShadow(_message.Message):
     ASK_TRACE_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     open_request: OpenRequest
     align: Align
@@ -65,10 +70,11 @@ class ToShadow(_message.Message):
     ask_trace: AskTrace
     echo: Echo
     beat: Beat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., align: _Optional[_Union[Align, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    stamp: Stamp
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., align: _Optional[_Union[Align, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromShadow(_message.Message):
-    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "echo", "beat")
+    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "echo", "beat", "stamp")
     SHADOW_READY_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     SHADOW_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +82,7 @@ class FromShadow(_message.Message):
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     shadow_ready: ShadowReady
     prediction: Prediction
     shadow_usage: ShadowUsage
@@ -83,7 +90,8 @@ class FromShadow(_message.Message):
     trace_records: TraceRecords
     echo: Echo
     beat: Beat
-    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    stamp: Stamp
+    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
@@ -111,6 +119,16 @@ class Tensor(_message.Message):
     data: bytes
     def __init__(self, dtype: _Optional[_Union[Tensor.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class Stamp(_message.Message):
+    __slots__ = ("due", "sent", "machine")
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    due: float
+    sent: float
+    machine: str
+    def __init__(self, due: _Optional[float] = ..., sent: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
+
 class Beat(_message.Message):
     __slots__ = ("coming",)
     COMING_FIELD_NUMBER: _ClassVar[int]
@@ -118,12 +136,10 @@ class Beat(_message.Message):
     def __init__(self, coming: _Optional[int] = ...) -> None: ...
 
 class Echo(_message.Message):
-    __slots__ = ("number", "best_s")
+    __slots__ = ("number",)
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    BEST_S_FIELD_NUMBER: _ClassVar[int]
     number: int
-    best_s: float
-    def __init__(self, number: _Optional[int] = ..., best_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "fingerprint", "dtype", "node", "trace")

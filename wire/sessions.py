@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from wire.base import Channel
 from wire.handshake import check_hello
-from wire.messages import AskTrace, Echo, Failed, Hello, Message
+from wire.messages import AskTrace, Echo, Failed, Hello, Message, Stamped
 from wire.record import NodeRecord
 
 
@@ -63,6 +63,8 @@ class Session(ABC):
 
     def on_message(self, message: Message) -> None:
         try:
+            if isinstance(message, Stamped):
+                raise ProtocolError(f"the main node keeps a profile's times, {self.name} does not; both must")
             if isinstance(message, Hello):
                 self._hello(message)
             elif not self._welcome:

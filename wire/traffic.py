@@ -6,6 +6,7 @@ import threading
 from typing import NamedTuple
 
 from wire.base import Channel
+from wire.messages import Message, Stamped
 
 
 class Count(NamedTuple):
@@ -42,6 +43,11 @@ class Traffic(NamedTuple):
 
     sent: Tally
     received: Tally
+
+
+def kind_of(message: Message) -> type:
+    """Of what a stamped message is about."""
+    return type(message.message if isinstance(message, Stamped) else message)
 
 
 def traffic_of(channel: Channel) -> Traffic | None:

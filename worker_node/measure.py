@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 
 from checkpoint.store import ExpertStore
+from scheduler.emulation import GivenUp
 from scheduler.errors import LaunchError
 from wire.place import memory_bytes, processor_name
 from worker_node.loaders import Loader
@@ -31,11 +31,11 @@ def load_bandwidth(store: ExpertStore, loader: Loader, slots: list[torch.Tensor]
     By the loader's own pace: one that keeps a profile's times gives what the profile says. 0 where a load lasts longer
     than `GIVE_UP_S` by such a pace. Raises CorruptStoreError, or LaunchError where the store cannot be read.
     """
-    given_up = threading.Event()
+    given_up = GivenUp()
     with ThreadPoolExecutor(1, "measure") as own:  # a thread's emulated time would go on from here
         measuring = own.submit(lambda: list(_rates(store, loader, slots, given_up)))
         wait([measuring], GIVE_UP_S)
-        given_up.set()
+        given_up.give_up(loader.pace.now())
     try:
         rates = measuring.result()
     except OSError as error:
@@ -43,7 +43,7 @@ def load_bandwidth(store: ExpertStore, loader: Loader, slots: list[torch.Tensor]
     return statistics.median(rates) if rates else 0.0
 
 
-def _rates(store: ExpertStore, loader: Loader, slots: list[torch.Tensor], given_up: threading.Event) -> Iterator[float]:
+def _rates(store: ExpertStore, loader: Loader, slots: list[torch.Tensor], given_up: GivenUp) -> Iterator[float]:
     """Bytes a second, of one load after the other."""
     began, moved = time.monotonic(), 0
     experts = ((layer, expert) for layer, spec in store.manifest.layers.items() for expert in range(len(spec.blobs)))

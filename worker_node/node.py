@@ -15,6 +15,7 @@ import torch
 from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
+from scheduler.emulation import GivenUp
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel
@@ -55,7 +56,7 @@ class _Ticket:
     occupied: bool = False
     loaded: bool = False
     computing: bool = False
-    given_up: threading.Event = field(default_factory=threading.Event)
+    given_up: GivenUp = field(default_factory=GivenUp)
     waiting: list[tuple[Compute, float]] = field(default_factory=list)
 
     @property
@@ -193,7 +194,7 @@ class _Session(Session):
             ticket = self._tickets.pop(slot, None)
             if ticket is None:
                 return
-            ticket.given_up.set()
+            ticket.given_up.give_up(self._worker.pace.now())
             free = ticket.occupied and ticket.loaded and not ticket.computing
             ticket.occupied = ticket.occupied and not free
         if free:
@@ -264,7 +265,7 @@ class _Session(Session):
             ticket.computing = False
             if evict and self._tickets.get(ticket.slot) is ticket:
                 del self._tickets[ticket.slot]
-                ticket.given_up.set()
+                ticket.given_up.give_up(self._worker.pace.now())
         if ticket.given_up.is_set():
             self._release(ticket)
 

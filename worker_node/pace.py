@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Protocol
 
-from scheduler.emulation import Emulation, Lane
+from scheduler.emulation import Emulation, GivenUp, Lane
 
 
 class Pace(Protocol):
@@ -18,7 +17,7 @@ class Pace(Protocol):
     def begin_load(self, at: float) -> float:
         """A load that could begin from `at` on is taken up; when that is."""
 
-    def end_load(self, given_up: threading.Event) -> float:
+    def end_load(self, given_up: GivenUp) -> float:
         """Its bytes have moved, or it was given up; when it ends."""
 
     def begin_compute(self, at: float) -> float:
@@ -37,7 +36,7 @@ class RealPace:
     def begin_load(self, at: float) -> float:
         return time.monotonic()
 
-    def end_load(self, given_up: threading.Event) -> float:
+    def end_load(self, given_up: GivenUp) -> float:
         return time.monotonic()
 
     def begin_compute(self, at: float) -> float:
@@ -61,8 +60,8 @@ class EmulatedPace:
     def begin_load(self, at: float) -> float:
         return self._link.begin(at)
 
-    def end_load(self, given_up: threading.Event) -> float:
-        return self._link.end(self._emulation.profile.load_s, given_up)
+    def end_load(self, given_up: GivenUp) -> float:
+        return self._link.wait(self._emulation.profile.load_s, given_up)
 
     def begin_compute(self, at: float) -> float:
         return self._processor.begin(at)

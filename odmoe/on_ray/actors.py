@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
     from main_node.engine import Engine
     from odmoe.on_ray.fleet import Fleet
+    from scheduler.recording import Recorder
 
 WORKER_S = 60.0  # how long a request waits for a worker where every one is lost
 
@@ -110,6 +111,7 @@ class Main(_Actor):
         super().__init__(settings, store)
         self._main: MainNode | None = None
         self._fleet: Fleet | None = None
+        self._recorder: Recorder | None = None
         self._answers = Answers()
         self._stopped = threading.Event()
         self._starting = threading.Lock()
@@ -135,6 +137,7 @@ class Main(_Actor):
     def _start(self) -> None:
         from odmoe.cluster import emulation_of, make_engine
         from odmoe.on_ray.fleet import Fleet
+        from odmoe.recording import record
 
         check_access(own_host(self._settings), *credentials(self._settings))  # what no node could do without
         store, emulation = open_verified(self._store), emulation_of(self._settings)
@@ -142,6 +145,7 @@ class Main(_Actor):
         if size and "group_size" not in self._settings.model_fields_set:
             self._settings = self._settings.but(group_size=size)
         engine = make_engine(self._settings, store, emulation)
+        self._recorder = record(engine, self._settings, store)
         fleet = self._fleet = Fleet(engine, self._settings, self._store, emulation)
         try:
             self._main = self._begin(store, engine, fleet)
@@ -197,6 +201,11 @@ class Main(_Actor):
 
     def trace(self) -> list[Span]:
         return self._main.engine.trace() if self._main is not None else []
+
+    def recording(self) -> bytes:
+        from odmoe.recording import taken
+
+        return taken(self._recorder)
 
     def serving(self) -> Serving:
         manifest = open_verified(self._store).manifest

@@ -33,8 +33,8 @@ from scheduler.trace import Span
 FREE_S = 15.0
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 SERVED = (
-    "workers", "group_size", "slots", "shadow", "align_token", "align_kv", "dtype", "loader", "profile", "mini_batch",
-    "threads", "ctx_size",
+    "workers", "group_size", "slots", "shadow", "predictor", "residency", "prefill", "align_token", "align_kv", "dtype",
+    "loader", "profile", "mini_batch", "threads", "ctx_size",
 )  # fmt: skip
 """Settings that hold as long as the nodes run."""
 OPEN = ("workers", "group_size", "dtype")
@@ -208,6 +208,9 @@ class RayCluster:
     def trace(self) -> list[Span]:
         return list(get(self._main.trace.options(**QUICK).remote(), WORKER_S, "the main node"))
 
+    def recording(self) -> bytes:
+        return bytes(get(self._main.recording.options(**QUICK).remote(), WORKER_S, "the main node"))
+
     def close(self) -> None:
         """Stop the nodes, where they were not to last, and Ray where we started it. Bounded: a node that does not
         answer is killed. A second Ctrl-C does not cut it short: that would leave Ray's processes behind."""
@@ -258,6 +261,7 @@ def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole
                 return f"the cluster serves with {flag(name)} {runs}, not with all that it has"
         elif (said or whole) and runs != asked:
             return f"the cluster serves with {flag(name)} {runs}, not {asked}"
-    if wanted.trace is not None and served.settings.trace is None:
-        return "the cluster's nodes keep no record for --trace"
+    for name in ("trace", "record"):
+        if getattr(wanted, name) is not None and getattr(served.settings, name) is None:
+            return f"the cluster's nodes keep no record for {flag(name)}"
     return None

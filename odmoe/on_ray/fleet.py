@@ -41,7 +41,7 @@ class Fleet:
         self._engine = engine
         self._settings = settings
         self._store = store
-        self._emulation = emulation
+        self._travelled = travelled(emulation, engine.core.shape)
         self._said = hosts_of_launcher() if settings.joined else {}
         self._seats: dict[Kind, dict[int, Seat]] = {"worker": {}, "shadow": {}}
         self._actors: dict[Seat, Any] = {}
@@ -199,7 +199,7 @@ class Fleet:
     def _add(self, kind: Kind, number: int, address: str, reach_s: float = 10.0) -> None:
         secret, identity = credentials(self._settings)
         stream: Connect = partial(connect, address, kind, secret=secret, identity=identity, deadline_s=reach_s)
-        to = travelled(stream, self._emulation)
+        to = self._travelled(stream)
         if kind == "shadow":
             self._engine.add_shadow(to, self._settings.launch_s)
         else:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
-from engine_world import Fake, Say, close, good, once, rows_of, shadow, silent, worker_ready
+import pytest
+from engine_world import Fake, Later, Say, close, good, once, rows_of, shadow, silent, worker_ready
 
+from main_node import peers
+from scheduler.errors import ProtocolError
 from wire import messages as w
 
 
@@ -34,18 +38,30 @@ def test_every_node_in_its_own_words(desk: Any) -> None:
     assert told[1]["slots"] == 3
 
 
-def test_a_round_trip_is_the_best_of_a_few_and_the_node_hears_of_it(desk: Any) -> None:
-    worker, *_ = desk.workers(good)
-    echoes = worker.wait(w.Echo, 6)
-    assert [echo.number for echo in echoes] == [1, 2, 3, 4, 5, 0]
-    best = [echo.best_s for echo in echoes]
-    assert best[0] == 0
-    assert best[1:] == sorted(best[1:], reverse=True)
-    assert best[-1] == desk.engine.nodes()[0].round_trip_s > 0
+def test_a_round_trip_is_the_best_of_a_few(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the node moves, while it answers."""
+    clock = SimpleNamespace(at=100.0)
+
+    def takes_a_while(fake: Fake, message: w.Echo) -> w.Message:
+        clock.at += {1: 0.06, 2: 0.04, 3: 0.01, 4: 0.05, 5: 0.07}[message.number]
+        return message
+
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: clock.at))
+    worker, *_ = desk.workers(once(w.Echo, takes_a_while, always=True))
+    assert [echo.number for echo in worker.of(w.Echo)] == [1, 2, 3, 4, 5]
+    assert desk.engine.nodes()[0].round_trip_s == pytest.approx(0.01)
+
+
+def test_a_node_that_keeps_a_profiles_times_joins_no_main_node_that_does_not(desk: Any) -> None:
+    """At once, and not when its patience ends."""
+    fake = desk.fake(once(w.Hello, lambda fake, m: w.Stamped(1.0, 1.0, "a machine", worker_ready(1))))
+    with pytest.raises(ProtocolError, match="worker 0 keeps a profile's times, the main node does not"):
+        Later(lambda: desk.join(0, fake, deadline_s=3600.0)).result()
+    assert desk.engine.nodes() == []
 
 
 def test_a_node_that_does_not_echo_joins_all_the_same(desk: Any) -> None:
-    wrong = once(w.Echo, lambda fake, m: w.Echo(m.number + 1, 0.0), always=True)
+    wrong = once(w.Echo, lambda fake, m: w.Echo(m.number + 1), always=True)
     late = once(w.Echo, silent)  # the second would be answered: it is not asked
     workers = desk.workers(once(w.Echo, silent, always=True), late, wrong)
     assert [node.round_trip_s for node in desk.engine.nodes()] == [None] * 3

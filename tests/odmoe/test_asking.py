@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +54,19 @@ def test_both_streams_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None
     program = "import sys; print('answer'); print('figures', file=sys.stderr); sys.exit(7)"
     code, out, err = relayed(monkeypatch, program)
     assert (code, out.got.getvalue(), err.got.getvalue()) == ((7, "figures\n"), b"answer\n", b"figures\n")
+
+
+def test_records_come_back_byte_for_byte(tmp_path: Path) -> None:
+    """Fetched from the main host by a shell there, which is this one; and it is removed there."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.write_bytes(bytes(range(256)) * 100)
+
+    def run(host: Any, command: str, deadline_s: float) -> str:
+        return subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True, timeout=30).stdout
+
+    asking._fetch(SimpleNamespace(run=run), SimpleNamespace(main=None), str(there), here, 0)  # type: ignore[arg-type]
+    assert here.read_bytes() == bytes(range(256)) * 100
+    assert not there.exists()
 
 
 def test_it_ends_when_nobody_reads_the_answer_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from odmoe.process import prepare_ray
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from scheduler.errors import ClusterError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
+from scheduler.recording import read_recording, write_recording
+from scheduler.replay import replay
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +51,7 @@ def mark(marked: Any) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def cluster(mark: str, demo_store: Callable[[str], Any]) -> Iterator[Any]:
     """One local cluster for the whole module; the tests that break it come last."""
-    settings = Settings(model="demo", cluster="local", trace="kept in memory", **COMMON)
+    settings = Settings(model="demo", cluster="local", trace="kept in memory", record="too", **COMMON)
     made = start_cluster(settings, demo_store("float32"))
     yield made
     made.close()
@@ -255,6 +258,16 @@ def test_every_worker_is_killed_at_once(cluster: Any, reference: Any) -> None:
     assert time.monotonic() - began < BACK_S
     wait_until_back(cluster, short)
     assert not {cluster.pid(name) for name in NODES[:WORKERS]} & set(pids)
+
+
+def test_the_log_of_all_this_replays_to_the_same_commands(cluster: Any, tmp_path: Path) -> None:
+    """Every answer so far, those at once, given up, cancelled and failed, and every loss of a node."""
+    write_recording(tmp_path / "log", cluster.recording())
+    recording = read_recording(tmp_path / "log")
+    kinds = {type(event).__name__ for _, event in recording.events}
+    assert {"WorkerJoined", "ShadowJoined", "RequestOpened", "Predicted", "GateFired", "RequestClosed"} <= kinds
+    done = replay(recording)
+    assert str(done) == f"{len(recording.events)} events, {done.commands} commands: identical, in order"
 
 
 def test_the_main_node_is_killed(cluster: Any, reference: Any) -> None:

@@ -1,4 +1,4 @@
-"""Test files do not import each other, so the simulated world comes as a fixture."""
+"""Test files do not import each other, so what they share comes as fixtures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from types import ModuleType
 import pytest
 
 
-@pytest.fixture(scope="session")
-def world() -> ModuleType:
-    """The module core_world.py."""
-    name = "scheduler_core_world"
+def _load(file: str) -> ModuleType:
+    name = f"scheduler_{file}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("core_world.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{file}.py"))
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def world() -> ModuleType:
+    """The simulated world, core_world.py."""
+    return _load("core_world")
+
+
+@pytest.fixture(scope="session")
+def desk() -> ModuleType:
+    """test_core.py, for its Driver."""
+    return _load("test_core")

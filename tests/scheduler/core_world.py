@@ -11,20 +11,23 @@ import heapq
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core import MAX_FAILURES, Core
 from scheduler.placement import RoundRobin
+from scheduler.predictors import RandomPredictor
+from scheduler.residency import CACHELESS, Everything
 
 NBYTES = 7
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`slots`: one number a worker. `faults`: (when, what, whom). Durations: the most ticks that a thing takes."""
+    """`slots`: one number a worker. `faults`: (when, what, whom). Durations: the most ticks that a thing takes.
+    `stay`: everything stays in its slot; `chance`: the core predicts at random; `ahead`: prefill loads before gates."""
 
     seed: int = 0
     slots: tuple[int, ...] = (1, 1, 1, 1)
@@ -46,6 +49,13 @@ class Plan:
     accuracy: float = 0.8
     failing: float = 0.0
     faults: tuple[tuple[int, str, int], ...] = ()
+    stay: bool = False
+    chance: bool = False
+    ahead: bool = True
+
+    @property
+    def all_experts(self) -> int:
+        return self.layers * self.experts
 
 
 FAULTS = ("die", "join", "cancel", "shadow-lost", "shadow-join")
@@ -71,19 +81,41 @@ def random_plan(seed: int) -> Plan:
     )  # fmt: skip
 
 
+def roomy(plan: Plan) -> Plan:
+    """The same with slots for everything on the workers that it begins with, still as uneven as they were."""
+    more = -(-plan.all_experts // len(plan.slots))
+    return replace(plan, slots=tuple(slots - 1 + more for slots in plan.slots))
+
+
+def choosing_plan(seed: int) -> Plan:
+    """A random plan with random choices. Where everything stays there is mostly room for it."""
+    rng = Random(-1 - seed)
+    plan = replace(random_plan(seed), stay=rng.random() < 0.6, chance=rng.random() < 0.5, ahead=rng.random() < 0.5)
+    return roomy(plan) if plan.stay and rng.random() < 0.9 else plan
+
+
 # --- the referee ------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
-class _Attempt:
-    """One load and what is computed in its slot. `visit`: once a computation was sent, so once the gate named it."""
+class _Use:
+    """What was sent to be computed for one visit, and not answered. `again`: others used the same load before."""
 
-    load: t.Load
-    visit: t.Visit | None = None
-    loaded: bool = False
-    failed: bool = False
+    again: bool = False
     sent: int = 0
     owed: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """One load and what is computed in its slot, for whom. `used`: how often it was, from first to last."""
+
+    load: t.Load
+    loaded: bool = False
+    failed: bool = False
+    at: int = 0
+    used: int = 0
+    uses: dict[t.Visit, _Use] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -120,14 +152,14 @@ class Referee:
         self.live: dict[int, int] = {}
         self.slots: dict[tuple[int, int], _Attempt] = {}
         self.loads: dict[int, _Attempt] = {}
-        self.calls: dict[int, _Attempt] = {}
+        self.calls: dict[int, tuple[_Attempt, t.Visit]] = {}
         self.used: set[int] = set()
         self.books: dict[int, _Books] = {}
         self.fired: dict[t.Visit, _Fired] = {}
         self.standing: dict[t.Visit, tuple[int, ...]] = {}
         self.failures: Counter[t.ExpertId] = Counter()
         self.shadow = False
-        self.loaded = self.decode_loaded = self.bytes = 0
+        self.loaded = self.decode_loaded = self.bytes = self.computed = self.sure_hits = 0
         self.seen: Counter[str] = Counter()
 
     # --- facts ---
@@ -142,7 +174,7 @@ class Referee:
                 held = [place for place in self.slots if place[0] == event.worker]
                 for place in held:
                     attempt = self._give_up(place)
-                    self.seen["lost while computing" if attempt.visit and attempt.loaded else "lost while loading"] += 1
+                    self.seen["lost while computing" if attempt.uses and attempt.loaded else "lost while loading"] += 1
                 self.seen["lost while idle"] += not held
             case t.ShadowJoined():
                 self.shadow = True
@@ -159,6 +191,8 @@ class Referee:
             case t.PassStarted():
                 books = self.books[event.request]
                 books.prefilling, books.reached = event.prefill, (event.position, -1)
+                if self.plan.chance and not event.prefill:
+                    self._chances(event)
             case t.TokenDecoded():
                 self.books[event.request].prefilling = False
             case t.Predicted():
@@ -169,6 +203,12 @@ class Referee:
                 self._load_over(event, now)
             case t.ComputeEnded() | t.ComputeFailed():
                 self._call_over(event)
+
+    def _chances(self, event: t.PassStarted) -> None:
+        for layer in range(self.plan.layers):
+            visit = t.Visit(event.request, event.position, layer)
+            experts = RandomPredictor(self.plan.seed).predict(visit, self.plan.experts, self.plan.top_k)
+            self._predicted(t.Predicted(*visit, experts))
 
     def _predicted(self, event: t.Predicted) -> None:
         books = self.books[event.request]
@@ -191,7 +231,7 @@ class Referee:
         predicted = self.standing.pop(visit, None)
         books.reached = (visit.position, visit.layer)
         self.fired[visit] = _Fired(now, dict(event.rows), frozenset(predicted or ()), last_load=now)
-        if not books.prefilling and self.shadow:
+        if not books.prefilling and (self.shadow or self.plan.chance):
             books.activated[visit] = frozenset(dict(event.rows))
             if predicted is not None:
                 books.matched[visit] = frozenset(predicted)
@@ -205,39 +245,51 @@ class Referee:
             self.failures[attempt.load.expert] += 1
             self.seen["load failed"] += 1
         else:
-            attempt.loaded = True
+            attempt.loaded, attempt.at = True, now
             self.bytes += event.nbytes
-            if attempt.visit is not None:
-                self.fired[attempt.visit].last_load = now
+            for visit in attempt.uses:
+                if visit in self.fired:
+                    self.fired[visit].last_load = now
 
     def _call_over(self, event: t.ComputeEnded | t.ComputeFailed) -> None:
-        attempt = self.calls.pop(event.call_id, None)
-        if attempt is None:
+        if event.call_id not in self.calls:
             self.seen["stale fact"] += 1
             return
-        assert attempt.visit is not None
+        attempt, visit = self.calls.pop(event.call_id)
+        expert = attempt.load.expert
         if isinstance(event, t.ComputeFailed):
             attempt.failed = True
-            self.failures[attempt.load.expert] += 1
+            self.failures[expert] += 1
             self.seen["compute failed"] += 1
             return
-        attempt.owed.discard(event.call_id)
-        if not attempt.owed:
+        use = attempt.uses[visit]
+        use.owed.discard(event.call_id)
+        if use.owed:
+            return
+        del attempt.uses[visit]
+        self.fired[visit].done.add(expert.expert)
+        self.computed += 1
+        self.sure_hits += use.again
+        self.seen["computed where it was"] += use.again
+        if not self.plan.stay:
             del self.slots[attempt.load.worker, attempt.load.slot]
-            self.fired[attempt.visit].done.add(attempt.load.expert.expert)
 
     def _close(self, request: int) -> None:
         self.books[request].open = False
         for visit in [v for v in self.fired if v.request == request]:
             self.books[request].broken = True
             del self.fired[visit]
+            for attempt in self.slots.values() if self.plan.stay else ():
+                for call in attempt.uses.pop(visit, _Use()).owed:
+                    self.calls.pop(call, None)
         self.standing = {v: e for v, e in self.standing.items() if v.request != request}
 
     def _give_up(self, place: tuple[int, int]) -> _Attempt:
         attempt = self.slots.pop(place)
         self.loads.pop(attempt.load.load_id, None)
-        for call in attempt.owed:
-            self.calls.pop(call, None)
+        for use in attempt.uses.values():
+            for call in use.owed:
+                self.calls.pop(call, None)
         return attempt
 
     # --- commands ---
@@ -258,6 +310,7 @@ class Referee:
                 assert (c.worker, c.slot) not in self.slots, f"{c} into a taken slot"
                 self._unused(c.load_id)
                 fresh.add(c.load_id)
+                self._load_allowed(c)
                 self.slots[c.worker, c.slot] = self.loads[c.load_id] = _Attempt(c)
                 self.loaded += 1
                 self.decode_loaded += self.plan.requests == 1 and not self.books[1].prefilling
@@ -265,9 +318,9 @@ class Referee:
                 assert c.worker in self.live, f"{c} to a worker that is gone"
                 attempt = self._give_up((c.worker, c.slot))
                 assert attempt.load.expert == c.expert
-                if attempt.visit is not None:
-                    request = attempt.visit.request
-                    over = request in failing or not self.books[request].open
+                assert attempt.failed or not self.plan.stay, f"{c}, though everything stays"
+                for visit in attempt.uses:
+                    over = visit.request in failing or not self.books[visit.request].open
                     assert attempt.failed or over, f"{c}: the gate named it"
             case t.Compute():
                 self._compute(c, fresh)
@@ -281,12 +334,24 @@ class Referee:
             case t.Fail():
                 assert self.books[c.request].open
                 often = max(self.failures.values(), default=0) >= MAX_FAILURES
-                assert not self.live or often, f"{c} for no reason"
-                self.seen["failed: no worker" if not self.live else "failed: too often"] += 1
+                lacks = self.plan.stay and sum(self.live.values()) < self.plan.all_experts
+                assert not self.live or often or lacks, f"{c} for no reason"
+                why = "no worker" if not self.live else "too few slots" if lacks else "too often"
+                self.seen[f"failed: {why}"] += 1
                 self._close(c.request)
             case t.Follow() | t.Align():
                 assert self.shadow
                 assert self.books[c.request].open
+
+    def _load_allowed(self, c: t.Load) -> None:
+        if self.plan.stay:
+            there = [a for a in self.slots.values() if a.load.expert == c.expert]
+            assert not there, f"{c}: it is in {there[0].load} already"
+        if self.plan.requests == 1 and self.books[1].prefilling and not self.plan.ahead:
+            assert any(v.layer == c.expert.layer and c.expert.expert in f.rows for v, f in self.fired.items()), (
+                f"{c} before its gate"
+            )
+            self.seen["loaded in turn"] += 1
 
     def _unused(self, number: int) -> None:
         assert number not in self.used, f"id {number} was used before"
@@ -298,24 +363,38 @@ class Referee:
         layer, expert = c.expert
         assert attempt.load.expert == c.expert, f"{c}: the slot holds {attempt.load.expert}"
         assert layer == c.visit.layer
-        assert attempt.visit in (None, c.visit)
+        assert self.plan.stay or attempt.uses.keys() <= {c.visit}
         assert expert not in fired.done, f"{c}: computed twice"
         others = [
-            a for a in self.slots.values() if a is not attempt and a.visit == c.visit and a.load.expert == c.expert
+            a for a in self.slots.values() if a is not attempt and c.visit in a.uses and a.load.expert == c.expert
         ]
         assert not others, f"{c}: also under way in {others}"
-        assert c.start == attempt.sent < c.stop <= fired.rows[expert]
+        first, fresh_one = c.visit not in attempt.uses, not attempt.used and attempt.load.load_id in fresh
+        use = attempt.uses.setdefault(c.visit, _Use(again=attempt.used > 0))
+        attempt.used += first
+        self.seen["shared"] += first and len(attempt.uses) > 1
+        if books.prefilling and not self.plan.ahead:
+            self._in_turn(c, attempt, fired)
+        assert c.start == use.sent < c.stop <= fired.rows[expert]
         assert c.stop - c.start <= self.plan.mini_batch
-        assert c.evict == (c.stop == fired.rows[expert]), f"{c}: only the last rows evict"
+        leaves = c.stop == fired.rows[expert] and not self.plan.stay
+        assert c.evict == leaves, f"{c}: only the last rows evict, and only where nobody stays"
         self._unused(c.call_id)
-        if attempt.visit is None and attempt.load.load_id in fresh and not books.prefilling:
+        if fresh_one and not books.prefilling:
             missed = expert not in fired.predicted
             books.reloads += missed
             self.seen["reload" if missed else "predicted, loaded late"] += 1
         self.seen["several chunks"] += c.start > 0
-        attempt.visit, attempt.sent = c.visit, c.stop
-        attempt.owed.add(c.call_id)
-        self.calls[c.call_id] = attempt
+        use.sent = c.stop
+        use.owed.add(c.call_id)
+        self.calls[c.call_id] = attempt, c.visit
+
+    def _in_turn(self, c: t.Compute, attempt: _Attempt, fired: _Fired) -> None:
+        assert attempt.loaded, f"{c} before its load has ended"
+        fired.last_load = max(fired.last_load, attempt.at)
+        if self.plan.requests == 1:
+            under_way = [a.load for a in self.slots.values() if a.load.expert.layer == c.visit.layer and not a.loaded]
+            assert not under_way, f"{c} before {under_way} have ended"
 
     # --- after each fact's commands, and at the end ---
 
@@ -325,40 +404,55 @@ class Referee:
         predicted = Counter(t.ExpertId(v.layer, e) for v, experts in self.standing.items() for e in set(experts))
         wanted = named + predicted
         for number, books in self.books.items():
-            if books.open and books.prefilling:
+            if books.open and books.prefilling and self.plan.ahead:
                 wanted.update(
                     t.ExpertId(layer, e)
                     for layer in range(self.plan.layers) for e in range(self.plan.experts)
                     if layer > books.reached[1] and t.Visit(number, 0, layer) not in self.standing
                 )  # fmt: skip
         resident = Counter(attempt.load.expert for attempt in self.slots.values())
-        assert resident <= wanted, f"held though nobody wants it: {resident - wanted}"
         for attempt in self.slots.values():
-            if attempt.visit is not None:
-                rows = self.fired[attempt.visit].rows[attempt.load.expert.expert]
-                assert attempt.sent == rows, f"{attempt}: only {attempt.sent} of {rows} rows sent"
+            for visit, use in attempt.uses.items():
+                rows = self.fired[visit].rows[attempt.load.expert.expert]
+                assert use.sent == rows, f"{attempt}: only {use.sent} of {rows} rows sent"
+        hopeless = Counter({e: n for e, n in predicted.items() if self.failures[e] >= MAX_FAILURES})
+        if self.plan.stay:
+            missing = (named + predicted - hopeless).keys() - resident.keys()
+            assert not missing, f"wanted, not loaded, and there is room: {missing}"
+        else:
+            assert resident <= wanted, f"held though nobody wants it: {resident - wanted}"
+            self._nobody_waits(named, predicted - hopeless, resident)
+        assert core.workers == sorted(self.live)
+
+    def _nobody_waits(
+        self, named: Counter[t.ExpertId], predicted: Counter[t.ExpertId], resident: Counter[t.ExpertId]
+    ) -> None:
         held = {w: [a for (number, _), a in self.slots.items() if number == w] for w in self.live}
         full = [w for w in self.live if len(held[w]) == self.live[w]]
-        hopeless = Counter({e: n for e, n in predicted.items() if self.failures[e] >= MAX_FAILURES})
-        if named + predicted - hopeless - resident:
+        if named + predicted - resident:
             assert full, "something is wanted and every worker has a free slot"
-        begun = Counter(a.load.expert for a in self.slots.values() if a.visit is not None)
+        if not self.plan.ahead:  # what is loaded in turn is named, though not sent yet
+            return
+        begun = Counter(a.load.expert for a in self.slots.values() if a.uses)
         if named - begun:
-            stuffed = [w for w in full if all(a.visit is not None for a in held[w])]
+            stuffed = [w for w in full if all(a.uses for a in held[w])]
             assert stuffed, "a named expert waits though every worker could make room"
-        assert core.workers == sorted(self.live)
 
     def finish(self, core: Core) -> None:
         """Everything is over: nothing may be left, and the core's ledgers must say what the referee's books say."""
-        assert not self.slots, f"still resident: {self.slots}"
+        assert self.plan.stay or not self.slots, f"still resident: {self.slots}"
+        assert not any(attempt.uses for attempt in self.slots.values())
         assert not self.fired
         assert not any(books.open for books in self.books.values())
-        for kept in (core._visits, core._loads, core._calls, core._requests):
+        for kept in (core._visits, core._loads, core._calls.owed, core._requests):
             assert not kept
         assert not any(need for worker in core._workers.values() for need in worker.needs())
         ledgers = list(core.ledgers.values())
         assert sum(ledger.loads for ledger in ledgers) == self.loaded
         assert sum(ledger.bytes_loaded for ledger in ledgers) == self.bytes
+        hits = sum(ledger.hits for ledger in ledgers)
+        assert self.sure_hits <= hits <= self.computed <= hits + self.loaded
+        assert self.plan.stay or hits == 0
         self.seen["displaced"] += sum(ledger.displaced for ledger in ledgers)
         self.seen["unused"] += sum(ledger.unused for ledger in ledgers)
         if self.plan.requests == 1:
@@ -498,7 +592,11 @@ class World:
     def new_core(self) -> Core:
         plan = self.plan
         shape = t.ModelShape(tuple(range(plan.layers)), plan.experts, plan.top_k)
-        return Core(shape, RoundRobin(plan.group), Alignment(*plan.periods), plan.mini_batch)
+        return Core(
+            shape, RoundRobin(plan.group), Alignment(*plan.periods), plan.mini_batch,
+            predictor=RandomPredictor(plan.seed) if plan.chance else None,
+            residency=Everything() if plan.stay else CACHELESS, prefill_ahead=plan.ahead,
+        )  # fmt: skip
 
     def at(self, delay: int, act: Callable[[], object]) -> None:
         heapq.heappush(self._heap, (self.now + delay, next(self._order), act))

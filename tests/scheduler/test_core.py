@@ -51,15 +51,16 @@ class Driver:
     def __init__(
         self, workers: int = 8, slots: int = 1, group: int = 2, layers: int = 6, experts: int = 8,
         mini_batch: int = 128, periods: tuple[int, int] = (1, 1), shadow: bool = True, by_layer: tuple[int, ...] = (),
+        mixed: tuple[int, ...] = (), **choices: Any,
     ) -> None:  # fmt: skip
         shape = t.ModelShape(tuple(range(layers)), experts, top_k=2, by_layer=by_layer)
-        self.core = Core(shape, RoundRobin(group), Alignment(*periods), mini_batch)
+        self.core = Core(shape, RoundRobin(group), Alignment(*periods), mini_batch, **choices)
         self.held: dict[tuple[int, int], t.Load] = {}
         self.calls: dict[tuple[int, int], list[t.Compute]] = defaultdict(list)
         self.raw: list[t.Command] = []
         self.now = 0.0
-        for worker in range(workers):
-            assert self.do(t.WorkerJoined(worker, slots)) == []
+        for worker, size in enumerate(mixed or (slots,) * workers):
+            assert self.do(t.WorkerJoined(worker, size)) == []
         if shadow:
             assert self.do(t.ShadowJoined()) == []
 

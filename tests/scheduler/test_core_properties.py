@@ -49,13 +49,17 @@ def plan_fields(draw: st.DrawFn) -> dict[str, Any]:
         "accuracy": draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
         "failing": draw(st.sampled_from([0.0, 0.0, 0.03, 0.3])),
         "faults": tuple(draw(st.lists(FAULTS, max_size=6))),
+        "stay": draw(st.booleans()),
+        "chance": draw(st.booleans()),
+        "ahead": draw(st.booleans()),
     }
 
 
 @SETTINGS
 @given(fields=plan_fields())
 def test_whatever_happens_the_referee_finds_nothing_wrong(world: ModuleType, fields: dict[str, Any]) -> None:
-    seen = world.live(world.Plan(**fields)).referee.seen
+    plan = world.Plan(**fields)
+    seen = world.live(world.roomy(plan) if plan.stay and plan.seed % 8 else plan).referee.seen
     for what in sorted(+seen):
         event(what)
 
@@ -65,7 +69,8 @@ def test_whatever_happens_the_referee_finds_nothing_wrong(world: ModuleType, fie
 def test_without_losses_and_failures_every_request_is_answered(world: ModuleType, fields: dict[str, Any]) -> None:
     quiet = tuple(fault for fault in fields["faults"] if fault[1].startswith("shadow"))
     plan = world.Plan(**{**fields, "failing": 0.0, "faults": quiet})
-    seen = world.live(plan).referee.seen
+    seen = world.live(world.roomy(plan) if plan.stay else plan).referee.seen
+    assert not seen["failed: too few slots"]
     assert not seen["failed: too often"]
     assert not seen["failed: no worker"]
     assert not seen["closed in a layer"]
@@ -90,6 +95,35 @@ def test_the_random_worlds_reach_every_branch_that_is_hard(world: ModuleType) ->
     assert set(seen) == often | rare
     assert {what: runs[what] for what in often if runs[what] < 10} == {}
     assert {what: runs[what] for what in rare if runs[what] < 2} == {}
+
+
+def test_random_choices_reach_every_branch_that_is_hard(world: ModuleType) -> None:
+    """Everything stays in half of them, the core predicts in half, prefill is in turn in half."""
+    seen: Counter[str] = Counter()
+    runs: Counter[str] = Counter()
+    for seed in range(120):
+        happened = world.live(world.choosing_plan(seed)).referee.seen
+        seen += happened
+        runs.update(+happened)
+    expected = {
+        "computed where it was": 30, "shared": 10, "loaded in turn": 20, "failed: too few slots": 2, "reload": 30,
+        "load failed": 10, "compute failed": 10, "lost while computing": 5, "stall": 30, "several chunks": 10,
+        "closed in a layer": 3, "recall between 0 and 1": 30, "displaced": 10, "unused": 30,
+    }  # fmt: skip
+    assert {what: runs[what] for what, least in expected.items() if runs[what] < least} == {}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_stays_is_loaded_once_whatever_the_slots(world: ModuleType, seed: int) -> None:
+    """Uneven workers, several requests, nothing lost: no expert is loaded twice, so there are at most as many loads."""
+    plan = world.Plan(
+        seed=seed, slots=(1, 3, 2, 5), group=2, layers=5, experts=6, top_k=2, requests=3, answer=5, stay=True
+    )
+    core = world.live(world.roomy(plan)).core
+    loads = sum(ledger.loads for ledger in core.ledgers.values())
+    hits = sum(ledger.hits for ledger in core.ledgers.values())
+    assert loads <= 5 * 6
+    assert hits >= 3 * 5 * 5 * 2 - loads
 
 
 def right_predictions(world: ModuleType, **fields: Any) -> Any:

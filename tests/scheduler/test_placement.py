@@ -55,7 +55,7 @@ def test_a_worker_is_called_again_only_after_all_others(workers: list[int], size
 @given(WORKERS, st.integers(1, 8), st.integers(0, 5_000))
 def test_a_ring_holds_everybody_once_and_begins_with_the_group(workers: list[int], size: int, turn: int) -> None:
     placement = RoundRobin(size)
-    ring, group = placement.ring(workers, turn), placement.group(workers, turn)
+    ring, group = list(placement.ring(workers, turn)), placement.group(workers, turn)
     assert sorted(ring) == workers
     assert ring[: len(group)] == group
     assert len(group) == min(size, len(workers))

@@ -69,6 +69,77 @@ def test_a_link_that_cannot_be(tmp_path: Path, value: str) -> None:
         load_profile(file)
 
 
+def written(tmp_path: Path, old: str, new: str) -> Path:
+    text = (PROFILES / f"{NAME}.yaml").read_text()
+    assert old in text
+    (tmp_path / "bad.yaml").write_text(text.replace(old, new, 1))
+    return tmp_path / "bad.yaml"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("load_ms: 25.0", "load_ms: 25.0\nlaod_ms: 3", "laod_ms is no key of a profile; allowed: .*load_ms"),
+        ("  top_k: 2", "  top_k: 2\n  topk: 3", r"model\.topk is no key"),
+        ("cluster: {", "cluster: {slots: 2, ", r"cluster\.slots is no key"),
+        ("devices: {", "devices: {gpu: 2, ", r"devices\.gpu is no key"),
+        ("main_layer_ms_per_extra_token: 0.005", "main_layer_ms_per_extra_token: -1", "per_extra_token is -1"),
+        ("load_ms: 25.0", "load_ms: yes", "load_ms is True"),
+        ("workers: 8", "workers: 0", "workers is 0; it must be 1, 2"),
+        ("workers: 8", "workers: 1", "group_size is 2 with 1 workers; allowed: 1 to 1"),
+        ("  top_k: 2", "  top_k: 9", "top_k is 9 with 8 experts; allowed: 1 to 8"),
+        ("  layers: 32", "  layers: 32.5", "layers is 32.5; it must be 1, 2"),
+        ("  expert_bytes: 704643072", "  expert_bytes: 0", "expert_bytes is 0"),
+        ("worker_bytes_per_s: 936200000000, ", "", "lacks 'worker_bytes_per_s'"),
+        ("worker_bytes_per_s: 936200000000", "worker_bytes_per_s: 0", "worker_bytes_per_s is 0"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_profile(written(tmp_path, old, new))
+
+
+def test_what_only_plans_need_may_be_left_out(tmp_path: Path) -> None:
+    file = written(tmp_path, "main_layer_ms_per_extra_token: 0.005", "")
+    fields = yaml.safe_load(file.read_text())
+    del fields["devices"], fields["model"]["expert_bytes"]
+    file.write_text(yaml.safe_dump(fields))
+    profile = load_profile(file)
+    assert (profile.model_sizes, profile.device_rates, profile.main_extra_s) == (None, None, 0)
+    assert profile.main_s(100) == profile.main_layer_s
+
+
+def test_a_pass_over_many_tokens_takes_the_main_node_longer() -> None:
+    profile = find_profile(NAME)
+    assert profile.main_s(1) == profile.main_layer_s
+    assert profile.main_s(128) == pytest.approx(0.0036 + 127 * 0.000005)
+
+
+def test_the_rtx3080_by_public_figures() -> None:
+    """Memory buses of 384 bits at 19.5 Gbit/s and 320 at 19; 10496 and 8704 multiply-adds a cycle at 1.695 and 1.71
+    GHz; both on PCIe 4.0 x16. Only the workers' own work may differ."""
+    old, new = find_profile(NAME), find_profile("rtx3080-1gbe")
+    assert (old.device_rates or ())[1] == pytest.approx(384 / 8 * 19.5e9, rel=1e-3)
+    assert (new.device_rates or ())[1] == pytest.approx(320 / 8 * 19e9, rel=1e-3)
+    longer = 704_643_072 * (8 / (320 * 19e9) - 8 / (384 * 19.5e9))
+    assert new.expert_s == pytest.approx(old.expert_s + longer, rel=1e-3)
+    rates = (10496 * 1.695, 8704 * 1.71)
+    assert new.expert_extra_s == pytest.approx(old.expert_extra_s * rates[0] / rates[1], rel=5e-3)
+    assert 704_643_072 / new.load_s < 16 * 16e9 / 8 * 128 / 130  # what sixteen lanes of 16 GT/s carry
+    for name in ("main_layer_s", "main_extra_s", "shadow_layer_s", "hop_s", "link_bits_per_s", "load_s", "model_sizes"):
+        assert getattr(new, name) == getattr(old, name), name
+
+
+def test_what_a_profile_was_taken_on_is_mixtral_in_float32() -> None:
+    """From its public configuration: 4096 wide, 14336 in an expert, 8 heads for keys and values, 32000 tokens."""
+    expert, expert_parameters, main, shadow = find_profile(NAME).model_sizes or (0, 0, 0, 0)
+    attention = 2 * 4096 * 4096 + 2 * 4096 * 8 * 128
+    rest = 4096 * 8 + 2 * 4096 + (4096 * 32000 + 4096) // 32
+    assert (expert_parameters, expert) == (3 * 4096 * 14336, 4 * 3 * 4096 * 14336)
+    assert main == 4 * (attention + rest)
+    assert shadow == attention + 2 * expert_parameters + 2 * rest
+
+
 def test_what_travels_takes_its_hop_or_what_the_link_needs() -> None:
     """1 Gbit/s: 16,384 bytes a token and 8,192 bytes of KV a token a layer."""
     profile = find_profile(NAME)

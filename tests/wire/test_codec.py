@@ -24,9 +24,11 @@ from wire.messages import (
     FromShadow,
     FromWorker,
     Hello,
+    Load,
     Loaded,
     OpenRequest,
     Prediction,
+    Stamped,
     Tensor,
     ToShadow,
     ToWorker,
@@ -48,6 +50,7 @@ def tensors(draw):
     return Tensor(dtype, shape, draw(st.sampled_from([data, memoryview(data)])))
 
 
+SECONDS = st.floats(allow_nan=False, allow_infinity=False)
 SCALARS = {
     FieldDescriptor.TYPE_UINT32: st.integers(0, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
@@ -81,6 +84,62 @@ def test_round_trip(codec, cls, data):
     assert codec.decode(codec.encode(message)) == message
 
 
+@pytest.mark.parametrize(("codec", "cls"), KINDS, ids=lambda value: getattr(value, "__name__", ""))
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_round_trip_with_a_stamp(codec, cls, data):
+    """Every message of the contract can say when it is due; the numbers come back bit by bit, negative zero too."""
+    message = data.draw(messages_of(cls))
+    due, sent = data.draw(st.tuples(SECONDS, SECONDS))
+    found = codec.decode(codec.encode(Stamped(due, sent, data.draw(st.text()), message)))
+    assert isinstance(found, Stamped)
+    assert (found.due.hex(), found.sent.hex(), found.message) == (due.hex(), sent.hex(), message)
+
+
+def test_a_stamp_adds_nothing_to_a_message_without_one():
+    plain = odmoe_pb2.ToWorker(load={"load_id": 9, "slot": 0, "layer": 0, "expert": 1}).SerializeToString()
+    assert TO_WORKER.encode(Load(9, 0, 0, 1)) == plain
+    assert TO_WORKER.decode(plain) == Load(9, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "said"),
+    [
+        ({"due": math.nan}, r"Stamped\.due is nan; allowed: a finite number of seconds"),
+        ({"due": math.inf}, r"Stamped\.due is inf"),
+        ({"sent": -math.inf}, r"Stamped\.sent is -inf"),
+        ({"due": None}, r"Stamped\.due is None"),
+        ({"sent": "now"}, r"Stamped\.sent is 'now'"),
+        ({"machine": None}, r"Stamped\.machine is None; allowed: a string"),
+        ({"machine": "\ud800"}, r"Stamped\.machine is '\\ud800'; allowed: a string"),
+    ],
+    ids=str,
+)
+def test_a_stamp_that_says_no_time_is_refused(stamp, said):
+    """By whoever sends it and, where it can travel, by whoever receives it."""
+    with pytest.raises(ProtocolError, match=said):
+        TO_WORKER.encode(replace(Stamped(1.0, 0.5, "a machine", COMPUTE), **stamp))
+    if any(isinstance(value, float) for value in stamp.values()):
+        load = {"load_id": 9, "slot": 0, "layer": 0, "expert": 1}
+        data = odmoe_pb2.ToWorker(load=load, stamp={"due": 1.0, "sent": 0.5} | stamp).SerializeToString()
+        with pytest.raises(ProtocolError, match=said):
+            TO_WORKER.decode(data)
+
+
+def test_a_stamp_alone_is_no_message():
+    with pytest.raises(ProtocolError, match=r"ToWorker\.message is unset"):
+        TO_WORKER.decode(odmoe_pb2.ToWorker(stamp={"due": 1.0}).SerializeToString())
+
+
+def test_what_is_wrong_inside_a_stamped_message_is_named():
+    with pytest.raises(ProtocolError, match=r"Compute\.slot is -1; allowed"):
+        TO_WORKER.encode(Stamped(1.0, 0.5, "", replace(COMPUTE, slot=-1)))
+    with pytest.raises(ProtocolError, match=r"ToWorker is Computed; allowed: Hello"):
+        TO_WORKER.encode(Stamped(1.0, 0.5, "", Computed(1, TENSOR, 0.0)))
+    with pytest.raises(ProtocolError, match=r"ToWorker is Stamped; allowed: Hello"):
+        TO_WORKER.encode(Stamped(1.0, 0.5, "", Stamped(1.0, 0.5, "", COMPUTE)))
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_are_refused(data):
@@ -89,7 +148,7 @@ def test_any_bytes_are_a_message_or_are_refused(data):
             message = codec.decode(data)
         except ProtocolError:
             continue
-        assert isinstance(message, union)
+        assert isinstance(message.message if isinstance(message, Stamped) else message, union)
 
 
 @settings(max_examples=200, deadline=None)
@@ -157,7 +216,7 @@ def test_malformed_tensor_among_several_is_named():
     ("data", "said"),
     [
         (b"", r"ToWorker\.message is unset.*allowed: Hello, Load, Evict, Compute, AskUsage"),
-        (b"\x6a\x00", r"ToWorker\.message is unset, or of a kind unknown here"),  # field 13
+        (b"\x62\x00", r"ToWorker\.message is unset, or of a kind unknown here"),  # field 12
         (b"\xff\xff\xff", r"ToWorker is 3 bytes that do not parse"),
         (b"\x0a\x04\x12\x02\xff\xfe", r"ToWorker is 6 bytes that do not parse"),  # Hello.fingerprint, not UTF-8
         (received()[:-1], r"ToWorker is \d+ bytes that do not parse"),

@@ -7,9 +7,9 @@ import time
 from scheduler.emulation import Emulation
 from scheduler.profile import find_profile
 from wire import inprocess, odmoe_pb2
-from wire.delayed import DelayedChannel
-from wire.messages import Beat, Compute, Computed, Load, Loaded, Tensor
+from wire.messages import Beat, Compute, Computed, Load, Loaded, Stamped, Tensor
 from wire.pulse import Pulse
+from wire.timed import TimedChannel, TimedHandler, TimedNode, Way
 from wire.traffic import traffic_of
 
 ROW, WEIGHT = Tensor("float32", (1, 4096), bytes(16384)), Tensor("float32", (1,), bytes(4))
@@ -50,12 +50,24 @@ def test_both_ends_count_what_was_sent(kit):
     assert 16384 < there / 3 < 16384 + 64, "what the paper says, and little more"
 
 
-def test_a_delayed_stream_carries_what_the_one_inside_does(kit):
+def test_a_stamped_message_is_counted_as_what_it_is_about(kit):
+    """Each end as its own: what it sends and what it receives, with the stamp's few bytes."""
     emulation = Emulation(find_profile("rtx3090-1gbe"))
-    inner = kit.connect(kit.serve().address, kit.Recorder())
-    channel = DelayedChannel(inner, lambda message: 0.0, emulation)
-    assert channel.traffic is traffic_of(inner) is not None
-    channel.close()
+    node, heard = kit.EchoNode(), kit.Recorder()
+    inner = kit.connect(kit.serve(TimedNode(node, emulation)).address, TimedHandler(heard, Way(), emulation))
+    channel = TimedChannel(inner, Way(), emulation)
+    for number in (1, 300, 70_000):
+        channel.send(Compute(number, 1, 2, 3, ROW, WEIGHT, evict=True))
+    heard.take(3)
+    ours, theirs = traffic_of(channel), traffic_of(node.streams[0].reply)
+    assert ours is traffic_of(inner) is not None
+    assert theirs is not None
+    stamp = odmoe_pb2.ToWorker(stamp={"due": 1.5, "sent": 1.5, "machine": "x" * 36}).ByteSize()
+    there, back = (sum(map(size, (1, 300, 70_000))) + 3 * stamp for size in (size_of_compute, size_of_computed))
+    assert ours.sent.of(Compute) == theirs.received.of(Compute) == (3, there)
+    assert ours.received.of(Computed) == theirs.sent.of(Computed) == (3, back)
+    assert ours.sent.of(Stamped) == ours.received.of(Stamped) == (0, 0)
+    emulation.close()
 
 
 def test_in_memory_nothing_is_encoded(kit):

@@ -37,7 +37,9 @@ def test_what_nobody_says_is_taken_as_it_is(differs: Any) -> None:
     assert differs(served, {"dtype": "bfloat16"}) == "the cluster serves with --dtype float32, not bfloat16"
     assert "another model" in differs(served, {}, OTHER)
     assert differs(served, {}, None) is None
-    assert "no record" in differs(served, {"trace": "f"})
+    assert "no record for --trace" in differs(served, {"trace": "f"})
+    assert "no record for --record" in differs(served, {"record": "f"})
+    assert differs(served | {"trace": "a", "record": "b"}, {"trace": "f", "record": "f"}) is None
 
 
 def test_up_brings_back_the_defaults(differs: Any) -> None:

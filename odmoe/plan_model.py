@@ -1,0 +1,87 @@
+"""What a plan needs to know of a model, from its configuration alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scheduler.errors import CheckpointError, MissingShardError
+from scheduler.planning import Model
+
+if TYPE_CHECKING:
+    from checkpoint.counting import Counts
+
+_CONFIG = "config.json"
+_STORE = "manifest.json"
+
+
+def read_config(name: str) -> tuple[dict[str, Any], str | None]:
+    """A model's configuration, and the dtype of a store. Of what is on the Hub only config.json is fetched.
+
+    Raises CheckpointError.
+    """
+    path = Path(os.path.expanduser(name))
+    if not path.exists() and name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        path = _fetched(name)
+    if (path / _STORE).is_file():
+        manifest = _read(path / _STORE)
+        return manifest.get("config", {}), manifest.get("dtype")
+    return _read(path / _CONFIG if path.is_dir() else path), None
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, _CONFIG))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"model {name!r} is neither a path here nor a Hub repository whose config.json could be fetched "
+            f"({type(error).__name__}); check the path"
+        ) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise MissingShardError(f"{file} is not there; give a model directory, its config.json or a store") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); give a model's config.json") from error
+    if not isinstance(found, dict) or not ("model_type" in found or "config" in found):
+        raise CheckpointError(f"{file} is no model's configuration: it names no model_type; give its config.json")
+    return found
+
+
+def model_of(name: str, fields: dict[str, Any], dtype: str | None, context: int) -> Model:
+    """Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError."""
+    from checkpoint.counting import count
+    from checkpoint.family import config_from_dict, parse_dtype, stored_dtype
+
+    config = config_from_dict(fields)
+    counts = count(config, parse_dtype(dtype) if dtype else stored_dtype(config), context)
+    return as_model(Path(name).name.removesuffix(".json") or name, counts)
+
+
+def as_model(name: str, counts: Counts) -> Model:
+    """What a plan needs of the counts."""
+    return Model(
+        name=f"{name} ({counts.family}, {counts.dtype})",
+        depth=counts.depth,
+        layers=len(counts.moe_layers),
+        experts=counts.experts,
+        top_k=counts.top_k,
+        hidden=counts.hidden,
+        expert=counts.expert,
+        experts_all=counts.experts_all,
+        dense=counts.dense,
+        read=counts.read,
+        linear=counts.linear,
+        cache_token=counts.cache_token_bytes // counts.item_bytes,
+        cache=counts.cache_bytes // counts.item_bytes,
+        context=counts.context,
+        item_bytes=counts.item_bytes,
+    )

@@ -1,0 +1,82 @@
+"""What a person reads of a simulation, on standard output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+BAR = 30
+CAUSES = {
+    "main": "main node computes",
+    "compute": "experts compute",
+    "network": "messages travel",
+    "load": "loads, however early",
+    "shadow": "loads predicted late or wrongly",
+}
+_SAYS = {"sep": "a shadow predicts", "random": "random prefetch", "none": "nobody predicts"}
+
+
+def show(facts: dict[str, Any]) -> None:
+    """`facts`: what --json prints."""
+    console = Console(highlight=False)
+    console.print(f"[bold]simulated: {facts['profile']}[/bold]")
+    rows = list(_rows(facts))
+    for name, value in rows:
+        console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {value}", soft_wrap=True)
+    if facts["bound"] is not None:
+        for line in _where(facts["where_ms"]):
+            console.print(line, soft_wrap=True)
+    if "recorded_ttft_s" in facts["requests"][0]:
+        console.print(_beside(facts["requests"]))
+
+
+def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    model, requests = facts["model"], facts["requests"]
+    yield "model", f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
+    slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
+    stay = ", experts stay" if facts["residency"] == "all" else ""
+    yield "cluster", f"{facts['workers']} workers in groups of {facts['group_size']}, {slots}{stay}"
+    aligned = f", aligned every {facts['align_token']} (token) and {facts['align_kv']} (KV)"
+    yield "prediction", _SAYS[facts["predictor"]] + (aligned if facts["predictor"] == "sep" else "")
+    if len(requests) == 1:
+        yield "request", f"{facts['prompt_tokens'][0]} tokens in, {facts['tokens'][0]} out"
+    else:
+        yield "requests", f"{len(requests)}: {sum(facts['prompt_tokens'])} tokens in, {sum(facts['tokens'])} out"
+    yield "first token", f"{facts['ttft_s']:.3f} s{' on average' * (len(requests) > 1)}, prefill {facts['prefill']}"
+    rate = facts["decode_tokens_per_s"]
+    if rate is not None:
+        yield "decoding", f"{rate:.2f} tokens/s"
+        yield "loads", f"{facts['loads_a_token']:.1f} a token, {facts['reloads_a_token']:.2f} of them reloads"
+    yield "overall", f"{facts['tokens_per_s']:.2f} tokens/s"
+    if facts["recall"] is not None:
+        yield "recall", f"{facts['recall']:.2%}"
+    if facts["bound"] is not None:
+        yield "bound by", facts["bound"]
+    tokens = sum(facts["tokens"])
+    yield "simulated", f"{tokens} tokens in {facts['wall_s']:.2f} s: {facts['simulated_tokens_per_s']:,.0f} tokens/s"
+
+
+def _where(where: dict[str, float]) -> Iterator[str]:
+    """Every moment of a decode token, by cause."""
+    whole, wide = sum(where.values()), max(map(len, CAUSES.values()))
+    yield f"a decode token: {whole:.1f} ms"
+    for cause, words in CAUSES.items():
+        share = where[cause] / whole
+        yield f"  {words:<{wide}}  {where[cause]:8.2f} ms  {share:6.1%}  {'█' * round(BAR * share)}".rstrip()
+
+
+def _beside(requests: list[dict[str, Any]]) -> Table:
+    """Of each recorded request, what was simulated and what was measured."""
+    table = Table(box=None, padding=(0, 1), show_header=True, header_style="")
+    for name in ("request", "first token s", "recorded", "decode tokens/s", "recorded"):
+        table.add_column(f" {name}" if name == "request" else name, justify="right")
+    for number, one in enumerate(requests, 1):
+        rates = (one["decode_tokens_per_s"], one["recorded_decode_tokens_per_s"])
+        table.add_row(
+            str(number), f"{one['ttft_s']:.3f}", f"{one['recorded_ttft_s']:.3f}",
+            *("-" if rate is None else f"{rate:.2f}" for rate in rates),
+        )  # fmt: skip
+    return table

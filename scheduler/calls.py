@@ -1,0 +1,80 @@
+"""Which rows are sent to be computed, and which answers are owed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scheduler import types as t
+from scheduler.fleet import Need, OpenVisit
+from scheduler.residency import Residency
+
+
+class Calls:
+    """`owed`: needs by the ids of their calls that were not answered. `ahead`: see Core's `prefill_ahead`."""
+
+    def __init__(
+        self, out: list[t.Command], ids: Iterator[int], mini_batch: int, residency: Residency, ahead: bool
+    ) -> None:
+        self.owed: dict[int, Need] = {}
+        self.held_back: dict[t.Visit, OpenVisit] = {}
+        self.ahead = ahead
+        self._out = out
+        self._ids = ids
+        self._mini_batch = mini_batch
+        self._residency = residency
+
+    def ready(self, need: Need) -> None:
+        """The gate has named it and it has a slot. The worker holds the rows until its load has ended."""
+        if self.ahead or not need.opened.request.prefilling:
+            self._send(need)
+        else:
+            self.held_back[need.opened.visit] = need.opened
+
+    def changed(self, opened: OpenVisit) -> None:
+        """A load that the visit was waiting for is over. In-turn prefill may have rows to send."""
+        if not self.ahead and opened.request.prefilling:
+            self.held_back[opened.visit] = opened
+
+    def send_together(self) -> None:
+        """In-turn prefill: all rows of a layer none of whose loads is under way."""
+        for opened in self.held_back.values():
+            ready = [n for n in opened.needs.values() if n.held is not None and n.confirmed and not n.sent]
+            if all(need.held is not None and need.held.loaded for need in ready):
+                for need in ready:
+                    self._send(need)
+        self.held_back.clear()
+
+    def _send(self, need: Need) -> None:
+        held = need.held
+        if held is None:
+            return
+        need.sent = True
+        self._residency.used(held.worker, need.expert, need.hit, None)
+        start, rows = 0, need.rows
+        while start < rows:
+            stop = min(start + self._mini_batch, rows)
+            call = next(self._ids)
+            need.calls.append(call)
+            self.owed[call] = need
+            self._out.append(
+                t.Compute(
+                    held.worker, held.slot, need.expert, call, need.opened.visit, start, stop,
+                    stop == rows and not held.keeps,
+                )
+            )  # fmt: skip
+            start = stop
+
+    def answered(self, call: int) -> Need | None:
+        """The need that has all its answers with this one."""
+        need = self.owed.pop(call, None)
+        if need is None:
+            return None
+        need.calls.remove(call)
+        return None if need.calls else need
+
+    def forget(self, need: Need) -> None:
+        """What is still said of it is not heard."""
+        for call in need.calls:
+            self.owed.pop(call, None)
+        need.calls.clear()
+        need.sent = False

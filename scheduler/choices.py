@@ -1,0 +1,33 @@
+"""All that a scheduler is made with, as plain values that can be written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler.alignment import Alignment
+from scheduler.core import Core
+from scheduler.placement import RoundRobin
+from scheduler.predictors import make_predictor
+from scheduler.residency import make_residency
+from scheduler.types import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """See `Core`; `predictor`, `residency` and `prefill` (ahead, in-turn) by name, as the settings have them."""
+
+    shape: ModelShape
+    group_size: int
+    alignment: Alignment = field(default_factory=Alignment)
+    mini_batch: int = 128
+    predictor: str = "sep"
+    residency: str = "none"
+    prefill: str = "ahead"
+
+    def core(self) -> Core:
+        """Raises ConfigError."""
+        return Core(
+            self.shape, RoundRobin(self.group_size), self.alignment, self.mini_batch,
+            predictor=make_predictor(self.predictor), residency=make_residency(self.residency),
+            prefill_ahead=self.prefill == "ahead",
+        )  # fmt: skip

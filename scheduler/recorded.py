@@ -1,0 +1,129 @@
+"""A real run's routes and predictions, taken out of its recording, as workloads for the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from scheduler import types as t
+from scheduler.errors import ConfigError
+from scheduler.recording import Recording
+from scheduler.workload import Rows, mistaken
+
+
+@dataclass(slots=True)
+class RecordedWorkload:
+    """One recorded request, of `tokens` tokens; see `Workload`. What the run itself took by its main node's clock:
+    `ttft_s` until the prefill's last answer, `decode_s` from the first decode pass until the last one's last answer.
+    """
+
+    number: int
+    prompt_tokens: int
+    experts: int
+    prefill: list[Rows] = field(default_factory=list)
+    passes: list[list[tuple[int, ...]]] = field(default_factory=list)
+    predictions: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+    recall: float | None = None
+    seed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer; of one that was cut short those whose pass was whole."""
+        return 1 + len(self.passes)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """As the run measured it."""
+        return len(self.passes) / self.decode_s if self.passes and self.decode_s > 0 else None
+
+    def prompt(self, layer: int) -> Rows:
+        return self.prefill[layer]
+
+    def routes(self, index: int, layer: int) -> tuple[int, ...]:
+        return self.passes[index][layer]
+
+    def predict(self, index: int, layer: int) -> tuple[int, ...] | None:
+        """As recorded; or, where `recall` is said, drawn by chance for the recorded routes."""
+        if self.recall is None:
+            return self.predictions.get((index, layer))
+        draw: Callable[[], float] = Random(f"{self.seed} {self.number} {index} {layer}").random
+        return mistaken(draw, self.passes[index][layer], self.experts, self.recall)
+
+
+def recorded_workload(recording: Recording, request: int | None = None) -> RecordedWorkload:
+    """That request, or the first that has a whole prefill. Raises ConfigError where there is none."""
+    found = recorded_workloads(recording)
+    for one in found:
+        if request in (None, one.number):
+            return one
+    known = ", ".join(str(one.number) for one in found)
+    raise ConfigError(f"the recording has no request {request} with a whole prefill; it has {known or 'none'}")
+
+
+def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
+    """Every request whose prefill is whole, in the order in which they were opened. A pass that was cut short, and what
+    comes after it, is left out."""
+    readers: dict[int, _Reader] = {}
+    found: list[_Reader] = []
+    for (now, event), commands in zip(recording.events, recording.commands, strict=True):
+        if isinstance(event, t.RequestOpened):
+            readers[event.request] = _Reader(recording.choices.shape, event, now)
+            found.append(readers[event.request])
+        for command in commands:
+            if isinstance(command, t.Resume) and command.visit.request in readers:
+                readers[command.visit.request].resumed(command.visit, now)
+        if isinstance(event, t.PassStarted | t.GateFired | t.Predicted):
+            number = event.visit.request if isinstance(event, t.GateFired) else event.request
+            if number in readers:
+                readers[number].take(event, now)
+    return [one for reader in found if (one := reader.workload()) is not None]
+
+
+class _Reader:
+    """Collects one request's events. `_gates`: (position, ordinal) -> rows; `_ends`: position -> its last answer."""
+
+    def __init__(self, shape: t.ModelShape, opened: t.RequestOpened, now: float) -> None:
+        self._shape = shape
+        self._opened = opened
+        self._opened_at = now
+        self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
+        self._gates: dict[tuple[int, int], Rows] = {}
+        self._predictions: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._decode_from: float | None = None
+        self._ends: dict[int, float] = {}
+
+    def take(self, event: t.PassStarted | t.GateFired | t.Predicted, now: float) -> None:
+        if isinstance(event, t.GateFired):
+            self._gates[event.visit.position, self._ordinal[event.visit.layer]] = event.rows
+        elif isinstance(event, t.Predicted):
+            index = event.position - self._opened.prompt_tokens
+            self._predictions[index, self._ordinal[event.layer]] = event.experts
+        elif not event.prefill and self._decode_from is None:
+            self._decode_from = now
+
+    def resumed(self, visit: t.Visit, now: float) -> None:
+        if visit.layer == self._shape.layers[-1]:
+            self._ends[visit.position] = now
+
+    def workload(self) -> RecordedWorkload | None:
+        first = self._opened.prompt_tokens
+        prefill = self._rows(0)
+        if prefill is None or first < 1:
+            return None
+        one = RecordedWorkload(self._opened.request, first, self._shape.experts, prefill)
+        while (rows := self._rows(first + len(one.passes))) is not None:
+            one.passes.append([tuple(expert for expert, _ in of_layer) for of_layer in rows])
+        one.predictions = {key: experts for key, experts in self._predictions.items() if key[0] < len(one.passes)}
+        one.ttft_s = self._ends[0] - self._opened_at
+        if one.passes and self._decode_from is not None:
+            one.decode_s = self._ends[first + len(one.passes) - 1] - self._decode_from
+        return one
+
+    def _rows(self, position: int) -> list[Rows] | None:
+        """Of every layer of a pass; None where it is not whole."""
+        found = [self._gates.get((position, layer)) for layer in range(len(self._shape.layers))]
+        rows = [one for one in found if one is not None]
+        return rows if position in self._ends and len(rows) == len(found) else None

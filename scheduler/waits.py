@@ -1,0 +1,97 @@
+"""Where the time of a decode token goes: every moment of it belongs to exactly one cause.
+
+From a pass's start, or the last answer of a layer, to the next gate the main node computes: `main`. From the gate to
+the layer's last answer it waits for one chain of things, which is followed backwards from that answer:
+
+network   the answer's way back, and the way of the rows to the worker, queues for the shared link included
+compute   the expert's computation, and those of other experts that the worker had to finish before it
+load      what the rows then still waited for their load, as far as an early prediction would not have helped:
+          until `load_s` after the slot's last computed expert had left it (and the worker's link was free)
+shadow    the rest of that wait: the load began late, because the prediction came late, was wrong, or had filled the
+          slot with what nobody needed. Where nobody predicts there is no such part, and all of it is `load`.
+
+An expert whose rows were only sent when another one had left the slot waited for that one's chain, which is followed in
+its turn. So the five add up to the time from the gate to the last answer, and with `main` to the pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+CAUSES = ("main", "network", "compute", "load", "shadow")
+BOUNDS = {"compute": ("main", "compute"), "network": ("network",), "load": ("load",), "shadow": ("shadow",)}
+"""What a system can be bound by, and the causes that count for it."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One load. Seconds: `asked` of the worker, `begun` on its link, `ended`, -1 before; `since`: when the last
+    computed expert had left the slot."""
+
+    worker: int
+    slot: int
+    load_id: int
+    label: str
+    asked: float
+    since: float
+    begun: float = -1.0
+    ended: float = -1.0
+    given_up: bool = False
+    waiting: list[Call] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One computation. Seconds: rows `sent`, `arrives` at the worker, `start` and `end` there. `after`: the computation
+    whose answer let it be sent, None: the gate did."""
+
+    number: int
+    ticket: Ticket
+    rows: int
+    evict: bool
+    sent: float
+    arrives: float
+    after: Call | None
+    start: float = 0.0
+    end: float = 0.0
+
+
+class Waits:
+    """Adds up seconds by cause. `predicted`: whether anybody predicts."""
+
+    def __init__(self, load_s: float, predicted: bool) -> None:
+        self.seconds = dict.fromkeys(CAUSES, 0.0)
+        self._load_s = load_s
+        self._predicted = predicted
+
+    def main(self, seconds: float) -> None:
+        self.seconds["main"] += seconds
+
+    def layer(self, gate: float, last: Call | None, now: float) -> None:
+        """A layer's gate fired at `gate`, its last answer, that of `last`, came `now`."""
+        network = compute = load = shadow = 0.0
+        call = last
+        while call is not None:
+            ticket, arrives = call.ticket, call.arrives
+            ready = max(arrives, ticket.ended)
+            network += now - call.end + arrives - call.sent
+            compute += call.end - ready
+            if ready > arrives:
+                part = ready - arrives
+                if self._predicted:
+                    early = ticket.since + ticket.begun - ticket.asked + self._load_s
+                    part = min(max(early - arrives, 0.0), part)
+                load += part
+                shadow += ready - arrives - part
+            now = call.sent
+            call = call.after
+        seconds = self.seconds
+        seconds["network"] += network
+        seconds["compute"] += compute
+        seconds["load"] += load + now - gate  # nothing was sent yet: no slot was free
+        seconds["shadow"] += shadow
+
+
+def bound_by(where: dict[str, float]) -> str:
+    """What takes most: compute (the main node's and the experts'), network, load or shadow."""
+    return max(BOUNDS, key=lambda bound: sum(where[cause] for cause in BOUNDS[bound]))

@@ -1,0 +1,206 @@
+"""The six cases of OD-MoE Fig 8: what prediction and each alignment are worth in decode tokens/s.
+
+    .venv/bin/python scripts/ablation.py                          # emulated: the real model in real time, half an hour
+    .venv/bin/python scripts/ablation.py --how simulated          # its routes recorded, then simulated: some minutes
+    .venv/bin/python scripts/ablation.py --how emulated simulated # both, side by side
+    .venv/bin/python scripts/ablation.py --prompts 30 --tokens 256 --how simulated   # as many as the paper's
+
+Emulated: all nodes in this process, which keep the profile's times. Simulated: the real model answers once without
+them for each of cases 1 to 4, and the scheduler runs on its routes and predictions with the profile's times; cases 5
+and 6 have the routes of case 1, since answers do not depend on predictions.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from typing import Any
+
+import cells
+import common
+import recorded
+from cells import BLUE, DARK, PALE
+
+from odmoe.settings import Settings
+from scheduler.alignment import Alignment
+from scheduler.profile import Profile
+
+VERSION = 1
+CASES: dict[int, tuple[str, dict[str, Any]]] = {
+    1: ("token and\nKV aligned", {"align_token": 1, "align_kv": 1}),
+    2: ("token\naligned", {"align_token": 1, "align_kv": 0}),
+    3: ("KV\naligned", {"align_token": 0, "align_kv": 1}),
+    4: ("not\naligned", {"align_token": 0, "align_kv": 0}),
+    5: ("random\nprefetch", {"predictor": "random"}),
+    6: ("load after\nrouting", {"predictor": "none"}),
+}
+GUESS = {1: 3.6, 2: 3.5, 3: 2.8, 4: 2.7, 5: 2.5, 6: 2.4}
+"""Emulated tokens/s of a first estimate."""
+PAPER = {"rtx3090-1gbe": 3.65}
+"""Table 2, 16 prompt tokens and 256 of the answer: case 1."""
+
+
+def plan(args: Any, prompts: list[list[int]], timings: str) -> list[cells.Cell]:
+    """Recordings first, then simulations of them, then emulated answers, case by case."""
+    sizes = {"prompts": cells.digest(prompts), "tokens": args.tokens}
+    profile = {"profile": args.profile, "timings": timings}
+    wanted = []
+    if "simulated" in args.how:
+        cost = args.prompts * args.tokens / recorded.TOKENS_PER_S
+        wanted = [cells.Cell({"how": "recorded", "case": case, **sizes}, cost) for case in (1, 2, 3, 4)]
+        of = {**profile, "scheduler": cells.sources("scheduler"), **sizes}
+        wanted += [cells.Cell({"how": "simulated", "case": case, **of}, 0.02 * args.tokens) for case in CASES]
+    if "emulated" in args.how:
+        of = {"how": "emulated", **profile, "tokens": args.tokens}
+        wanted += [
+            cells.Cell({**of, "case": case, "prompt": n, "ids": cells.digest(prompt)}, args.tokens / GUESS[case])
+            for case in CASES
+            for n, prompt in enumerate(prompts)
+        ]
+    return wanted
+
+
+class Measure:
+    """Computes any cell."""
+
+    def __init__(self, args: Any, prompts: list[list[int]], profile: Profile, run: Any, kept: cells.Kept) -> None:
+        self._args, self._prompts, self._profile, self._run, self._kept = args, prompts, profile, run, kept
+
+    def __call__(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {"recorded": self._record, "simulated": self._simulate, "emulated": self._emulate}[params["how"]](params)
+
+    def _settings(self, case: int, **more: Any) -> Settings:
+        return Settings(model=self._args.model, dtype="float32", shadow=self._args.shadow, **CASES[case][1], **more)
+
+    def recording(self, case: int) -> Any:
+        sizes = {"prompts": cells.digest(self._prompts), "tokens": self._args.tokens}
+        return self._run.path({"how": "recorded", "case": case, **sizes}, ".recording")
+
+    def whole(self, params: dict[str, Any]) -> bool:
+        """A recording may have been removed."""
+        return bool(params["how"] != "recorded" or self.recording(params["case"]).is_file())
+
+    def _record(self, params: dict[str, Any]) -> dict[str, Any]:
+        case = params["case"]
+        path = self.recording(case)
+        return recorded.record(self._kept, self._settings(case), self._prompts, self._args.tokens, path)
+
+    def _simulate(self, params: dict[str, Any]) -> dict[str, Any]:
+        settings = self._settings(params["case"])
+        case = params["case"] if settings.predictor == "sep" else 1
+        found = recorded.requests(self.recording(case), self._prompts, self._args.tokens)
+        outcomes = [
+            recorded.simulated(
+                self._profile, one, alignment=Alignment(settings.align_token, settings.align_kv),
+                predictor=settings.predictor,
+            )
+            for one in found
+        ]  # fmt: skip
+        return {
+            "tokens_per_s": [one.decode_tokens_per_s for one in outcomes],
+            "recall": [one.ledger.overall.recall for one in outcomes],
+            "bound": [one.bound for one in outcomes],
+        }
+
+    def _emulate(self, params: dict[str, Any]) -> dict[str, Any]:
+        settings = self._settings(params["case"], profile=self._args.profile)
+        cluster = self._kept.cluster(settings, warm=self._prompts[0])
+        report = cells.answer(cluster, self._prompts[params["prompt"]], self._args.tokens)
+        return {
+            "tokens_per_s": [report.decode_tokens_per_s], "recall": [report.recall],
+            "stall_s": report.stall_s, "reloads": report.reloads, "unused_loads": report.unused_loads,
+        }  # fmt: skip
+
+
+def summary(wanted: list[cells.Cell], results: list[dict[str, Any]], profile: str) -> list[dict[str, Any]]:
+    """One row a way and case, over the prompts."""
+    speeds: dict[tuple[str, int], list[float]] = {}
+    recalls: dict[tuple[str, int], list[float]] = {}
+    for one, result in zip(wanted, results, strict=True):
+        key = (one.params["how"], one.params["case"])
+        if key[0] != "recorded":
+            speeds.setdefault(key, []).extend(result["tokens_per_s"])
+            recalls.setdefault(key, []).extend(value for value in result["recall"] if value is not None)
+    return [
+        {
+            "how": how, "profile": profile, "case": case, "is": CASES[case][0].replace("\n", " "),
+            "prompts": len(of), "decode_tokens_per_s": statistics.mean(of),
+            "deviation": statistics.stdev(of) if len(of) > 1 else None,
+            "recall": statistics.mean(recalls[how, case]) if recalls[how, case] else None, "by_prompt": of,
+        }
+        for (how, case), of in speeds.items()
+    ]  # fmt: skip
+
+
+def in_order(rows: list[dict[str, Any]], how: str) -> str:
+    """Whether the cases fall from 1 to 6, as the paper's do."""
+    means = [row["decode_tokens_per_s"] for row in rows if row["how"] == how]
+    wrong = [f"case {n} is not faster than case {n + 1}" for n in range(1, 6) if means[n - 1] <= means[n]]
+    return f"{how}: " + ("in the paper's order, falling from case 1 to 6" if not wrong else "; ".join(wrong))
+
+
+def draw(run: cells.Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
+    figure, (panel,) = cells.canvas(8.4, 4.6)
+    hows = [how for how in ("emulated", "simulated") if any(row["how"] == how for row in rows)]
+    width = 0.78 / len(hows)
+    for place, (how, colour) in enumerate(zip(hows, (BLUE, PALE), strict=False)):
+        of = [row for row in rows if row["how"] == how]
+        at = [row["case"] + (place - (len(hows) - 1) / 2) * width for row in of]
+        heights = [row["decode_tokens_per_s"] for row in of]
+        spread = [row["deviation"] or 0.0 for row in of]
+        panel.bar(at, heights, width * 0.94, yerr=spread, capsize=3, color=colour, ecolor=DARK,
+                  error_kw={"lw": 1}, label=f"{how}: {args.profile}")  # fmt: skip
+        for x, height, error in zip(at, heights, spread, strict=True):
+            panel.text(x, height + error + 0.04, f"{height:.2f}", ha="center", va="bottom", fontsize=8)
+    if args.profile in PAPER:
+        panel.plot([0.6, 1.4], [PAPER[args.profile]] * 2, color=DARK, ls="--", lw=1.2,
+                   label=f"paper, case 1: {PAPER[args.profile]} (Table 2)")  # fmt: skip
+    panel.set_xticks(list(CASES), [f"{case}: {label}" for case, (label, _) in CASES.items()], fontsize=8.5)
+    panel.set_ylabel("decode tokens/s")
+    panel.set_ylim(0, panel.get_ylim()[1] * 1.04)
+    panel.set_title(
+        f"What prediction and alignment are worth (Fig 8): {args.shadow.upper()} shadow, {cells.many(args.prompts, 'prompt')} of "
+        f"{args.prompt_tokens} tokens, answers of {args.tokens}\nmean and standard deviation over prompts",
+        fontsize=10, loc="left",
+    )  # fmt: skip
+    panel.legend(loc="upper right", frameon=False, fontsize=8.5)
+    return run.save(figure)
+
+
+def parse() -> Any:
+    parser = cells.flags(__doc__ or "", prompts=(5, 2), tokens=(128, 8))
+    parser.add_argument("--how", nargs="+", choices=("emulated", "simulated"), default=["emulated"])
+    parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
+    parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
+    parser.add_argument("--prompt-tokens", type=cells.whole, default=16)
+    return cells.parse(parser)
+
+
+def main() -> int:
+    args = parse()
+    common.header(
+        f"Six cases, {cells.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
+    )
+    store, tokenizer = cells.open_model(args, "float32")
+    profile = recorded.fitted(args.profile, store)
+    prompts = common.prompts_of_length(tokenizer, args.prompts, args.prompt_tokens, args.seed)
+    depends = {"model": store.manifest.fingerprint, "shadow": args.shadow}
+    note = "; ".join(f"{how}: {args.profile}" for how in args.how)
+    wanted = plan(args, prompts, cells.digest(profile))
+    with cells.Experiment("ablation", args, VERSION, depends, note) as run, cells.Kept(store) as kept:
+        measure = Measure(args, prompts, profile, run, kept)
+        rows = summary(wanted, run.all(wanted, measure, measure.whole), args.profile)
+        order = [in_order(rows, how) for how in args.how]
+        run.write(rows, order=order)
+        for row in rows:
+            spread = "" if row["deviation"] is None else f" +- {row['deviation']:.2f}"
+            recall = "" if row["recall"] is None else f", recall {row['recall']:.2%}"
+            speed = f"{row['decode_tokens_per_s']:.2f}{spread} tokens/s"
+            print(f"case {row['case']} {row['is']:<24} {speed:<24} {row['how']}: {row['profile']}{recall}")
+        print("\n".join(order))
+        print(run.written([draw(run, rows, args)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""Does an emulated run take as long as the simulator says of the same routes? And as long as the paper's testbed?
+
+    .venv/bin/python scripts/agreement.py                          # embedded: all nodes in this process, some minutes
+    .venv/bin/python scripts/agreement.py --cluster local          # a process a node
+    .venv/bin/python scripts/agreement.py --cluster cluster.yaml   # ten hosts, brought up before with what is below
+
+    .venv/bin/odmoe up cluster.yaml -m models/deep-moe --dtype float32 --threads 1 --profile rtx3090-1gbe --record yes
+
+A warm-up, then prompts one at a time, recorded. The record is told to the simulator's scheduler once more (it must
+decide the same, in order), and its routes and predictions are simulated with the profile's times. A ratio is what was
+measured over what was simulated; the goal is 1.05 at most. TTFT is measured with prefill's work at once (`ahead`) and
+one after the other (`in-turn`), on a cluster each; machines of a file do the one with which they were brought up.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cells
+import common
+import recorded
+from cells import AMBER, BLUE, DARK, PALE
+
+from odmoe.settings import Settings
+from scheduler.profile import find_profile
+from scheduler.recorded import RecordedWorkload, recorded_workloads
+from scheduler.recording import Recording, read_recording, write_recording
+from scheduler.replay import replay
+
+VERSION = 1
+GOAL = 1.05
+PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
+PAPER_TOKENS_PER_S, PAPER_TTFT_S = 3.69, {16: 1.345, 128: 3.143}
+WAYS = ("ahead", "in-turn")
+ASKED_S = 1800.0
+
+
+def prompts_of(args: Any, tokenizer: Any, way: str) -> list[tuple[list[int], int]]:
+    """(prompt, tokens of its answer): a warm-up, then those whose decode counts, then those whose TTFT does."""
+    short, long = (
+        common.prompts_of_length(tokenizer, args.prompts + 1, n, args.seed) for n in (args.prompt_tokens, 128)
+    )
+    decoded = [(prompt, args.tokens) for prompt in short[1:]] if way == "ahead" else [(p, 1) for p in short[1:]]
+    return [(short[0], 4), *decoded, *((prompt, 1) for prompt in long[1:])]
+
+
+def ask_here(kept: cells.Kept, settings: Settings, prompts: list[tuple[list[int], int]], path: Path) -> list[Any]:
+    """(TTFT, decode seconds or None) of each prompt, from a new cluster of this machine; its recording at `path`."""
+    cluster = kept.cluster(settings)
+    reports = [cells.answer(cluster, prompt, tokens) for prompt, tokens in prompts]
+    write_recording(path, cluster.recording())
+    kept.close()
+    return [(report.ttft_s, report.decode_s if report.new_tokens > 1 else None) for report in reports]
+
+
+def ask_hosts(args: Any, tokenizer: Any, prompts: list[tuple[list[int], int]], path: Path) -> list[Any]:
+    """As `ask_here`, of the machines of a file, as a user would. SystemExit with what `odmoe` said."""
+    found = []
+    for tokens in dict.fromkeys(tokens for _, tokens in prompts):
+        texts = path.with_suffix(f".{tokens}.txt")
+        of = [prompt for prompt, wanted in prompts if wanted == tokens]
+        texts.write_text("".join(json.dumps(_text(tokenizer, prompt)) + "\n" for prompt in of))
+        command = [
+            str(Path(sys.executable).parent / "odmoe"), "generate", "--cluster", args.cluster, "--json", "--ignore-eos",
+            "--parallel", "1", "-n", str(tokens), "--prompts", str(texts), "--record", str(path),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASKED_S, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} gave {done.returncode}: {done.stderr.strip()[-2000:]}")
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        found += [(one["ttft_s"], one["decode_s"] if one["new_tokens"] > 1 else None) for one in answers]
+    return found
+
+
+def _text(tokenizer: Any, prompt: list[int]) -> str:
+    text: str = tokenizer.decode(prompt, skip_special_tokens=True)
+    if tokenizer(text)["input_ids"] != prompt:
+        raise SystemExit(f"{text!r} is not {len(prompt)} tokens again; give another --seed")
+    return text
+
+
+def compare(recording: Recording, times: list[Any], profile: str) -> list[dict[str, Any]]:
+    """Each prompt but the warm-up, as measured and as simulated. The last requests of a recording are ours."""
+    found = recorded_workloads(recording)[-len(times) :]
+    return [_compare(recording, one, *time, profile) for one, time in list(zip(found, times, strict=True))[1:]]
+
+
+def _compare(
+    recording: Recording, one: RecordedWorkload, ttft_s: float, decode_s: float | None, profile: str
+) -> dict[str, Any]:
+    """`recording`: its choices are those that are simulated; the model's shape, too."""
+    shape, made = recording.choices.shape, recording.choices
+    fitted = recorded.of_shape(find_profile(profile), shape)
+    outcome = recorded.simulated(
+        fitted, one, alignment=made.alignment, predictor=made.predictor, residency=made.residency,
+        prefill=made.prefill, mini_batch=made.mini_batch, workers=recording.about["workers"],
+        slots=recording.about["slots"], group_size=made.group_size,
+    )  # fmt: skip
+    row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.prefill}
+    row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.ledger.overall.recall}
+    if decode_s is not None:
+        simulated = (outcome.token_s[-1] - outcome.ttft_s) / len(outcome.token_s)
+        row |= {"token_s": decode_s / (one.tokens - 1), "simulated_token_s": simulated}
+    return row
+
+
+class Measure:
+    """Computes any cell."""
+
+    def __init__(self, args: Any, tokenizer: Any, run: cells.Experiment, kept: cells.Kept) -> None:
+        self._args, self._tokenizer, self._run, self._kept = args, tokenizer, run, kept
+
+    def __call__(self, params: dict[str, Any]) -> dict[str, Any]:
+        path = Path(self._run.path(params, ".recording"))
+        prompts = prompts_of(self._args, self._tokenizer, params["prefill"] or "ahead")
+        if params["prefill"] is None:
+            times = ask_hosts(self._args, self._tokenizer, prompts, path)
+        else:
+            settings = Settings(
+                model=self._args.model, dtype="float32", cluster=self._args.cluster, profile=self._args.profile,
+                prefill=params["prefill"], mini_batch=self._args.mini_batch, record=str(path), threads=1,
+            )  # fmt: skip
+            times = ask_here(self._kept, settings, prompts, path)
+        recording = read_recording(path)
+        profile = recording.about["profile"]
+        if profile is None:
+            raise SystemExit(f"the nodes of {self._args.cluster} keep no profile's times; bring them up with --profile")
+        replayed = replay(recording)
+        return {
+            "answers": compare(recording, times, profile), "events": replayed.events, "commands": replayed.commands,
+            "difference": replayed.difference, "profile": profile, "prefill": recording.choices.prefill,
+        }  # fmt: skip
+
+
+def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of what was measured, simulated and printed in the paper: decode, and TTFT by length and way."""
+    answers = [one for result in results for one in result["answers"]]
+    rows = []
+    decoded = [one for one in answers if "token_s" in one]
+    if decoded:
+        tokens = [one["tokens"] - 1 for one in decoded]
+        measured, simulated = (
+            sum(one[name] * n for one, n in zip(decoded, tokens, strict=True)) / sum(tokens)
+            for name in ("token_s", "simulated_token_s")
+        )
+        rows.append(_row("decode, s/token", measured, simulated, 1 / PAPER_TOKENS_PER_S))
+        rows[0]["worst_ratio"] = max(one["token_s"] / one["simulated_token_s"] for one in decoded)
+    for way in WAYS:
+        for length in sorted({one["prompt_tokens"] for one in answers}):
+            of = [one for one in answers if (one["prefill"], one["prompt_tokens"]) == (way, length)]
+            if of:
+                measured, simulated = (statistics.mean(o[name] for o in of) for name in ("ttft_s", "simulated_ttft_s"))
+                rows.append(_row(f"TTFT, {length} tokens, {way}", measured, simulated, PAPER_TTFT_S.get(length)))
+    return rows
+
+
+def _row(what: str, measured: float, simulated: float, paper: float | None) -> dict[str, Any]:
+    return {
+        "what": what,
+        "measured_s": measured,
+        "simulated_s": simulated,
+        "ratio": measured / simulated,
+        "paper_s": paper,
+    }
+
+
+def draw(run: cells.Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -> Any:
+    """Decode and TTFT beside each other, since one is seconds where the other is a fraction of one."""
+    parts = [of for of in ([r for r in rows if "decode" in r["what"]], [r for r in rows if "TTFT" in r["what"]]) if of]
+    shares = {"width_ratios": [len(of) + 0.4 for of in parts]}
+    figure, panels = cells.canvas(9.2, 4.6, 1, len(parts), gridspec_kw=shares)
+    for panel, of in zip(panels, parts, strict=True):
+        _bars(panel, of, [f"emulated, {args.cluster}: {profile}", f"simulated: {profile}", "the paper's testbed"])
+        panel.set_ylabel("seconds a decode token" if "decode" in of[0]["what"] else "seconds to the first token")
+    panels[-1].legend(frameon=False, fontsize=8.5, loc="upper left")
+    figure.suptitle("Emulated and simulated time of the same routes", fontsize=11)
+    return run.save(figure)
+
+
+def _bars(panel: Any, rows: list[dict[str, Any]], labels: list[str]) -> None:
+    places = range(len(rows))
+    names = (("measured_s", BLUE, "white"), ("simulated_s", PALE, DARK))
+    for n, (name, colour, ink) in enumerate(names):
+        at, heights = [x + (n - 0.5) * 0.42 for x in places], [row[name] for row in rows]
+        panel.bar(at, heights, 0.40, color=colour, label=labels[n])
+        for x, height in zip(at, heights, strict=True):
+            panel.text(x, height / 2, f"{height:.3f}", ha="center", va="center", fontsize=8, color=ink)
+    paper = [(x, row["paper_s"]) for x, row in enumerate(rows) if row["paper_s"] is not None]
+    left, right = [x - 0.47 for x, _ in paper], [x + 0.47 for x, _ in paper]
+    panel.hlines([y for _, y in paper], left, right, color=AMBER, lw=2.5, label=labels[2])
+    ticks = [row["what"].split(", ", 1)[1] + f"\nratio {row['ratio']:.3f}" for row in rows]
+    panel.set_xticks(places, ticks, fontsize=8.5)
+    panel.set_ylim(0, panel.get_ylim()[1] * 1.06)
+
+
+def parse() -> Any:
+    parser = cells.flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
+    parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
+    parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; machines of a file have theirs")
+    parser.add_argument("--prompt-tokens", type=cells.whole, default=16)
+    parser.add_argument("--mini-batch", type=cells.whole, default=Settings.model_fields["mini_batch"].default)
+    return cells.parse(parser)
+
+
+def main() -> int:
+    args = parse()
+    common.header(f"Emulated against simulated, {cells.many(args.prompts, 'prompt')}, answers of {args.tokens} tokens")
+    store, tokenizer = cells.open_model(args, "float32")
+    hosts = args.cluster.endswith((".yaml", ".yml"))
+    args.fresh |= hosts  # how they were brought up is not known before they answer
+    kind = Path(args.cluster).stem
+    params = {
+        "cluster": args.cluster, "profile": None if hosts else args.profile, "prompts": args.prompts, "seed": args.seed,
+        "tokens": args.tokens, "prompt_tokens": args.prompt_tokens, "mini_batch": None if hosts else args.mini_batch,
+    }  # fmt: skip
+    wanted = [cells.Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
+    depends = {"model": store.manifest.fingerprint, "sources": cells.sources(*PACKAGES)}
+    note = f"emulated and simulated: {args.profile if not hosts else 'the profile that its nodes keep'}"
+    with cells.Experiment(f"agreement-{kind}", args, VERSION, depends, note) as run, cells.Kept(store) as kept:
+        results = run.all(wanted, Measure(args, tokenizer, run, kept))
+        rows = summary(results)
+        profile = results[0]["profile"]
+        run.write(rows, cells=results)
+        print(f"{'':<26}{'measured':>10}{'simulated':>11}{'ratio':>8}{'paper':>8}   emulated, simulated: {profile}")
+        for row in rows:
+            paper = f"{row['paper_s']:8.3f}" if row["paper_s"] else ""
+            print(f"{row['what']:<26}{row['measured_s']:10.4f}{row['simulated_s']:11.4f}{row['ratio']:8.3f}{paper}")
+        if "worst_ratio" in rows[0]:
+            measured, simulated = 1 / rows[0]["measured_s"], 1 / rows[0]["simulated_s"]
+            said = f"{measured:.3f} tokens/s measured, {simulated:.3f} simulated, the paper's {PAPER_TOKENS_PER_S}"
+            print(f"decode: {said}; the worst prompt's ratio {rows[0]['worst_ratio']:.3f}, the goal {GOAL}")
+        for one in results:
+            said = one["difference"] or "identical commands, in order"
+            print(f"replayed ({one['prefill']}): {one['events']} events, {one['commands']} commands: {said}")
+        print(run.written([draw(run, rows, args, profile)]))
+    return int(any(one["difference"] for one in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

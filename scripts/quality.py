@@ -1,0 +1,115 @@
+"""Answer quality that needs no judge: the tokens of Transformers, perplexity, and GSM8K's final answers.
+
+Perplexity of a cluster is that of its decode passes. A main node keeps the logits of a pass's last token only, so each
+window's first token is the prompt and every other one is forced: whatever the logits say, the text's own token comes
+next. Attention, shadow, predictions, loads and experts are those of any answer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DATA = Path(__file__).resolve().parent / "data"
+_NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
+
+
+def problems(count: int) -> list[tuple[str, str]]:
+    """(prompt, answer as GSM8K gives it) of the first `count` problems."""
+    lines = (DATA / "gsm8k_test.jsonl").read_text().splitlines()
+    if count > len(lines):
+        raise SystemExit(f"--problems is {count}; there are {len(lines)}")
+    rows = [json.loads(line) for line in lines[:count]]
+    return [(f"Question: {row['question'].strip()}\nAnswer:", row["answer"]) for row in rows]
+
+
+def final_answer(text: str) -> Decimal | None:
+    """The number after the first `####`; where there is none, the last number. None: no number at all."""
+    _, marked, after = text.partition("####")
+    numbers: list[str] = _NUMBER.findall(after.lstrip().split("\n")[0] if marked else text)
+    if not numbers:
+        return None
+    return Decimal((numbers[0] if marked else numbers[-1]).replace(",", "").replace("$", ""))
+
+
+def answered(text: str, solution: str) -> bool:
+    """Is the final answer of `text` the one of GSM8K's `solution`?"""
+    found = final_answer(text)
+    return found is not None and found == final_answer(solution)
+
+
+def until_end(tokens: list[int], ends: set[int]) -> list[int]:
+    """An answer up to its first end of sequence."""
+    return tokens[: next((n for n, token in enumerate(tokens) if token in ends), len(tokens))]
+
+
+def agreement(found: list[list[int]], expected: list[list[int]]) -> tuple[int, int]:
+    """How many tokens are the same at the same place, and how many there are."""
+    pairs = [pair for a, b in zip(found, expected, strict=True) for pair in zip(a, b, strict=True)]
+    return sum(a == b for a, b in pairs), len(pairs)
+
+
+def windows(ids: list[int], length: int) -> list[list[int]]:
+    """Pieces of at most `length` tokens. Each begins with the last token of the one before, which it is not asked
+    about: so every token but the first is asked about once."""
+    return [ids[start : start + length] for start in range(0, len(ids) - 1, length - 1)]
+
+
+def held_out(tokenizer: Any, tokens: int) -> list[int]:
+    """Half of it GSM8K problems with solutions, from the end of the file; half of it sonnets."""
+    begin: list[int] = tokenizer("")["input_ids"]
+    rows = [json.loads(line) for line in (DATA / "gsm8k_test.jsonl").read_text().splitlines()]
+    solved = [
+        f"Question: {row['question'].strip()}\nAnswer: {re.sub('<<.*?>>', '', row['answer']).strip()}\n"
+        for row in reversed(rows)
+    ]
+    halves = [
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in ("".join(solved), (DATA / "sonnets.txt").read_text())
+    ]
+    half = (tokens - len(begin)) // 2
+    short = [len(ids) for ids in halves if len(ids) < half]
+    if short:
+        raise SystemExit(f"--text-tokens is {tokens}; there are {2 * short[0]}")
+    return begin + halves[0][:half] + halves[1][: tokens - len(begin) - half]
+
+
+def losses(logits: torch.Tensor, window: list[int]) -> list[float]:
+    """Nats of each token but the first; `logits` [T or T - 1, V], row n saying what follows token n."""
+    chosen = torch.tensor(window[1:])
+    scores = torch.log_softmax(logits[: len(chosen)].double(), dim=-1)
+    return [-float(row[token]) for row, token in zip(scores, chosen.tolist(), strict=True)]
+
+
+def perplexity(nats: list[float]) -> float:
+    return math.exp(sum(nats) / len(nats))
+
+
+class Forced:
+    """A chooser that always chooses the text's next token, and keeps the logits [V] that it was shown."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.ignored: list[str] = []
+        self.seed = None
+        self.ends: frozenset[int] = frozenset()
+        self.logits: list[torch.Tensor] = []
+        self._text = text
+
+    def choose(self, logits: torch.Tensor) -> int:
+        self.logits.append(logits.clone())
+        return self._text[len(self.logits) - 1]
+
+
+def forced_logits(cluster: Any, window: list[int]) -> torch.Tensor:
+    """[T - 1, V] float32 from an embedded cluster's own passes over the window."""
+    answer = cluster.main.generate(window[:1], len(window) - 1, ignore_eos=True)
+    answer.chooser = forced = Forced(window[1:])
+    for _ in answer:
+        pass
+    return torch.stack(forced.logits)

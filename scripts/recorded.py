@@ -1,0 +1,59 @@
+"""What experiments share that simulate a real model's routes: recordings of it, and simulations of them.
+
+Routes and predictions do not depend on time: a shadow waits for every alignment that is due, and between them it goes
+by its own tokens. So they are recorded once, without emulation, from the smallest cluster, and simulated under any
+profile and with any number of workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import cells
+
+from main_node.node import model_shape
+from odmoe.settings import Settings
+from scheduler.profile import Profile, find_profile
+from scheduler.recorded import RecordedWorkload, recorded_workloads
+from scheduler.recording import read_recording, write_recording
+from scheduler.simulator import Outcome, Scenario, simulate
+from scheduler.types import ModelShape
+
+NEEDED: dict[str, Any] = {"workers": 1, "slots": 4, "loader": "memory"}
+"""The fastest cluster for one process."""
+TOKENS_PER_S = 8.0
+"""Guess of a first estimate."""
+
+
+def fitted(profile: str, store: Any) -> Profile:
+    """A profile's times for this model's layers, experts and top-k. Raises ConfigError."""
+    return of_shape(find_profile(profile), model_shape(store))
+
+
+def of_shape(profile: Profile, shape: ModelShape) -> Profile:
+    return dataclasses.replace(profile, layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k)
+
+
+def record(kept: cells.Kept, settings: Settings, prompts: list[list[int]], tokens: int, path: Path) -> dict[str, Any]:
+    """Every prompt answered by a new cluster; its recording at `path`."""
+    cluster = kept.cluster(settings.but(record=str(path), **NEEDED))
+    reports = [cells.answer(cluster, prompt, tokens) for prompt in prompts]
+    write_recording(path, cluster.recording())
+    kept.close()  # a recording has all that its cluster ever answered
+    return {"recall": [report.recall for report in reports], "bytes": path.stat().st_size}
+
+
+def requests(path: Path, prompts: list[list[int]], tokens: int) -> list[RecordedWorkload]:
+    """What was recorded of each prompt. SystemExit where the file is of other prompts."""
+    found = recorded_workloads(read_recording(path))
+    lengths = [(one.prompt_tokens, one.tokens) for one in found]
+    if lengths != [(len(prompt), tokens) for prompt in prompts]:
+        raise SystemExit(f"{path} holds {lengths} tokens of prompts and answers; --fresh makes it again")
+    return found
+
+
+def simulated(profile: Profile, of: RecordedWorkload, **choices: Any) -> Outcome:
+    """As `Settings.alignment` and the rest say in `choices`; see `scheduler.simulator.Scenario`."""
+    return simulate(Scenario(profile, prompt_tokens=of.prompt_tokens, tokens=of.tokens, **choices), of)

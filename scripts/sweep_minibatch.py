@@ -1,0 +1,198 @@
+"""Time to first token over the size of prefill's mini-batches: what `--mini-batch` should be, and what it brings.
+
+    .venv/bin/python scripts/sweep_minibatch.py                # a minute or two
+    .venv/bin/python scripts/sweep_minibatch.py --check 6      # six cells in real time, too
+
+The real model reads prompts of each length once, so that the rows of each expert are real; the scheduler then runs on
+them with a profile's times, its loads, transfers and computations at once (`--prefill ahead`) and one after the other
+(`in-turn`). Proposed is the size that is least slower than each length's best, on the geometric mean of the lengths,
+with everything at once. --check has some cells run on real, emulated clusters.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import cells
+import common
+import recorded
+from cells import AMBER, BLUE, DARK, PALE
+
+from odmoe.settings import Settings
+from scheduler.profile import Profile
+
+VERSION = 1
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 0)
+"""Rows; 0: no mini-batches."""
+NONE = 1 << 20
+WAYS = {"ahead": (BLUE, "o", "loads ahead, link both ways at once"), "in-turn": (AMBER, "s", "one after the other")}
+PAPER = {"rtx3090-1gbe": {16: 1.345, 128: 3.143}}
+"""Seconds, the mean of Table 2's two columns each."""
+Key = tuple[int, str, int]
+"""Length, way, size."""
+
+
+class Sweep:
+    """Computes any cell: `recorded`, `simulated` and `emulated`."""
+
+    def __init__(self, args: Any, prompts: dict[int, list[list[int]]], profile: Profile, run: Any, kept: Any) -> None:
+        self._args, self._prompts, self._profile, self._run, self._kept = args, prompts, profile, run, kept
+        self._of = {"profile": args.profile, "timings": cells.digest(profile)}
+
+    def recorded(self, length: int) -> cells.Cell:
+        params = {"how": "recorded", "length": length, "prompts": cells.digest(self._prompts[length])}
+        return cells.Cell(params, 0.01 * length * self._args.prompts + 3)
+
+    def simulated(self, key: Key) -> cells.Cell:
+        length, way, size = key
+        params = {"how": "simulated", "prefill": way, "mini_batch": size, "scheduler": cells.sources("scheduler")}
+        return cells.Cell(self.recorded(length).params | params | self._of, 0.1 + length / 64 / (size or NONE))
+
+    def emulated(self, key: Key) -> cells.Cell:
+        length, way, size = key
+        params = {"how": "emulated", "prefill": way, "mini_batch": size}
+        return cells.Cell(self.recorded(length).params | params | self._of, 8.0)
+
+    def whole(self, params: dict[str, Any]) -> bool:
+        """A recording may have been removed."""
+        return params["how"] != "recorded" or self._path(params["length"]).is_file()
+
+    def _path(self, length: int) -> Path:
+        return Path(self._run.path(self.recorded(length).params, ".recording"))
+
+    def measure(self, params: dict[str, Any]) -> dict[str, Any]:
+        length = params["length"]
+        prompts = self._prompts[length]
+        base = Settings(model=self._args.model, dtype="float32", predictor="none")
+        if params["how"] == "recorded":
+            return recorded.record(self._kept, base, prompts, 1, self._path(length))
+        size = params["mini_batch"] or NONE
+        if params["how"] == "emulated":
+            changes = {"profile": params["profile"], "prefill": params["prefill"], "mini_batch": size}
+            cluster = self._kept.cluster(base.but(**changes), warm=prompts[0])
+            return {"ttft_s": [cells.answer(cluster, prompt, 1).ttft_s for prompt in prompts]}
+        choices = {"predictor": "none", "prefill": params["prefill"], "mini_batch": size}
+        found = recorded.requests(self._path(length), prompts, 1)
+        return {"ttft_s": [recorded.simulated(self._profile, one, **choices).ttft_s for one in found]}
+
+
+def worse(found: dict[Key, float], size: int) -> float:
+    """How many times each length's best a size takes, on the geometric mean, with everything at once."""
+    lengths = sorted({length for length, _, _ in found})
+    best = [min(v for (of, way, _), v in found.items() if (of, way) == (length, "ahead")) for length in lengths]
+    return math.prod(found[n, "ahead", size] / b for n, b in zip(lengths, best, strict=True)) ** (1 / len(lengths))
+
+
+def to_check(found: dict[Key, float], size: int, count: int) -> list[Key]:
+    """The proposed size at every length, none at every length; then the rest, evenly."""
+    lengths = sorted({length for length, _, _ in found}, reverse=True)
+    wanted = [(length, "ahead", one) for length in lengths for one in (size, 0)]
+    wanted += [(length, "in-turn", 0) for length in lengths]
+    return list(dict.fromkeys([*wanted, *found]))[:count]
+
+
+def named(size: int) -> str:
+    return str(size) if size else "none"
+
+
+def draw(run: cells.Experiment, found: dict[Key, float], checks: list[dict[str, Any]], args: Any, size: int) -> Any:
+    figure, panels = cells.canvas(max(7.0, 4.2 * len(args.lengths)), 4.2, 1, len(args.lengths))
+    paper = PAPER.get(args.profile, {})
+    at = range(len(SIZES))
+    for panel, length in zip(panels, args.lengths, strict=True):
+        panel.axvline(SIZES.index(size), color=PALE, lw=7, alpha=0.45, zorder=0)
+        for way, (colour, mark, label) in WAYS.items():
+            values = [found[length, way, one] for one in SIZES]
+            panel.plot(at, values, color=colour, marker=mark, ms=4.5, lw=1.4, label=label)
+            for x, value in ((values.index(min(values)), min(values)), (len(SIZES) - 1, values[-1])):
+                panel.annotate(f"{value:.2f}", (x, value), (0, 6), textcoords="offset points", ha="center", fontsize=8,
+                               color=DARK)  # fmt: skip
+        of = [check for check in checks if check["length"] == length]
+        if of:
+            x = [SIZES.index(one["mini_batch"]) for one in of]
+            panel.plot(x, [one["emulated"] for one in of], color=DARK, ls="", marker="x", ms=7, label="emulated")
+        if length in paper:
+            panel.axhline(paper[length], color=DARK, ls=":", lw=1.1, label="the paper's (Table 2)")
+        panel.set_xticks(at, [named(one) for one in SIZES])
+        panel.set_xlabel("rows of a mini-batch", fontsize=9)
+        panel.set_ylim(0, panel.get_ylim()[1] * 1.05)
+        panel.set_title(f"prompt of {length} tokens", fontsize=10)
+    panels[0].set_ylabel("time to first token, s", fontsize=9)
+    shown = max(panels, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
+    shown.legend(frameon=False, fontsize=8, loc="best")
+    figure.suptitle(
+        f"Time to first token over mini-batches (simulated: {args.profile}; shaded: {named(size)}, proposed)",
+        fontsize=11,
+    )
+    return run.save(figure)
+
+
+def parse() -> Any:
+    parser = cells.flags(__doc__ or "", prompts=(3, 1), tokens=(1, 1))
+    parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
+    parser.add_argument("--lengths", nargs="+", type=cells.whole, default=[16, 128, 512], help="of prompts, in tokens")
+    parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells emulated, too")
+    args = cells.parse(parser)
+    if args.tokens != 1:
+        parser.error("--tokens is no choice here: time to first token is measured")
+    return args
+
+
+def main() -> int:
+    args = parse()
+    common.header(f"Mini-batches in prefill, {cells.many(args.prompts, 'prompt')} of each length")
+    store, tokenizer = cells.open_model(args, "float32")
+    profile = recorded.fitted(args.profile, store)
+    prompts = {n: common.prompts_of_length(tokenizer, args.prompts, n, args.seed) for n in args.lengths}
+    note = f"simulated: {args.profile}" + (f"; crosses emulated: {args.profile}" if args.check else "")
+    depends = {"model": store.manifest.fingerprint}
+    with cells.Experiment("sweep_minibatch", args, VERSION, depends, note) as run, cells.Kept(store) as kept:
+        sweep = Sweep(args, prompts, profile, run, kept)
+        run.all([sweep.recorded(length) for length in args.lengths], sweep.measure, sweep.whole)
+        keys = [(length, way, size) for length in args.lengths for way in WAYS for size in SIZES]
+        results = run.all([sweep.simulated(key) for key in keys], sweep.measure)
+        found = {key: statistics.mean(one["ttft_s"]) for key, one in zip(keys, results, strict=True)}
+        size = min(SIZES, key=lambda one: (round(worse(found, one), 4), one))
+        checked = to_check(found, size, args.check)
+        times = run.all([sweep.emulated(key) for key in checked], sweep.measure)
+        checks = [_check(key, one, found) for key, one in zip(checked, times, strict=True)]
+        rows = [
+            {"profile": args.profile, "prompt_tokens": length, "prefill": way, "mini_batch": named(size_),
+             "ttft_s": found[length, way, size_]} for length, way, size_ in keys
+        ]  # fmt: skip
+        run.write(rows, proposed=named(size), worse={named(one): worse(found, one) for one in SIZES}, checks=checks)
+        report(found, args, size, checks)
+        print(run.written([draw(run, found, checks, args, size)]))
+    return 0
+
+
+def _check(key: Key, result: dict[str, Any], found: dict[Key, float]) -> dict[str, Any]:
+    emulated = statistics.mean(result["ttft_s"])
+    return {"length": key[0], "prefill": key[1], "mini_batch": key[2], "emulated": emulated,
+            "simulated": found[key], "ratio": emulated / found[key]}  # fmt: skip
+
+
+def report(found: dict[Key, float], args: Any, size: int, checks: list[dict[str, Any]]) -> None:
+    """To standard output."""
+    for way in WAYS:
+        print(f"TTFT, s, {way} (simulated: {args.profile})")
+        print("  mini-batch " + "".join(f"{named(one):>8}" for one in SIZES))
+        for length in args.lengths:
+            print(f"  {length:>4} tokens" + "".join(f"{found[length, way, one]:8.3f}" for one in SIZES))
+    usual = Settings.model_fields["mini_batch"].default
+    nearest = usual if usual in SIZES else 0
+    print(
+        f"proposed: --mini-batch {named(size)}, {worse(found, size):.3f} times each length's best; "
+        f"the default of {usual}: {worse(found, nearest):.3f} times, none: {worse(found, 0):.3f} times"
+    )
+    for one in checks:
+        said = f"{one['length']} tokens, {one['prefill']}, mini-batch {named(one['mini_batch'])}"
+        print(f"{said}: emulated {one['emulated']:.3f} s, simulated {one['simulated']:.3f}, ratio {one['ratio']:.3f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

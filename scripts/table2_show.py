@@ -1,0 +1,252 @@
+"""Table 2 as a person reads it: rows of cells, Markdown beside the paper's columns, and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import cells
+from matplotlib.figure import Figure
+
+AS_IT_IS, PRINTED = "as it is", "paper"
+CASES = ((16, 64), (16, 256), (128, 64), (128, 256))
+METRICS = {"ttft_s": "TTFT, ms", "decode_tokens_per_s": "decode, tokens/s", "tokens_per_s": "overall, tokens/s"}
+ROLES = {"main": "main node", "shadow": "shadow", "workers": "workers"}
+# Table 2 (i) of the paper, by CASES: TTFT in ms, decode tokens/s, overall tokens/s.
+_SPEED: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]] = {
+    "OD-MoE": ((1349.78, 1340.89, 3150.87, 3135.85), (3.67, 3.65, 3.74, 3.71), (3.41, 3.54, 3.09, 3.44)),
+    "Transformers": ((385.52, 386.86, 447.43, 448.16), (4.90, 4.87, 4.90, 4.89), (4.84, 4.86, 4.81, 4.86)),
+    "llama.cpp": ((2025.10, 2008.60, 6592.81, 6527.13), (0.85, 0.82, 0.81, 0.81), (0.84, 0.82, 0.75, 0.78)),
+    "AdapMoE": ((1345.12, 1428.23, 1343.96, 1430.69), (3.14, 3.15, 3.11, 3.12), (2.99, 2.98, 3.09, 3.08)),
+    "Mixtral-Offloading": ((1727.81, 1705.15, 1967.16, 1979.81), (2.26, 2.26, 2.22, 2.21), (2.16, 2.24, 2.11, 2.18)),
+    "HOBBIT": ((5456.37, 5467.42, 5898.92, 5896.04), (0.78, 0.79, 0.79, 0.78), (0.74, 0.78, 0.74, 0.77)),
+    "MoE-Infinity": ((5521.63, 5560.34, 5819.49, 7573.27), (0.68, 0.68, 0.70, 0.69), (0.66, 0.67, 0.66, 0.68)),
+}
+# Table 2 (ii), GB of GPU memory; OD-MoE's roles from section 4.4. llama.cpp computes on the CPU.
+_MEMORY: dict[str, dict[str, Any]] = {
+    "OD-MoE": {"main": 7e9, "shadow": 45e9, "workers": [1e9] * 8},
+    "Transformers": {"main": 180e9, "shadow": 0, "workers": []},
+    "AdapMoE": {"main": 8e9, "shadow": 0, "workers": []},
+    "Mixtral-Offloading": {"main": 11e9, "shadow": 0, "workers": []},
+    "HOBBIT": {"main": 22e9, "shadow": 0, "workers": []},
+    "MoE-Infinity": {"main": 21.5e9, "shadow": 0, "workers": []},
+}
+
+
+def paper_rows() -> list[dict[str, Any]]:
+    """What the paper printed, in the form of our own rows."""
+    found = []
+    for name, (ttft, decode, overall) in _SPEED.items():
+        roles = _MEMORY.get(name)
+        memory = {"memory_bytes": roles, "of_whole": held(roles) / held(_MEMORY["Transformers"])} if roles else {}
+        for n, (given, wanted) in enumerate(CASES):
+            figures = {"ttft_s": ttft[n] / 1000, "decode_tokens_per_s": decode[n], "tokens_per_s": overall[n]}
+            where = {"part": "speed", "block": PRINTED, "column": f"paper: {name}", "input": given, "output": wanted}
+            found.append({**where, **figures, **memory})
+    return found
+
+
+def held(roles: dict[str, Any]) -> float:
+    """Bytes of all roles."""
+    return float(roles["main"] + roles["shadow"] + sum(roles["workers"]))
+
+
+def speed_rows(done: Iterable[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
+    """(block, parameters, result) of each speed cell -> a row, means over its prompts."""
+    found = []
+    for block, params, result in done:
+        about = {name: params[name] for name in ("column", "model", "input", "output", "prompts")}
+        figures = {name: statistics.fmean(values) if name in METRICS else values for name, values in result.items()}
+        found.append({"part": "speed", "block": block, **about, **figures})
+    return found
+
+
+def blocks(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Speed rows by block; the paper's columns stand in every emulated one."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["part"] == "speed":
+            found.setdefault(row["block"], []).append(row)
+    return {name: some + (paper_rows() if name != AS_IT_IS else []) for name, some in found.items()}
+
+
+def columns(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["column"] for row in rows))
+
+
+def mean(rows: list[dict[str, Any]], column: str, metric: str, given: int | None = None) -> float | None:
+    """Over a column's cases; of prompts of `given` tokens."""
+    values = [row[metric] for row in rows if row["column"] == column and given in (None, row["input"])]
+    return statistics.fmean(values) if values else None
+
+
+def most(rows: list[dict[str, Any]], column: str) -> dict[str, Any] | None:
+    """The row in which a column held most."""
+    mine = [row for row in rows if row["column"] == column and row.get("memory_bytes")]
+    return max(mine, key=lambda row: held(row["memory_bytes"])) if mine else None
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    parts = []
+    for name, some in blocks(rows).items():
+        models = ", ".join(dict.fromkeys(row["model"] for row in some if "model" in row))
+        title = "this machine as it is" if name == AS_IT_IS else f"{name}, beside the paper's Table 2"
+        parts += [f"## (i) Speed, {title}; {models}", _speed_table(some)]
+        parts += [f"## (ii) Device memory, MB; {models}", _memory_table(some)]
+    quality = [row for row in rows if row["part"] == "quality"]
+    if quality:
+        parts += ["## (iii) Answer quality", _quality_table(quality)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *body = lines
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body))
+
+
+def _speed_table(rows: list[dict[str, Any]]) -> str:
+    names = columns(rows)
+    lines = [["", "in, out", *names]]
+    ours = list(dict.fromkeys((row["input"], row["output"]) for row in rows if row["block"] != PRINTED))
+    for metric, title in METRICS.items():
+        for case in ours:
+            found = {
+                row["column"]: _number(row[metric], metric)
+                for row in rows
+                if (row["input"], row["output"]) == case
+            }  # fmt: skip
+            lines.append([title, f"{case[0]}, {case[1]}", *(found.get(name, "-") for name in names)])
+        lines.append([title, "mean", *(_number(mean(rows, name, metric), metric) for name in names)])
+    by_name = {
+        "recall, %": ("recall", lambda v: f"{100 * v:.2f}"),
+        "loads a decode token": ("loads_a_token", lambda v: f"{v:.2f}"),
+        "MB read from disk a token": ("read_bytes_a_token", lambda v: f"{v / 1e6:.1f}"),
+    }
+    for title, (key, write) in by_name.items():
+        values = {name: [r[key] for r in rows if r["column"] == name and r.get(key) is not None] for name in names}
+        if any(values.values()):
+            lines.append([title, "mean", *(write(statistics.fmean(v)) if v else "-" for v in values.values())])
+    return _table(lines)
+
+
+def _number(value: float | None, metric: str) -> str:
+    if value is None:
+        return "-"
+    if metric == "ttft_s":
+        return f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}"
+    return f"{value:.2f}"
+
+
+def _memory_table(rows: list[dict[str, Any]]) -> str:
+    names = columns(rows)
+    found = {name: most(rows, name) for name in names}
+    lines = [["", *names]]
+    for role, title in ROLES.items():
+        lines.append([title, *(_held(row["memory_bytes"][role]) if row else "-" for row in found.values())])
+    lines.append(["all", *(_held(held(row["memory_bytes"])) if row else "-" for row in found.values())])
+    lines.append(["of the whole model", *(f"{row['of_whole']:.0%}" if row else "-" for row in found.values())])
+    return _table(lines)
+
+
+def _held(value: float | list[float]) -> str:
+    """MB, of each node where there are several."""
+    if not isinstance(value, list):
+        return f"{value / 1e6:.1f}" if value < 1e9 else f"{value / 1e6:.0f}"
+    sizes = [_held(one) for one in sorted(value)]
+    return f"{len(value)} x {' to '.join(dict.fromkeys((sizes[0], sizes[-1])))}" if value else "0.0"
+
+
+def _quality_table(rows: list[dict[str, Any]]) -> str:
+    lines = [["", *(row["column"] for row in rows)]]
+    lines.append(["tokens as Transformers'", *(f"{r['same_tokens']} of {r['tokens']}" for r in rows)])
+    if any("perplexity" in row for row in rows):
+        lines.append(
+            ["perplexity, held-out text", *(f"{r['perplexity']:.4f}" if "perplexity" in r else "-" for r in rows)]
+        )
+        lines.append(
+            ["most nats a token off", *(f"{r['most_nats_off']:.1e}" if "perplexity" in r else "-" for r in rows)]
+        )
+    lines.append(["GSM8K final answers", *(f"{r['final_answers']} of {r['problems']}" for r in rows)])
+    lines.append(["GSM8K answers with a number", *(f"{r['numbers_found']} of {r['problems']}" for r in rows)])
+    return _table(lines)
+
+
+# --- the picture ------------------------------------------------------------------------------------------------
+
+
+def picture(rows: list[dict[str, Any]]) -> Figure:
+    """A line of panels a block: decode tokens/s, TTFT and memory, a bar a column."""
+    found = blocks(rows)
+    tall = sum(0.34 * len(columns(some)) + 1.2 for some in found.values()) + 0.3
+    figure, panels = cells.canvas(
+        13, tall, len(found), 3, height_ratios=[len(columns(some)) + 2 for some in found.values()]
+    )  # fmt: skip
+    for n, (name, some) in enumerate(found.items()):
+        model = next(row["model"] for row in some if "model" in row)
+        title = f"this machine as it is ({model})" if name == AS_IT_IS else f"{name} ({model}) beside the paper's"
+        decode, ttft, memory = panels[3 * n : 3 * n + 3]
+        _decode(decode, some)
+        _ttft(ttft, some)
+        _memory(memory, some)
+        decode.set_title(title, fontsize=10.5, fontweight="bold", loc="left")
+    return figure
+
+
+def _colour(column: str) -> str:
+    if column.startswith("paper:"):
+        return cells.PALE
+    return cells.AMBER if column.startswith(("Transformers", "accelerate")) else cells.BLUE
+
+
+def _lay_out(panel: Any, names: list[str], label: str, longest: float) -> None:
+    panel.set_yticks(range(len(names)), names, fontsize=8.5)
+    panel.invert_yaxis()
+    panel.set_xlim(0, longest * 1.17)
+    panel.set_xlabel(label, fontsize=9)
+    panel.tick_params(axis="x", labelsize=8)
+
+
+def _decode(panel: Any, rows: list[dict[str, Any]]) -> None:
+    names = columns(rows)
+    values = [mean(rows, name, "decode_tokens_per_s") or 0.0 for name in names]
+    panel.barh(range(len(names)), values, 0.68, color=[_colour(name) for name in names])
+    for y, value in enumerate(values):
+        panel.text(value, y, f" {value:.2f}" if value < 100 else f" {value:.0f}", va="center", fontsize=8)
+    _lay_out(panel, names, "decode, tokens/s: more is better", max(values))
+
+
+def _ttft(panel: Any, rows: list[dict[str, Any]]) -> None:
+    names, longest = columns(rows), 0.0
+    inputs = sorted({row["input"] for row in rows})
+    for n, given in enumerate(inputs):
+        high = 0.72 / len(inputs)
+        for y, name in enumerate(names):
+            value = mean(rows, name, "ttft_s", given)
+            if value is not None:
+                at = y - 0.36 + high * (n + 0.5)
+                panel.barh(at, 1000 * value, high * 0.92, color=_colour(name), alpha=1.0 if n else 0.55)
+                panel.text(1000 * value, at, f" {_number(value, 'ttft_s')} ({given} tokens)", va="center", fontsize=6.5)
+                longest = max(longest, 1000 * value)
+    _lay_out(panel, names, "time to first token, ms: less is better", longest * 1.2)
+
+
+def _memory(panel: Any, rows: list[dict[str, Any]]) -> None:
+    names = [name for name in columns(rows) if most(rows, name)]
+    colours = {"main": cells.DARK, "shadow": cells.PURPLE, "workers": cells.BLUE}
+    longest = 0.0
+    for y, name in enumerate(names):
+        row = most(rows, name) or {}
+        left, scale = 0.0, 100 * row["of_whole"] / held(row["memory_bytes"])
+        for role, title in ROLES.items():
+            value = row["memory_bytes"][role]
+            width = scale * (sum(value) if isinstance(value, list) else value)
+            panel.barh(y, width, 0.68, left=left, color=colours[role], label=title if y == 0 else None)
+            left += width
+        panel.text(left, y, f" {left:.0f} %", va="center", fontsize=8)
+        longest = max(longest, left)
+    _lay_out(panel, names, "memory, % of the model: less is better", longest)
+    panel.legend(fontsize=7.5, frameon=False, loc="lower right")

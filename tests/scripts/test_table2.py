@@ -1,0 +1,61 @@
+"""Table 2: the paper's columns as it printed them, and a whole small run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from scripts import table2_show as show  # noqa: E402 - it imports its neighbours as a script does
+
+
+@pytest.mark.parametrize(
+    ("name", "ttft_ms", "decode", "overall"),
+    [  # the lines `Average` of the paper's Table 2 (i)
+        ("Mixtral-Offloading", 1844.9825, 2.2375, 2.1725),
+        ("MoE-Infinity", 6118.6825, 0.6875, 0.6675),
+        ("HOBBIT", 5679.6875, 0.7850, 0.7575),
+        ("AdapMoE", 1387.0000, 3.1300, 3.0350),
+        ("Transformers", 416.9925, 4.8900, 4.8425),
+        ("llama.cpp", 4288.4100, 0.8225, 0.7975),
+        ("OD-MoE", 2244.3475, 3.6925, 3.3700),
+    ],
+)
+def test_the_papers_cases_have_the_papers_averages(name: str, ttft_ms: float, decode: float, overall: float) -> None:
+    rows, column = show.paper_rows(), f"paper: {name}"
+    assert 1000 * (show.mean(rows, column, "ttft_s") or 0) == pytest.approx(ttft_ms, abs=1e-3)
+    assert show.mean(rows, column, "decode_tokens_per_s") == pytest.approx(decode, abs=1e-4)
+    assert show.mean(rows, column, "tokens_per_s") == pytest.approx(overall, abs=1e-4)
+
+
+def test_the_papers_memory_is_a_third() -> None:
+    row = show.most(show.paper_rows(), "paper: OD-MoE")
+    assert row is not None
+    assert show.held(row["memory_bytes"]) == 60e9
+    assert row["of_whole"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.slow
+def test_a_small_run(tmp_path: Path) -> None:
+    command = [
+        sys.executable, ROOT / "scripts" / "table2.py", "--quick", "--parts", "quality", "--problems", "1",
+        "--tokens", "4", "--text-tokens", "12", "--out", tmp_path,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "table2-quick.json").read_text())["rows"]
+    assert {row["column"]: (row["same_tokens"], row["tokens"]) for row in rows} == dict.fromkeys(
+        ["OD-MoE", "load on demand", "fully cached", "Transformers", "accelerate"], (4, 4)
+    )
+    assert all(row["perplexity"] == pytest.approx(rows[3]["perplexity"], rel=1e-4) for row in rows)
+    text = (tmp_path / "table2-quick.csv").read_text().splitlines()
+    assert len(list(csv.DictReader(line for line in text if not line.startswith("#")))) == len(rows)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "10 of 10 cells were finished before" in " ".join(again.stderr.split())
