@@ -70,8 +70,9 @@ def run_simulation(said: Said, as_json: bool, terminal: Terminal) -> None:
     outcomes = _simulated(runs, trace is not None, terminal)
     facts = _facts(runs, outcomes, time.perf_counter() - began, said)
     if trace is not None:
+        p = facts["profile"]
         shown = {key: value for key, value in facts.items() if key not in ("where_ms", "requests")}
-        write_trace(trace, outcomes[0].spans, shown | {"cluster": f"simulated: {facts['profile']}"})
+        write_trace(trace, outcomes[0].spans, shown | {"cluster": f"simulated: {p}", "shadow": facts["predictor"]})
     if as_json:
         print(json.dumps(facts))
     else:

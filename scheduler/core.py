@@ -54,10 +54,11 @@ class Core:
         self._ordinal = {layer: i for i, layer in enumerate(shape.layers)}
         self._ids = itertools.count(1)
         self._out: list[t.Command] = []
-        self._calls = Calls(self._out, self._ids, mini_batch, residency, prefill_ahead)
-        self._stock = Stock(shape, placement, residency, self._ids, self._out, self._calls.ready)
+        self._sending = Calls(self._out, self._ids, mini_batch, residency, prefill_ahead)
+        self._stock = Stock(shape, placement, residency, self._ids, self._out, self._sending.ready)
         self._workers = self._stock.workers
         self._loads = self._stock.loads
+        self._calls = self._sending.owed
         self._requests: dict[int, Request] = {}
         self._visits: dict[t.Visit, OpenVisit] = {}
         self._now = 0.0
@@ -95,8 +96,8 @@ class Core:
         self._now = now
         self._out.clear()
         self._handlers[type(event)](event)
-        if self._calls.held_back:
-            self._calls.send_together()
+        if self._sending.held_back:
+            self._sending.send_together()
         return self._out.copy()
 
     # --- workers ------------------------------------------------------------------------------------------------
@@ -127,8 +128,8 @@ class Core:
         opened = need.opened
         if need.confirmed:
             opened.waiting += need.held is not None and need.held.loaded
-            self._calls.changed(opened)
-        self._calls.forget(need)
+            self._sending.changed(opened)
+        self._sending.forget(need)
         self._stock.detach(need)
 
     # --- requests and the shadow --------------------------------------------------------------------------------
@@ -224,11 +225,12 @@ class Core:
             request.ledger.late += 1
             return
         opened = self._visits.get(visit) or self._open(request, visit, ordinal)
-        for expert in [e for e in opened.needs if e not in event.experts]:
-            self._drop(opened.needs.pop(expert))
+        needs = opened.needs
+        for expert in [e for e in needs if e not in event.experts] if needs else ():
+            self._drop(needs.pop(expert))
         group = self._placement.group(self._stock.live, opened.turn)
         for place, expert in enumerate(event.experts):
-            if expert not in opened.needs:
+            if expert not in needs:
                 self._stock.want(self._need(opened, expert), group[place % len(group)])
         self._stock.fill()
 
@@ -247,44 +249,46 @@ class Core:
         opened = self._visits.get(visit) or self._open(request, visit, ordinal)
         opened.since = self._now
         request.reached = (visit.position, ordinal)
-        self._compare(opened, event.rows)
-        self._name(opened, event.rows, ordinal)
-        opened.left = len(event.rows)
-        opened.waiting = len([n for n in opened.needs.values() if n.held is None or not n.held.loaded])
+        named = dict(event.rows)
+        self._compare(opened, named)
+        self._name(opened, named, ordinal)
+        opened.left = len(named)
         if request.prefilling and self._ahead:
             self._plan_prefill(request, visit.request, visit.position, ordinal + 1)
-        if not event.rows:
+        if not named:
             self._finish(opened)
         self._stock.fill()
 
-    def _compare(self, opened: OpenVisit, rows: tuple[tuple[int, int], ...]) -> None:
-        """Prediction and truth: what is wrong is dropped."""
+    def _compare(self, opened: OpenVisit, named: dict[int, int]) -> None:
+        """Prediction and truth: what is wrong is dropped. `named`: expert -> rows."""
         request, needs = opened.request, opened.needs
-        named = frozenset([expert for expert, _ in rows])
-        right = len([expert for expert in needs if expert in named])
+        wrong = [] if needs.keys() == named.keys() else [e for e in needs if e not in named]
         if not request.prefilling and (self._following.present or self._predictor is not None):
-            request.ledger.activated(opened.visit, named)
-            request.ledger.in_time += right
-        if right < len(needs):
-            for expert in [e for e in needs if e not in named]:
-                wrong = needs.pop(expert)
-                request.ledger.unused += wrong.held is not None and not wrong.hit
-                self._drop(wrong)
+            request.ledger.activated(opened.visit, frozenset(named))
+            request.ledger.in_time += len(needs) - len(wrong)
+        for expert in wrong:
+            need = needs.pop(expert)
+            request.ledger.unused += need.held is not None and not need.hit
+            self._drop(need)
 
-    def _name(self, opened: OpenVisit, rows: tuple[tuple[int, int], ...], ordinal: int) -> None:
+    def _name(self, opened: OpenVisit, named: dict[int, int], ordinal: int) -> None:
         """Every expert that the gate names is to be computed, those that were predicted first."""
-        missed = [row for row in rows if row[0] not in opened.needs]
-        for expert, count in rows:
-            need = opened.needs.get(expert)
+        needs, waiting = opened.needs, 0
+        missed = [] if len(needs) == len(named) else [e for e in named if e not in needs]
+        for expert, rows in named.items():
+            need = needs.get(expert)
             if need is not None:
-                need.rows = count
+                need.rows = rows
                 self._stock.confirm(need)
+                waiting += need.held is None or not need.held.loaded
         share = self._share(ordinal) if missed and opened.request.prefilling and not self._ahead else None
-        for expert, count in missed:
+        for expert in missed:
             need = self._need(opened, expert)
-            need.confirmed, need.rows = True, count
+            need.confirmed, need.rows = True, named[expert]
             need.late = share is None and expert not in opened.let_go
             self._stock.want(need, share[expert] if share is not None else None)
+            waiting += need.held is None or not need.held.loaded
+        opened.waiting = waiting
 
     # --- loads and computations ---------------------------------------------------------------------------------
 
@@ -308,10 +312,10 @@ class Core:
         if opened.waiting == 0:
             request.ledger.stalled(self._now - opened.since, request.prefilling)
             opened.since = self._now
-        self._calls.changed(opened)
+        self._sending.changed(opened)
 
     def _compute_ended(self, event: t.ComputeEnded) -> None:
-        need = self._calls.answered(event.call_id)
+        need = self._sending.answered(event.call_id)
         if need is None or need.held is None:
             return
         opened, request = need.opened, need.opened.request
@@ -332,7 +336,7 @@ class Core:
             self._retry(held, list(held.users), event.reason)
 
     def _compute_failed(self, event: t.ComputeFailed) -> None:
-        need = self._calls.owed.get(event.call_id)
+        need = self._calls.get(event.call_id)
         if need is not None and need.held is not None:
             self._retry(need.held, [need], event.reason)
 
@@ -366,5 +370,5 @@ class Core:
         self._out.append(t.Resume(opened.visit))
 
     def _drop(self, need: Need) -> None:
-        self._calls.forget(need)
+        self._sending.forget(need)
         self._stock.drop(need)

@@ -35,17 +35,15 @@ class RoundRobin:
         self.group_size = group_size
 
     def ring(self, workers: Sequence[int], turn: int) -> Iterator[int]:
-        start = self._start(len(workers), turn)
+        start = turn * min(self.group_size, len(workers)) % len(workers)
         return itertools.chain(itertools.islice(workers, start, None), itertools.islice(workers, start))
 
     def group(self, workers: Sequence[int], turn: int) -> list[int]:
         size = min(self.group_size, len(workers))
-        start = self._start(len(workers), turn)
+        start = turn * size % len(workers)
+        over = start + size - len(workers)
         group = list(workers[start : start + size])
-        return group if len(group) == size else [*group, *workers[: size - len(group)]]
-
-    def _start(self, workers: int, turn: int) -> int:
-        return turn * min(self.group_size, workers) % workers
+        return group if over <= 0 else [*group, *workers[:over]]
 
     def share(self, workers: Sequence[int], ordinal: int, experts: int) -> list[int]:
         return [workers[(ordinal * experts + expert) % len(workers)] for expert in range(experts)]

@@ -32,8 +32,9 @@ class Residency(Protocol):
         """One that was kept is gone: evicted, or lost with its worker."""
 
     def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
-        """No slot is free for `wanted`: which of `evictable` (not empty; kept, and needed by nobody now) makes room.
-        None: nobody, `wanted` waits until a slot comes free by itself."""
+        """No slot is free for `wanted`: which of `evictable` (not empty; kept, and needed by nobody now, the longest
+        first) makes room. None: nobody, `wanted` waits for another slot; where a gate has named it and nothing on that
+        worker would ever leave, the first goes all the same."""
 
 
 class Cacheless:

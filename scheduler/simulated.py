@@ -8,10 +8,11 @@ slot and link at once; messages travel on the main node's shared link (`schedule
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
+from copy import copy
+from heapq import heappop, heappush
 from typing import Any
 
 from scheduler import types as t
@@ -57,7 +58,6 @@ class World:
         self.core = core
         self.profile = profile
         self.done: list[float] = []
-        self.events = 0
         self.spans = spans
         self._links = links
         self._workload = workload
@@ -71,7 +71,8 @@ class World:
         self._calls: dict[int, Call] = {}
         self._cause: Call | None = None
         self._gate = self._from = self._pass_began = 0.0
-        self._rows = 1
+        self._main_s = 0.0
+        self._load_s = profile.load_s
         self._shadow_step = -1  # -1: it has not read the prompt yet
         self._shadow_busy = True
         self._shadow_idle = 0.0
@@ -95,20 +96,24 @@ class World:
         """Go on until so many tokens of the answer are there; False where nothing happens any more before that."""
         heap, done = self._heap, self.done
         while heap and len(done) < until:
-            self._now, _, act, what = heapq.heappop(heap)
-            self.events += 1
+            self._now, _, act, what = heappop(heap)
             act(what)
         return len(done) >= until
+
+    @property
+    def events(self) -> int:
+        """How many have been put on the heap so far."""
+        return next(copy(self._order))
 
     def drain(self) -> None:
         """The answer is complete: hear the predictions that are still on their way."""
         ledger = self.core.ledgers[REQUEST]
         while self._heap and ledger.unmatched:
-            self._now, _, act, what = heapq.heappop(self._heap)
+            self._now, _, act, what = heappop(self._heap)
             act(what)
 
     def _at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
-        heapq.heappush(self._heap, (when, next(self._order), act, what))
+        heappush(self._heap, (when, next(self._order), act, what))
 
     def _post(self, event: t.Event) -> None:
         acts = self._acts
@@ -126,13 +131,13 @@ class World:
 
     def _begin_pass(self, position: int, tokens: int) -> None:
         self._pass_began = self._from = self._now
-        self._rows = tokens
+        self._main_s = self.profile.main_s(tokens)
         self._post(t.PassStarted(REQUEST, position, tokens, prefill=position == 0))
         self._begin_layer(t.Visit(REQUEST, position, 0))
 
     def _begin_layer(self, visit: t.Visit) -> None:
-        self._from = self._now
-        self._at(self._now + self.profile.main_s(self._rows), self._fire, visit)
+        self._from = now = self._now
+        heappush(self._heap, (now + self._main_s, next(self._order), self._fire, visit))
 
     def _fire(self, visit: t.Visit) -> None:
         self._gate = self._now
@@ -140,7 +145,6 @@ class World:
             self._span("main", "layer", str(visit.layer), self._from, self._now)
         rows: tuple[tuple[int, int], ...]
         if visit.position:
-            self._waits.main(self._now - self._from)
             routes = self._workload.routes(visit.position - self._prompt_tokens, visit.layer)
             rows = tuple([(expert, 1) for expert in sorted(routes)])
         else:
@@ -150,10 +154,11 @@ class World:
     def _resume(self, command: t.Resume) -> None:
         visit = command.visit
         if visit.position:
-            self._waits.layer(self._gate, self._cause, self._now)
-        self._span("main", "wait", str(visit.layer), self._gate, self._now)
+            self._waits.layer(self._from, self._gate, self._cause, self._now)
+        if self.spans is not None:
+            self._span("main", "wait", str(visit.layer), self._gate, self._now)
         if visit.layer + 1 < self.profile.layers:
-            self._begin_layer(visit._replace(layer=visit.layer + 1))
+            self._begin_layer(t.Visit(REQUEST, visit.position, visit.layer + 1))
             return
         self._span("main", "token", f"{REQUEST}.{visit.position}", self._pass_began, self._now)
         index = len(self.done)
@@ -170,10 +175,8 @@ class World:
 
     def _load(self, command: t.Load) -> None:
         worker = self._workers[command.worker]
-        label = f"{command.expert.layer}.{command.expert.expert}" if self.spans is not None else ""
-        since = worker.since[command.slot]
-        ticket = Ticket(command.worker, command.slot, command.load_id, label, self._now, since)
-        worker.tickets[command.slot] = ticket
+        slot = command.slot
+        worker.tickets[slot] = ticket = Ticket(command, self._now, worker.since[slot], [])
         if worker.running is None:
             self._begin_load(worker, ticket)
         else:
@@ -181,8 +184,8 @@ class World:
 
     def _begin_load(self, worker: _Worker, ticket: Ticket) -> None:
         worker.running = ticket
-        ticket.begun = self._now
-        self._at(self._now + self.profile.load_s, self._loaded, ticket)
+        ticket.begun = now = self._now
+        heappush(self._heap, (now + self._load_s, next(self._order), self._loaded, ticket))
 
     def _next_load(self, worker: _Worker) -> None:
         worker.running = None
@@ -195,17 +198,17 @@ class World:
     def _loaded(self, ticket: Ticket) -> None:
         if ticket.given_up:
             return
-        worker = self._workers[ticket.worker]
+        worker = self._workers[ticket.command.worker]
         ticket.ended = self._now
         self._next_load(worker)
         if self.spans is not None:
             self._tell_load(ticket)
-        self._post(t.LoadEnded(ticket.load_id))
+        self._post(t.LoadEnded(ticket.command.load_id))
         for call in ticket.waiting:
             self._begin_compute(call, self._now)
 
     def _tell_load(self, ticket: Ticket) -> None:
-        self._span(f"worker {ticket.worker}", "load", ticket.label, ticket.begun, self._now)
+        self._span(f"worker {ticket.command.worker}", "load", _label(ticket.command), ticket.begun, self._now)
         waited = max([call.arrives for call in ticket.waiting], default=self._now)
         if waited < self._now:
             self._span("main", "stall", "", self._gate, self._now)
@@ -216,11 +219,13 @@ class World:
         if ticket is None:
             return
         ticket.given_up = True
-        row = f"worker {command.worker}"
+        if self.spans is not None:
+            row = f"worker {command.worker}"
+            if worker.running is ticket:
+                self._span(row, "given up", _label(command), ticket.begun, self._now)
+            self._span(row, "evict", _label(command), self._now, self._now)
         if worker.running is ticket:
-            self._span(row, "given up", ticket.label, ticket.begun, self._now)
             self._next_load(worker)
-        self._span(row, "evict", ticket.label, self._now, self._now)
 
     # --- a worker's computations --------------------------------------------------------------------------------
 
@@ -231,8 +236,8 @@ class World:
             return
         rows = command.stop - command.start
         arrives = self._links.sent(self._now, rows)
-        call = Call(command.call_id, ticket, rows, command.evict, self._now, arrives, self._cause)
-        if ticket is worker.running and ticket.begun + self.profile.load_s >= arrives:
+        call = Call(command, ticket, rows, self._now, arrives, self._cause)
+        if ticket is worker.running and ticket.begun + self._load_s >= arrives:
             ticket.waiting.append(call)
         elif ticket.ended >= 0 and len(worker.tickets) == 1:  # nothing else could come between
             self._begin_compute(call, arrives)
@@ -246,33 +251,33 @@ class World:
             self._begin_compute(call, self._now)
 
     def _begin_compute(self, call: Call, at: float) -> None:
-        worker = self._workers[call.ticket.worker]
-        call.start = max(at, worker.free)
-        call.end = worker.free = call.start + self.profile.compute_s(call.rows)
-        self._at(call.end, self._computed, call)
+        worker = self._workers[call.command.worker]
+        call.start = start = at if at > worker.free else worker.free
+        call.end = worker.free = end = start + self.profile.compute_s(call.rows)
+        heappush(self._heap, (end, next(self._order), self._computed, call))
 
     def _computed(self, call: Call) -> None:
-        ticket = call.ticket
-        if ticket.given_up:
+        command = call.command
+        if call.ticket.given_up:
             return
-        worker = self._workers[ticket.worker]
-        if call.evict:
-            worker.tickets[ticket.slot] = None
+        if command.evict:
+            self._workers[command.worker].tickets[command.slot] = None
         comes = self._links.answered(self._now, call.rows)
         if self.spans is not None:
-            row = f"worker {ticket.worker}"
-            self._span(row, "transfer", f"{ticket.label} to #{call.number}", call.sent, call.arrives)
-            self._span(row, "compute", ticket.label, call.start, call.end)
-            if call.evict:
-                self._span(row, "evict", ticket.label, self._now, self._now)
-            self._span(row, "transfer", f"from #{call.number}", self._now, comes)
-        self._at(comes, self._answered, call)
+            row, label, number = f"worker {command.worker}", _label(command), command.call_id
+            self._span(row, "transfer", f"{label} to #{number}", call.sent, call.arrives)
+            self._span(row, "compute", label, call.start, call.end)
+            if command.evict:
+                self._span(row, "evict", label, self._now, self._now)
+            self._span(row, "transfer", f"from #{number}", self._now, comes)
+        heappush(self._heap, (comes, next(self._order), self._answered, call))
 
     def _answered(self, call: Call) -> None:
-        if call.evict:
-            self._workers[call.ticket.worker].since[call.ticket.slot] = self._now
+        command = call.command
+        if command.evict:
+            self._workers[command.worker].since[command.slot] = self._now
         self._cause = call
-        self._post(t.ComputeEnded(call.number))
+        self._post(t.ComputeEnded(command.call_id))
         self._cause = None
 
     # --- the shadow ---------------------------------------------------------------------------------------------
@@ -326,3 +331,7 @@ class World:
         self._shadow_busy, self._shadow_idle = False, self._now
         self._shadow_step = step + 1
         self._shadow_go()
+
+
+def _label(command: t.Load | t.Evict | t.Compute) -> str:
+    return f"{command.expert.layer}.{command.expert.expert}"

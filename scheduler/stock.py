@@ -47,14 +47,16 @@ class Stock:
         self.workers[number] = Worker(number, [None] * slots, list(range(slots)))
         if self._homes is not None:
             self._homes.joined(number, slots)
-        self._count()
+        self.live = tuple(sorted(self.workers))
+        self.total += slots
 
     def lost(self, number: int) -> Worker | None:
         """Its loads are over, and what it kept is gone. Its needs are the caller's to `detach` and bring elsewhere."""
         worker = self.workers.pop(number, None)
         if worker is None:
             return None
-        self._count()
+        self.live = tuple(n for n in self.live if n != number)
+        self.total -= len(worker.slots)
         self._touched.discard(number)
         for held in worker.slots:
             if held is not None:
@@ -63,10 +65,6 @@ class Stock:
         if self._homes is not None:
             self._homes.lost(number)
         return worker
-
-    def _count(self) -> None:
-        self.live = tuple(sorted(self.workers))
-        self.total = sum(len(worker.slots) for worker in self.workers.values())
 
     def lacks(self) -> str | None:
         """Why these workers cannot hold what must stay."""
@@ -130,10 +128,8 @@ class Stock:
                 worker.named -= need.confirmed
             return
         self.detach(need)
-        if held.users:
-            return
-        if held.keeps:
-            self._rest(held)
+        if held.keeps or held.users:
+            self._one_less(held)
         else:
             self.evict(held)
 
@@ -147,8 +143,8 @@ class Stock:
             worker.slots[held.slot] = None
             heapq.heappush(worker.free, held.slot)
             self._touched.add(held.worker)
-        elif not held.users:
-            self._rest(held)
+        else:
+            self._one_less(held)
 
     def detach(self, need: Need) -> None:
         """Take it out of its slot, whatever becomes of that."""
@@ -173,9 +169,11 @@ class Stock:
             self.workers[held.worker].idle.pop(held.expert, None)
             self.evict(held)
 
-    def _rest(self, held: Held) -> None:
-        """Kept, and needed by nobody now."""
-        self.workers[held.worker].idle[held.expert] = held
+    def _one_less(self, held: Held) -> None:
+        """Kept, and needed by nobody now, or by predictions only, which can be put off."""
+        worker = self.workers[held.worker]
+        if not held.users:
+            worker.idle[held.expert] = held
         self._touched.add(held.worker)
 
     def _vacate(self, held: Held) -> None:
@@ -218,32 +216,33 @@ class Stock:
     def _make_room(self, worker: Worker, need: Need) -> bool:
         if worker.idle:
             victim = self._residency.victim(worker.number, need.expert, worker.idle.keys())
+            if victim is None and need.confirmed and len(worker.idle) == len(worker.slots):
+                victim = next(iter(worker.idle))  # nothing here will leave by itself
             if victim is not None:
                 self.evict(worker.idle.pop(victim))
                 return True
         held = worker.furthest_prediction() if need.confirmed else None
-        if held is None:
-            return False
+        if held is not None:
+            self._put_off(worker, held)
+        return held is not None
+
+    def _put_off(self, worker: Worker, held: Held) -> None:
         self.evict(held)
         held.ledger.displaced += 1
-        for put_off in held.users:
-            put_off.held = None
-            worker.enqueue(put_off)
-        return True
+        for need in held.users:
+            need.held = None
+            worker.enqueue(need)
 
     def _start(self, worker: Worker, need: Need) -> None:
         request, number, expert = need.opened.request, worker.number, need.expert
-        held = Held(
-            number, heapq.heappop(worker.free), expert, next(self._ids), self._residency.keeps(number, expert),
-            request.ledger, [need],
-        )  # fmt: skip
+        slot, load_id, keeps = heapq.heappop(worker.free), next(self._ids), self._residency.keeps(number, expert)
+        held = Held(number, slot, expert, load_id, keeps, request.ledger, [need])
         need.held, need.hit = held, False
-        worker.slots[held.slot] = held
-        self.loads[held.load_id] = held
-        if held.keeps:
+        worker.slots[slot] = self.loads[load_id] = held
+        if keeps:
             self._kept[expert] = held
         request.ledger.load_begun(request.prefilling, need.late)
-        self._out.append(t.Load(number, held.slot, expert, held.load_id))
+        self._out.append(t.Load(number, slot, expert, load_id))
         if need.confirmed:
             self._ready(need)
 

@@ -16,7 +16,9 @@ its turn. So the five add up to the time from the gate to the last answer, and w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from scheduler.types import Compute, Load
 
 CAUSES = ("main", "network", "compute", "load", "shadow")
 BOUNDS = {"compute": ("main", "compute"), "network": ("network",), "load": ("load",), "shadow": ("shadow",)}
@@ -26,18 +28,15 @@ BOUNDS = {"compute": ("main", "compute"), "network": ("network",), "load": ("loa
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One load. Seconds: `asked` of the worker, `begun` on its link, `ended`, -1 before; `since`: when the last
-    computed expert had left the slot."""
+    computed expert had left the slot. `waiting`: what is to be computed from it."""
 
-    worker: int
-    slot: int
-    load_id: int
-    label: str
+    command: Load
     asked: float
     since: float
+    waiting: list[Call]
     begun: float = -1.0
     ended: float = -1.0
     given_up: bool = False
-    waiting: list[Call] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,10 +44,9 @@ class Call:
     """One computation. Seconds: rows `sent`, `arrives` at the worker, `start` and `end` there. `after`: the computation
     whose answer let it be sent, None: the gate did."""
 
-    number: int
+    command: Compute
     ticket: Ticket
     rows: int
-    evict: bool
     sent: float
     arrives: float
     after: Call | None
@@ -60,15 +58,18 @@ class Waits:
     """Adds up seconds by cause. `predicted`: whether anybody predicts."""
 
     def __init__(self, load_s: float, predicted: bool) -> None:
-        self.seconds = dict.fromkeys(CAUSES, 0.0)
+        self._main = self._network = self._compute = self._load = self._shadow = 0.0
         self._load_s = load_s
         self._predicted = predicted
 
-    def main(self, seconds: float) -> None:
-        self.seconds["main"] += seconds
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By cause."""
+        added = self._main, self._network, self._compute, self._load, self._shadow
+        return dict(zip(CAUSES, added, strict=True))
 
-    def layer(self, gate: float, last: Call | None, now: float) -> None:
-        """A layer's gate fired at `gate`, its last answer, that of `last`, came `now`."""
+    def layer(self, since: float, gate: float, last: Call | None, now: float) -> None:
+        """A layer was begun at `since`, its gate fired at `gate`, and its last answer, that of `last`, came `now`."""
         network = compute = load = shadow = 0.0
         call = last
         while call is not None:
@@ -85,11 +86,11 @@ class Waits:
                 shadow += ready - arrives - part
             now = call.sent
             call = call.after
-        seconds = self.seconds
-        seconds["network"] += network
-        seconds["compute"] += compute
-        seconds["load"] += load + now - gate  # nothing was sent yet: no slot was free
-        seconds["shadow"] += shadow
+        self._main += gate - since
+        self._network += network
+        self._compute += compute
+        self._load += load + now - gate  # nothing was sent yet: no slot was free
+        self._shadow += shadow
 
 
 def bound_by(where: dict[str, float]) -> str:

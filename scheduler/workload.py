@@ -64,7 +64,7 @@ class RandomWorkload:
         if index not in self._routes:
             layers, experts, top_k = self._shape
             draw = random.Random(f"{self._seed} routes {index}").random
-            self._routes[index] = [_distinct(draw, experts, top_k, ()) for _ in range(layers)]
+            self._routes[index] = _routes(draw, layers, experts, top_k)
             self._routes.pop(index - KEPT, None)
         return self._routes[index][layer]
 
@@ -88,6 +88,19 @@ def mistaken(draw: Callable[[], float], true: tuple[int, ...], experts: int, rec
     wrong = iter(_distinct(draw, experts, min(kept.count(False), experts - len(true)), true))
     named = [expert if right else next(wrong, None) for expert, right in zip(true, kept, strict=True)]
     return tuple([expert for expert in named if expert is not None])
+
+
+def _routes(draw: Callable[[], float], layers: int, experts: int, top_k: int) -> list[tuple[int, ...]]:
+    """Of every layer, `top_k` different experts."""
+    routes = []
+    for _ in range(layers):
+        chosen: list[int] = []
+        while len(chosen) < top_k:
+            expert = int(draw() * experts)
+            if expert not in chosen:
+                chosen.append(expert)
+        routes.append(tuple(chosen))
+    return routes
 
 
 def _distinct(draw: Callable[[], float], experts: int, count: int, but: tuple[int, ...]) -> tuple[int, ...]:

@@ -87,7 +87,8 @@ def _text(tokenizer: Any, prompt: list[int]) -> str:
 def compare(recording: Recording, times: list[Any], profile: str) -> list[dict[str, Any]]:
     """Each prompt but the warm-up, as measured and as simulated. The last requests of a recording are ours."""
     found = recorded_workloads(recording)[-len(times) :]
-    return [_compare(recording, one, *time, profile) for one, time in list(zip(found, times, strict=True))[1:]]
+    pairs = list(zip(found, times, strict=True))[1:]
+    return [_compare(recording, one, ttft_s, decode_s, profile) for one, (ttft_s, decode_s) in pairs]
 
 
 def _compare(

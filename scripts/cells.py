@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 BLUE, AMBER, RED, DARK, PURPLE, PALE = "#3b6ea5", "#f0b429", "#d64545", "#222222", "#8d6bb3", "#9fb8cf"
 DPI, FOOT_POINTS = 130, 5.5
-TOLD_EVERY_S = 30.0
+TOLD_EVERY_S, PREDICTED_S = 30.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`params`: what JSON can say. `cost`: about how long it takes, beside other cells; in seconds where one knows."""
+    """`params`: what JSON can say. `cost`: a guess of its seconds."""
 
     params: dict[str, Any]
     cost: float = 1.0
@@ -155,7 +155,7 @@ class Experiment:
     ) -> None:
         self.name = f"{name}-quick" if args.quick else name
         self.folder = Path(args.out)
-        self.note = note
+        self.note, self._model = note, str(args.model)
         self._version, self._depends = version, depends
         self._ledger = Ledger(self.folder / f"{self.name}.cells.jsonl", args.fresh)
         self._console = Console(stderr=True)
@@ -192,6 +192,9 @@ class Experiment:
         done = len(set(keys)) - len(missing)
         if done:
             self._console.print(f"{done} of {len(set(keys))} cells were finished before (--fresh forgets them)")
+        if missing:
+            guess = sum(cell.cost for _, cell in missing) / 60
+            self._console.print(f"{many(len(missing), 'cell')} to compute, at a guess {guess:.1f} min")
         try:
             with self._progress(missing) as advance:
                 for key, cell in missing:
@@ -245,7 +248,8 @@ class Experiment:
 
     def facts(self) -> dict[str, str]:
         """What stands with every figure."""
-        return {"machine": common.machine(), "command": common.command(), **({"note": self.note} if self.note else {})}
+        facts = {"machine": common.machine(), "command": common.command(), "model": self._model}
+        return facts | ({"note": self.note} if self.note else {})
 
     def _replace(self, suffix: str, text: str) -> None:
         partial = self.folder / f".{self.name}{suffix}.partial"
@@ -256,9 +260,11 @@ class Experiment:
         """NAME+suffix.png, with machine and command in small print at its foot."""
         width, height = figure.get_size_inches()
         across = int(width * 72 / (FOOT_POINTS * 0.52))
-        lines = [line for text in self.facts().values() for line in textwrap.wrap(text, across)]
+        facts = self.facts()
+        last = "; ".join(facts.pop(name) for name in ("model", "note") if name in facts)
+        lines = [line for text in (*facts.values(), last) for line in textwrap.wrap(text, across)]
         foot = (len(lines) * 1.25 + 1) * FOOT_POINTS / 72 / height
-        figure.get_layout_engine().set(rect=(0, foot, 1, 1 - foot))  # type: ignore[union-attr]
+        figure.get_layout_engine().set(rect=(0, foot, 1, 1 - foot))  # type: ignore[union-attr,call-arg]
         figure.text(0.008, 0.4 * FOOT_POINTS / 72 / height, "\n".join(lines), fontsize=FOOT_POINTS, color="#666666",
                     linespacing=1.2, va="bottom")  # fmt: skip
         path = self.folder / f"{self.name}{suffix}.png"
@@ -332,3 +338,13 @@ def answer(cluster: Any, prompt: list[int], tokens: int, **how: Any) -> Any:
     """The report of one answer; end of sequence is heeded only if `ignore_eos=False`."""
     *_, last = cluster.generate(prompt, tokens, **{"ignore_eos": True, **how})
     return last.report
+
+
+def predicted(cluster: Any, prompt: list[int], tokens: int, **how: Any) -> Any:
+    """As `answer`, of a cluster in this process, whose main node waits for the shadow after each token: without that a
+    shadow that is slower than the main node, as on two cores, is left behind, and what it says too late is lost."""
+    steps = cluster.generate(prompt, tokens, **{"ignore_eos": True, **how})
+    for step in steps:
+        if step.report is None and not cluster.main.engine.wait_for_predictions(steps.number, PREDICTED_S):
+            raise SystemExit(f"the shadow's predictions of a token did not come within {PREDICTED_S:.0f} s")
+    return step.report

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from timeline import draw
 
-from scheduler.alignment import Alignment
 from scheduler.profile import find_profile
-from scheduler.simulator import Simulator, predictor, random_routes
+from scheduler.simulator import Scenario, simulate
+from scheduler.workload import random_workload
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN_S = 0.125
@@ -24,13 +24,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pipeline.png")
     args = parser.parse_args()
-    profile = find_profile("rtx3090-1gbe")
-    routes = random_routes(profile, 0)
-    outcome = Simulator(profile, Alignment(1, 1), 4, routes, predictor(profile, routes, 1.0, 1)).run()
+    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=5)
+    outcome = simulate(scenario, random_workload(scenario, recall=1.0), spans=True)
     start = outcome.token_s[1]
     title = "One token's first layers on ten nodes, aligned every token (simulated on the paper's timings)"
     draw(outcome.spans, start, start + SHOWN_S, title, args.out, "labels: layer.expert, counted from 0")
-    print(f"{args.out}: {outcome.tokens_per_s:.2f} tokens/s simulated")
+    print(f"{args.out}: {outcome.decode_tokens_per_s:.2f} tokens/s simulated")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from main_node.node import model_shape
 from odmoe.settings import Settings
 from odmoe.text import encode
 
-VERSION = 1
+VERSION = 2
 ALIGNMENTS = {"token and KV": (1, 1), "token only": (1, 0), "KV only": (0, 1), "unaligned": (0, 0)}
 LOOKS = {"token and KV": (BLUE, "-"), "token only": (AMBER, "-"), "KV only": (PURPLE, "--"), "unaligned": (RED, "-")}
 PREDICTORS = {"random": (DARK, ":")}
@@ -176,7 +176,7 @@ def main() -> int:
             model=args.model, dtype=args.dtype, shadow=params["shadow"], predictor=params["predictor"],
             align_token=params["token"], align_kv=params["kv"], **recorded.NEEDED,
         )  # fmt: skip
-        report = cells.answer(kept.cluster(settings), prompts[params["prompt"]], params["tokens"], ignore_eos=False)
+        report = cells.predicted(kept.cluster(settings), prompts[params["prompt"]], params["tokens"], ignore_eos=False)
         if report.recall is None:
             raise SystemExit(f"prompt {params['prompt']} of {params}: no recall was counted; no expert was predicted")
         return {"by_token": report.recall_by_token, "recall": report.recall, "finish": report.finish}

@@ -39,18 +39,22 @@ def of_shape(profile: Profile, shape: ModelShape) -> Profile:
 def record(kept: cells.Kept, settings: Settings, prompts: list[list[int]], tokens: int, path: Path) -> dict[str, Any]:
     """Every prompt answered by a new cluster; its recording at `path`."""
     cluster = kept.cluster(settings.but(record=str(path), **NEEDED))
-    reports = [cells.answer(cluster, prompt, tokens) for prompt in prompts]
+    reports = [cells.predicted(cluster, prompt, tokens) for prompt in prompts]
     write_recording(path, cluster.recording())
     kept.close()  # a recording has all that its cluster ever answered
     return {"recall": [report.recall for report in reports], "bytes": path.stat().st_size}
 
 
 def requests(path: Path, prompts: list[list[int]], tokens: int) -> list[RecordedWorkload]:
-    """What was recorded of each prompt. SystemExit where the file is of other prompts."""
-    found = recorded_workloads(read_recording(path))
+    """What was recorded of each prompt. SystemExit where the file is of other prompts, or lacks predictions."""
+    recording = read_recording(path)
+    found = recorded_workloads(recording)
     lengths = [(one.prompt_tokens, one.tokens) for one in found]
     if lengths != [(len(prompt), tokens) for prompt in prompts]:
         raise SystemExit(f"{path} holds {lengths} tokens of prompts and answers; --fresh makes it again")
+    wanted = (tokens - 1) * len(recording.choices.shape.layers) if recording.choices.predictor == "sep" else 0
+    if any(len(one.predictions) < wanted for one in found):
+        raise SystemExit(f"{path} lacks predictions of its shadow; --fresh makes it again")
     return found
 
 

@@ -155,9 +155,8 @@ def parse() -> Any:
 
 def main() -> int:
     args = parse()
-    common.header(
-        f"Alignment periods, {cells.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
-    )
+    sizes = f"{cells.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
+    common.header(f"Alignment periods, {sizes}")
     store, tokenizer = cells.open_model(args, "float32")
     profiles = {name: recorded.fitted(name, store) for name in args.profiles}
     prompts = common.prompts_of_length(tokenizer, args.prompts, args.prompt_tokens, args.seed)

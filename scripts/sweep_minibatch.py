@@ -113,8 +113,8 @@ def draw(run: cells.Experiment, found: dict[Key, float], checks: list[dict[str, 
                                color=DARK)  # fmt: skip
         of = [check for check in checks if check["length"] == length]
         if of:
-            x = [SIZES.index(one["mini_batch"]) for one in of]
-            panel.plot(x, [one["emulated"] for one in of], color=DARK, ls="", marker="x", ms=7, label="emulated")
+            places = [SIZES.index(one["mini_batch"]) for one in of]
+            panel.plot(places, [one["emulated"] for one in of], color=DARK, ls="", marker="x", ms=7, label="emulated")
         if length in paper:
             panel.axhline(paper[length], color=DARK, ls=":", lw=1.1, label="the paper's (Table 2)")
         panel.set_xticks(at, [named(one) for one in SIZES])

@@ -33,9 +33,9 @@ from rich.table import Table
 from odmoe import certs
 from odmoe.clusters import cluster_dir
 from odmoe.hosts import read_cluster_file
-from scheduler.alignment import Alignment
 from scheduler.profile import find_profile
-from scheduler.simulator import Simulator, predictor, random_routes
+from scheduler.simulator import Scenario, simulate
+from scheduler.workload import random_workload
 
 BIN = Path(sys.executable).parent
 STEPS = ("up", "links", "answers", "traffic", "refusals", "faults", "emulated", "down")
@@ -240,9 +240,8 @@ def arithmetic(tokens: int) -> float:
     """The simulator's decode tokens/s of the profile, with as many layers as the demo has and a perfect shadow."""
     layers = json.loads((common.DEMO / "config.json").read_text())["num_hidden_layers"]
     profile = replace(find_profile(PROFILE), layers=layers)
-    routes = random_routes(profile, 1)
-    run_of_it = Simulator(profile, Alignment(1, 1), tokens, routes, predictor(profile, routes, 1.0, 1)).run()
-    return float(run_of_it.tokens_per_s)
+    scenario = Scenario(profile, tokens=tokens + 1)
+    return float(simulate(scenario, random_workload(scenario, 1.0, 1)).decode_tokens_per_s or 0.0)
 
 
 def expired(folder: Path, to: Path, address: str) -> None:

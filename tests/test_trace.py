@@ -71,12 +71,13 @@ def test_the_trace_is_what_happened(settings: dict[str, Any], demo_store: Callab
     assert sum(s.end - s.start for s in inside) == pytest.approx(sum(s.end - s.start for s in token), rel=1e-6)
 
 
-def test_emulated_time_is_kept_and_said(demo_store: Callable[[str], Any], reference: Any) -> None:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_emulated_time_is_kept_and_said(slots: int, demo_store: Callable[[str], Any], reference: Any) -> None:
     """Every load and computation lasts as the profile has it, in the trace too, and tokens stay the same."""
     expected = reference("float32", 0, COUNT)
     profile = find_profile("rtx3090-1gbe")
     report, spans, _ = run(
-        demo_store("float32"), expected.prompt, mini_batch=4096, shadow="nf4", profile="rtx3090-1gbe"
+        demo_store("float32"), expected.prompt, mini_batch=4096, shadow="nf4", profile="rtx3090-1gbe", slots=slots
     )
     assert report.token_ids == expected.tokens
     assert report.emulated == "rtx3090-1gbe"
@@ -85,9 +86,19 @@ def test_emulated_time_is_kept_and_said(demo_store: Callable[[str], Any], refere
         if span.what == "load":
             assert span.end - span.start >= profile.load_s - 1e-6
         if span.what == "compute" and span.start > decode:
-            assert span.end - span.start >= profile.expert_s - 1e-6
+            assert span.end - span.start == pytest.approx(profile.expert_s, abs=1e-6)
         if span.what == "layer" and span.start > decode:
-            assert span.end - span.start >= profile.main_layer_s - 1e-4
+            assert span.end - span.start >= profile.main_layer_s - 1e-6
+    for row in {span.row for span in spans if span.row.startswith("worker")}:
+        # its link and its processor do one thing at a time; with one slot, one of the two at a time
+        lanes = [("load", "given up", "compute")] if slots == 1 else [("load", "given up"), ("compute",)]
+        for lane in lanes:
+            mine = sorted((s for s in spans if s.row == row and s.what in lane), key=lambda s: (s.start, s.end))
+            assert all(after.start >= before.end - 1e-6 for before, after in itertools.pairwise(mine))
+    for span in spans:  # a computation's expert was there by then
+        if span.what == "compute":
+            loads = [s.end for s in spans if (s.row, s.what, s.label) == (span.row, "load", span.label)]
+            assert any(end <= span.start + 1e-6 for end in loads)
 
 
 def test_from_the_command_line_to_a_picture(demo: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -19,7 +19,7 @@ from scheduler.alignment import Alignment
 from scheduler.core import MAX_FAILURES, Core
 from scheduler.placement import RoundRobin
 from scheduler.predictors import RandomPredictor
-from scheduler.residency import CACHELESS, Everything
+from scheduler.residency import Cacheless, Everything, Residency
 
 NBYTES = 7
 
@@ -99,22 +99,22 @@ def choosing_plan(seed: int) -> Plan:
 
 @dataclass(eq=False)
 class _Use:
-    """What was sent to be computed for one visit, and not answered. `again`: others used the same load before."""
+    """What was sent to be computed for one visit, and not answered."""
 
-    again: bool = False
     sent: int = 0
     owed: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
 class _Attempt:
-    """One load and what is computed in its slot, for whom. `used`: how often it was, from first to last."""
+    """One load and what is computed in its slot, for whom. `used`: something was sent for it; `done`: and answered."""
 
     load: t.Load
     loaded: bool = False
     failed: bool = False
     at: int = 0
-    used: int = 0
+    used: bool = False
+    done: bool = False
     uses: dict[t.Visit, _Use] = field(default_factory=dict)
 
 
@@ -159,7 +159,7 @@ class Referee:
         self.standing: dict[t.Visit, tuple[int, ...]] = {}
         self.failures: Counter[t.ExpertId] = Counter()
         self.shadow = False
-        self.loaded = self.decode_loaded = self.bytes = self.computed = self.sure_hits = 0
+        self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = 0
         self.seen: Counter[str] = Counter()
 
     # --- facts ---
@@ -269,8 +269,9 @@ class Referee:
         del attempt.uses[visit]
         self.fired[visit].done.add(expert.expert)
         self.computed += 1
-        self.sure_hits += use.again
-        self.seen["computed where it was"] += use.again
+        self.again += attempt.done
+        self.seen["computed where it was"] += attempt.done
+        attempt.done = True
         if not self.plan.stay:
             del self.slots[attempt.load.worker, attempt.load.slot]
 
@@ -370,8 +371,8 @@ class Referee:
         ]
         assert not others, f"{c}: also under way in {others}"
         first, fresh_one = c.visit not in attempt.uses, not attempt.used and attempt.load.load_id in fresh
-        use = attempt.uses.setdefault(c.visit, _Use(again=attempt.used > 0))
-        attempt.used += first
+        use = attempt.uses.setdefault(c.visit, _Use())
+        attempt.used = True
         self.seen["shared"] += first and len(attempt.uses) > 1
         if books.prefilling and not self.plan.ahead:
             self._in_turn(c, attempt, fired)
@@ -444,14 +445,14 @@ class Referee:
         assert not any(attempt.uses for attempt in self.slots.values())
         assert not self.fired
         assert not any(books.open for books in self.books.values())
-        for kept in (core._visits, core._loads, core._calls.owed, core._requests):
+        for kept in (core._visits, core._loads, core._calls, core._requests):
             assert not kept
         assert not any(need for worker in core._workers.values() for need in worker.needs())
         ledgers = list(core.ledgers.values())
         assert sum(ledger.loads for ledger in ledgers) == self.loaded
         assert sum(ledger.bytes_loaded for ledger in ledgers) == self.bytes
         hits = sum(ledger.hits for ledger in ledgers)
-        assert self.sure_hits <= hits <= self.computed <= hits + self.loaded
+        assert self.again <= hits <= self.computed  # what was computed from a load that had served already is a hit
         assert self.plan.stay or hits == 0
         self.seen["displaced"] += sum(ledger.displaced for ledger in ledgers)
         self.seen["unused"] += sum(ledger.unused for ledger in ledgers)
@@ -480,6 +481,66 @@ class Referee:
         total = sum(a for _, a in pairs.values())
         assert ledger.overall.recall == (sum(c for c, _ in pairs.values()) / total if total else None)
         self.seen["recall between 0 and 1"] += bool(total) and 0 < sum(c for c, _ in pairs.values()) < total
+
+
+class LastUsed(Cacheless):
+    """A policy that evicts: least recently used goes. As small as such a policy should be."""
+
+    def __init__(self) -> None:
+        self.order: dict[t.ExpertId, None] = {}
+        self.told: list[tuple[str, tuple[int, ...], bool]] = []
+
+    def keeps(self, worker: int, expert: t.ExpertId) -> bool:
+        return True
+
+    def used(self, worker: int, expert: t.ExpertId, hit: bool, score: float | None) -> None:
+        self.told.append(("used", tuple(expert), hit))
+        self.order.pop(expert, None)
+        self.order[expert] = None
+
+    def left(self, worker: int, expert: t.ExpertId) -> None:
+        self.told.append(("left", tuple(expert), False))
+        self.order.pop(expert, None)
+
+    def victim(self, worker: int, wanted: t.ExpertId, evictable: Collection[t.ExpertId]) -> t.ExpertId | None:
+        return min(evictable, key=lambda expert: list(self.order).index(expert) if expert in self.order else -1)
+
+
+class EvenStay(LastUsed):
+    """Only some may stay, and they never make room."""
+
+    def keeps(self, worker: int, expert: t.ExpertId) -> bool:
+        return expert.expert % 2 == 0
+
+    def victim(self, worker: int, wanted: t.ExpertId, evictable: Collection[t.ExpertId]) -> t.ExpertId | None:
+        return None if worker % 2 else super().victim(worker, wanted, evictable)
+
+
+class Bystander(Referee):
+    """For policies that evict: that nothing hangs is the world's to see, here only that the core's books are sound."""
+
+    def fact(self, event: t.Event, now: int) -> None:
+        match event:
+            case t.WorkerJoined():
+                self.live[event.worker] = event.slots
+            case t.WorkerLost():
+                del self.live[event.worker]
+            case t.ShadowJoined() | t.ShadowLost():
+                self.shadow = isinstance(event, t.ShadowJoined)
+
+    def answered(self, commands: list[t.Command], core: Core) -> None:
+        kept = [held.expert for w in core._workers.values() for held in w.slots if held is not None and held.keeps]
+        assert len(kept) == len(set(kept)), "in two slots"
+        for worker in core._workers.values():
+            assert [slot for slot, held in enumerate(worker.slots) if held is None] == sorted(worker.free)
+            assert worker.named == sum(need.confirmed for need in worker.needs())
+            for held in worker.slots:
+                assert held is None or bool(held.users) != (worker.idle.get(held.expert) is held)
+
+    def finish(self, core: Core) -> None:
+        assert not core._visits
+        assert not core._calls
+        self.seen["hits"] += sum(ledger.hits for ledger in core.ledgers.values())
 
 
 # --- the world --------------------------------------------------------------------------------------------------
@@ -577,10 +638,11 @@ class _Main:
 class World:
     """`run()` lives through the plan. `log`: every fact, its time and the commands that it was answered with."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, policy: Callable[[], Residency] | None = None) -> None:
         self.plan, self.rng, self.now = plan, Random(plan.seed), 0
+        self.policy = policy or (Everything if plan.stay else Cacheless)
         self.core = self.new_core()
-        self.referee = Referee(plan)
+        self.referee = Bystander(plan) if policy else Referee(plan)
         self.log: list[tuple[t.Event, int, list[t.Command]]] = []
         self.workers: dict[int, _Worker] = {}
         self.mains: dict[int, _Main] = {}
@@ -595,7 +657,7 @@ class World:
         return Core(
             shape, RoundRobin(plan.group), Alignment(*plan.periods), plan.mini_batch,
             predictor=RandomPredictor(plan.seed) if plan.chance else None,
-            residency=Everything() if plan.stay else CACHELESS, prefill_ahead=plan.ahead,
+            residency=self.policy(), prefill_ahead=plan.ahead,
         )  # fmt: skip
 
     def at(self, delay: int, act: Callable[[], object]) -> None:
@@ -755,8 +817,8 @@ class World:
             self.post(t.WorkerLost(worker.number, "it died"))
 
 
-def live(plan: Plan) -> World:
-    """Lives through a plan, referee and all, and replays it."""
-    world = World(plan).run()
+def live(plan: Plan, policy: Callable[[], Residency] | None = None) -> World:
+    """Lives through a plan, referee and all, and replays it. `policy`: one that evicts."""
+    world = World(plan, policy).run()
     world.replay()
     return world

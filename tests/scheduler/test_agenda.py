@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -152,7 +153,7 @@ def test_by_a_real_clock_nothing_is_done_before_its_moment(delays: list[int]) ->
     for number, due in enumerate(dues):
         agenda.at(due, lambda number=number: done.append((number, time.monotonic())))
     agenda.wait(max(dues), lambda: None)
-    assert [number for number, _ in done] == sorted(range(len(dues)), key=lambda number: dues[number])
+    assert sorted(number for number, _ in done) == list(range(len(dues)))
     assert all(at >= dues[number] for number, at in done)
     agenda.close()
 
@@ -183,6 +184,71 @@ def test_whoever_waits_too_long_hears_so_and_it_is_not_done_afterwards(
     go.set()
     world.until(1.0)
     assert world.order == []
+
+
+# --- what is put off because something earlier may still come ---------------------------------------------------------
+
+
+class Owed:
+    """Nothing that counts before `moment` is still to come."""
+
+    def __init__(self, moment: float) -> None:
+        self.moment = moment
+        self.given_up = threading.Event()
+
+    def until(self) -> float:
+        return math.inf if self.given_up.is_set() else self.moment
+
+    def give_up(self) -> None:
+        self.given_up.set()
+
+
+def test_what_is_cautious_lets_go_first_what_comes_late_but_counts_before_it(world: World) -> None:
+    """Nothing else is done meanwhile that counts after it; and it is done once nothing earlier can come."""
+    owed = world.agenda.awaited = Owed(3.0)
+    told = threading.Event()
+    world.agenda.at(4.0, world.act("gate"), cautious=True)
+    world.agenda.at(5.0, world.act("after"))
+    world.time = 6.0
+    world.agenda.wait(-1e9, lambda: None)
+    world.agenda.at(3.5, world.act("prediction"))
+    world.agenda.wait(-1e9, lambda: None)
+    assert world.order == ["prediction"]
+    owed.moment = 4.5
+    world.agenda.at(5.5, told.set)
+    world.agenda.stir()
+    assert told.wait(WAIT_S)
+    assert world.order == ["prediction", "gate", "after"]
+    assert not owed.given_up.is_set()
+
+
+def test_what_is_not_cautious_waits_for_nothing(world: World) -> None:
+    world.agenda.awaited = Owed(0.0)
+    world.agenda.at(4.0, world.act("it"))
+    world.time = 4.0
+    world.agenda.at(4.0, (told := threading.Event()).set)
+    assert told.wait(WAIT_S)
+    assert world.order == ["it"]
+
+
+def test_caution_ends_and_nothing_is_expected_any_more() -> None:
+    """By the real clock: not before CAUTION_S, and then for good."""
+    agenda, done = Agenda(), []
+    owed = agenda.awaited = Owed(0.0)
+    start = time.monotonic()
+    agenda.at(start, lambda: done.append(time.monotonic()), cautious=True)
+    assert agenda.wait(start, lambda: 5) == 5
+    assert done[0] >= start + module.CAUTION_S
+    assert owed.given_up.is_set()
+    agenda.close()
+
+
+def test_caution_ends_when_the_agenda_is_closed(world: World) -> None:
+    owed = world.agenda.awaited = Owed(0.0)
+    world.agenda.at(0.0, world.act("gate"), cautious=True)
+    world.agenda.close()
+    assert world.order == ["gate"]
+    assert not owed.given_up.is_set()
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------

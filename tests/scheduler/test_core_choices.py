@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -16,7 +15,7 @@ from scheduler.errors import ConfigError
 from scheduler.homes import Homes
 from scheduler.placement import RoundRobin
 from scheduler.predictors import RandomPredictor, make_predictor
-from scheduler.residency import CACHELESS, Cacheless, Everything, make_residency
+from scheduler.residency import CACHELESS, Everything, make_residency
 from scheduler.types import ExpertId
 
 P = 60
@@ -174,7 +173,7 @@ def test_a_loss_that_leaves_too_few_slots_fails_what_is_open_until_workers_come(
     (failed,) = d.lose(0)
     assert failed.startswith("fail 1: ")
     assert "2 slots are needed, 1 are there" in failed
-    assert d.core._visits == d.core._calls.owed == {}
+    assert d.core._visits == d.core._calls == {}
     d.do(t.WorkerJoined(7, 1))
     d.open(2)
     assert d.gate(0, 0, 1, request=2) == [
@@ -205,29 +204,6 @@ def test_homes_fill_workers_of_any_size() -> None:
 # --- a policy that evicts ---------------------------------------------------------------------------------------
 
 
-class LastUsed(Cacheless):
-    """Least recently used goes: as small as such a policy should be."""
-
-    def __init__(self) -> None:
-        self.order: OrderedDict[ExpertId, None] = OrderedDict()
-        self.told: list[tuple[str, tuple[int, int], bool]] = []
-
-    def keeps(self, worker: int, expert: ExpertId) -> bool:
-        return True
-
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
-        self.told.append(("used", tuple(expert), hit))
-        self.order[expert] = None
-        self.order.move_to_end(expert)
-
-    def left(self, worker: int, expert: ExpertId) -> None:
-        self.told.append(("left", tuple(expert), False))
-        self.order.pop(expert, None)
-
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
-        return min(evictable, key=list(self.order).index)
-
-
 def step(d: Any, index: int, *experts: int) -> list[str]:
     """One decode pass through a model of one layer."""
     d.token(index)
@@ -240,8 +216,8 @@ def step(d: Any, index: int, *experts: int) -> list[str]:
     return [x for x in out if not x.startswith("compute")]
 
 
-def test_a_policy_that_evicts_is_told_of_uses_and_asked_for_victims(desk: ModuleType) -> None:
-    policy = LastUsed()
+def test_a_policy_that_evicts_is_told_of_uses_and_asked_for_victims(desk: ModuleType, world: ModuleType) -> None:
+    policy = world.LastUsed()
     d = desk.Driver(workers=1, slots=2, group=1, layers=1, experts=4, shadow=False, residency=policy)
     d.open()
     assert step(d, 1, 0) == ["load 0.0 0/0"]
@@ -257,9 +233,11 @@ def test_a_policy_that_evicts_is_told_of_uses_and_asked_for_victims(desk: Module
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
-def test_a_policy_that_evicts_hits_as_often_as_a_cache_of_that_size(desk: ModuleType, slots: int) -> None:
+def test_a_policy_that_evicts_hits_as_often_as_a_cache_of_that_size(
+    desk: ModuleType, world: ModuleType, slots: int
+) -> None:
     """Against a cache written here: one worker, one expert a pass, uniform routes."""
-    d = desk.Driver(workers=1, slots=slots, group=1, layers=1, experts=6, shadow=False, residency=LastUsed())
+    d = desk.Driver(workers=1, slots=slots, group=1, layers=1, experts=6, shadow=False, residency=world.LastUsed())
     d.open()
     cache: OrderedDict[int, None] = OrderedDict()
     rng, hits = Random(slots), 0
@@ -276,8 +254,8 @@ def test_a_policy_that_evicts_hits_as_often_as_a_cache_of_that_size(desk: Module
     assert d.ledger().loads == 199 - hits
 
 
-def test_a_resident_is_found_on_whichever_worker_has_it(desk: ModuleType) -> None:
-    d = desk.Driver(workers=4, slots=1, group=2, layers=2, experts=4, residency=LastUsed())
+def test_a_resident_is_found_on_whichever_worker_has_it(desk: ModuleType, world: ModuleType) -> None:
+    d = desk.Driver(workers=4, slots=1, group=2, layers=2, experts=4, residency=world.LastUsed())
     d.open()
     assert d.predict(0, 3, 1) == ["load 0.0 0/3", "load 1.0 0/1"]
     assert d.gate(0, 1, 3) == lines("compute", "1.0 0/1", "0.0 0/3")
@@ -286,6 +264,21 @@ def test_a_resident_is_found_on_whichever_worker_has_it(desk: ModuleType) -> Non
     d.token(1)
     assert d.predict(1, 0, 2, at=P + 1) == ["load 2.0 1/0", "load 3.0 1/2"]
     assert d.predict(0, 3, 0, at=P + 1) == ["evict 1.0 0/1", "load 1.0 0/0"]  # 3 is there; 0 is worker 1's by its turn
+
+
+def test_what_only_a_prediction_still_needs_gives_way_to_what_is_named(desk: ModuleType, world: ModuleType) -> None:
+    """One slot; two passes want expert 1, one of them for certain; when that is done another expert's turn comes."""
+    d = desk.Driver(workers=1, slots=1, group=1, layers=1, experts=4, residency=world.LastUsed())
+    d.open(1)
+    d.open(2)
+    assert d.gate(0, 1, request=1) == ["load 0.0 0/1", *lines("compute", "0.0 0/1")]
+    d.loaded(0)
+    assert d.predict(0, 1, at=P + 1, request=1) == []  # shares it
+    assert d.gate(0, 2, request=2) == []  # must wait: the slot computes
+    assert d.computed(0) == [
+        f"resume 1@{P} layer 0", "evict 0.0 0/1", "load 0.0 0/2", *lines("compute", "0.0 0/2", at=f"2@{P}"),
+    ]  # fmt: skip
+    assert d.computed(0) == [f"resume 2@{P} layer 0", "evict 0.0 0/2", "load 0.0 0/1"]
 
 
 # --- the core predicts ------------------------------------------------------------------------------------------

@@ -126,6 +126,15 @@ def test_what_stays_is_loaded_once_whatever_the_slots(world: ModuleType, seed: i
     assert hits >= 3 * 5 * 5 * 2 - loads
 
 
+@pytest.mark.parametrize("policy", ["LastUsed", "EvenStay"])
+def test_policies_that_evict_never_leave_anybody_waiting(world: ModuleType, policy: str) -> None:
+    """Whatever fails and whoever is lost: every request is answered or fails with a reason."""
+    hits = 0
+    for seed in range(80):
+        hits += world.live(world.choosing_plan(seed), getattr(world, policy)).referee.seen["hits"]
+    assert hits > 1000
+
+
 def right_predictions(world: ModuleType, **fields: Any) -> Any:
     """One request, a shadow far ahead that is always right, eight workers in groups of two."""
     plan = world.Plan(

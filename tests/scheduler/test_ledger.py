@@ -119,3 +119,18 @@ def test_loads_and_stalls_are_kept_by_phase() -> None:
 @pytest.mark.parametrize(("correct", "activated", "recall"), [(0, 0, None), (0, 4, 0.0), (3, 4, 0.75), (4, 4, 1.0)])
 def test_recall_of_a_tally(correct: int, activated: int, recall: float | None) -> None:
     assert Tally(correct, activated).recall == recall
+
+
+def test_hits_are_kept_by_phase() -> None:
+    ledger = RequestLedger(PROMPT)
+    for prefilling in (True, False, False):
+        ledger.hit(prefilling)
+    assert (ledger.hits, ledger.decode_hits, ledger.loads) == (3, 2, 0)
+
+
+def test_a_gate_that_names_nobody_matches_its_prediction_and_adds_nothing() -> None:
+    ledger = RequestLedger(PROMPT)
+    ledger.activated(visit(0, 1), frozenset())
+    assert ledger.unmatched == 1
+    ledger.predicted(visit(0, 1), (1, 2))
+    assert (ledger.unmatched, ledger.overall) == (0, Tally(0, 0))

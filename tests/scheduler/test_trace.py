@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.profile import find_profile
-from scheduler.simulator import Simulator, predictor, random_routes
+from scheduler.simulator import Scenario, simulate
 from scheduler.trace import CAME, SENT, Span, Tracer, assemble, read_trace, write_trace
+from scheduler.workload import random_workload
 
 ROWS = st.sampled_from(["main", "shadow", "worker 0", "worker 11", "worker 2"])
 WHAT = st.sampled_from(
@@ -52,9 +52,8 @@ def test_what_is_written_is_what_is_read(made: list[Span]) -> None:
 
 def test_chromes_format(tmp_path: Path) -> None:
     """After its description: complete events with microseconds, asynchronous ones in pairs, a process a node."""
-    profile = find_profile("rtx3090-1gbe")
-    routes = random_routes(profile, 0)
-    outcome = Simulator(profile, Alignment(1, 1), 2, routes, predictor(profile, routes, 0.9, 1)).run()
+    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=3)
+    outcome = simulate(scenario, random_workload(scenario, 0.9), spans=True)
     write_trace(tmp_path / "t.json", outcome.spans, {})
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X", "b", "e"}

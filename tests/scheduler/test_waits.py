@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.alignment import Alignment
 from scheduler.profile import Profile
 from scheduler.simulator import Outcome, Scenario, simulate
 from scheduler.workload import random_workload
@@ -19,9 +20,9 @@ TWO = replace(TINY, experts=2, top_k=2)
 """Every token needs both experts of its layer."""
 
 
-def run(profile: Profile, recall: float | None = None, **said: Any) -> Outcome:
-    scenario = Scenario(profile, prompt_tokens=1, tokens=6, **said)
-    return simulate(scenario, random_workload(scenario, recall, 0))
+def run(profile: Profile, recall: float | None = None, spans: bool = False, **said: Any) -> Outcome:
+    scenario = Scenario(profile, prompt_tokens=1, **({"tokens": 6} | said))
+    return simulate(scenario, random_workload(scenario, recall, 0), spans)
 
 
 def check(outcome: Outcome, bound: str, **seconds: float) -> None:
@@ -53,7 +54,7 @@ def test_a_prediction_long_before() -> None:
     """Never aligned, the shadow is passes ahead: the load begins when the slot is left, at 0."""
     p = replace(TINY, shadow_layer_s=0.1)
     outcome = run(p, 1.0)
-    late = run(p, 1.0, alignment=replace(Scenario(p).alignment, token_period=0, kv_period=0))
+    late = run(p, 1.0, alignment=Alignment(0, 0))
     assert late.where["shadow"] == pytest.approx(0.0)
     assert late.where["load"] == pytest.approx(5.0)
     assert outcome.where["shadow"] == pytest.approx(2.1)
@@ -88,6 +89,25 @@ def test_a_slow_link_is_shared() -> None:
 def test_two_slots_share_one_link() -> None:
     """Both loads are asked for at the gate; the second begins when the first has ended, at 14."""
     check(run(TWO, predictor="none", slots=2), "load", main=4, network=2, compute=2, load=19)
+
+
+def test_predicted_loads_wait_for_their_link() -> None:
+    """Two slots, early and right: the second load is asked for when its slot is left, at 0, and begins when the first
+    has ended, at 7; it ends at 17, its row came at 5. No prediction could have helped."""
+    never = Alignment(0, 0)
+    outcome = run(replace(TWO, shadow_layer_s=0.1), 1.0, slots=2, alignment=never, tokens=40)
+    steady = outcome.token_s[-1] - outcome.token_s[-2]
+    assert steady == pytest.approx(2 * TWO.load_s)
+    assert outcome.where["shadow"] == pytest.approx(0.0)
+    assert outcome.where["load"] == pytest.approx(12.0, rel=0.05)  # but for the first few
+
+
+def test_the_shadow_reads_the_prompt_first() -> None:
+    """Eight layers of 3 s, beside a prefill that is long over: the first prediction leaves at 24 + 3."""
+    quick = replace(TINY, layers=8, main_layer_s=0.1, expert_s=0.1, load_s=0.1, hop_s=0.1, shadow_layer_s=3.0)
+    spans = run(quick, 1.0, tokens=2, spans=True).spans
+    (told,) = (s for s in spans if s.label == "prediction 0 1.1")
+    assert (told.start, told.end) == (pytest.approx(27.0), pytest.approx(27.1))
 
 
 def test_the_causes_add_up_whatever_happens() -> None:

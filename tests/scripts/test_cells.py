@@ -152,7 +152,8 @@ def test_machine_command_and_note_stand_in_what_is_written(folder: Path) -> None
     assert facts["mean"] == 1.5
     assert [row["square"] for row in facts["rows"]] == [0, 1, 4, 9]
     text = (out / "squares.csv").read_text().splitlines()
-    assert text[:3] == [f"# {name}: {facts[name]}" for name in ("machine", "command", "note")]
-    table = list(csv.DictReader(text[3:]))
+    names = ("machine", "command", "model", "note")
+    assert text[:4] == [f"# {name}: {facts[name]}" for name in names]
+    table = list(csv.DictReader(text[4:]))
     assert [(row["x"], row["square"], row["by_token"]) for row in table][3] == ("3", "9", "[0.5, 3]")
     assert (out / "squares.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

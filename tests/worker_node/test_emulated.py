@@ -1,19 +1,23 @@
-"""A worker whose times are a profile's: the bytes move and the answers are right, and none comes before its time."""
+"""A worker whose times are a profile's: the bytes move and the answers are right. A load's end is not told before its
+time; a computation is done at once, and its answer says when it counts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from checkpoint.store import ExpertStore
 from scheduler.emulation import Emulation
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, ODMoEError
 from scheduler.profile import find_profile
-from wire.messages import Computed, Evict, Load, Loaded, WorkerReady
+from wire import inprocess
+from wire.messages import Computed, Evict, Load, Loaded, Message, Stamped, WorkerReady
+from wire.timed import TimedNode
 from worker_node.loaders import EmulatedLoader, MemoryLoader, make_loader
 
 BlobOf = Callable[[int, int], bytes]
@@ -33,6 +37,30 @@ def worker_with_endless_loads(desk: Any, store: ExpertStore, slots: int) -> Any:
     return worker
 
 
+class Stamps:
+    """A main node to which a worker's messages come as they are sent: when they are due, and when they came."""
+
+    def __init__(self, desk: Any, worker: Any, emulation: Emulation) -> None:
+        self.got: SimpleQueue[tuple[Message, float, float]] = SimpleQueue()
+        self.channel = inprocess.connect(TimedNode(worker, emulation), self)
+        self.channel.send(desk.hello())
+        assert isinstance(self.next()[0], WorkerReady)
+
+    def on_message(self, message: Message) -> None:
+        assert isinstance(message, Stamped)
+        self.got.put((message.message, message.due, time.monotonic()))
+
+    def on_close(self, error: ODMoEError | None) -> None:
+        pass
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.channel.send(message)
+
+    def next(self) -> tuple[Message, float, float]:
+        return self.got.get(timeout=20)
+
+
 def test_loads_are_real_and_last_as_the_profile_says(desk: Any, store: ExpertStore, blob: BlobOf) -> None:
     worker = desk.worker(slots=2, loader=emulated(store, load_s=0.04))
     main = desk.welcome(worker)
@@ -48,29 +76,39 @@ def test_loads_are_real_and_last_as_the_profile_says(desk: Any, store: ExpertSto
 
 
 def test_computations_are_right_and_last_as_the_profile_says(desk: Any, store: ExpertStore, expected: Any) -> None:
-    worker = desk.worker(loader=emulated(store, load_s=0.001, expert_s=0.03, expert_extra_s=0.01))
-    main = desk.welcome(worker)
+    """By a clock that stands still: one computation at a time, each answer due when its computation ends."""
+    profile = replace(PROFILE, load_s=0.0, expert_s=0.03, expert_extra_s=0.01)
+    emulation = Emulation(profile, lambda: 100.0)
+    main = Stamps(desk, desk.worker(loader=EmulatedLoader(MemoryLoader(store), emulation)), emulation)
     main.send(Load(1, 0, 1, 3))
-    assert isinstance(main.next(), Loaded)
-    start, should = time.monotonic(), 0.0
+    assert isinstance(main.next()[0], Loaded)
+    should = 100.0
     calls = [desk.compute(call, 0, 1, 3, rows, evict=False) for call, rows in ((1, 1), (2, 4), (3, 1))]
     main.send(*calls)
     for call in calls:
-        answer = main.next()
+        answer, due, _ = main.next()
         assert expected.fits(answer, call)
         lasts = 0.03 + (call.hidden.shape[0] - 1) * 0.01
         should += lasts
-        assert answer.seconds >= lasts - 1e-6
-        assert time.monotonic() - start >= should - 1e-6, "one computation at a time"
+        assert isinstance(answer, Computed)
+        assert answer.seconds == pytest.approx(lasts)
+        assert due == pytest.approx(should)
+    emulation.close()
 
 
 def test_a_computation_sent_ahead_starts_where_its_load_ends(desk: Any, store: ExpertStore, expected: Any) -> None:
-    main = desk.welcome(desk.worker(loader=emulated(store, load_s=0.03, expert_s=0.02)))
+    """By the real clock: the load's end comes when it is due, the answer is due so much later."""
+    emulation = Emulation(replace(PROFILE, load_s=0.03, expert_s=0.02))
+    main = Stamps(desk, desk.worker(loader=EmulatedLoader(MemoryLoader(store), emulation)), emulation)
     asked, start = desk.compute(2, 0, 0, 0, rows=1), time.monotonic()
     main.send(Load(1, 0, 0, 0), asked)
-    answers = main.hear(2)
-    assert time.monotonic() - start >= 0.05 - 1e-6
-    assert expected.fits(answers["Computed", 2], asked)
+    loaded, ended, came = main.next()
+    assert isinstance(loaded, Loaded)
+    assert came >= ended >= start + 0.03
+    answer, due, _ = main.next()
+    assert expected.fits(answer, asked)
+    assert due >= ended + 0.02 - 1e-6
+    emulation.close()
 
 
 def test_a_load_that_is_given_up_ends_at_once(desk: Any, store: ExpertStore) -> None:

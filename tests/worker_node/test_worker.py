@@ -19,6 +19,7 @@ from wire.messages import (
     Evict,
     Load,
     Loaded,
+    Stamped,
     Tensor,
     WorkerReady,
     WorkerUsage,
@@ -84,6 +85,14 @@ def test_an_echo_comes_back_at_once_and_as_it_was(desk: Any) -> None:
     main.send(desk.hello(), Echo(2))
     assert isinstance(main.next(), WorkerReady)
     assert main.next() == Echo(2)
+
+
+def test_a_main_node_that_keeps_a_profiles_times_is_refused_by_a_worker_that_does_not(desk: Any) -> None:
+    main = desk.connect(desk.worker())
+    main.send(Stamped(1.0, 1.0, "a machine", desk.hello()))
+    assert "keeps a profile's times, w0 does not" in main.failure("ProtocolError").message
+    main.send(desk.hello())
+    assert isinstance(main.next(), WorkerReady)
 
 
 def test_anything_before_hello_is_refused(desk: Any) -> None:

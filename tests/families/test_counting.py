@@ -1,0 +1,31 @@
+"""Counts from a configuration alone against a model with real weights that has read a real prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from checkpoint import family as families
+from checkpoint import kv
+from checkpoint.counting import count
+
+CONTEXT = 40
+NO_PASS_OVER_SHAPES = {"qwen4_exp_text"}
+"""Its cache is taken for that of ordinary attention, which is more."""
+
+
+def test_parameters_and_cache_are_those_of_the_real_model(family: str, tiny: Any) -> None:
+    found = count(tiny.model.config, torch.float32, CONTEXT)
+    cache = families.new_cache(tiny.model.config)
+    with torch.inference_mode():
+        tiny.model(input_ids=torch.zeros((1, CONTEXT), dtype=torch.int64), past_key_values=cache, use_cache=True)
+    experts = sum(
+        parameter.numel()
+        for _, module in families.experts_modules(tiny.model).values()
+        for parameter in families.expert_parameters("", module).values()
+    )
+    assert found.experts_all == experts
+    assert found.dense == sum(parameter.numel() for parameter in tiny.model.parameters()) - experts
+    real = kv.cache_bytes(cache)
+    assert found.cache_bytes > real if family in NO_PASS_OVER_SHAPES else found.cache_bytes == real
