@@ -206,7 +206,7 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: Said) 
     tokens = decoded + len(outcomes)
     return {
         "profile": p.name, "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},
-        "workers": scenario.workers_, "slots": scenario.slots, "group_size": scenario.group,
+        "workers": scenario.worker_count, "slots": scenario.slots, "group_size": scenario.group,
         "predictor": scenario.predictor, "residency": scenario.residency, "prefill": scenario.prefill,
         "align_token": scenario.alignment.token_period, "align_kv": scenario.alignment.kv_period,
         "mini_batch": scenario.mini_batch, "seed": said.get("seed", 0),

@@ -21,8 +21,8 @@ class Lane:
 
     def take(self, at: float, seconds: float) -> float:
         """Work of so many seconds that was there from `at` on; when it ends."""
-        self.free = max(at, self.free) + seconds
-        return self.free
+        self.free = free = (at if at > self.free else self.free) + seconds  # max() costs more than all the rest
+        return free
 
 
 class MainLinks:
@@ -31,6 +31,7 @@ class MainLinks:
 
     def __init__(self, profile: Profile, duplex: bool = True) -> None:
         self._profile = profile
+        self._hop_s, self._byte_s = profile.hop_s, 8 / profile.link_bits_per_s
         self._out = Lane()
         self._in = Lane() if duplex else self._out
         self._aligning = Lane()
@@ -52,4 +53,5 @@ class MainLinks:
         return at + self._profile.hop_s
 
     def _carry(self, lane: Lane, at: float, nbytes: float) -> float:
-        return max(at + self._profile.hop_s, lane.take(at, nbytes * 8 / self._profile.link_bits_per_s))
+        passed, least = lane.take(at, nbytes * self._byte_s), at + self._hop_s
+        return passed if passed > least else least

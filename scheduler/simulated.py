@@ -206,6 +206,7 @@ class World:
         self._post(t.LoadEnded(ticket.command.load_id))
         for call in ticket.waiting:
             self._begin_compute(call, self._now)
+        ticket.waiting.clear()  # they know the ticket: a circle that only the collector would find
 
     def _tell_load(self, ticket: Ticket) -> None:
         self._span(f"worker {ticket.command.worker}", "load", _label(ticket.command), ticket.begun, self._now)

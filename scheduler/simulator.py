@@ -52,18 +52,18 @@ class Scenario:
         for name, allowed in (("predictor", PREDICTORS), ("residency", RESIDENCIES), ("prefill", PREFILLS)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"--{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
-        if self.group_size is not None and self.group_size > self.workers_:
-            raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.workers_})")
+        if self.group_size is not None and self.group_size > self.worker_count:
+            raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.worker_count})")
 
     @property
-    def workers_(self) -> int:
-        """How many there are."""
+    def worker_count(self) -> int:
+        """How many workers there are."""
         return self.workers or self.profile.workers
 
     @property
     def group(self) -> int:
         """How many of them serve a layer together."""
-        return self.group_size or min(self.profile.group_size, self.workers_)
+        return self.group_size or min(self.profile.group_size, self.worker_count)
 
     @property
     def shape(self) -> t.ModelShape:
@@ -117,14 +117,14 @@ def simulate(
     Raises ConfigError where slots do not suffice for what stays.
     """
     profile = scenario.profile
-    make_residency(scenario.residency).check(scenario.shape, scenario.workers_ * scenario.slots)
+    make_residency(scenario.residency).check(scenario.shape, scenario.worker_count * scenario.slots)
     waits = Waits(profile.load_s, scenario.predictor != "none")
     kept: list[Span] | None = [] if spans else None
     links = MainLinks(profile, duplex=scenario.prefill == "ahead")
     world = World(
         scenario.choices.core(), profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept
     )
-    world.start(scenario.workers_, scenario.slots, scenario.predictor == "sep")
+    world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep")
     for count in range(1, scenario.tokens + 1):
         if not world.run(count):
             raise ConfigError(f"the simulated request stopped after {count - 1} tokens: nothing can happen any more")

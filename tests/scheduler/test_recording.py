@@ -58,7 +58,7 @@ def recorded(scenario: Scenario, recall: float | None = 0.8) -> tuple[Recorder, 
     core = Watched(recorder, scenario.choices)
     waits = Waits(scenario.profile.load_s, predicted=True)
     world = World(core, scenario.profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits)
-    world.start(scenario.workers_, scenario.slots, scenario.predictor == "sep")
+    world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep")
     assert world.run(scenario.tokens)
     world.drain()
     return recorder, simulate(scenario, workload)
