@@ -54,7 +54,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["recall"] is not None:
         yield "recall", f"{facts['recall']:.2%}"
     if facts["bound"] is not None:
-        yield "bound by", facts["bound"]
+        yield "bound", f"{facts['bound']}-bound"
     tokens = sum(facts["tokens"])
     yield "simulated", f"{tokens} tokens in {facts['wall_s']:.2f} s: {facts['simulated_tokens_per_s']:,.0f} tokens/s"
 

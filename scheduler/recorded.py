@@ -15,7 +15,8 @@ from scheduler.workload import Rows, mistaken
 @dataclass(slots=True)
 class RecordedWorkload:
     """One recorded request, of `tokens` tokens; see `Workload`. What the run itself took by its main node's clock:
-    `ttft_s` until the prefill's last answer, `decode_s` from the first decode pass until the last one's last answer.
+    `ttft_s` from the prefill's start until its last answer, `decode_s` from the first decode pass until the last one's
+    last answer.
     """
 
     number: int
@@ -70,7 +71,7 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
     found: list[_Reader] = []
     for (now, event), commands in zip(recording.events, recording.commands, strict=True):
         if isinstance(event, t.RequestOpened):
-            readers[event.request] = _Reader(recording.choices.shape, event, now)
+            readers[event.request] = _Reader(recording.choices.shape, event)
             found.append(readers[event.request])
         for command in commands:
             if isinstance(command, t.Resume) and command.visit.request in readers:
@@ -85,14 +86,13 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
 class _Reader:
     """Collects one request's events. `_gates`: (position, ordinal) -> rows; `_ends`: position -> its last answer."""
 
-    def __init__(self, shape: t.ModelShape, opened: t.RequestOpened, now: float) -> None:
+    def __init__(self, shape: t.ModelShape, opened: t.RequestOpened) -> None:
         self._shape = shape
         self._opened = opened
-        self._opened_at = now
         self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
         self._gates: dict[tuple[int, int], Rows] = {}
         self._predictions: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._decode_from: float | None = None
+        self._from: dict[bool, float] = {}  # when prefill, and the first pass of decoding, began
         self._ends: dict[int, float] = {}
 
     def take(self, event: t.PassStarted | t.GateFired | t.Predicted, now: float) -> None:
@@ -101,8 +101,8 @@ class _Reader:
         elif isinstance(event, t.Predicted):
             index = event.position - self._opened.prompt_tokens
             self._predictions[index, self._ordinal[event.layer]] = event.experts
-        elif not event.prefill and self._decode_from is None:
-            self._decode_from = now
+        else:
+            self._from.setdefault(event.prefill, now)
 
     def resumed(self, visit: t.Visit, now: float) -> None:
         if visit.layer == self._shape.layers[-1]:
@@ -117,9 +117,9 @@ class _Reader:
         while (rows := self._rows(first + len(one.passes))) is not None:
             one.passes.append([tuple(expert for expert, _ in of_layer) for of_layer in rows])
         one.predictions = {key: experts for key, experts in self._predictions.items() if key[0] < len(one.passes)}
-        one.ttft_s = self._ends[0] - self._opened_at
-        if one.passes and self._decode_from is not None:
-            one.decode_s = self._ends[first + len(one.passes) - 1] - self._decode_from
+        one.ttft_s = self._ends[0] - self._from.get(True, self._ends[0])
+        if one.passes and False in self._from:
+            one.decode_s = self._ends[first + len(one.passes) - 1] - self._from[False]
         return one
 
     def _rows(self, position: int) -> list[Rows] | None:

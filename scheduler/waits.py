@@ -11,7 +11,7 @@ shadow    the rest of that wait: the load began late, because the prediction cam
           slot with what nobody needed. Where nobody predicts there is no such part, and all of it is `load`.
 
 An expert whose rows were only sent when another one had left the slot waited for that one's chain, which is followed in
-its turn. So the five add up to the time from the gate to the last answer, and with `main` to the pass.
+its turn. So these four add up to the time from the gate to the last answer, and with `main` to the pass.
 """
 
 from __future__ import annotations

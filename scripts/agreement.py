@@ -178,8 +178,9 @@ def draw(run: cells.Experiment, rows: list[dict[str, Any]], args: Any, profile: 
     for panel, of in zip(panels, parts, strict=True):
         _bars(panel, of, [f"emulated, {args.cluster}: {profile}", f"simulated: {profile}", "the paper's testbed"])
         panel.set_ylabel("seconds a decode token" if "decode" in of[0]["what"] else "seconds to the first token")
-    panels[-1].legend(frameon=False, fontsize=8.5, loc="upper left")
-    figure.suptitle("Emulated and simulated time of the same routes", fontsize=11)
+    title = "Emulated and simulated time of the same routes"
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False,
+                  fontsize=9, title=title, title_fontsize=11)  # fmt: skip
     return run.save(figure)
 
 

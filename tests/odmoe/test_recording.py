@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from odmoe.cluster import EmbeddedCluster
+from odmoe.generate import Job
 from odmoe.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.recorded import recorded_workloads
 from scheduler.recording import Recording, read_recording, write_recording
 from scheduler.replay import replay
+from scheduler.types import WorkerLost
 
 COUNT = 8
 
@@ -110,3 +112,29 @@ def test_generate_records_and_simulate_replays(demo: Path, tmp_path: Path, cli: 
     wrong = cli("generate", "-m", str(demo), "--record", str(tmp_path / "none" / "log"), "HAMLET")
     assert wrong.code == 2
     assert "--record is" in wrong.err
+
+
+def test_the_record_of_an_answer_that_fails_is_written(
+    demo: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the midst of it, every worker is gone: the error is told, and the log ends with it."""
+    answer = Job.answer
+
+    def doomed(job: Any, ids: list[int], show: Any) -> Any:
+        engine = job.cluster.main.engine
+
+        def lose(piece: str) -> None:
+            for number, peer in list(engine.workers.items()):
+                engine._lost(number, peer, None)
+
+        return answer(job, ids, lose)
+
+    monkeypatch.setattr(Job, "answer", doomed)
+    log = tmp_path / "log"
+    flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "none", "--threads", "1", "--record", str(log), "HAMLET"]
+    said = cli("generate", *flags)
+    assert said.code == 1
+    assert "the last worker is gone" in said.err or "no worker is connected" in said.err
+    recording = read_recording(log)
+    assert replay(recording).difference is None
+    assert any(isinstance(event, WorkerLost) for _, event in recording.events)
