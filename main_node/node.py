@@ -207,6 +207,7 @@ class MainNode:
                 self._shadow.wait(self.launch_s, answer.cancelled)
                 last = time.perf_counter()
                 shadow_wait_s = last - waited
+            self.engine.pace.decoded()
             self.engine.post(t.TokenDecoded(number, count - 1))
             token = self._forward(answer, [token], len(sequence.prompt) + count - 1)
             now = time.perf_counter()

@@ -20,6 +20,8 @@ class Pace(Protocol):
 
     def begin_pass(self, tokens: int, first: bool) -> None: ...
 
+    def decoded(self) -> None: ...
+
     def gate(self, fired: Callable[[], T]) -> T: ...
 
     def answered(self) -> None: ...
@@ -36,6 +38,9 @@ class RealPace:
         return time.monotonic()
 
     def begin_pass(self, tokens: int, first: bool) -> None:
+        pass
+
+    def decoded(self) -> None:
         pass
 
     def gate(self, fired: Callable[[], T]) -> T:

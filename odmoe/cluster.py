@@ -23,7 +23,6 @@ from scheduler.links import MainLinks
 from scheduler.profile import find_profile
 from scheduler.residency import make_residency
 from scheduler.trace import Span
-from scheduler.types import ModelShape
 from wire import inprocess
 from wire.base import Channel, Handler, Node
 from wire.messages import PROTOCOL_VERSION, Hello
@@ -82,11 +81,11 @@ def travelling(node: Node, emulation: Emulation | None) -> Node:
     return node if emulation is None else TimedNode(node, emulation)
 
 
-def travelled(emulation: Emulation | None, shape: ModelShape) -> Callable[[Connect], Connect]:
+def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect], Connect]:
     """As `travelling`, for the main node's end of its streams, which all share its link."""
     if emulation is None:
         return lambda to: to
-    owed = emulation.agenda.awaited = Awaited(emulation.profile, shape.layers[-1])
+    owed = emulation.agenda.awaited = Awaited(emulation.profile, engine.core.shape.layers[-1])
     way = MainWay(MainLinks(emulation.profile, emulation.duplex), owed)
 
     def timed(to: Connect) -> Connect:
@@ -148,7 +147,7 @@ class EmbeddedCluster:
         say(f"loading the main model and {settings.workers} worker(s)")
         emulation = self._emulation = emulation_of(settings)
         engine = make_engine(settings, store, emulation)
-        self._travelled = travelled(emulation, engine.core.shape)
+        self._travelled = travelled(emulation, engine)
         self._recorder = record(engine, settings, store)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
         shadow = ShadowStart(self._join_shadow) if settings.shadowed else None

@@ -84,7 +84,9 @@ class Settings(BaseModel):
     profile: str | None = _setting(
         None, "a name or a file", "Keep the times of a hardware profile; reports then say emulated."
     )
-    mini_batch: Count = _count(128, "Most rows that an expert computes at once in prefill.")
+    mini_batch: Count | None = _count(
+        None, "Most rows that an expert computes at once in prefill; 16, in at most 8 parts, when not given."
+    )
     threads: Count | None = _count(
         None, "Threads a node computes with; all cores, or half of them where nodes share a machine."
     )

@@ -52,7 +52,7 @@ def simulate(
     align_token: Annotated[int | None, _unsaid("Align the shadow's token every N tokens (default: 1).")] = None,
     align_kv: Annotated[int | None, _unsaid("Align the shadow's KV cache every N tokens (default: 1).")] = None,
     mini_batch: Annotated[
-        int | None, _unsaid("Most rows an expert computes at once in prefill (default: 128).")
+        int | None, _unsaid("Most rows an expert computes at once in prefill; as for generate when not given.")
     ] = None,
     layers: Annotated[int | None, _unsaid("MoE layers of the model; the profile's when not given.")] = None,
     experts: Annotated[int | None, _unsaid("Experts of a layer; the profile's when not given.")] = None,

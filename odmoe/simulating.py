@@ -117,7 +117,7 @@ def _scenario(said: Said, profile: Profile, otherwise: dict[str, Any], prompt_to
     name = said.get("system", None)
     if name is not None and name not in SYSTEMS:
         raise ConfigError(f"--system is {name!r}; allowed: {', '.join(SYSTEMS)}")
-    chosen: dict[str, Any] = {"alignment": (1, 1), **SYSTEMS["od-moe"], "prefill": "ahead", "mini_batch": 128}
+    chosen: dict[str, Any] = {"alignment": (1, 1), **SYSTEMS["od-moe"], "prefill": "ahead", "mini_batch": None}
     chosen |= otherwise | (SYSTEMS[name] if name is not None else {})
     workers = said.get("workers", chosen.get("workers", profile.workers))
     top_k = min(profile.top_k, max(1, workers)) if "top_k" in said.flags else None

@@ -8,12 +8,16 @@ from scheduler import types as t
 from scheduler.fleet import Need, OpenVisit
 from scheduler.residency import Residency
 
+LEAST_ROWS, MOST_PARTS = 16, 8
+"""Mini-batches, where nobody says how large: parts of 16 rows overlap transfers and computations best on the paper's
+testbed (`scripts/sweep_minibatch.py`), and each part costs a message and a start, so there are at most eight."""
+
 
 class Calls:
     """`owed`: needs by the ids of their calls that were not answered. `ahead`: see Core's `prefill_ahead`."""
 
     def __init__(
-        self, out: list[t.Command], ids: Iterator[int], mini_batch: int, residency: Residency, ahead: bool
+        self, out: list[t.Command], ids: Iterator[int], mini_batch: int | None, residency: Residency, ahead: bool
     ) -> None:
         self.owed: dict[int, Need] = {}
         self.held_back: dict[t.Visit, OpenVisit] = {}
@@ -51,8 +55,9 @@ class Calls:
         need.sent = True
         self._residency.used(held.worker, need.expert, need.hit, None)
         start, rows = 0, need.rows
+        size = self._mini_batch or max(LEAST_ROWS, -(-rows // MOST_PARTS))
         while start < rows:
-            stop = min(start + self._mini_batch, rows)
+            stop = min(start + size, rows)
             call = next(self._ids)
             need.calls.append(call)
             self.owed[call] = need

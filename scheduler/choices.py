@@ -19,7 +19,7 @@ class Choices:
     shape: ModelShape
     group_size: int
     alignment: Alignment = field(default_factory=Alignment)
-    mini_batch: int = 128
+    mini_batch: int | None = None
     predictor: str = "sep"
     residency: str = "none"
     prefill: str = "ahead"

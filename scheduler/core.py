@@ -36,13 +36,13 @@ MAX_FAILURES = 3
 
 
 class Core:
-    """See the module. `mini_batch`: most rows an expert computes at once in prefill."""
+    """See the module. `mini_batch`: most rows an expert computes at once in prefill; see `scheduler.calls` for None."""
 
     def __init__(
-        self, shape: t.ModelShape, placement: Placement, alignment: Alignment, mini_batch: int = 128, *,
+        self, shape: t.ModelShape, placement: Placement, alignment: Alignment, mini_batch: int | None = None, *,
         predictor: Predictor | None = None, residency: Residency = CACHELESS, prefill_ahead: bool = True,
     ) -> None:  # fmt: skip
-        if mini_batch < 1:
+        if mini_batch is not None and mini_batch < 1:
             raise ConfigError(f"mini-batch is {mini_batch}; allowed: 1, 2, ...")
         self.shape = shape
         self.mini_batch = mini_batch

@@ -134,9 +134,16 @@ class MainPace:
 
     def begin_pass(self, tokens: int, first: bool) -> None:
         """A pass right after another of its request goes on from that one's last answer; the first starts now."""
-        if first or self._emulation.clock() - self._from > CREDIT_S:
+        if first:
             self._from = self._emulation.clock()
         self._layer_s = self._emulation.profile.main_s(tokens)
+        self._emulation.adopt(self._from)
+
+    def decoded(self) -> None:
+        """A token is there and the next pass is about to be announced: it follows the last answer, or starts now where
+        whoever asked let time pass."""
+        if self._emulation.clock() - self._from > CREDIT_S:
+            self._from = self._emulation.clock()
         self._emulation.adopt(self._from)
 
     def gate(self, fired: Callable[[], T]) -> T:

@@ -257,7 +257,7 @@ def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None
         scaled(setup), prompt_tokens=prompt_tokens, tokens=tokens, workers=setup.hardware.workers, slots=slots,
         group_size=group_size, alignment=setup.policy.alignment,
         predictor="none" if setup.policy.shadow == "none" else "sep",
-        residency=setup.policy.residency, prefill=setup.policy.prefill, mini_batch=MINI_BATCH,
+        residency=setup.policy.residency, prefill=setup.policy.prefill, mini_batch=None,
     )  # fmt: skip
     return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
 

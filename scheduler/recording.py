@@ -198,9 +198,14 @@ def _fixed(kind: Callable[..., Any], *checks: Callable[[Any], Any]) -> Callable[
     return check
 
 
+def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
 _int = _typed(int)
 _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
-    int: _int, float: _typed(float), str: _typed(str), bool: _typed(bool), t.Visit: _fixed(t.Visit, _int, _int, _int),
+    int: _int, int | None: _or_none(_int),
+    float: _typed(float), str: _typed(str), bool: _typed(bool), t.Visit: _fixed(t.Visit, _int, _int, _int),
     t.ExpertId: _fixed(t.ExpertId, _int, _int), tuple[int, ...]: _several(_int), Alignment: _typed(Alignment),
     t.ModelShape: _typed(t.ModelShape),
     tuple[tuple[int, int], ...]: _several(_fixed(lambda *pair: pair, _int, _int)),

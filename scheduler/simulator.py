@@ -42,7 +42,7 @@ class Scenario:
     predictor: str = "sep"
     residency: str = "none"
     prefill: str = "ahead"
-    mini_batch: int = 128
+    mini_batch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "tokens", "workers", "slots", "group_size", "mini_batch"):

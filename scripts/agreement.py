@@ -205,7 +205,7 @@ def parse() -> Any:
     parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; machines of a file have theirs")
     parser.add_argument("--prompt-tokens", type=cells.whole, default=16)
-    parser.add_argument("--mini-batch", type=cells.whole, default=Settings.model_fields["mini_batch"].default)
+    parser.add_argument("--mini-batch", type=cells.whole, default=None)
     return cells.parse(parser)
 
 

@@ -5,8 +5,9 @@
 
 The real model reads prompts of each length once, so that the rows of each expert are real; the scheduler then runs on
 them with a profile's times, its loads, transfers and computations at once (`--prefill ahead`) and one after the other
-(`in-turn`). Proposed is the size that is least slower than each length's best, on the geometric mean of the lengths,
-with everything at once. --check has some cells run on real, emulated clusters.
+(`in-turn`). The best is the size that is least slower than each length's best, on the geometric mean of the lengths,
+with everything at once; "own" is what the scheduler chooses where nobody says. --check has some cells run on real,
+emulated clusters.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from cells import AMBER, BLUE, DARK, PALE
 from odmoe.settings import Settings
 from scheduler.profile import Profile
 
-VERSION = 1
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 0)
-"""Rows; 0: no mini-batches."""
+VERSION = 2
+OWN = -1
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 0, OWN)
+"""Rows; 0: no mini-batches; OWN: as the scheduler chooses where nobody does."""
 NONE = 1 << 20
 WAYS = {"ahead": (BLUE, "o", "loads ahead, link both ways at once"), "in-turn": (AMBER, "s", "one after the other")}
 PAPER = {"rtx3090-1gbe": {16: 1.345, 128: 3.143}}
@@ -50,7 +52,7 @@ class Sweep:
     def simulated(self, key: Key) -> cells.Cell:
         length, way, size = key
         params = {"how": "simulated", "prefill": way, "mini_batch": size, "scheduler": cells.sources("scheduler")}
-        return cells.Cell(self.recorded(length).params | params | self._of, 0.1 + length / 64 / (size or NONE))
+        return cells.Cell(self.recorded(length).params | params | self._of, 0.1 + length / 64 / abs(size or NONE))
 
     def emulated(self, key: Key) -> cells.Cell:
         length, way, size = key
@@ -70,7 +72,7 @@ class Sweep:
         base = Settings(model=self._args.model, dtype="float32", predictor="none")
         if params["how"] == "recorded":
             return recorded.record(self._kept, base, prompts, 1, self._path(length))
-        size = params["mini_batch"] or NONE
+        size = None if params["mini_batch"] == OWN else params["mini_batch"] or NONE
         if params["how"] == "emulated":
             changes = {"profile": params["profile"], "prefill": params["prefill"], "mini_batch": size}
             cluster = self._kept.cluster(base.but(**changes), warm=prompts[0])
@@ -90,13 +92,13 @@ def worse(found: dict[Key, float], size: int) -> float:
 def to_check(found: dict[Key, float], size: int, count: int) -> list[Key]:
     """The proposed size at every length, none at every length; then the rest, evenly."""
     lengths = sorted({length for length, _, _ in found}, reverse=True)
-    wanted = [(length, "ahead", one) for length in lengths for one in (size, 0)]
+    wanted = [(length, "ahead", one) for length in lengths for one in (OWN, size, 0)]
     wanted += [(length, "in-turn", 0) for length in lengths]
     return list(dict.fromkeys([*wanted, *found]))[:count]
 
 
 def named(size: int) -> str:
-    return str(size) if size else "none"
+    return {0: "none", OWN: "own"}.get(size, str(size))
 
 
 def draw(run: cells.Experiment, found: dict[Key, float], checks: list[dict[str, Any]], args: Any, size: int) -> Any:
@@ -108,7 +110,7 @@ def draw(run: cells.Experiment, found: dict[Key, float], checks: list[dict[str, 
         for way, (colour, mark, label) in WAYS.items():
             values = [found[length, way, one] for one in SIZES]
             panel.plot(at, values, color=colour, marker=mark, ms=4.5, lw=1.4, label=label)
-            for x, value in ((values.index(min(values)), min(values)), (len(SIZES) - 1, values[-1])):
+            for x, value in ((values.index(min(values)), min(values)), (len(SIZES) - 2, values[-2])):
                 panel.annotate(f"{value:.2f}", (x, value), (0, 6), textcoords="offset points", ha="center", fontsize=8,
                                color=DARK)  # fmt: skip
         of = [check for check in checks if check["length"] == length]
@@ -125,7 +127,7 @@ def draw(run: cells.Experiment, found: dict[Key, float], checks: list[dict[str, 
     shown = max(panels, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     shown.legend(frameon=False, fontsize=8, loc="best")
     figure.suptitle(
-        f"Time to first token over mini-batches (simulated: {args.profile}; shaded: {named(size)}, proposed)",
+        f"Time to first token over mini-batches (simulated: {args.profile}; shaded: {named(size)}, the best)",
         fontsize=11,
     )
     return run.save(figure)
@@ -156,7 +158,7 @@ def main() -> int:
         keys = [(length, way, size) for length in args.lengths for way in WAYS for size in SIZES]
         results = run.all([sweep.simulated(key) for key in keys], sweep.measure)
         found = {key: statistics.mean(one["ttft_s"]) for key, one in zip(keys, results, strict=True)}
-        size = min(SIZES, key=lambda one: (round(worse(found, one), 4), one))
+        size = min(SIZES[:-1], key=lambda one: (round(worse(found, one), 4), one))
         checked = to_check(found, size, args.check)
         times = run.all([sweep.emulated(key) for key in checked], sweep.measure)
         checks = [_check(key, one, found) for key, one in zip(checked, times, strict=True)]
@@ -164,7 +166,7 @@ def main() -> int:
             {"profile": args.profile, "prompt_tokens": length, "prefill": way, "mini_batch": named(size_),
              "ttft_s": found[length, way, size_]} for length, way, size_ in keys
         ]  # fmt: skip
-        run.write(rows, proposed=named(size), worse={named(one): worse(found, one) for one in SIZES}, checks=checks)
+        run.write(rows, best=named(size), worse={named(one): worse(found, one) for one in SIZES}, checks=checks)
         report(found, args, size, checks)
         print(run.written([draw(run, found, checks, args, size)]))
     return 0
@@ -183,11 +185,9 @@ def report(found: dict[Key, float], args: Any, size: int, checks: list[dict[str,
         print("  mini-batch " + "".join(f"{named(one):>8}" for one in SIZES))
         for length in args.lengths:
             print(f"  {length:>4} tokens" + "".join(f"{found[length, way, one]:8.3f}" for one in SIZES))
-    usual = Settings.model_fields["mini_batch"].default
-    nearest = usual if usual in SIZES else 0
     print(
-        f"proposed: --mini-batch {named(size)}, {worse(found, size):.3f} times each length's best; "
-        f"the default of {usual}: {worse(found, nearest):.3f} times, none: {worse(found, 0):.3f} times"
+        f"best: --mini-batch {named(size)}, {worse(found, size):.3f} times each length's best; "
+        f"the scheduler's own choice: {worse(found, OWN):.3f} times, none: {worse(found, 0):.3f} times"
     )
     for one in checks:
         said = f"{one['length']} tokens, {one['prefill']}, mini-batch {named(one['mini_batch'])}"

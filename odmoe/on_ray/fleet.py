@@ -41,7 +41,7 @@ class Fleet:
         self._engine = engine
         self._settings = settings
         self._store = store
-        self._travelled = travelled(emulation, engine.core.shape)
+        self._travelled = travelled(emulation, engine)
         self._said = hosts_of_launcher() if settings.joined else {}
         self._seats: dict[Kind, dict[int, Seat]] = {"worker": {}, "shadow": {}}
         self._actors: dict[Seat, Any] = {}

@@ -26,7 +26,7 @@ def test_precedence(tmp_path: Path) -> None:
     file = file_of(tmp_path, "workers: 2\nslots: 3\nshadow: nf4\n")
     found = effective({"workers": "5"}, file, {"ODMOE_WORKERS": "4", "ODMOE_SLOTS": "6"})
     assert (found.settings.workers, found.settings.slots, found.settings.shadow) == (5, 6, "nf4")
-    assert found.settings.mini_batch == 128
+    assert found.settings.mini_batch is None
     assert found.origin == {"workers": "--workers", "slots": "ODMOE_SLOTS", "shadow": f"shadow in {file}"}
 
 

@@ -232,7 +232,7 @@ def test_a_main_layer_lasts_from_the_last_answer_to_the_gate(layers: list[tuple[
 
 def test_a_gate_is_not_told_before_its_time(world: World) -> None:
     pace, told = MainPace(world.emulation), []
-    pace.begin_pass(1, first=False)
+    pace.begin_pass(1, first=True)
     thread = threading.Thread(target=lambda: told.append(pace.gate(lambda: world.time)))
     thread.start()
     for part in (0.0, 0.3, 0.9, 0.999):
@@ -246,7 +246,7 @@ def test_a_gate_is_not_told_before_its_time(world: World) -> None:
 
 def test_a_gate_raises_what_is_raised_where_it_is_told(world: World) -> None:
     pace = MainPace(world.emulation)
-    pace.begin_pass(1, first=False)
+    pace.begin_pass(1, first=True)
     world.work(1.0)
 
     def closed() -> None:
@@ -259,24 +259,29 @@ def test_a_gate_raises_what_is_raised_where_it_is_told(world: World) -> None:
 def test_a_pass_after_a_pause_starts_when_it_starts(world: World) -> None:
     pace = MainPace(world.emulation)
     layer_s = PROFILE.main_layer_s
-    pace.begin_pass(1, first=False)
+    pace.begin_pass(1, first=True)
     world.work(layer_s)
     pace.gate(lambda: None)
     world.emulation.adopt(100 + layer_s)
     pace.answered()
     world.work(5.0)
-    pace.begin_pass(1, first=False)
+    pace.decoded()
     assert world.emulation.now() == pytest.approx(105 + layer_s)
+    world.work(0.3)  # telling the shadow is the machine's affair: the pass begins when its token was there
+    pace.begin_pass(1, first=False)
+    assert world.emulation.now() == pytest.approx(105 + layer_s + 0.3 - CREDIT_S)
+    world.time -= 0.3
     world.work(layer_s)
     assert pace.gate(world.emulation.now) == pytest.approx(105 + 2 * layer_s)
 
 
 def test_a_pass_right_after_another_goes_on_from_its_last_answer(world: World) -> None:
     pace = MainPace(world.emulation)
-    pace.begin_pass(1, first=False)
+    pace.begin_pass(1, first=True)
     world.emulation.adopt(100.02)
     pace.answered()
     world.time = 100.05  # sampling, and a machine that is late
+    pace.decoded()
     pace.begin_pass(1, first=False)
     assert world.emulation.now() == pytest.approx(100.02)
     pace.begin_pass(1, first=True)
@@ -290,7 +295,7 @@ def test_gate_and_prediction_are_taken_in_the_order_of_their_times(
 ) -> None:
     """A millisecond apart, whoever comes to the agenda first, though the machine looks up long after both."""
     pace, heard = MainPace(world.emulation), []
-    pace.begin_pass(1, first=False)
+    pace.begin_pass(1, first=True)
     gate = 100 + PROFILE.main_layer_s
     dues = {"gate": gate, "prediction": gate + apart, "answer": gate + 2 * apart}
     threads = []
