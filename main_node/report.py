@@ -16,7 +16,9 @@ class Report:
     """One answer's figures. Times in seconds, memory in bytes, `None` where there was nothing to measure.
 
     `recall`: equation (3) of OD-MoE over the decode passes; `recall_by_token`: equation (2) for this prompt;
-    `recall_in_time`: as `recall`, but of predictions that came before their gate. `tokens_per_s` counts all time
+    both of the layers whose prediction came, early or late. `unpredicted`: activated experts of the other layers, whose
+    prediction had not come some seconds after the answer, or never came since the shadow was lost. `recall_in_time`: of
+    all activated experts, those that a prediction had named before the gate. `tokens_per_s` counts all time
     from the request on, `shadow_wait_s` (the first answer's wait for the shadow to be ready) included;
     `decode_tokens_per_s` does not count that wait; `longest_gap_s`: the longest time from a token to the next,
     without it too. `finish`: stop (end of sequence), stop_text, length, or context (full). `lost`: workers, or the
@@ -46,6 +48,7 @@ class Report:
     recall: float | None
     recall_in_time: float | None
     recall_by_token: list[float | None]
+    unpredicted: int
     loads: int
     prefill_loads: int
     reloads: int
@@ -93,6 +96,7 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
     if main.engine.shadow is not None:
         ledger.close()
     overall = ledger.overall
+    activated = overall.activated + ledger.unpredicted
     slots = [usage.device_bytes_max for usage in workers.values()]
     held = shadow.device_bytes_max if shadow else 0
     whole = main.weight_bytes + main.store.manifest.expert_bytes
@@ -107,8 +111,9 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
         decode_tokens_per_s=(count - 1) / times.decode_s if count > 1 else None,
         tokens_per_s=count / (times.ttft_s + times.decode_s + times.shadow_wait_s),
         recall=overall.recall,
-        recall_in_time=ledger.in_time / overall.activated if overall.activated else None,
+        recall_in_time=ledger.in_time / activated if activated else None,
         recall_by_token=[tally.recall for tally in ledger.by_index],
+        unpredicted=ledger.unpredicted,
         loads=ledger.loads,
         prefill_loads=ledger.loads - ledger.decode_loads,
         reloads=ledger.reloads,

@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,8 +51,9 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
             code, heard = relay(remote)
         finally:
             remote.close()
-        for name, there in kept.items():
-            _fetch(ssh, cluster, there, Path(dumped[name]), code)
+        with ExitStack() as both:  # one that is not there does not keep the other from coming
+            for name, there in kept.items():
+                both.callback(_fetch, ssh, cluster, there, Path(dumped[name]), code)
     if code == 255:
         raise remote.failure(code, heard)
     return code

@@ -61,7 +61,7 @@ class Job:
         """What --json prints of one answer."""
         return {
             "text": text, **dataclasses.asdict(report), "cluster": self.served.cluster,
-            "shadow": self.served.shadow, "dtype": self.dtype,
+            "shadow": shadow_of(self.served), "predictor": self.served.predictor, "dtype": self.dtype,
         }  # fmt: skip
 
 
@@ -145,18 +145,32 @@ def check_early(settings: Settings) -> None:
     for name, file in (("--trace", settings.trace), ("--record", settings.record)):
         if file is not None:
             check_writable(name, file)
+    files = {Path(file).resolve() for file in (settings.trace, settings.record) if file is not None}
+    if settings.trace is not None and settings.record is not None and len(files) == 1:
+        raise ConfigError(f"--trace and --record are both {settings.record!r}; give each a file of its own")
 
 
 def check_writable(name: str, file: str) -> None:
     """Raises ConfigError where nothing can be written there. `name`: the flag that says so."""
-    if Path(file).is_dir() or not os.access(Path(file).resolve().parent, os.W_OK | os.X_OK):
+    path = Path(file)  # written whole and then renamed, which would put a file in a device's place
+    other = path.exists() and not path.is_file()
+    if other or not file or not os.access(path.resolve().parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{name} is {file!r}; allowed: a file in a directory that can be written to")
+
+
+def shadow_of(settings: Settings) -> str:
+    """The precision of the shadow that runs; none where nothing asks it."""
+    return settings.shadow if settings.shadowed else "none"
 
 
 def about(settings: Settings) -> dict[str, Any]:
     """What a trace says of itself."""
-    shown = ("model", "cluster", "workers", "slots", "shadow", "align_token", "align_kv", "dtype", "loader")
-    return {name: getattr(settings, name) for name in shown} | {"emulated": settings.profile}
+    shown = (
+        "model", "cluster", "workers", "slots", "predictor", "residency", "prefill", "align_token", "align_kv", "dtype",
+        "loader",
+    )  # fmt: skip
+    said = {name: getattr(settings, name) for name in shown}
+    return said | {"shadow": shadow_of(settings), "emulated": settings.profile}
 
 
 def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int, number: int = 0) -> list[int]:

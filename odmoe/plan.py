@@ -42,12 +42,17 @@ def plan(
     group_size: Annotated[int | None, _unsaid("Workers that serve a layer together; else the best.")] = None,
     slots: Annotated[int | None, _unsaid("Experts that a worker holds at once; else the best that fits.")] = None,
     prefill: Annotated[str, typer.Option(help=f"As for generate: {', '.join(PREFILLS)}.")] = "ahead",
-    context: Annotated[int, typer.Option(help="Tokens that the KV caches have room for.")] = CONTEXT,
+    context: Annotated[
+        int | None, _unsaid(f"Tokens that the KV caches have room for; {CONTEXT}, or the model's limit.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
-    """Say whether loads keep up, how fast a model would answer, what each node needs, and what would help most."""
+    """Say whether loads keep up, how fast a model would answer, what each node needs, and what would help most.
+
+    The exit code is 1 where --device-memory has no room for what is asked.
+    """
     from odmoe.units import parse_bytes, parse_link, parse_rate
     from scheduler.planning import Hardware, Policy
     from scheduler.profile import find_profile
@@ -61,7 +66,9 @@ def plan(
             raise ConfigError(f"--{named} is {count}; allowed: 1, 2, ...")
     if recall is not None and not 0 <= recall <= 1:
         raise ConfigError(f"--recall is {recall:g}; allowed: a number from 0 to 1")
-    if context < 1:
+    if recall is not None and shadow == "none":
+        raise ConfigError("--recall is given with --shadow none; it is about the shadow's predictions")
+    if context is not None and context < 1:
         raise ConfigError(f"--context is {context}; allowed: 1, 2, ...")
     hardware = Hardware(
         base,
@@ -77,7 +84,7 @@ def plan(
 
 
 def _run(
-    name: str, dtype: str | None, context: int, hardware: Hardware, policy: Policy, as_json: bool, quiet: bool,
+    name: str, dtype: str | None, context: int | None, hardware: Hardware, policy: Policy, as_json: bool, quiet: bool,
     debug: bool,
 ) -> None:  # fmt: skip
     from odmoe.plan_model import model_of, read_config
@@ -86,11 +93,14 @@ def _run(
     from odmoe.terminal import Terminal
     from scheduler.planning import Setup, make_plan
 
-    fields, stored = read_config(name)  # before torch is imported: a wrong path is answered at once
     prepare_process(debug)
+    fields, stored = read_config(name)  # before torch is imported: a wrong path is answered at once
     with Terminal(quiet, debug).status() as say:
         say("counting the model's parameters")
-        setup = Setup(model_of(name, fields, dtype or stored, context), hardware, policy)
+        model = model_of(name, fields, dtype or stored, context or CONTEXT)
+        if context is not None and model.context < context:
+            raise ConfigError(f"--context is {context}; allowed: 1 to {model.context}, the model's limit")
+        setup = Setup(model, hardware, policy)
         done = 0
 
         def step() -> None:

@@ -23,7 +23,7 @@ def read_config(name: str) -> tuple[dict[str, Any], str | None]:
     Raises CheckpointError.
     """
     path = Path(os.path.expanduser(name))
-    if not path.exists() and name.count("/") == 1 and not name.startswith((".", "/", "~")):
+    if not path.exists() and name.count("/") == 1 and path.suffix != ".json" and not name.startswith((".", "/", "~")):
         path = _fetched(name)
     if (path / _STORE).is_file():
         manifest = _read(path / _STORE)

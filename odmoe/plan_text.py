@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from dataclasses import asdict
 from typing import Any
 
+from odmoe.simulated_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
 from scheduler.planning import RECALLS, Change, Hardware, Plan, Policy, best, workers_needed
 from scheduler.profile import Profile
 
 _NOTHING = 0.01
+_WIDEST = 100
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """Seconds, bytes, tokens/s; `equation_1.slack_s` below 0: loads are too slow by that."""
+    """Seconds, bytes, tokens/s; `equation_1.slack_s` below 0: loads are too slow by that; `decode_luck`: the standard
+    error of the simulated rate, as a share of it."""
     model, budget = plan.setup.model, plan.budget
     helps = best(plan.changes)
     return {
@@ -23,7 +28,11 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "group_size": plan.group_size,
         "slots": plan.slots,
         "tried": [{"group_size": g, "slots": s, "tokens_per_s": v} for (g, s), v in plan.tried.items()],
+        "shadow": plan.setup.policy.shadow,
+        "recall": plan.setup.policy.expected if plan.setup.policy.shadow != "none" else None,
+        "prefill": plan.setup.policy.prefill,
         "decode_tokens_per_s": plan.tokens_per_s,
+        "decode_luck": plan.luck,
         "decode_tokens_per_s_if_loads_took_no_time": plan.ideal_tokens_per_s,
         "ttft_s": {str(tokens): seconds for tokens, seconds in plan.ttft_s.items()},
         "bound": plan.bound,
@@ -38,10 +47,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 def as_text(plan: Plan) -> str:
     """The answer in words, then the figures, then what would help."""
-    return "\n".join(
-        [*_wrapped(_answer(plan)), "", *_table(_figures(plan)), "", *_helps(plan), "", "Assumed, since nobody said:"]
-        + [f"  {line}" for line in assumed(plan.profile, plan.setup.hardware, plan.setup.policy)]
-    )
+    taken = assumed(plan.profile, plan.setup.hardware, plan.setup.policy)
+    lines = [*_wrapped(_answer(plan)), "", *_table(_figures(plan)), "", *_helps(plan), ""]
+    lines += ["Assumed, since nobody said:", *(part for line in taken for part in _wrapped(line, "  ", "    "))]
+    return "\n".join(lines)
 
 
 def _answer(plan: Plan) -> str:
@@ -90,7 +99,8 @@ def _figures(plan: Plan) -> dict[str, str]:
     model, budget, memory = plan.setup.model, plan.budget, plan.memory
     main, worker = _ms(budget.main_s), _ms(budget.worker_s)
     groups = f"{budget.groups} x {main} main node + {budget.groups - 1} x {worker} worker = {_ms(budget.max_load_s)}"
-    times = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in plan.where.items())
+    causes = CAUSES if plan.setup.policy.shadow != "none" else CAUSES | {"load": "loads"}
+    times = "; ".join(f"{causes[name]} {_ms(seconds)}" for name, seconds in plan.where.items() if seconds)
     tried = ", ".join(f"{g} and {s}: {v:.2f}" for (g, s), v in plan.tried.items())
     return {
         "model": f"{model.name}: {model.layers} layers of {model.experts} experts, {model.top_k} a token, "
@@ -100,32 +110,31 @@ def _figures(plan: Plan) -> dict[str, str]:
         + (f" below {workers_needed(budget)} workers" if budget.io_bound else ""),
         "choose": f"--workers {budget.workers} --group-size {plan.group_size} --slots {plan.slots}",
         "tried": f"group size and slots, tokens/s: {tried}",
-        "decode": f"{plan.tokens_per_s:.2f} tokens/s, bound by {plan.bound}",
+        "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}; {plan.bound}-bound",
         "a token": times,
         "first token": ", ".join(f"{s:.2f} s after {n} tokens of prompt" for n, s in plan.ttft_s.items()),
         "main node": f"{megabytes(memory['main'])}: dense weights, and the cache of {model.context} tokens",
         "shadow": f"{megabytes(memory['shadow'])} ({plan.setup.policy.shadow})" if memory["shadow"] else "none",
-        "a worker": f"{megabytes(memory['worker'])} on its device: {plan.slots} slot(s) and room to compute; "
-        f"{megabytes(memory['store'])} of host memory or disk for all experts",
+        "a worker": f"{megabytes(memory['worker'])} on its device: {plan.slots} slot{'s' * (plan.slots > 1)} and room "
+        f"to compute; {megabytes(memory['store'])} of host memory or disk for all experts",
         "together": f"{megabytes(memory['together'])} on devices; the whole model on one: {megabytes(memory['whole'])}",
     }  # fmt: skip
 
 
 def _helps(plan: Plan) -> list[str]:
-    width = max((len(change.what) for change in plan.changes), default=0)
     idle = [change.what for change in plan.changes if abs(change.factor - 1) < _NOTHING]
 
     def lines(real: bool) -> list[str]:
-        return [
-            f"  {change.what:<{width}}  {change.tokens_per_s:>7.2f}  {_gain(change):>5}"
-            + (f"  ({change.price})" if change.price else "")
-            for change in plan.changes
-            if change.real is real and change.what not in idle
-        ]
+        found: list[str] = []
+        for change in plan.changes:
+            if change.real is real and change.what not in idle:
+                text = change.what + (f" ({change.price})" if change.price else "")
+                found += _wrapped(text, f"  {change.tokens_per_s:>7.2f}  {_gain(change):>6}  ")
+        return found
 
-    found = ["One thing done differently, tokens/s:", *lines(True)]
+    found = ["One thing done differently, tokens/s:", *(lines(True) or ["  nothing brings or costs anything"])]
     if idle:
-        found.append(f"  less than {_NOTHING:.0%} either way: {'; '.join(idle)}")
+        found += _wrapped("; ".join(idle), f"  less than {_NOTHING:.0%} either way: ", "    ")
     return found + (["For comparison:", *lines(False)] if lines(False) else [])
 
 
@@ -143,13 +152,14 @@ def _ms(seconds: float) -> str:
 
 def _table(rows: dict[str, str]) -> list[str]:
     width = max(map(len, rows))
-    return [f"  {name:<{width}}  {text}" for name, text in rows.items()]
+    return [line for name, text in rows.items() for line in _wrapped(text, f"  {name:<{width}}  ")]
 
 
-def _wrapped(text: str, width: int = 100) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, width)
+def _wrapped(text: str, first: str = "", others: str | None = None) -> list[str]:
+    """As wide as the terminal (COLUMNS), a line that is not `first` under its text, or after `others`."""
+    width = min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, 40), _WIDEST)
+    indent = " " * len(first) if others is None else others
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
@@ -158,7 +168,7 @@ def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
     found = [f"times of main node, workers and shadow: {base.name}'s, scaled by bytes; launches and packing as there"]
     if hardware.device_bytes is None:
         found.append("device memory of a worker: for one expert")
-    if hardware.load_bytes_per_s is None and base.model_sizes:
+    if hardware.load_bytes_per_s is None and base.model_sizes and base.load_s:
         found.append(f"load bandwidth: {base.model_sizes[0] / base.load_s / 1e9:.1f} GB/s, {base.name}'s")
     if hardware.link_bits_per_s is None:
         found.append(f"links: {profile.link_bits_per_s / 1e9:g} Gbit/s, {base.name}'s")

@@ -46,6 +46,7 @@ def _about(settings: Settings, store: ExpertStore) -> dict[str, Any]:
     versions = {"odmoe": version("odmoe"), "protocol": PROTOCOL_VERSION, "python": platform.python_version()}
     return {
         "model": settings.model or store.path.name, "fingerprint": manifest.fingerprint, "dtype": manifest.dtype,
-        "cluster": settings.cluster, "workers": settings.workers, "slots": settings.slots, "shadow": settings.shadow,
-        "loader": settings.loader, "profile": settings.profile, "versions": versions,
+        "cluster": settings.cluster, "workers": settings.workers, "slots": settings.slots,
+        "shadow": settings.shadow if settings.shadowed else "none", "loader": settings.loader,
+        "profile": settings.profile, "versions": versions,
     }  # fmt: skip

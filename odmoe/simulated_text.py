@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 BAR = 30
+LEAST_LUCK = 0.0005
 CAUSES = {
     "main": "main node computes",
     "compute": "experts compute",
@@ -16,6 +17,8 @@ CAUSES = {
     "load": "loads, however early",
     "shadow": "loads predicted late or wrongly",
 }
+"""What `scheduler.waits` tells apart, in words. Where nobody predicts, no load is early: it is just "loads"."""
+_UNFORESEEN = {cause: words for cause, words in CAUSES.items() if cause != "shadow"} | {"load": "loads"}
 _SAYS = {"sep": "a shadow predicts", "random": "random prefetch", "none": "nobody predicts"}
 
 
@@ -27,10 +30,12 @@ def show(facts: dict[str, Any]) -> None:
     for name, value in rows:
         console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {value}", soft_wrap=True)
     if facts["bound"] is not None:
-        for line in _where(facts["where_ms"]):
+        for line in _where(facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
             console.print(line, soft_wrap=True)
     if "recorded_ttft_s" in facts["requests"][0]:
         console.print(_beside(facts["requests"]))
+    if facts["trace"] is not None and len(facts["requests"]) > 1:
+        console.print(f"{facts['trace']} has the first request", soft_wrap=True, markup=False)
 
 
 def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -48,23 +53,29 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "first token", f"{facts['ttft_s']:.3f} s{' on average' * (len(requests) > 1)}, prefill {facts['prefill']}"
     rate = facts["decode_tokens_per_s"]
     if rate is not None:
-        yield "decoding", f"{rate:.2f} tokens/s"
-        yield "loads", f"{facts['loads_a_token']:.1f} a token, {facts['reloads_a_token']:.2f} of them reloads"
+        yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}"
+        yield "loads", f"{facts['loads_a_token']:.1f} a token, {facts['reloads_a_token']:.1f} of them after the gate"
     yield "overall", f"{facts['tokens_per_s']:.2f} tokens/s"
     if facts["recall"] is not None:
         yield "recall", f"{facts['recall']:.2%}"
     if facts["bound"] is not None:
-        yield "bound", f"{facts['bound']}-bound"
+        chance = facts["bound"] == "shadow" and facts["predictor"] != "sep"  # there is no shadow
+        yield "bound", "by wrong predictions" if chance else f"{facts['bound']}-bound"
     tokens = sum(facts["tokens"])
     yield "simulated", f"{tokens} tokens in {facts['wall_s']:.2f} s: {facts['simulated_tokens_per_s']:,.0f} tokens/s"
 
 
-def _where(where: dict[str, float]) -> Iterator[str]:
+def by_luck(share: float | None) -> str:
+    """By how much another draw of routes and mistakes would differ; nothing where that is not worth a word."""
+    return f", by the luck of the draw {share:.1%} more or less" if share and share >= LEAST_LUCK else ""
+
+
+def _where(where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
     """Every moment of a decode token, by cause."""
-    whole, wide = sum(where.values()), max(map(len, CAUSES.values()))
+    whole, wide = sum(where.values()), max(map(len, causes.values()))
     yield f"a decode token: {whole:.1f} ms"
-    for cause, words in CAUSES.items():
-        share = where[cause] / whole
+    for cause, words in causes.items():
+        share = where[cause] / whole if whole else 0.0
         yield f"  {words:<{wide}}  {where[cause]:8.2f} ms  {share:6.1%}  {'█' * round(BAR * share)}".rstrip()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from odmoe.generate import check_writable
 from odmoe.simulate import PROFILE, RECALL, SYSTEMS
 from odmoe.simulated_text import show
 from odmoe.terminal import Terminal
@@ -17,9 +17,10 @@ from scheduler.errors import ConfigError
 from scheduler.ledger import Tally
 from scheduler.profile import Profile, find_profile
 from scheduler.recorded import RecordedWorkload, recorded_workloads
-from scheduler.recording import Recording, read_recording
+from scheduler.recording import MAX_COUNT, MAX_EXPERTS, Recording, read_recording
 from scheduler.replay import replay
 from scheduler.simulator import Outcome, Scenario, simulate
+from scheduler.timing import luck
 from scheduler.trace import write_trace
 from scheduler.types import WorkerJoined
 from scheduler.waits import bound_by
@@ -27,6 +28,10 @@ from scheduler.workload import Workload, random_workload
 
 _OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k")
 """What a recording says itself."""
+_MOST = {"tokens": MAX_COUNT, "prompt_tokens": MAX_COUNT} | dict.fromkeys(
+    ("layers", "experts", "workers", "slots", "top_k"), MAX_EXPERTS
+)
+"""Beyond that a slip of the keyboard would fill the memory, or run for years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,12 @@ def run_replay(file: Path, as_json: bool) -> bool:
 
 def run_simulation(said: Said, as_json: bool, terminal: Terminal) -> None:
     """Raises ConfigError."""
+    for name, most in _MOST.items():
+        if (count := said.get(name, 1)) > most:
+            raise ConfigError(f"--{name.replace('_', '-')} is {count}; allowed: 1 to {most}")
     trace = said.get("trace", None)
-    if trace is not None and (trace.is_dir() or not os.access(trace.resolve().parent, os.W_OK | os.X_OK)):
-        raise ConfigError(f"--trace is {str(trace)!r}; allowed: a file in a directory that can be written to")
+    if trace is not None:
+        check_writable("--trace", str(trace))
     runs = _recorded_runs(said, said.routes) if said.routes is not None else [_random_run(said)]
     began = time.perf_counter()
     outcomes = _simulated(runs, trace is not None, terminal)
@@ -121,13 +129,18 @@ def _scenario(said: Said, profile: Profile, otherwise: dict[str, Any], prompt_to
     chosen |= otherwise | (SYSTEMS[name] if name is not None else {})
     workers = said.get("workers", chosen.get("workers", profile.workers))
     top_k = min(profile.top_k, max(1, workers)) if "top_k" in said.flags else None
+    group_size = said.get("group_size", chosen.get("group_size", top_k))
+    if "group_size" not in said.flags and group_size is not None:
+        group_size = min(group_size, max(1, workers))  # the recording's, on fewer workers
     scenario = Scenario(
-        profile, prompt_tokens, tokens, workers, 1, said.get("group_size", chosen.get("group_size", top_k)),
+        profile, prompt_tokens, tokens, workers, 1, group_size,
         Alignment(said.get("align_token", chosen["alignment"][0]), said.get("align_kv", chosen["alignment"][1])),
         *(said.get(choice, chosen[choice]) for choice in ("predictor", "residency", "prefill", "mini_batch")),
     )  # fmt: skip
-    if "recall" in said.flags and scenario.predictor != "sep":
-        raise ConfigError(f"--recall is about the shadow's predictions, and --predictor is {scenario.predictor}")
+    for flag, about in (("recall", "predictions"), ("align_token", "token"), ("align_kv", "KV cache")):
+        if flag in said.flags and scenario.predictor != "sep":
+            named = f"--{flag.replace('_', '-')} is about the shadow's {about}"
+            raise ConfigError(f"{named}, and --predictor is {scenario.predictor}: there is no shadow")
     enough = -(-profile.layers * profile.experts // workers) if scenario.residency == "all" else 1
     return replace(scenario, slots=said.get("slots", max(enough, chosen.get("slots", 1))))
 
@@ -214,12 +227,14 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: Said) 
         "tokens": [run.scenario.tokens for run in runs],
         "ttft_s": sum(outcome.ttft_s for outcome in outcomes) / len(outcomes),
         "decode_tokens_per_s": decoded / decode_s if decoded else None,
+        "luck": luck(outcomes[0].ttft_s, outcomes[0].token_s) if said.routes is None else None,
         "tokens_per_s": tokens / sum(ends),
         "loads_a_token": sum(outcome.ledger.decode_loads for outcome in outcomes) / decoded if decoded else None,
         "reloads_a_token": sum(outcome.ledger.reloads for outcome in outcomes) / decoded if decoded else None,
         "recall": recall, "where_ms": {cause: seconds * 1e3 for cause, seconds in where.items()},
         "bound": bound_by(where) if decoded else None,
         "requests": [_beside(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)],
+        "trace": str(said.get("trace", "")) or None,
         "events": sum(outcome.events for outcome in outcomes), "wall_s": took_s,
         "simulated_tokens_per_s": tokens / took_s,
     }  # fmt: skip

@@ -89,6 +89,9 @@ class Terminal:
             if report.recall is None
             else f"{report.recall:.2%} of activated experts predicted, {report.recall_in_time or 0:.2%} before the gate"
         )
+        if report.unpredicted:
+            recall = "nothing was predicted" if report.recall is None else recall
+            recall += f"; {report.unpredicted:,} experts not counted, whose predictions never came"
         share = report.memory_of_whole
         whole = "not every node said what it holds" if share is None else f"{share:.0%} of the model with all experts"
         rows = {

@@ -101,9 +101,8 @@ class Agenda:
         try:
             return done.result(late)
         except TimeoutError:
-            if done.done():
-                return done.result()
-            done.cancel()  # nobody would know of it
+            if not done.cancel():  # it is done, or has been begun: whoever waits must know of it
+                return done.result(PATIENCE_S)
             raise DeadlineError(
                 f"the agenda did not come to something within {late:.0f} s; is the machine overloaded?"
             ) from None

@@ -14,29 +14,32 @@ testbed (`scripts/sweep_minibatch.py`), and each part costs a message and a star
 
 
 class Calls:
-    """`owed`: needs by the ids of their calls that were not answered. `ahead`: see Core's `prefill_ahead`."""
+    """`owed`: needs by the ids of their calls that were not answered. `ahead`: see Core's `prefill_ahead`.
+
+    `ready` is told of each need that the gate has named and that has its slot: its rows are sent now, or together.
+    """
 
     def __init__(
         self, out: list[t.Command], ids: Iterator[int], mini_batch: int | None, residency: Residency, ahead: bool
     ) -> None:
         self.owed: dict[int, Need] = {}
         self.held_back: dict[t.Visit, OpenVisit] = {}
-        self.ahead = ahead
+        self.ready = self._send if ahead else self._send_in_turn
+        self._ahead = ahead
         self._out = out
         self._ids = ids
         self._mini_batch = mini_batch
         self._residency = residency
 
-    def ready(self, need: Need) -> None:
-        """The gate has named it and it has a slot. The worker holds the rows until its load has ended."""
-        if self.ahead or not need.opened.request.prefilling:
-            self._send(need)
-        else:
+    def _send_in_turn(self, need: Need) -> None:
+        if need.opened.request.prefilling:
             self.held_back[need.opened.visit] = need.opened
+        else:
+            self._send(need)
 
     def changed(self, opened: OpenVisit) -> None:
         """A load that the visit was waiting for is over. In-turn prefill may have rows to send."""
-        if not self.ahead and opened.request.prefilling:
+        if not self._ahead and opened.request.prefilling:
             self.held_back[opened.visit] = opened
 
     def send_together(self) -> None:
@@ -49,25 +52,24 @@ class Calls:
         self.held_back.clear()
 
     def _send(self, need: Need) -> None:
+        """The worker holds the rows until its load has ended."""
         held = need.held
         if held is None:
             return
         need.sent = True
         self._residency.used(held.worker, need.expert, need.hit, None)
-        start, rows = 0, need.rows
+        rows = need.rows
         size = self._mini_batch or max(LEAST_ROWS, -(-rows // MOST_PARTS))
-        while start < rows:
-            stop = min(start + size, rows)
+        for start in range(0, rows, size):
+            stop, evict = start + size, False
+            if stop >= rows:
+                stop, evict = rows, not held.keeps
             call = next(self._ids)
             need.calls.append(call)
             self.owed[call] = need
             self._out.append(
-                t.Compute(
-                    held.worker, held.slot, need.expert, call, need.opened.visit, start, stop,
-                    stop == rows and not held.keeps,
-                )
-            )  # fmt: skip
-            start = stop
+                t.Compute(held.worker, held.slot, need.expert, call, need.opened.visit, start, stop, evict)
+            )
 
     def answered(self, call: int) -> Need | None:
         """The need that has all its answers with this one."""

@@ -37,7 +37,7 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
     model, hardware = setup.model, setup.hardware
     profile = scaled(setup)
     worker = memory(setup, slots + 1)["worker"]
-    fits = hardware.device_bytes is not None and worker <= hardware.device_bytes
+    fits = hardware.device_bytes is None or worker <= hardware.device_bytes
     yield (
         f"{slots + 1} slots a worker in place of {slots}",
         f"{size_text(worker)} of device memory a worker" + ("" if fits else ", more than there is"),
@@ -49,8 +49,9 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
             what = f"{workers} workers in place of {hardware.workers}"
             what += ": equation (1) then holds" if workers == enough else ""
             yield what, _machines(workers - hardware.workers), _on(setup, workers=workers), group_size, slots
-    rate = model.expert_bytes / profile.load_s
-    yield f"loads twice as fast: {size_text(2 * rate)}/s", "", _on(setup, load_bytes_per_s=2 * rate), group_size, slots
+    if profile.load_s:
+        rate = 2 * model.expert_bytes / profile.load_s
+        yield f"loads twice as fast: {size_text(rate)}/s", "", _on(setup, load_bytes_per_s=rate), group_size, slots
     for bits, name in _LINKS:
         if bits > profile.link_bits_per_s:
             yield f"links of {name} Gbit/s", "", _on(setup, link_bits_per_s=bits), group_size, slots

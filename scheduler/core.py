@@ -59,6 +59,7 @@ class Core:
         self._workers = self._stock.workers
         self._loads = self._stock.loads
         self._calls = self._sending.owed
+        self._held_back = self._sending.held_back
         self._requests: dict[int, Request] = {}
         self._visits: dict[t.Visit, OpenVisit] = {}
         self._now = 0.0
@@ -94,11 +95,13 @@ class Core:
         Facts about what is already over (a load of a lost worker, a request that was closed) yield no commands.
         """
         self._now = now
-        self._out.clear()
+        out = self._out
+        if out:
+            out.clear()
         self._handlers[type(event)](event)
-        if self._sending.held_back:
+        if self._held_back:
             self._sending.send_together()
-        return self._out.copy()
+        return out.copy() if out else []
 
     # --- workers ------------------------------------------------------------------------------------------------
 
@@ -225,14 +228,14 @@ class Core:
             request.ledger.late += 1
             return
         opened = self._visits.get(visit) or self._open(request, visit, ordinal)
-        needs = opened.needs
-        for expert in [e for e in needs if e not in event.experts] if needs else ():
+        needs, experts, stock = opened.needs, event.experts, self._stock
+        for expert in [e for e in needs if e not in experts] if needs else ():
             self._drop(needs.pop(expert))
-        group = self._placement.group(self._stock.live, opened.turn)
-        for place, expert in enumerate(event.experts):
+        group = self._placement.group(stock.live, opened.turn)
+        for expert, worker in zip(experts, itertools.cycle(group), strict=False):
             if expert not in needs:
-                self._stock.want(self._need(opened, expert), group[place % len(group)])
-        self._stock.fill()
+                stock.want(self._need(opened, expert), worker)
+        stock.fill()
 
     def _need(self, opened: OpenVisit, expert: int) -> Need:
         need = opened.needs[expert] = Need(next(self._ids), opened, t.ExpertId(opened.visit.layer, expert))
@@ -264,7 +267,7 @@ class Core:
         request, needs = opened.request, opened.needs
         wrong = [] if needs.keys() == named.keys() else [e for e in needs if e not in named]
         if not request.prefilling and (self._following.present or self._predictor is not None):
-            request.ledger.activated(opened.visit, frozenset(named))
+            request.ledger.activated(opened.visit, named.keys())
             request.ledger.in_time += len(needs) - len(wrong)
         for expert in wrong:
             need = needs.pop(expert)
@@ -273,13 +276,13 @@ class Core:
 
     def _name(self, opened: OpenVisit, named: dict[int, int], ordinal: int) -> None:
         """Every expert that the gate names is to be computed, those that were predicted first."""
-        needs, waiting = opened.needs, 0
+        needs, waiting, confirm = opened.needs, 0, self._stock.confirm
         missed = [] if len(needs) == len(named) else [e for e in named if e not in needs]
         for expert, rows in named.items():
             need = needs.get(expert)
             if need is not None:
                 need.rows = rows
-                self._stock.confirm(need)
+                confirm(need)
                 waiting += need.held is None or not need.held.loaded
         share = self._share(ordinal) if missed and opened.request.prefilling and not self._ahead else None
         for expert in missed:
@@ -302,28 +305,26 @@ class Core:
         held.loaded = True
         del self._loads[held.load_id]
         for need in held.users:
-            if need.confirmed:
-                self._loaded_late(need.opened)
-
-    def _loaded_late(self, opened: OpenVisit) -> None:
-        """A load that its gate was waiting for has ended."""
-        request = opened.request
-        opened.waiting -= 1
-        if opened.waiting == 0:
-            request.ledger.stalled(self._now - opened.since, request.prefilling)
-            opened.since = self._now
-        self._sending.changed(opened)
+            if need.confirmed:  # its gate was waiting for it
+                opened = need.opened
+                opened.waiting -= 1
+                if opened.waiting == 0:
+                    request = opened.request
+                    request.ledger.stalled(self._now - opened.since, request.prefilling)
+                    opened.since = self._now
+                if not self._ahead:
+                    self._sending.changed(opened)
 
     def _compute_ended(self, event: t.ComputeEnded) -> None:
         need = self._sending.answered(event.call_id)
         if need is None or need.held is None:
             return
-        opened, request = need.opened, need.opened.request
-        if not need.held.loaded:
-            self._loaded(need.held)  # the word of its load was lost or is still on its way
-        self._stock.computed(need.held, need)
+        opened, held = need.opened, need.held
+        if not held.loaded:
+            self._loaded(held)  # the word of its load was lost or is still on its way
+        self._stock.computed(held, need)
         if need.hit:
-            request.ledger.hit(request.prefilling)
+            opened.request.ledger.hit(opened.request.prefilling)
         del opened.needs[need.expert.expert]
         opened.left -= 1
         if opened.left == 0:
@@ -362,7 +363,7 @@ class Core:
             failed = f"expert {expert} of layer {layer} failed {need.failures} times: {reason}"
             self._fail(opened.visit.request, failed)
         else:
-            opened.let_go.add(expert)
+            opened.let_go += (expert,)
             self._drop(opened.needs.pop(expert))
 
     def _finish(self, opened: OpenVisit) -> None:

@@ -2,6 +2,7 @@
 
     ODMoEError
     ├── ConfigError              a flag, a cluster file or a secret that cannot be
+    ├── DoesNotFitError          a plan's machines are too small for the model
     ├── CheckpointError          the model directory itself
     │   ├── NotMoEError              no experts in it, or none that we can take out
     │   ├── UnsupportedFamilyError   experts, but a model of a kind that cannot run here
@@ -38,6 +39,10 @@ class ODMoEError(Exception):
 
 class ConfigError(ODMoEError):
     """A setting that cannot be: its name, its value and what is allowed are in the message."""
+
+
+class DoesNotFitError(ODMoEError):
+    """The machines that a plan is about have too little memory for the model."""
 
 
 class CheckpointError(ODMoEError):

@@ -35,7 +35,7 @@ class OpenVisit:
     request: Request
     turn: int
     needs: dict[int, Need] = field(default_factory=dict)
-    let_go: set[int] = field(default_factory=set)
+    let_go: tuple[int, ...] = ()
     since: float = 0.0
     waiting: int = 0
     left: int = 0

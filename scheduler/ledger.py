@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from scheduler.types import Visit
@@ -28,7 +29,8 @@ class RequestLedger:
     a more urgent one. `unused`: experts loaded (or begun) that the gate did not name. `late`: predictions that came
     after the gate. `in_time`: activated experts that a prediction had named by then. `stall_s`: from each gate until
     the last load that it needed had ended, where that was later. `hits`: experts computed without a load begun for
-    them, since they were in a slot; `decode_hits`: of those, in decoding.
+    them, since they were in a slot; `decode_hits`: of those, in decoding. `unpredicted`: activated experts of layers
+    whose prediction had not come when the books were closed; no tally has them.
     """
 
     prompt_tokens: int
@@ -42,12 +44,13 @@ class RequestLedger:
     decode_hits: int = 0
     late: int = 0
     in_time: int = 0
+    unpredicted: int = 0
     stall_s: float = 0.0
     prefill_stall_s: float = 0.0
     by_index: list[Tally] = field(default_factory=list)
     _predicted: dict[Visit, tuple[int, ...]] = field(default_factory=dict)
-    _activated: dict[Visit, frozenset[int]] = field(default_factory=dict)
-    _orphans: dict[Visit, frozenset[int]] = field(default_factory=dict)
+    _activated: dict[Visit, Collection[int]] = field(default_factory=dict)
+    _orphans: dict[Visit, Collection[int]] = field(default_factory=dict)
 
     def load_begun(self, prefilling: bool, late: bool) -> None:
         self.loads += 1
@@ -67,28 +70,34 @@ class RequestLedger:
 
     def predicted(self, visit: Visit, experts: tuple[int, ...]) -> None:
         """A prediction came, before or after the gate."""
-        activated = self._activated.pop(visit, None)
-        if activated is None:
+        activated = self._activated.pop(visit, None) if self._activated else None
+        if activated is None and self._orphans:
             activated = self._orphans.pop(visit, None)
         if activated is None:
             self._predicted[visit] = experts
         else:
-            self._add(visit, len(activated.intersection(experts)), len(activated))
+            self._add(visit, activated, experts)
 
-    def activated(self, visit: Visit, experts: frozenset[int]) -> None:
-        """A decode pass's gate fired."""
+    def activated(self, visit: Visit, experts: Collection[int]) -> None:
+        """A decode pass's gate fired. `experts`: all different."""
         predicted = self._predicted.pop(visit, None)
         if predicted is None:
             self._activated[visit] = experts
         else:
-            self._add(visit, len(experts.intersection(predicted)), len(experts))
+            self._add(visit, experts, predicted)
 
-    def _add(self, visit: Visit, correct: int, activated: int) -> None:
+    def _add(self, visit: Visit, activated: Collection[int], predicted: tuple[int, ...]) -> None:
+        tally = self._tally(visit)
+        tally.activated += len(activated)
+        for expert in activated:
+            if expert in predicted:
+                tally.correct += 1
+
+    def _tally(self, visit: Visit) -> Tally:
         index = visit.position - self.prompt_tokens
         while len(self.by_index) <= index:
             self.by_index.append(Tally())
-        self.by_index[index].correct += correct
-        self.by_index[index].activated += activated
+        return self.by_index[index]
 
     @property
     def unmatched(self) -> int:
@@ -101,14 +110,15 @@ class RequestLedger:
         self._activated.clear()
 
     def close(self) -> None:
-        """Predictions still missing count as wrong."""
+        """Predictions still missing were neither right nor wrong: they are counted by themselves."""
         self.orphan()
         for visit, experts in self._orphans.items():
-            self._add(visit, 0, len(experts))
+            self._tally(visit)  # its token is there, if without a recall
+            self.unpredicted += len(experts)
         self._orphans.clear()
         self._predicted.clear()
 
     @property
     def overall(self) -> Tally:
-        """Equation (3): over all decode passes and layers."""
+        """Equation (3): over all decode passes and layers that were predicted."""
         return Tally(sum(t.correct for t in self.by_index), sum(t.activated for t in self.by_index))

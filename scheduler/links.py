@@ -30,28 +30,27 @@ class MainLinks:
     reads no answer before it has sent everything (the paper's prefill takes as long)."""
 
     def __init__(self, profile: Profile, duplex: bool = True) -> None:
-        self._profile = profile
         self._hop_s, self._byte_s = profile.hop_s, 8 / profile.link_bits_per_s
+        self._row_bytes, self._kv_bytes = profile.hidden_bytes, profile.kv_bytes
         self._out = Lane()
         self._in = Lane() if duplex else self._out
         self._aligning = Lane()
 
     def sent(self, at: float, rows: int) -> float:
         """The embeddings of `rows` tokens leave for a worker at `at`; when they arrive."""
-        return self._carry(self._out, at, rows * self._profile.hidden_bytes)
+        passed, least = self._out.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
+        return passed if passed > least else least
 
     def answered(self, at: float, rows: int) -> float:
         """A worker's outputs for `rows` tokens leave at `at`; when they arrive."""
-        return self._carry(self._in, at, rows * self._profile.hidden_bytes)
+        passed, least = self._in.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
+        return passed if passed > least else least
 
     def aligned(self, at: float, rows: float) -> float:
         """Keys and values of so many tokens, of one layer each, leave for the shadow; when they arrive."""
-        return self._carry(self._aligning, at, rows * self._profile.kv_bytes)
+        passed = self._aligning.take(at, rows * self._kv_bytes * self._byte_s)
+        return max(passed, at + self._hop_s)
 
     def predicted(self, at: float) -> float:
         """A prediction leaves the shadow; when it arrives."""
-        return at + self._profile.hop_s
-
-    def _carry(self, lane: Lane, at: float, nbytes: float) -> float:
-        passed, least = lane.take(at, nbytes * self._byte_s), at + self._hop_s
-        return passed if passed > least else least
+        return at + self._hop_s

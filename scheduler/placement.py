@@ -39,11 +39,12 @@ class RoundRobin:
         return itertools.chain(itertools.islice(workers, start, None), itertools.islice(workers, start))
 
     def group(self, workers: Sequence[int], turn: int) -> list[int]:
-        size = min(self.group_size, len(workers))
-        start = turn * size % len(workers)
-        over = start + size - len(workers)
-        group = list(workers[start : start + size])
-        return group if over <= 0 else [*group, *workers[:over]]
+        size, count = self.group_size, len(workers)
+        if size > count:
+            size = count
+        start = turn * size % count
+        stop = start + size
+        return [*workers[start:stop]] if stop <= count else [*workers[start:], *workers[: stop - count]]
 
     def share(self, workers: Sequence[int], ordinal: int, experts: int) -> list[int]:
         return [workers[(ordinal * experts + expert) % len(workers)] for expert in range(experts)]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from scheduler.alignment import Alignment
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.profile import Profile
 from scheduler.simulator import Outcome, Scenario, simulate
-from scheduler.timing import LoadBudget, load_budget
+from scheduler.timing import LoadBudget, load_budget, luck
 from scheduler.workload import random_workload
 
 PAGE = 4096
@@ -86,14 +86,14 @@ class Hardware:
     messages: float = 1.0
 
     def slots(self, model: Model) -> int:
-        """How many experts fit on a worker. Raises ConfigError where not even one does."""
+        """How many experts fit on a worker. Raises DoesNotFitError where not even one does."""
         if self.device_bytes is None:
             return 1
         found = int((self.device_bytes - model.workspace_bytes) // model.expert_bytes)
         if found < 1:
             whole = size_text(model.expert_bytes + model.workspace_bytes)
-            raise ConfigError(
-                f"device-memory is {size_text(self.device_bytes)}, and one expert of {model.name} takes {whole} "
+            raise DoesNotFitError(
+                f"--device-memory is {size_text(self.device_bytes)}, and one expert of {model.name} takes {whole} "
                 f"({size_text(model.expert_bytes)} and room to compute {MINI_BATCH} rows); give workers that much, "
                 f"or a smaller dtype{' (bfloat16 halves it)' if model.item_bytes == 4 else ''}"
             )
@@ -143,8 +143,9 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`budget`: equation (1) for the chosen groups. `tried`: (group size, slots) -> tokens/s. `ttft_s`: by tokens of
-    the prompt. `ideal_tokens_per_s`: if loading took no time. `where`: seconds a token by what was waited for.
-    `memory`: bytes by node. `changes`: best first."""
+    the prompt. `luck`: by what share `tokens_per_s` is uncertain, routes and mistakes being drawn by chance (the same
+    ones for all that is compared with it). `ideal_tokens_per_s`: if loading took no time. `where`: seconds a token by
+    what was waited for. `memory`: bytes by node. `changes`: best first."""
 
     setup: Setup
     profile: Profile
@@ -153,6 +154,7 @@ class Plan:
     slots: int
     tried: dict[tuple[int, int], float]
     tokens_per_s: float
+    luck: float | None
     ideal_tokens_per_s: float
     ttft_s: dict[int, float]
     bound: str | None
@@ -181,7 +183,7 @@ def scaled(setup: Setup) -> Profile:
     shadow_s += _shadow_read(model, setup.policy.shadow) / shadow_rate
     expert_s = _rest(base.expert_s, expert_bytes, worker_rate) + model.expert_bytes / worker_rate
     packing_s = _rest(base.hop_s, base.hidden_bytes * 8, base.link_bits_per_s)
-    load_rate = hardware.load_bytes_per_s or expert_bytes / base.load_s
+    load_rate = hardware.load_bytes_per_s or (expert_bytes / base.load_s if base.load_s else math.inf)
     return replace(
         base,
         layers=model.layers,
@@ -264,13 +266,13 @@ def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None
 
 def choose(setup: Setup, step: Callable[[], None] = lambda: None) -> dict[tuple[int, int], float]:
     """(group size, slots) -> tokens/s, best first; of several that are as fast, the least memory, then the group
-    nearest to top-k. Raises ConfigError where no expert fits on a worker."""
+    nearest to top-k. Raises DoesNotFitError where no expert, or fewer than were asked for, fit on a worker."""
     policy, workers, top_k = setup.policy, setup.hardware.workers, setup.model.top_k
     room = setup.hardware.slots(setup.model)
     if policy.slots and setup.hardware.device_bytes is not None and policy.slots > room:
-        raise ConfigError(
-            f"slots is {policy.slots}, and device-memory {size_text(setup.hardware.device_bytes)} has room for {room} "
-            f"experts of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
+        raise DoesNotFitError(
+            f"--slots is {policy.slots}, and --device-memory {size_text(setup.hardware.device_bytes)} has room for "
+            f"{room} expert{'s' * (room > 1)} of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
         )
     groups = [policy.group_size] if policy.group_size else _sizes(workers, top_k)
     least = policy.slots or 1
@@ -309,7 +311,7 @@ def _told(step: Callable[[], None], setup: Setup, group_size: int, slots: int, t
 
 
 def make_plan(setup: Setup, step: Callable[[], None] = lambda: None) -> Plan:
-    """`step`: called before each simulation. Raises ConfigError."""
+    """`step`: called before each simulation. Raises ConfigError, DoesNotFitError."""
     from scheduler.changes import changes  # it plans the same way
 
     if not 1 <= setup.hardware.workers:
@@ -327,6 +329,7 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None) -> Plan:
         slots=slots,
         tried=tried,
         tokens_per_s=rate,
+        luck=luck(found.ttft_s, found.token_s),
         ideal_tokens_per_s=speed(at_once(setup), group_size, slots),
         ttft_s={n: outcome(setup, group_size, slots, 2, n).ttft_s for n in PROMPTS},
         bound=found.bound,

@@ -92,12 +92,15 @@ def load_profile(path: Path) -> Profile:
         raise ConfigError(f"profile {path} cannot be read: {error}") from error
     try:
         return _profile(fields, path)
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"profile {path} lacks {error} or has it in another form; see {PROFILES}") from error
+    except KeyError as error:
+        raise ConfigError(f"profile {path} lacks {error}; see those in {PROFILES}") from error
 
 
 def _profile(fields: Any, path: Path) -> Profile:
-    """Raises ConfigError, KeyError or TypeError."""
+    """Raises ConfigError or KeyError."""
+    _mapping(fields, "it", path)
+    for part in ("model", "cluster", "devices"):
+        _mapping(fields.get(part, {}), part, path)
     model, cluster, devices = fields["model"], fields["cluster"], fields.get("devices", {})
     _known(fields, "", ("name", "model", "cluster", "devices", *_TIMES, *_OPTIONAL_TIMES, *_NOTES), path)
     _known(model, "model.", (*_SIZES, *_OPTIONAL_SIZES), path)
@@ -126,6 +129,11 @@ def _profile(fields: Any, path: Path) -> Profile:
     )  # fmt: skip
 
 
+def _mapping(value: Any, name: str, path: Path) -> None:
+    if not isinstance(value, dict):
+        raise ConfigError(f"profile {path}: {name} is {value!r:.80}; it must be lines of `key: value`")
+
+
 def _known(part: Any, where: str, keys: tuple[str, ...], path: Path) -> None:
     """A key with a slip in it would pass for one that was left out."""
     if unknown := [str(key) for key in part if key not in keys]:
@@ -138,9 +146,9 @@ def _count(value: Any, key: str, path: Path) -> None:
 
 
 def _number(value: Any, key: str, path: Path) -> None:
-    """Raises ConfigError, or TypeError for what is no number."""
-    if isinstance(value, bool) or not 0 <= value < math.inf:
-        raise ConfigError(f"profile {path}: {key} is {value}; it must be a number of at least 0")
+    """Raises ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"profile {path}: {key} is {value!r}; it must be a number of at least 0")
 
 
 def _possible(part: int, key: str, whole: int, of: str, path: Path) -> None:

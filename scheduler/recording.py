@@ -149,13 +149,13 @@ def _read_head(head: Any) -> tuple[dict[str, Any], Choices]:
         raise _WrongError("it does not say what ran")
     try:
         shape = _made(t.ModelShape, core["shape"])
+        if not _possible(shape):  # before a scheduler makes room for it
+            raise _WrongError(f"no model has the shape {shape!r:.200}")
         alignment = _made(Alignment, core["alignment"])
         choices = _made(Choices, core | {"shape": shape, "alignment": alignment})
         choices.core()
     except (_WrongError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise _WrongError(f"no scheduler can be made as it says ({error})") from error
-    if not _possible(shape):
-        raise _WrongError(f"no model has the shape that it says, {shape}")
     return about, choices
 
 
@@ -164,6 +164,7 @@ def _possible(shape: t.ModelShape) -> bool:
     return (
         0 < len(layers) and list(layers) == sorted(set(layers)) and len(counts) in (1, len(layers))
         and 1 <= min(counts) and max(counts) <= shape.experts <= MAX_EXPERTS and 1 <= shape.top_k <= shape.experts
+        and len(layers) * shape.experts <= _MAX_ITEMS
     )  # fmt: skip
 
 

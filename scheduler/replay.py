@@ -25,7 +25,7 @@ class Replayed:
 
 def replay(recording: Recording) -> Replayed:
     """Tell a new core what the recorded one was told, at the same times. Raises ConfigError where no scheduler could
-    have been told that."""
+    have been told that, or it was told nothing: that would be identical whatever it does."""
     core = recording.choices.core()
     heap = [(now, number, event) for number, (now, event) in enumerate(recording.events)]
     heapq.heapify(heap)
@@ -43,4 +43,6 @@ def replay(recording: Recording) -> Replayed:
                 said = f"command {place} was {was or 'none'}, and is {mine or 'none'} here"
                 return Replayed(number + 1, compared, f"after event {number + 1}, {event}, {said}")
             compared += 1
+    if not compared:
+        raise ConfigError(f"the recording has {len(recording.events)} events and no command; nothing can be compared")
     return Replayed(len(recording.events), compared, None)

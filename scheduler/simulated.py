@@ -27,6 +27,8 @@ REQUEST = 1
 LOOKAHEAD = 2
 """Passes that a shadow may run ahead of the main model where no alignment is due, as `main_node.engine` tells it."""
 
+_ONE_EACH = itertools.repeat(1)
+
 
 class _Worker:
     """`tickets`: of each slot, its load; `since`: when each slot's last computed expert had left it."""
@@ -73,6 +75,7 @@ class World:
         self._gate = self._from = self._pass_began = 0.0
         self._main_s = 0.0
         self._load_s = profile.load_s
+        self._compute_s = profile.compute_s
         self._shadow_step = -1  # -1: it has not read the prompt yet
         self._shadow_busy = True
         self._shadow_idle = 0.0
@@ -146,7 +149,7 @@ class World:
         rows: tuple[tuple[int, int], ...]
         if visit.position:
             routes = self._workload.routes(visit.position - self._prompt_tokens, visit.layer)
-            rows = tuple([(expert, 1) for expert in sorted(routes)])
+            rows = tuple(zip(sorted(routes), _ONE_EACH, strict=False))
         else:
             rows = self._workload.prompt(visit.layer)
         self._post(t.GateFired(visit, rows))
@@ -198,15 +201,16 @@ class World:
     def _loaded(self, ticket: Ticket) -> None:
         if ticket.given_up:
             return
+        ticket.ended = now = self._now
         worker = self._workers[ticket.command.worker]
-        ticket.ended = self._now
         self._next_load(worker)
         if self.spans is not None:
             self._tell_load(ticket)
         self._post(t.LoadEnded(ticket.command.load_id))
-        for call in ticket.waiting:
-            self._begin_compute(call, self._now)
-        ticket.waiting.clear()  # they know the ticket: a circle that only the collector would find
+        if ticket.waiting:
+            for call in ticket.waiting:
+                self._begin_compute(worker, call, now)
+            ticket.waiting.clear()  # they know the ticket: a circle that only the collector would find
 
     def _tell_load(self, ticket: Ticket) -> None:
         self._span(f"worker {ticket.command.worker}", "load", _label(ticket.command), ticket.begun, self._now)
@@ -241,7 +245,7 @@ class World:
         if ticket is worker.running and ticket.begun + self._load_s >= arrives:
             ticket.waiting.append(call)
         elif ticket.ended >= 0 and len(worker.tickets) == 1:  # nothing else could come between
-            self._begin_compute(call, arrives)
+            self._begin_compute(worker, call, arrives)
         else:
             self._at(arrives, self._arrived, call)
 
@@ -249,12 +253,11 @@ class World:
         if call.ticket.ended < 0:
             call.ticket.waiting.append(call)
         else:
-            self._begin_compute(call, self._now)
+            self._begin_compute(self._workers[call.command.worker], call, self._now)
 
-    def _begin_compute(self, call: Call, at: float) -> None:
-        worker = self._workers[call.command.worker]
+    def _begin_compute(self, worker: _Worker, call: Call, at: float) -> None:
         call.start = start = at if at > worker.free else worker.free
-        call.end = worker.free = end = start + self.profile.compute_s(call.rows)
+        call.end = worker.free = end = start + self._compute_s(call.rows)
         heappush(self._heap, (end, next(self._order), self._computed, call))
 
     def _computed(self, call: Call) -> None:

@@ -6,8 +6,8 @@ only they are looked at when loads may begin.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 
 from scheduler import types as t
 from scheduler.errors import ConfigError
@@ -91,7 +91,8 @@ class Stock:
         worker = self.workers[number]
         worker.enqueue(need)
         worker.named += need.confirmed
-        self._touched.add(number)
+        if worker.free or worker.idle or need.confirmed:  # what is only predicted displaces nobody
+            self._touched.add(number)
 
     def _choose(self, turn: int, shun: int | None) -> int:
         """The worker for an expert that nobody was assigned: least named work, then a free slot, then its group."""
@@ -141,8 +142,9 @@ class Stock:
         need.held = None
         if not held.keeps:
             worker.slots[held.slot] = None
-            heapq.heappush(worker.free, held.slot)
-            self._touched.add(held.worker)
+            heappush(worker.free, held.slot)
+            if worker.queue:
+                self._touched.add(held.worker)
         else:
             self._one_less(held)
 
@@ -181,7 +183,7 @@ class Stock:
         self._forget(held)
         worker = self.workers[held.worker]
         worker.slots[held.slot] = None
-        heapq.heappush(worker.free, held.slot)
+        heappush(worker.free, held.slot)
         self._touched.add(held.worker)
 
     def _forget(self, held: Held) -> None:
@@ -194,19 +196,18 @@ class Stock:
         if not touched:
             return
         for number in sorted(touched) if len(touched) > 1 else tuple(touched):
-            worker = self.workers[number]
-            if worker.queue:
-                self._fill(worker)
+            self._fill(self.workers[number])
         touched.clear()
 
     def _fill(self, worker: Worker) -> None:
         """Start loads while there are slots. What the gate has named may displace what is only predicted."""
-        while worker.queue:
-            need = worker.queue[0]
+        queue = worker.queue
+        while queue:
+            need = queue[0]
             held = self._kept.get(need.expert) if self._kept else None
             if held is None and not worker.free and not self._make_room(worker, need):
                 return
-            worker.queue.pop(0)
+            queue.pop(0)
             if held is None:
                 self._start(worker, need)
             else:
@@ -235,7 +236,8 @@ class Stock:
 
     def _start(self, worker: Worker, need: Need) -> None:
         request, number, expert = need.opened.request, worker.number, need.expert
-        slot, load_id, keeps = heapq.heappop(worker.free), next(self._ids), self._residency.keeps(number, expert)
+        slot, load_id = heappop(worker.free), next(self._ids)
+        keeps = self._residency.keeps(number, expert)
         held = Held(number, slot, expert, load_id, keeps, request.ledger, [need])
         need.held, need.hit = held, False
         worker.slots[slot] = self.loads[load_id] = held

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.errors import ConfigError
@@ -23,6 +26,15 @@ class LoadBudget:
     @property
     def io_bound(self) -> bool:
         return self.slack_s < 0
+
+
+def luck(since: float, ends: Sequence[float]) -> float | None:
+    """By how much a rate of tokens is uncertain, as a share of it: the standard error of a token's time. `ends`: when
+    each was there, the first begun at `since`. None for fewer than two."""
+    times = [end - begin for begin, end in zip((since, *ends), ends, strict=False)]
+    if len(times) < 2 or sum(times) <= 0:
+        return None
+    return statistics.stdev(times) / math.sqrt(len(times)) / statistics.fmean(times)
 
 
 def load_budget(workers: int, group_size: int, main_s: float, worker_s: float, load_s: float) -> LoadBudget:

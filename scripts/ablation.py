@@ -49,7 +49,9 @@ def plan(args: Any, prompts: list[list[int]], timings: str) -> list[cells.Cell]:
         cost = args.prompts * args.tokens / recorded.TOKENS_PER_S
         wanted = [cells.Cell({"how": "recorded", "case": case, **sizes}, cost) for case in (1, 2, 3, 4)]
         of = {**profile, "scheduler": cells.sources("scheduler"), **sizes}
-        wanted += [cells.Cell({"how": "simulated", "case": case, **of}, 0.02 * args.tokens) for case in CASES]
+        wanted += [
+            cells.Cell({"how": "simulated", "case": case, **of}, 0.02 * args.tokens, ("scheduler",)) for case in CASES
+        ]
     if "emulated" in args.how:
         of = {"how": "emulated", **profile, "tokens": args.tokens}
         wanted += [
@@ -109,6 +111,7 @@ class Measure:
         return {
             "tokens_per_s": [report.decode_tokens_per_s], "recall": [report.recall],
             "stall_s": report.stall_s, "reloads": report.reloads, "unused_loads": report.unused_loads,
+            "unpredicted": report.unpredicted,
         }  # fmt: skip
 
 

@@ -31,10 +31,10 @@ from scheduler.profile import find_profile
 from scheduler.recorded import RecordedWorkload, recorded_workloads
 from scheduler.recording import Recording, read_recording, write_recording
 from scheduler.replay import replay
+from scheduler.types import WorkerJoined, WorkerLost
 
 VERSION = 1
 GOAL = 1.05
-PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
 PAPER_TOKENS_PER_S, PAPER_TTFT_S = 3.69, {16: 1.345, 128: 3.143}
 WAYS = ("ahead", "in-turn")
 ASKED_S = 1800.0
@@ -84,9 +84,17 @@ def _text(tokenizer: Any, prompt: list[int]) -> str:
     return text
 
 
-def compare(recording: Recording, times: list[Any], profile: str) -> list[dict[str, Any]]:
-    """Each prompt but the warm-up, as measured and as simulated. The last requests of a recording are ours."""
+def compare(
+    recording: Recording, prompts: list[tuple[list[int], int]], times: list[Any], profile: str
+) -> list[dict[str, Any]]:
+    """Each prompt but the warm-up, as measured and as simulated. The last requests of a recording are ours. SystemExit
+    where somebody else has asked meanwhile."""
     found = recorded_workloads(recording)[-len(times) :]
+    was, wanted = [(one.prompt_tokens, one.tokens) for one in found], [(len(ids), tokens) for ids, tokens in prompts]
+    if was != wanted:
+        raise SystemExit(
+            f"recorded were prompts and answers of {was} tokens, asked {wanted}; did others ask meanwhile?"
+        )
     pairs = list(zip(found, times, strict=True))[1:]
     return [_compare(recording, one, ttft_s, decode_s, profile) for one, (ttft_s, decode_s) in pairs]
 
@@ -99,22 +107,34 @@ def _compare(
     fitted = recorded.of_shape(find_profile(profile), shape)
     outcome = recorded.simulated(
         fitted, one, alignment=made.alignment, predictor=made.predictor, residency=made.residency,
-        prefill=made.prefill, mini_batch=made.mini_batch, workers=recording.about["workers"],
-        slots=recording.about["slots"], group_size=made.group_size,
+        prefill=made.prefill, mini_batch=made.mini_batch, group_size=made.group_size, **joined(recording),
     )  # fmt: skip
     row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.prefill}
     row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.ledger.overall.recall}
+    row["unpredicted"] = outcome.ledger.unpredicted
     if decode_s is not None:
         simulated = (outcome.token_s[-1] - outcome.ttft_s) / len(outcome.token_s)
         row |= {"token_s": decode_s / (one.tokens - 1), "simulated_token_s": simulated}
     return row
 
 
-class Measure:
-    """Computes any cell."""
+def joined(recording: Recording) -> dict[str, int]:
+    """How many workers there were, and the slots of each. SystemExit where they changed, or differ."""
+    came = [event for _, event in recording.events if isinstance(event, WorkerJoined)]
+    lost = sum(isinstance(event, WorkerLost) for _, event in recording.events)
+    slots = {event.slots for event in came}
+    if lost or len({event.worker for event in came}) != len(came) or len(slots) != 1:
+        raise SystemExit(f"{lost} workers were lost, {len(came)} came, with {sorted(slots)} slots: nothing to compare; "
+                         "bring all up anew")  # fmt: skip
+    return {"workers": len(came), "slots": slots.pop()}
 
-    def __init__(self, args: Any, tokenizer: Any, run: cells.Experiment, kept: cells.Kept) -> None:
+
+class Measure:
+    """Computes any cell. `fingerprint`: of the model that is to answer."""
+
+    def __init__(self, args: Any, tokenizer: Any, fingerprint: str, run: cells.Experiment, kept: cells.Kept) -> None:
         self._args, self._tokenizer, self._run, self._kept = args, tokenizer, run, kept
+        self._fingerprint = fingerprint
 
     def __call__(self, params: dict[str, Any]) -> dict[str, Any]:
         path = Path(self._run.path(params, ".recording"))
@@ -128,13 +148,16 @@ class Measure:
             )  # fmt: skip
             times = ask_here(self._kept, settings, prompts, path)
         recording = read_recording(path)
+        if recording.about["fingerprint"] != self._fingerprint:
+            raise SystemExit(f"{self._args.cluster} serves {recording.about['model']}, not {self._args.model}")
         profile = recording.about["profile"]
         if profile is None:
             raise SystemExit(f"the nodes of {self._args.cluster} keep no profile's times; bring them up with --profile")
         replayed = replay(recording)
         return {
-            "answers": compare(recording, times, profile), "events": replayed.events, "commands": replayed.commands,
-            "difference": replayed.difference, "profile": profile, "prefill": recording.choices.prefill,
+            "answers": compare(recording, prompts, times, profile), "profile": profile,
+            "prefill": recording.choices.prefill, "events": replayed.events, "commands": replayed.commands,
+            "difference": replayed.difference,
         }  # fmt: skip
 
 
@@ -221,10 +244,10 @@ def main() -> int:
         "tokens": args.tokens, "prompt_tokens": args.prompt_tokens, "mini_batch": None if hosts else args.mini_batch,
     }  # fmt: skip
     wanted = [cells.Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
-    depends = {"model": store.manifest.fingerprint, "sources": cells.sources(*PACKAGES)}
+    depends = {"model": store.manifest.fingerprint, "sources": cells.sources(*cells.PACKAGES)}
     note = f"emulated and simulated: {args.profile if not hosts else 'the profile that its nodes keep'}"
     with cells.Experiment(f"agreement-{kind}", args, VERSION, depends, note) as run, cells.Kept(store) as kept:
-        results = run.all(wanted, Measure(args, tokenizer, run, kept))
+        results = run.all(wanted, Measure(args, tokenizer, store.manifest.fingerprint, run, kept))
         rows = summary(results)
         profile = results[0]["profile"]
         run.write(rows, cells=results)
@@ -239,6 +262,8 @@ def main() -> int:
         for one in results:
             said = one["difference"] or "identical commands, in order"
             print(f"replayed ({one['prefill']}): {one['events']} events, {one['commands']} commands: {said}")
+        if missing := sum(one["unpredicted"] for result in results for one in result["answers"]):
+            print(f"{missing} activated experts had no prediction when their answer was told: it did not come in time")
         print(run.written([draw(run, rows, args, profile)]))
     return int(any(one["difference"] for one in results))
 

@@ -2,8 +2,10 @@
 
 An experiment is a list of cells, each parameters and a result. A finished cell is a line of OUT/NAME.cells.jsonl from
 that moment on, under a key of all that decides it: its parameters, the script's version, the model, the timings. So a
-second run computes what is missing, and one that was interrupted or killed goes on where it was. Beside it are
-written NAME.csv, NAME.json and NAME.png; with --quick all of them are called NAME-quick.
+second run computes what is missing, and one that was interrupted or killed goes on where it was. A line says of which
+code it is, too: cells of other code count, since most changes do not touch them and some take hours, but they are
+told of, on the screen and in what is written. Beside it are written NAME.csv, NAME.json and NAME.png; with --quick
+all of them are called NAME-quick.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import contextlib
 import csv
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import io
 import json
 import os
+import shutil
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,15 +39,18 @@ if TYPE_CHECKING:
 
 BLUE, AMBER, RED, DARK, PURPLE, PALE = "#3b6ea5", "#f0b429", "#d64545", "#222222", "#8d6bb3", "#9fb8cf"
 DPI, FOOT_POINTS = 130, 5.5
+PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
+"""What a real answer is made by."""
 TOLD_EVERY_S, PREDICTED_S = 30.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`params`: what JSON can say. `cost`: a guess of its seconds."""
+    """`params`: what JSON can say. `cost`: a guess of its seconds. `packages`: what it is computed by."""
 
     params: dict[str, Any]
     cost: float = 1.0
+    packages: tuple[str, ...] = PACKAGES
 
 
 def flags(about: str, prompts: tuple[int, int], tokens: tuple[int, int], model: Path = common.DEEP) -> Any:
@@ -90,11 +98,16 @@ def digest(value: Any) -> str:
 
 
 def sources(*packages: str) -> str:
-    """A digest of these packages' Python and YAML files, for cells that are cheap and depend on every line of them."""
+    """A digest of these packages' Python and YAML files, as they were when the experiment began: what is changed later
+    is not what runs. In the key of cells that are cheap and depend on every line of them."""
+    return digest([_sources(package) for package in packages]) if len(packages) > 1 else _sources(*packages)
+
+
+@functools.cache
+def _sources(package: str) -> str:
     sums = hashlib.sha256()
-    for package in packages:
-        for path in sorted(p for p in (common.ROOT / package).rglob("*") if p.suffix in (".py", ".yaml")):
-            sums.update(str(path.relative_to(common.ROOT)).encode() + b"\0" + path.read_bytes())
+    for path in sorted(p for p in (common.ROOT / package).rglob("*") if p.suffix in (".py", ".yaml")):
+        sums.update(str(path.relative_to(common.ROOT)).encode() + b"\0" + path.read_bytes())
     return sums.hexdigest()[:16]
 
 
@@ -120,26 +133,35 @@ class Ledger:
         ended = text.rfind(b"\n") + 1
         if ended < len(text):
             os.ftruncate(self._file, ended)
-        self._found = dict(self._read(text[:ended]))
+        found = list(self._read(text[:ended]))
+        self._found = {key: result for key, result, _ in found}
+        self._code = {key: code for key, _, code in found}
 
-    def _read(self, text: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read(self, text: bytes) -> Iterator[tuple[str, dict[str, Any], str | None]]:
         for number, line in enumerate(text.splitlines(), 1):
             try:
                 fields = json.loads(line)
-                yield str(fields["key"]), dict(fields["result"])
+                yield str(fields["key"]), dict(fields["result"]), fields.get("code")
             except (ValueError, KeyError, TypeError):
                 print(f"{self.path}, line {number}: no finished cell; it is computed again", file=sys.stderr)
 
     def get(self, key: str) -> dict[str, Any] | None:
         return self._found.get(key)
 
-    def put(self, key: str, params: dict[str, Any], result: dict[str, Any]) -> None:
+    def code(self, key: str) -> str | None:
+        """Of which code a finished cell is, as far as it says."""
+        return self._code.get(key)
+
+    def put(self, key: str, params: dict[str, Any], result: dict[str, Any], code: str) -> None:
         """On the disk when this returns."""
-        line = json.dumps({"key": key, "params": params, "result": result}).encode() + b"\n"
+        line = json.dumps({"key": key, "params": params, "code": code, "result": result}).encode() + b"\n"
         while line:
             line = line[os.write(self._file, line) :]
         os.fsync(self._file)
-        self._found[key] = result
+        self._found[key], self._code[key] = result, code
+
+    def keys(self) -> set[str]:
+        return set(self._found)
 
     def close(self) -> None:
         os.close(self._file)
@@ -157,14 +179,30 @@ class Experiment:
         self.folder = Path(args.out)
         self.note, self._model = note, str(args.model)
         self._version, self._depends = version, depends
+        sources(*PACKAGES)  # now, before anybody changes them
+        self._asked: dict[str, Cell] = {}
         self._ledger = Ledger(self.folder / f"{self.name}.cells.jsonl", args.fresh)
         self._console = Console(stderr=True)
+        self._tidy()
 
     def __enter__(self) -> Experiment:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._ledger.close()
+
+    def _tidy(self) -> None:
+        """A killed run leaves its scratch, and files of a cell that it did not finish; --fresh those of all cells."""
+        for left in self.folder.glob(f".{self.name}.scratch-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        finished = self._ledger.keys()
+        for file in (self.folder / f"{self.name}.files").glob("*"):
+            if file.name.split(".")[0] not in finished:
+                file.unlink()
+
+    def scratch(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder beside the results, for as long as a `with` holds it, or until the next run where one is killed."""
+        return tempfile.TemporaryDirectory(prefix=f".{self.name}.scratch-", dir=self.folder)
 
     def key(self, params: dict[str, Any]) -> str:
         return digest({"params": params, "version": self._version, "depends": self._depends})
@@ -184,6 +222,7 @@ class Experiment:
         """Each cell's result, in the cells' order; `measure` is called for those that are missing, or not `whole` any
         more. Ctrl-C leaves what is finished: SystemExit 130."""
         keys = [self.key(cell.params) for cell in cells]
+        self._asked |= zip(keys, cells, strict=True)
         missing = [
             (key, cell)
             for key, cell in dict(zip(keys, cells, strict=True)).items()
@@ -192,19 +231,27 @@ class Experiment:
         done = len(set(keys)) - len(missing)
         if done:
             self._console.print(f"{done} of {len(set(keys))} cells were finished before (--fresh forgets them)")
+        if other := self._of_other_code():
+            self._console.print(f"[yellow]{other}; --fresh computes all anew")
         if missing:
             guess = sum(cell.cost for _, cell in missing) / 60
             self._console.print(f"{many(len(missing), 'cell')} to compute, at a guess {guess:.1f} min")
         try:
             with self._progress(missing) as advance:
                 for key, cell in missing:
-                    self._ledger.put(key, cell.params, measure(cell.params))
+                    self._ledger.put(key, cell.params, measure(cell.params), sources(*cell.packages))
                     done += 1
                     advance(cell)
         except KeyboardInterrupt:
             self._console.print(f"interrupted: {done} of {len(set(keys))} cells are kept; the same command goes on")
             raise SystemExit(130) from None
         return [result for key in keys if (result := self._ledger.get(key)) is not None]
+
+    def _of_other_code(self) -> str | None:
+        """In words, how many of the cells that were asked for so far are of other code than this; None: none."""
+        known = {key: cell for key, cell in self._asked.items() if self._ledger.get(key) is not None}
+        other = sum(self._ledger.code(key) != sources(*cell.packages) for key, cell in known.items())
+        return f"{other} of {many(len(known), 'finished cell')} computed by other code than this" if other else None
 
     @contextlib.contextmanager
     def _progress(self, missing: list[tuple[str, Cell]]) -> Iterator[Callable[[Cell], None]]:
@@ -249,7 +296,8 @@ class Experiment:
     def facts(self) -> dict[str, str]:
         """What stands with every figure."""
         facts = {"machine": common.machine(), "command": common.command(), "model": self._model}
-        return facts | ({"note": self.note} if self.note else {})
+        note = "; ".join(filter(None, (self.note, self._of_other_code())))
+        return facts | ({"note": note} if note else {})
 
     def _replace(self, suffix: str, text: str) -> None:
         partial = self.folder / f".{self.name}{suffix}.partial"
@@ -347,4 +395,6 @@ def predicted(cluster: Any, prompt: list[int], tokens: int, **how: Any) -> Any:
     for step in steps:
         if step.report is None and not cluster.main.engine.wait_for_predictions(steps.number, PREDICTED_S):
             raise SystemExit(f"the shadow's predictions of a token did not come within {PREDICTED_S:.0f} s")
+    if step.report.unpredicted:
+        raise SystemExit("the shadow's predictions of the last token did not come in time; the same command goes on")
     return step.report

@@ -138,7 +138,10 @@ def draw_fig6(run: cells.Experiment, found: Found, args: Any) -> Any:
         panel.grid(axis="y", color="#eeeeee")
         panel.set_title(f"{shadow.upper()} shadow", fontsize=10)
         panel.set_xlabel("aligned every so many tokens", fontsize=9)
-    panels[0].set_ylabel("recall, %", fontsize=9)
+    low, high = panels[0].get_ylim()
+    panels[0].set_ylim(low, min(high, 100 + 0.02 * (100 - low)))
+    cut = f" (axis from {low:.1f})" if low > 0 else ""
+    panels[0].set_ylabel(f"recall, %{cut}", fontsize=9)
     panels[0].legend(loc="lower left", frameon=False, fontsize=8)
     figure.suptitle(
         f"Recall over alignment periods (Fig 6), {cells.many(few, 'prompt')} x {args.tokens} tokens", fontsize=11

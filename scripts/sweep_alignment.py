@@ -56,7 +56,7 @@ class Sweep:
         of = {"profile": name, "timings": cells.digest(self._profiles[name]), **self._sizes}
         of |= {"how": "simulated", "scheduler": cells.sources("scheduler")}
         cost = 0.003 * self._args.prompts * self._args.tokens
-        return [cells.Cell({**of, "token": token, "kv": kv}, cost) for token, kv in self.pairs()]
+        return [cells.Cell({**of, "token": token, "kv": kv}, cost, ("scheduler",)) for token, kv in self.pairs()]
 
     def emulated(self, name: str, pair: Pair) -> cells.Cell:
         of = {"profile": name, "timings": cells.digest(self._profiles[name]), "ids": cells.digest(self._prompts[0])}

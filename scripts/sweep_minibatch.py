@@ -52,7 +52,8 @@ class Sweep:
     def simulated(self, key: Key) -> cells.Cell:
         length, way, size = key
         params = {"how": "simulated", "prefill": way, "mini_batch": size, "scheduler": cells.sources("scheduler")}
-        return cells.Cell(self.recorded(length).params | params | self._of, 0.1 + length / 64 / abs(size or NONE))
+        cost = 0.1 + length / 64 / abs(size or NONE)
+        return cells.Cell(self.recorded(length).params | params | self._of, cost, ("scheduler",))
 
     def emulated(self, key: Key) -> cells.Cell:
         length, way, size = key

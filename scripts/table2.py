@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from cells import Cell
 from odmoe.settings import Settings
 from scheduler.profile import find_profile
 
+VERSION = 2
 OURS: dict[str, dict[str, Any]] = {
     "OD-MoE": {},
     "load on demand": {"predictor": "none"},
@@ -63,6 +64,7 @@ class Bench:
     args: Any
     profile: str | None
     stack: contextlib.ExitStack
+    run: cells.Experiment
     store: Any = field(init=False)
     tokenizer: Any = field(init=False)
 
@@ -93,6 +95,7 @@ class Bench:
         """Its shadow joined, and every expert once loaded where experts stay, before anything is measured."""
         found = self._kept.cluster(self.settings(column))
         if found is not self._warm:
+            self._warm = None
             stay = EMULATED[column].get("residency") == "all"
             for prompt in self.prompts(128, 2) if stay else self.prompts(16, 1):
                 cells.answer(found, prompt, 2)
@@ -105,7 +108,7 @@ class Bench:
             if column == TRANSFORMERS:
                 made = peers.transformers_peer(self.model, self.args.dtype)
             else:
-                folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix=".offload-", dir=self.args.out))
+                folder = self.stack.enter_context(self.run.scratch())
                 made = peers.accelerate_peer(self.model, self.args.dtype, Path(folder), column == COLD)
             made.answer(self.prompts(16, 1)[0], 4)
             self._peer = column, made
@@ -131,9 +134,10 @@ class Bench:
             loads = sum(one.loads - one.prefill_loads for one in answers) / ((count - 1) * len(answers))
             if EMULATED[column].get("residency") == "all" and loads > 1:
                 raise SystemExit(f"{column}: {loads:.1f} loads a decode token; its experts do not stay in their slots")
+            recalls = [one.recall for one in answers if one.recall is not None]  # of equally many experts
             more = {
-                "loads_a_token": loads,
-                "recall": answers[-1].recall, "emulated": answers[-1].emulated,
+                "loads_a_token": loads, "recall": statistics.fmean(recalls) if recalls else None,
+                "unpredicted": sum(one.unpredicted for one in answers), "emulated": answers[-1].emulated,
             }  # fmt: skip
         held = roles["main"] + roles["shadow"] + sum(roles["workers"])
         more |= {"memory_bytes": roles, "of_whole": held / peers.whole_bytes(self.model, self.args.dtype)}
@@ -249,11 +253,12 @@ def main() -> None:
     common.header("Table 2: speed, device memory, answer quality")
     machine_wide = {"dtype": args.dtype, "cluster": args.cluster, "shadow": args.shadow, "seed": args.seed,
                     "threads": Settings().threads_a_node, "cores": len(os.sched_getaffinity(0))}  # fmt: skip
-    note = f"emulated where it says so: {args.profile}" if "emulated" in args.parts else ""
+    threads = f"{cells.many(machine_wide['threads'], 'thread')} a node, and for Transformers and accelerate"
+    note = f"emulated where it says so: {args.profile}; {threads}" if "emulated" in args.parts else threads
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(cells.Experiment("table2", args, 1, machine_wide, note))
+        run = stack.enter_context(cells.Experiment("table2", args, VERSION, machine_wide, note))
         plan: list[tuple[str, Bench, Cell]] = []
-        bench = Bench(args.model, args, None, stack)
+        bench = Bench(args.model, args, None, stack, run)
         columns = [*OURS, *PEERS]
         if "speed" in args.parts:
             plan += [(show.AS_IT_IS, bench, cell) for cell in speed_cells(bench, columns, args.prompts, SECONDS)]
@@ -261,7 +266,7 @@ def main() -> None:
             plan += [(show.AS_IT_IS, bench, cell) for cell in quality_cells(bench, [c for c in columns if c != COLD])]
         plan.sort(key=lambda one: columns.index(one[2].params["column"]))  # an engine is begun once
         if "emulated" in args.parts:
-            deep = Bench(args.emulated_model, args, args.profile, stack)
+            deep = Bench(args.emulated_model, args, args.profile, stack, run)
             cases = speed_cells(deep, list(EMULATED), args.emulated_prompts, EMULATED_SECONDS)
             plan += [(f"emulated: {args.profile}", deep, cell) for cell in cases]
         whose = {run.key(cell.params): one for _, one, cell in plan}

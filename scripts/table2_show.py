@@ -120,7 +120,7 @@ def _speed_table(rows: list[dict[str, Any]]) -> str:
                 if (row["input"], row["output"]) == case
             }  # fmt: skip
             lines.append([title, f"{case[0]}, {case[1]}", *(found.get(name, "-") for name in names)])
-        lines.append([title, "mean", *(_number(mean(rows, name, metric), metric) for name in names)])
+        lines.append([title, f"mean of {len(ours)} cases", *(_mean(rows, name, metric, ours) for name in names)])
     by_name = {
         "recall, %": ("recall", lambda v: f"{100 * v:.2f}"),
         "loads a decode token": ("loads_a_token", lambda v: f"{v:.2f}"),
@@ -131,6 +131,13 @@ def _speed_table(rows: list[dict[str, Any]]) -> str:
         if any(values.values()):
             lines.append([title, "mean", *(write(statistics.fmean(v)) if v else "-" for v in values.values())])
     return _table(lines)
+
+
+def _mean(rows: list[dict[str, Any]], column: str, metric: str, cases: list[tuple[int, int]]) -> str:
+    """Over a column's cases, which it names where they are others than `cases`."""
+    found = [(row["input"], row["output"]) for row in rows if row["column"] == column]
+    said = _number(mean(rows, column, metric), metric)
+    return said if sorted(found) == sorted(cases) else said + f" ({'; '.join(f'{i}, {o}' for i, o in found)})"
 
 
 def _number(value: float | None, metric: str) -> str:

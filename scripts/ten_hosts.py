@@ -4,7 +4,9 @@
 .venv/bin/python scripts/ten_hosts.py --steps up,answers,faults     # leaves the hosts up
 
 Makes the testbed of the cluster file (`scripts/testbed.py`, as root), brings it up with `odmoe up`, asks it as a user
-would. Tokens are compared with Transformers' own (`eager`). Results: results/ten_hosts.json.
+would. Tokens are compared with Transformers' own (`eager`). The step `emulated` brings the hosts up with
+models/deep-moe on a profile's times and has `scripts/agreement.py` ask them. Results: results/ten_hosts.json, and
+agreement-cluster.json beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,20 @@ from rich.table import Table
 from odmoe import certs
 from odmoe.clusters import cluster_dir
 from odmoe.hosts import read_cluster_file
-from scheduler.profile import find_profile
-from scheduler.simulator import Scenario, simulate
-from scheduler.workload import random_workload
 
 BIN = Path(sys.executable).parent
 STEPS = ("up", "links", "answers", "traffic", "refusals", "faults", "emulated", "down")
 PROFILE = "rtx3090-1gbe"
 LONG = 300
 BACK_S = 300.0
+AGREEMENT_S = 3600.0
 
 
 class Run:
     """One cluster file, and what was measured."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.file, self.shadow = str(args.cluster), args.shadow
+        self.file, self.shadow = str(args.cluster.resolve()), args.shadow
         self.rows: list[dict[str, Any]] = []
         self.answers = greedy(str(common.DEMO), [*common.prompts(args.prompts)], LONG)
         self.texts = common.prompts(args.prompts)
@@ -67,12 +66,10 @@ class Run:
         command = [sys.executable, str(common.ROOT / "scripts/testbed.py"), verb, "--cluster", self.file, *words]
         return run(command, 120, data=data)
 
-    def up(self, *flags: str, name: str = "odmoe up") -> None:
+    def up(self, *flags: str, model: Path = common.DEMO, name: str = "odmoe up") -> None:
         began = time.monotonic()
-        said = run(
-            [str(BIN / "odmoe"), "up", self.file, "-m", str(common.DEMO), "--dtype", "float32", "--threads", "1",
-             "--shadow", self.shadow, "--timeout", "600", *flags], 900, stderr=True,
-        )  # fmt: skip
+        command = [str(BIN / "odmoe"), "up", self.file, "-m", str(model), "--dtype", "float32", "--threads", "1"]
+        said = run([*command, "--timeout", "600", *(flags or ("--shadow", self.shadow))], 900, stderr=True)
         last = [line for line in said.splitlines() if line.startswith("ready in")][-1]
         self.say(name, seconds=time.monotonic() - began, says=last)
 
@@ -214,18 +211,17 @@ class Run:
         return b"".join(pieces).decode().removesuffix("\n"), gaps, moment
 
     def step_emulated(self) -> None:
-        """The profile's hardware, laid over the demo's layers: on ten hosts, in one process, and by arithmetic."""
-        self.up("--profile", PROFILE, name="odmoe up, emulated")
-        hosts = [self.ask(text, 64)["decode_tokens_per_s"] for text in self.texts]
-        command = [
-            str(BIN / "odmoe"), "generate", "-m", str(common.DEMO), "--dtype", "float32", "--threads", "1", "--shadow",
-            self.shadow, "--profile", PROFILE, "--json", "--ignore-eos", "-n", "64",
-        ]  # fmt: skip
-        alone = [json.loads(run([*command, text], 600))["decode_tokens_per_s"] for text in self.texts]
-        self.say(
-            f"decode, emulated: {PROFILE}", ten_hosts_tokens_per_s=sorted(hosts)[len(hosts) // 2],
-            embedded_tokens_per_s=sorted(alone)[len(alone) // 2], arithmetic_tokens_per_s=arithmetic(64),
-        )  # fmt: skip
+        """The profile's hardware on ten hosts, with a model of its layers: beside the simulator and the paper."""
+        flags = ("--shadow", "int8", "--profile", PROFILE, "--record", "yes")  # as the paper's; `yes`: they keep one
+        self.up(*flags, model=common.DEEP, name="odmoe up, emulated")
+        file = os.path.relpath(self.file, common.ROOT)
+        print(run([sys.executable, "scripts/agreement.py", "--cluster", file], AGREEMENT_S), flush=True)
+        found = json.loads((common.RESULTS / f"agreement-{Path(file).stem}.json").read_text())
+        for row in found["rows"]:
+            self.say(f"emulated: {PROFILE}, {row.pop('what')}", **row)
+        for cell in found["cells"]:
+            told = f"{cell['events']} events, {cell['commands']} commands"
+            self.say("emulated, replayed", told=told, difference=cell["difference"])
 
     def step_down(self) -> None:
         began = time.monotonic()
@@ -234,14 +230,6 @@ class Run:
         self.testbed("down")
         left = [line for line in run(["ip", "-o", "link"], 10).splitlines() if "odm" in line]
         self.say("testbed down", links_left=len(left), namespaces_left=len(run(["ip", "netns"], 10).split()))
-
-
-def arithmetic(tokens: int) -> float:
-    """The simulator's decode tokens/s of the profile, with as many layers as the demo has and a perfect shadow."""
-    layers = json.loads((common.DEMO / "config.json").read_text())["num_hidden_layers"]
-    profile = replace(find_profile(PROFILE), layers=layers)
-    scenario = Scenario(profile, tokens=tokens + 1)
-    return float(simulate(scenario, random_workload(scenario, 1.0, 1)).decode_tokens_per_s or 0.0)
 
 
 def expired(folder: Path, to: Path, address: str) -> None:

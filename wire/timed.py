@@ -188,7 +188,13 @@ class TimedHandler:
 
     def _enters(self, message: Message, at: float) -> None:
         """Only now does it take its place on a link that several streams share."""
-        due = self._way.comes(message, at)
+        if self._over:
+            return
+        try:
+            due = self._way.comes(message, at)
+        except Exception as error:  # noqa: BLE001 - it has what no such message has: lost, it would be waited for
+            self._fail(error)
+            return
         self._last = max(self._last, due)
         self._time.agenda.at(self._last, lambda: self._arrives(message), due)
 
@@ -198,10 +204,13 @@ class TimedHandler:
         try:
             self._inner.on_message(message)
         except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
-            _log.exception("on_message failed")
-            ours = error if isinstance(error, ODMoEError) else None
-            self._end(ours or LinkError(f"handling a message failed: {error!r}; the stream was ended"))
-            self._cut()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        _log.error("handling a message failed", exc_info=error)
+        ours = error if isinstance(error, ODMoEError) else None
+        self._end(ours or LinkError(f"handling a message failed: {error!r}; the stream was ended"))
+        self._cut()
 
     def on_close(self, error: ODMoEError | None) -> None:
         """Behind all that is on its way."""

@@ -168,6 +168,18 @@ def test_cancelled_while_its_last_predictions_are_waited_for(
     canceller.join(WAIT_S)
 
 
+def test_predictions_that_never_came_are_told_apart_from_wrong_ones(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.main.engine.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
+    monkeypatch.setattr("main_node.node.DRAIN_S", 0.05)
+    *_, last = cluster.generate([5, 6, 7], 3, ignore_eos=True)
+    shape = cluster.main.shape
+    assert last.report is not None
+    assert (last.report.recall, last.report.recall_by_token, last.report.recall_in_time) == (None, [None, None], 0.0)
+    assert last.report.unpredicted == 2 * len(shape.layers) * shape.top_k
+
+
 def test_cancelled_while_the_shadow_is_made(cluster: EmbeddedCluster) -> None:
     release = threading.Event()
     cluster.main._shadow = ShadowStart(lambda: release.wait(WAIT_S) and None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from odmoe import asking
+from odmoe.settings import Settings
+from scheduler.errors import HostError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -76,3 +79,27 @@ def test_it_ends_when_nobody_reads_the_answer_any_more(monkeypatch: pytest.Monke
     code, _, _ = relayed(monkeypatch, program, broken=True)
     assert isinstance(code, BrokenPipeError)
     assert time.monotonic() - began < 30
+
+
+def test_a_record_that_is_not_there_does_not_keep_the_other_from_coming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main host wrote the record, and could not write the trace: the record is here, and the lack is told."""
+    cluster = tmp_path / "c.yaml"
+    fetched: list[str] = []
+
+    def fetch(ssh: Any, cluster: Any, there: str, to: Path, code: int) -> None:
+        fetched.append(to.name)
+        if to.name == "trace":
+            raise HostError("no such file")
+
+    machine = SimpleNamespace(send=lambda text: None, close=lambda: None)
+    ssh = SimpleNamespace(start=lambda host, command: machine)
+    monkeypatch.setattr(asking, "read_cluster_file", lambda file: SimpleNamespace(name="c", main=None))
+    monkeypatch.setattr(asking.Ssh, "of", lambda *of: contextlib.nullcontext(ssh))
+    monkeypatch.setattr(asking, "relay", lambda remote: (0, ""))
+    monkeypatch.setattr(asking, "_fetch", fetch)
+    settings = Settings(cluster=str(cluster), trace=str(tmp_path / "trace"), record=str(tmp_path / "record"))
+    with pytest.raises(HostError):
+        asking.ask(settings, ["HAMLET"], {"quiet": True, "debug": False})
+    assert sorted(fetched) == ["record", "trace"]

@@ -16,7 +16,7 @@ from odmoe.plan_model import model_of
 from odmoe.units import parse_bytes, parse_link, parse_rate
 from scheduler.errors import ConfigError
 from scheduler.planning import Hardware, Policy, Setup, memory
-from scheduler.profile import find_profile
+from scheduler.profile import PROFILES, find_profile
 from shadow_node.model import ShadowModel
 
 CONFIGS = Path(__file__).resolve().parents[1] / "data" / "configs"
@@ -42,7 +42,7 @@ def test_the_answer_in_words_comes_first(cli: Any) -> None:
     for part in ("tokens/s", "728.8 MB of device memory", "What would help most: bfloat16 in place of float32"):
         assert part in " ".join(words.split())
     for part in ("704.6 MB each", "does not hold below 10 workers", "--workers 8 --group-size 2 --slots 1"):
-        assert part in figures
+        assert part in " ".join(figures.split())
 
 
 def test_the_same_as_one_object(planned: Callable[..., dict[str, Any]]) -> None:
@@ -107,12 +107,13 @@ def test_a_planned_shadow_is_as_large_as_a_real_one(
         (("--workers", "0"), "--workers is 0; allowed: 1, 2"),
         (("--slots", "0"), "--slots is 0; allowed: 1, 2"),
         (("--group-size", "9"), "--group-size is 9; allowed: 1 to --workers (8)"),
-        (("--device-memory", "500MB"), "takes 728.8 MB"),
         (("--device-memory", "much"), "--device-memory is 'much'; allowed: a size such as 1GB"),
         (("--link", "1GB/s"), "--link is '1GB/s'; allowed: bits a second"),
         (("--load-bandwidth", "25Gbit/s"), "--load-bandwidth is '25Gbit/s'; allowed: bytes a second"),
         (("--recall", "1.5"), "--recall is 1.5; allowed: a number from 0 to 1"),
+        (("--recall", "0.5", "--shadow", "none"), "--recall is given with --shadow none"),
         (("--context", "0"), "--context is 0; allowed: 1, 2"),
+        (("--context", "99999999"), "--context is 99999999; allowed: 1 to 32768, the model's limit"),
         (("--profile", "nope"), "there is no profile 'nope'"),
         (("--shadow", "int4"), "--shadow is 'int4'; allowed: fp16, int8, nf4, none"),
         (("--dtype", "int8"), "--dtype is 'int8'; allowed: float32"),
@@ -125,6 +126,43 @@ def test_what_cannot_be_is_one_line(cli: Any, flags: tuple[str, ...], says: str)
     assert said.err.startswith("odmoe: ConfigError: ")
     assert said.err.count("\n") == 1
     assert says in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--device-memory", "500MB"), "one expert of mixtral-8x7b (mixtral, float32) takes 728.8 MB"),
+        (
+            ("--device-memory", "1GB", "--slots", "2"),
+            "--slots is 2, and --device-memory 1.00 GB has room for 1 expert of",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_exit_code_1(cli: Any, flags: tuple[str, ...], says: str) -> None:
+    said = cli("plan", "-m", MIXTRAL, *flags)
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert said.err.startswith("odmoe: DoesNotFitError: ")
+    assert says in said.err
+
+
+def test_no_line_is_wider_than_the_terminal(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of the words is lost by that."""
+    said = {}
+    for columns in (60, 80, 300):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        said[columns] = cli("plan", "-m", MIXTRAL, "--context", "16").out
+        assert 40 < max(map(len, said[columns].splitlines())) <= min(columns, 100)
+    assert said[60].split() == said[80].split() == said[300].split()
+
+
+def test_a_profile_on_which_loads_take_no_time(cli: Any, tmp_path: Path) -> None:
+    text = (PROFILES / "rtx3090-1gbe.yaml").read_text()
+    (tmp_path / "quick.yaml").write_text(text.replace("load_ms: 25.0", "load_ms: 0"))
+    said = cli("plan", "-m", MIXTRAL, "--profile", str(tmp_path / "quick.yaml"), "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert found["equation_1"]["load_s"] == 0
+    assert found["decode_tokens_per_s"] == found["decode_tokens_per_s_if_loads_took_no_time"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from scheduler.errors import ConfigError
 from scheduler.recorded import recorded_workloads
 from scheduler.recording import Recording, read_recording, write_recording
 from scheduler.replay import replay
+from scheduler.trace import read_trace
 from scheduler.types import WorkerLost
 
 COUNT = 8
@@ -112,6 +114,31 @@ def test_generate_records_and_simulate_replays(demo: Path, tmp_path: Path, cli: 
     wrong = cli("generate", "-m", str(demo), "--record", str(tmp_path / "none" / "log"), "HAMLET")
     assert wrong.code == 2
     assert "--record is" in wrong.err
+
+
+def test_what_would_destroy_another_file_is_refused(cli: Any, demo: Path, tmp_path: Path) -> None:
+    """A record is renamed to its place: not to that of a device, nor to that of the trace."""
+    os.mkfifo(tmp_path / "fifo")
+    one, other = str(tmp_path / "one"), f"{tmp_path}/../{tmp_path.name}/one"
+    for flags, says in (
+        (["--record", str(tmp_path / "fifo")], "--record is"),
+        (["--record", one, "--trace", other], "--trace and --record are both"),
+    ):
+        said = cli("generate", "-m", str(demo), *flags, "HAMLET")
+        assert (said.code, said.out) == (2, "")
+        assert says in said.err
+
+
+def test_a_shadow_that_does_not_run_is_not_reported(cli: Any, demo: Path, tmp_path: Path) -> None:
+    """Though --shadow says which it would be."""
+    log, trace = tmp_path / "log", tmp_path / "trace"
+    flags = ["--predictor", "random", "--shadow", "nf4", "--record", str(log), "--trace", str(trace)]
+    said = cli("generate", "-q", "--json", "-m", str(demo), "-n", "3", "--threads", "1", *flags, "HAMLET")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert (found["shadow"], found["predictor"], found["memory_bytes"]["shadow"]) == ("none", "random", 0)
+    assert read_recording(log).about["shadow"] == "none"
+    assert read_trace(trace)[1]["shadow"] == "none"
 
 
 def test_the_record_of_an_answer_that_fails_is_written(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +145,30 @@ def test_recorded_routes_on_another_system(cli: Any, log: Path) -> None:
     assert "aligned every 2" in said.err
 
 
+def test_recorded_routes_on_fewer_workers(cli: Any, log: Path) -> None:
+    """The recording's groups of two are no longer possible; nobody has asked for them."""
+    found = facts(cli, "--routes", str(log), "--workers", "1")
+    assert (found["workers"], found["group_size"]) == (1, 1)
+
+
+def test_luck_is_how_far_other_draws_are(cli: Any) -> None:
+    """Rates of many seeds scatter by about what one run says; what is not drawn at all has none."""
+    seeds = [facts(cli, "--recall", "0.9", "--tokens", "32", "--seed", str(seed)) for seed in range(12)]
+    rates = [found["decode_tokens_per_s"] for found in seeds]
+    scatter = statistics.stdev(rates) / statistics.fmean(rates)
+    assert scatter / 2 < statistics.fmean(found["luck"] for found in seeds) < 2 * scatter
+    assert facts(cli, "--system", "fully-cached", "--tokens", "9")["luck"] == pytest.approx(0, abs=1e-6)
+    assert "by the luck of the draw" in cli("simulate", "--recall", "0.9").out
+
+
+def test_a_replay_of_nothing_is_no_success(cli: Any, tmp_path: Path) -> None:
+    """A scheduler that was told nothing decides nothing, whatever it is like."""
+    write_recording(tmp_path / "empty", Recorder({}, SCENARIO.choices).take())
+    said = cli("simulate", "--replay", str(tmp_path / "empty"))
+    assert (said.code, said.out) == (2, "")
+    assert "0 events and no command; nothing can be compared" in said.err
+
+
 def test_a_replay_that_differs_fails(cli: Any, log: Path, tmp_path: Path) -> None:
     said = cli("simulate", "--replay", str(log))
     assert (said.code, said.out.endswith(" commands: identical, in order\n")) == (0, True)
@@ -162,6 +188,10 @@ def test_a_replay_that_differs_fails(cli: Any, log: Path, tmp_path: Path) -> Non
         (["--recall", "1.5"], "--recall is 1.5; allowed: a number from 0 to 1"),
         (["--recall", "0.5", "--system", "on-demand"], "--recall is about the shadow's predictions"),
         (["--tokens", "0"], "--tokens is 0; allowed: 1, 2, ..."),
+        (["--tokens", "99999999999"], "--tokens is 99999999999; allowed: 1 to 4194304"),
+        (["--experts", "1000000"], "--experts is 1000000; allowed: 1 to 65536"),
+        (["--align-kv", "2", "--system", "on-demand"], "--align-kv is about the shadow's KV cache, and --predictor is"),
+        (["--trace", "FIFO"], "allowed: a file in a directory"),
         (["--tokens", "many"], "Invalid value for '--tokens'"),
         (["--top-k", "9"], "--top-k is 9 with 8 experts; allowed: 1 to 8"),
         (["--layers", "0"], "--layers is 0; allowed: 1, 2, ..."),
@@ -179,7 +209,9 @@ def test_a_replay_that_differs_fails(cli: Any, log: Path, tmp_path: Path) -> Non
         (["--routes", "LOG", "--tokens", "7"], "--tokens is 7; allowed: 1 to 6, as request 1"),
     ],
 )
-def test_what_is_wrong_is_said(cli: Any, log: Path, flags: list[str], says: str) -> None:
-    said = cli("simulate", *[str(log) if flag == "LOG" else flag for flag in flags])
+def test_what_is_wrong_is_said(cli: Any, log: Path, tmp_path: Path, flags: list[str], says: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    named = {"LOG": str(log), "FIFO": str(tmp_path / "fifo")}
+    said = cli("simulate", *[named.get(flag, flag) for flag in flags])
     assert said.code == 2
     assert says in said.err

@@ -469,10 +469,13 @@ class Referee:
         self.seen["stall"] += books.stall > 0
         # Equations (2) and (3): what was activated, token by token, and how much of it some prediction had named.
         pairs = {
-            v: (len(experts & books.matched.get(v, frozenset())), len(experts))
+            v: (len(experts & books.matched[v]), len(experts))
             for v, experts in books.activated.items()
+            if v in books.matched
         }
         ledger.close()
+        assert ledger.unpredicted == sum(len(e) for v, e in books.activated.items() if v not in books.matched)
+        self.seen["unpredicted"] += ledger.unpredicted > 0
         for n in range(self.plan.answer):
             of_token = [pair for visit, pair in pairs.items() if visit.position == books.prompt + n]
             tally = ledger.by_index[n] if n < len(ledger.by_index) else None

@@ -186,6 +186,20 @@ def test_whoever_waits_too_long_hears_so_and_it_is_not_done_afterwards(
     assert world.order == []
 
 
+def test_what_has_begun_when_patience_ends_is_known_to_whoever_waits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def slow() -> int:
+        monkeypatch.setattr(module, "PATIENCE_S", WAIT_S)
+        threading.Timer(0.5, go.set).start()
+        return 7 if go.wait(WAIT_S) else 0
+
+    monkeypatch.setattr(module, "PATIENCE_S", 0.25)
+    assert world.agenda.wait(0.0, slow) == 7
+
+
 # --- what is put off because something earlier may still come ---------------------------------------------------------
 
 

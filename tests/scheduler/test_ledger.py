@@ -69,16 +69,27 @@ def test_equation_3_weighs_experts_not_tokens() -> None:
     assert ledger.overall.recall == 5 / 6
 
 
-def test_a_prediction_that_never_comes_is_wrong_once_the_books_are_closed() -> None:
+def test_a_prediction_that_never_comes_is_neither_right_nor_wrong_but_counted_once_the_books_are_closed() -> None:
     ledger = RequestLedger(PROMPT)
     ledger.activated(visit(0, 1), frozenset({0, 1}))
     ledger.activated(visit(0, 3), frozenset({2, 3}))
-    ledger.predicted(visit(0, 3), (2, 3))
-    assert (ledger.unmatched, ledger.overall) == (1, Tally(2, 2))
+    ledger.predicted(visit(0, 3), (2, 7))
+    ledger.activated(visit(1, 1), frozenset({4, 5, 6}))
+    ledger.orphan()
+    assert (ledger.unmatched, ledger.overall, ledger.unpredicted) == (0, Tally(1, 2), 0)
+    for _ in range(2):
+        ledger.close()
+        assert (ledger.overall, ledger.unpredicted) == (Tally(1, 2), 5)
+        assert [tally.recall for tally in ledger.by_index] == [0.5, None]
+
+
+def test_an_orphan_s_prediction_may_still_come() -> None:
+    ledger = RequestLedger(PROMPT)
+    ledger.activated(visit(0, 1), frozenset({0, 1}))
+    ledger.orphan()
+    ledger.predicted(visit(0, 1), (0, 7))
     ledger.close()
-    assert (ledger.unmatched, ledger.overall) == (0, Tally(2, 4))
-    ledger.close()
-    assert ledger.overall == Tally(2, 4)
+    assert (ledger.overall, ledger.unpredicted) == (Tally(1, 2), 0)
 
 
 def test_a_prediction_for_a_layer_that_is_never_reached_counts_for_nothing() -> None:

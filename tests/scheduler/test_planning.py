@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.planning import (
     Hardware,
     Model,
@@ -181,7 +181,7 @@ def test_what_was_said_is_kept() -> None:
 
 def test_memory_that_holds_no_expert_is_refused_with_what_it_takes() -> None:
     with pytest.raises(
-        ConfigError, match=r"device-memory is 500\.0 MB, and one expert of .* takes 728\.8 MB"
+        DoesNotFitError, match=r"--device-memory is 500\.0 MB, and one expert of .* takes 728\.8 MB"
     ) as caught:
         make_plan(on(PAPER, device_bytes=500e6))
     assert "bfloat16" in str(caught.value)
@@ -190,7 +190,7 @@ def test_memory_that_holds_no_expert_is_refused_with_what_it_takes() -> None:
 
 def test_more_slots_than_there_is_room_for_are_refused() -> None:
     said = on(replace(PAPER, policy=replace(PAPER.policy, slots=2)), device_bytes=1e9)
-    with pytest.raises(ConfigError, match=r"slots is 2, .* has room for 1 experts"):
+    with pytest.raises(DoesNotFitError, match=r"--slots is 2, .* has room for 1 expert of"):
         make_plan(said)
 
 

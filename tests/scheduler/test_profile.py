@@ -149,3 +149,17 @@ def test_what_travels_takes_its_hop_or_what_the_link_needs() -> None:
     assert profile.align_s(32) == pytest.approx(32 * 65_536e-9)
     assert profile.align_s(16 * 32) == pytest.approx(16 * 32 * 65_536e-9)
     assert [profile.compute_s(n) for n in (1, 128)] == pytest.approx([0.0014, 0.0014 + 127 * 0.00002])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("load_ms: 25.0", "load_ms: quick", "load_ms is 'quick'; it must be a number"),
+        ("cluster: {workers: 8, group_size: 2}", "cluster: 8", "cluster is 8; it must be lines of `key: value`"),
+        ("load_ms: 25.0", "", "lacks 'load_ms'"),
+    ],
+)
+def test_a_wrong_form_is_named_by_its_key(tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=r"bad\.yaml") as caught:
+        load_profile(written(tmp_path, old, new))
+    assert says in str(caught.value)

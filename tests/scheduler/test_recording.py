@@ -275,6 +275,7 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
         ((0, "core", "alignment", "kv_period"), "1", "no scheduler can be made"),
         ((0, "core", "shape", "layers"), [3, 1], "no model has the shape"),
         ((0, "core", "shape", "experts"), 1 << 40, "no model has the shape"),
+        ((0, "core", "shape", "layers"), list(range(1 << 19)), "no model has the shape"),
         ((1, 0), "now", "event 0 of it: its time is 'now'"),
         ((1, 0), float("nan"), "event 0 of it: its time is nan"),
         ((3, 0), -5.0, "event 2 of it: its time is -5.0"),

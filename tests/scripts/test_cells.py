@@ -26,12 +26,19 @@ import cells
 def measure(params):
     with open("calls", "a") as file:
         file.write(f"{{params['x']}}\\n")
+    run.path(params, ".part").write_text("so far")
+    with run.scratch():
+        compute(params)
+    return {{"square": params["x"] ** 2, "by_token": [0.5, params["x"]]}}
+
+def compute(params):
     if params["x"] == int(os.environ.get("KILLED_AT", -1)):
         os.kill(os.getpid(), signal.SIGKILL)
     if params["x"] == int(os.environ.get("SLEEPS_AT", -1)):
         time.sleep(60)
-    return {{"square": params["x"] ** 2, "by_token": [0.5, params["x"]]}}
 
+if "CODE" in os.environ:
+    cells._sources = lambda package: os.environ["CODE"] + package
 args = cells.parse(cells.flags("about", (4, 2), (8, 4)))
 depends = {{"model": os.environ.get("MODEL", "a")}}
 with cells.Experiment("squares", args, int(os.environ.get("VERSION", 1)), depends, "emulated: none") as run:
@@ -121,6 +128,40 @@ def test_fresh_forgets_and_quick_stands_beside(folder: Path) -> None:
     assert run(folder, "--quick", "--fresh")[0] == [0, 1]
     assert run(folder)[0] == []
     assert run(folder, "--fresh")[0] == [0, 1, 2, 3]
+
+
+def test_cells_of_other_code_count_and_are_told_of(folder: Path) -> None:
+    run(folder, "--prompts", "2", CODE="old")
+    facts = json.loads((folder / "out" / "squares.json").read_text())
+    assert facts["note"] == "emulated: none"
+    computed, said = run(folder, "--prompts", "3", CODE="new")
+    assert computed == [2]
+    assert "2 of 2 finished cells computed by other code than this; --fresh" in " ".join(said.split())
+    facts = json.loads((folder / "out" / "squares.json").read_text())
+    assert facts["note"] == "emulated: none; 2 of 3 finished cells computed by other code than this"
+    assert "other code" not in run(folder, "--prompts", "3", "--fresh", CODE="new")[1]
+
+
+def test_lines_of_before_that_do_not_say_their_code_are_other_code(folder: Path) -> None:
+    run(folder)
+    old = [{name: value for name, value in json.loads(line).items() if name != "code"} for line in lines(folder)]
+    (folder / "out" / "squares.cells.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    computed, said = run(folder)
+    assert computed == []
+    assert "4 of 4 finished cells computed by other code than this" in " ".join(said.split())
+
+
+def test_what_a_killed_run_left_beside_its_cells_is_removed(folder: Path) -> None:
+    def beside() -> tuple[int, int]:
+        out = folder / "out"
+        return len(list(out.glob(".squares.scratch-*"))), len(list((out / "squares.files").glob("*")))
+
+    run(folder, code=-signal.SIGKILL, KILLED_AT="2")
+    assert beside() == (1, 3)
+    run(folder, "--prompts", "2")
+    assert beside() == (0, 2)
+    run(folder, "--prompts", "1", "--fresh")
+    assert beside() == (0, 1)
 
 
 def test_interrupted_says_how_to_go_on(folder: Path) -> None:

@@ -42,6 +42,21 @@ def test_the_papers_memory_is_a_third() -> None:
     assert row["of_whole"] == pytest.approx(1 / 3)
 
 
+def test_a_mean_of_other_cases_says_which() -> None:
+    figures = {"ttft_s": 1.0, "decode_tokens_per_s": 2.0, "tokens_per_s": 3.0}
+    ours = [
+        {"part": "speed", "block": "emulated: x", "model": "deep-moe", "column": column, "input": i, "output": o}
+        | figures
+        for column in ("OD-MoE", "OD-MoE, in turn")
+        for i, o in show.CASES
+        if column == "OD-MoE" or o == 64
+    ]
+    line = next(line for line in show.tables(ours).splitlines() if "mean of 4 cases" in line and "decode" in line)
+    _, _, _, whole, some, *papers = [text.strip() for text in line.split("|")]
+    assert (whole, some) == ("2.00", "2.00 (16, 64; 128, 64)")
+    assert papers[0] == "3.69"
+
+
 @pytest.mark.slow
 def test_a_small_run(tmp_path: Path) -> None:
     command = [

@@ -393,6 +393,22 @@ def test_a_handler_that_fails_ends_its_stream(
     assert [number for _, number, _ in world.told] == [1, 2]
 
 
+def test_a_message_that_cannot_be_timed_ends_its_stream(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Lost, it would be waited for."""
+    ends: list[ODMoEError | None] = []
+    cuts: list[int] = []
+    end = End(world.emulation)
+    end.on_close = ends.append  # type: ignore[method-assign]
+    handler = TimedHandler(end, main_way(), world.emulation, lambda: cuts.append(1))
+    for number in (1, 2):
+        handler.on_message(Stamped(101.0, 100.0, HERE, Computed(number, Tensor("uint8", (), b"x"), 0.0)))
+    handler.on_close(None)
+    with caplog.at_level(logging.CRITICAL):
+        world.until(102.0)
+    assert (end.heard(), cuts, len(ends)) == ([], [1], 1)
+    assert isinstance(ends[0], LinkError)
+
+
 # --- over each transport, by the real clock ---------------------------------------------------------------------------
 
 ASKED: tuple[Message, ...] = (
