@@ -145,6 +145,7 @@ class Measure:
             settings = Settings(
                 model=self._args.model, dtype="float32", cluster=self._args.cluster, profile=self._args.profile,
                 prefill=params["prefill"], mini_batch=self._args.mini_batch, record=str(path), threads=1,
+                shadow=self._args.shadow,
             )  # fmt: skip
             times = ask_here(self._kept, settings, prompts, path)
         recording = read_recording(path)
@@ -228,6 +229,10 @@ def parse() -> Any:
     parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; machines of a file have theirs")
     parser.add_argument("--prompt-tokens", type=cells.whole, default=16)
+    parser.add_argument(
+        "--shadow", choices=("fp16", "int8", "nf4"), default="int8",
+        help="its layer takes the profile's time whichever; fp16 costs a CPU least; machines of a file have theirs",
+    )  # fmt: skip
     parser.add_argument("--mini-batch", type=cells.whole, default=None)
     return cells.parse(parser)
 
@@ -242,6 +247,7 @@ def main() -> int:
     params = {
         "cluster": args.cluster, "profile": None if hosts else args.profile, "prompts": args.prompts, "seed": args.seed,
         "tokens": args.tokens, "prompt_tokens": args.prompt_tokens, "mini_batch": None if hosts else args.mini_batch,
+        "shadow": None if hosts else args.shadow,
     }  # fmt: skip
     wanted = [cells.Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
     depends = {"model": store.manifest.fingerprint, "sources": cells.sources(*cells.PACKAGES)}

@@ -107,8 +107,18 @@ def _int8_linear(weight: Tensor) -> Any:
     layer.weight = nn8.Int8Params(weight.to("cpu", torch.float16), requires_grad=False, has_fp16_weights=False)
     plain = layer.forward
 
-    def forward(x: Tensor) -> Tensor:  # bitsandbytes takes at most three dimensions; latent attention has four
-        return plain(x.flatten(0, -2)).unflatten(0, x.shape[:-1]) if x.dim() > 3 else plain(x)
+    def forward(x: Tensor) -> Tensor:
+        """What `plain` does, without what it does for training: a third of a small layer's time. bitsandbytes takes at
+        most three dimensions; latent attention has four."""
+        if layer.state.CB is None or layer.training or not x.numel():
+            return plain(x)
+        rows = x.reshape(-1, x.shape[-1])
+        ops = torch.ops.bitsandbytes
+        quantised, scale, outliers = ops.int8_vectorwise_quant.default(rows.to(torch.float16), INT8_THRESHOLD)
+        out, _ = ops.int8_mixed_scaled_mm.default(
+            rows, quantised, layer.state.CB, scale, layer.state.SCB, outliers, layer.bias
+        )
+        return out.view(*x.shape[:-1], -1)
 
     layer.forward = forward
     return layer

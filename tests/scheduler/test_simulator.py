@@ -191,7 +191,7 @@ def test_a_wrong_scenario_is_named(profile: Profile, said: dict[str, Any], names
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("name: x\n", "lacks"), ("[1, 2", "cannot be read"), ("3", "form")],
+    [("name: x\n", "lacks"), ("[1, 2", "cannot be read"), ("3", "must be lines")],
 )
 def test_a_bad_profile_is_named(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "bad.yaml"
