@@ -169,7 +169,7 @@ def draw(run: cells.Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
 
 
 def parse() -> Any:
-    parser = cells.flags(__doc__ or "", prompts=(4, 2), tokens=(128, 8))
+    parser = cells.flags(__doc__ or "", prompts=(4, 2), tokens=(128, 32))
     parser.add_argument("--how", nargs="+", choices=("emulated", "simulated"), default=["emulated"])
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
     parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
