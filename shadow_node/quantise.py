@@ -111,7 +111,7 @@ def _int8_linear(weight: Tensor) -> Any:
         """What `plain` does, without what it does for training: a third of a small layer's time. bitsandbytes takes at
         most three dimensions; latent attention has four."""
         if layer.state.CB is None or layer.training or not x.numel():
-            return plain(x)
+            return plain(x.flatten(0, -2)).unflatten(0, x.shape[:-1]) if x.dim() > 3 else plain(x)
         rows = x.reshape(-1, x.shape[-1])
         ops = torch.ops.bitsandbytes
         quantised, scale, outliers = ops.int8_vectorwise_quant.default(rows.to(torch.float16), INT8_THRESHOLD)

@@ -258,3 +258,20 @@ def test_rows_in_any_number_of_dimensions(scheme: str) -> None:
         expected = layer(rows)
         for shape in ((1, 6), (2, 3), (1, 1, 6), (1, 2, 3)):
             assert torch.equal(layer(rows.view(*shape, 64)), expected.view(*shape, 48))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_int8_is_what_bitsandbytes_own_layer_computes(dtype: torch.dtype, bias: bool) -> None:
+    """To the last bit, with outliers and without, whatever the dimensions of the first call are."""
+    torch.manual_seed(0)
+    weight, offset = torch.randn(40, 96), torch.randn(40) if bias else None
+    for shape in ((1, 2, 3, 96), (1, 96), (5, 96), (1, 7, 96), (2, 1, 96)):
+        layer = quantise_linear(weight, offset, "int8", "cpu")
+        for scale in (1.0, 9.0):
+            x = (torch.randn(shape) * scale).to(dtype)
+            found = layer(x)
+            own = type(layer).forward(layer, x.flatten(0, -2)).unflatten(0, shape[:-1])
+            assert found.dtype == own.dtype
+            assert torch.equal(found, own)
+            assert torch.equal(layer(x), found)
