@@ -19,8 +19,8 @@ from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, ODMoEError, PromptError, RequestError
+from scheduler.files import write_whole
 from scheduler.profile import find_profile
-from scheduler.recording import write_recording
 from scheduler.trace import write_trace
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _write_records(settings: Settings, job: Job) -> None:
     try:
         with ExitStack() as both:  # one that cannot be written does not keep the other from being
             if settings.record is not None:
-                both.callback(lambda path: write_recording(path, cluster.recording()), Path(settings.record))
+                both.callback(lambda path: write_whole(path, cluster.recording()), Path(settings.record))
             if settings.trace is not None:
                 both.callback(lambda path: write_trace(path, cluster.trace(), about(job.served)), Path(settings.trace))
     except (ODMoEError, OSError):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from odmoe.settings import DTYPES, PREFILLS, SHADOWS
+from odmoe.settings import DTYPES, SHADOWS
+from scheduler.choices import PREFILLS
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:

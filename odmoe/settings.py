@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from scheduler.alignment import Alignment
+from scheduler.choices import PREDICTORS, PREFILLS, RESIDENCIES, Predictor, Prefill, Residency
 from scheduler.errors import ConfigError
 
 MAX_PARALLEL = 16
@@ -17,15 +18,9 @@ MAX_PARALLEL = 16
 
 CLUSTERS = ("embedded", "local", "auto")
 Shadow = Literal["fp16", "int8", "nf4", "none"]
-Predictor = Literal["sep", "random", "none"]
-Residency = Literal["none", "all"]
-Prefill = Literal["ahead", "in-turn"]
 Loader = Literal["disk", "memory", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 SHADOWS: tuple[str, ...] = get_args(Shadow)
-PREDICTORS: tuple[str, ...] = get_args(Predictor)
-RESIDENCIES: tuple[str, ...] = get_args(Residency)
-PREFILLS: tuple[str, ...] = get_args(Prefill)
 LOADERS: tuple[str, ...] = get_args(Loader)
 DTYPES: tuple[str, ...] = get_args(Dtype)
 

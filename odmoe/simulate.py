@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from odmoe.settings import PREDICTORS, PREFILLS, RESIDENCIES
+from scheduler.choices import PREDICTORS, PREFILLS, RESIDENCIES
 from scheduler.errors import ConfigError
 
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from scheduler.alignment import Alignment
 from scheduler.core import Core
@@ -10,6 +11,13 @@ from scheduler.placement import RoundRobin
 from scheduler.predictors import make_predictor
 from scheduler.residency import make_residency
 from scheduler.types import ModelShape
+
+Predictor = Literal["sep", "random", "none"]
+Residency = Literal["none", "all"]
+Prefill = Literal["ahead", "in-turn"]
+PREDICTORS: tuple[str, ...] = get_args(Predictor)
+RESIDENCIES: tuple[str, ...] = get_args(Residency)
+PREFILLS: tuple[str, ...] = get_args(Prefill)
 
 
 @dataclass(frozen=True, slots=True)

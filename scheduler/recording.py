@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import secrets
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -67,19 +65,6 @@ class Recorder:
             )
         parts = self._parts.copy()
         return b"".join((self._head, *parts, msgpack.packb(len(parts))))
-
-
-def write_recording(path: Path, data: bytes) -> None:
-    """The file is there whole or not at all. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_recording(path: Path) -> Recording:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
-from scheduler.choices import Choices
+from scheduler.choices import PREDICTORS, PREFILLS, RESIDENCIES, Choices
 from scheduler.errors import ConfigError
 from scheduler.ledger import RequestLedger
 from scheduler.links import MainLinks
@@ -21,10 +21,6 @@ from scheduler.simulated import REQUEST, World
 from scheduler.trace import Span
 from scheduler.waits import Waits, bound_by
 from scheduler.workload import Workload
-
-PREDICTORS = ("sep", "random", "none")
-RESIDENCIES = ("none", "all")
-PREFILLS = ("ahead", "in-turn")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.errors import ConfigError
+from scheduler.files import write_whole
 
 LIMIT = 400_000
 SENT, CAME = "sent", "came"
@@ -101,9 +102,7 @@ def write_trace(path: Path, spans: Iterable[Span], about: dict[str, Any]) -> Non
     for number, span in enumerate(spans):
         events += _events(span, number, rows.index(span.row), origin)
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(json.dumps(document))
-    temporary.replace(path)
+    write_whole(path, json.dumps(document).encode())
 
 
 def _place(row: str) -> tuple[int, int]:

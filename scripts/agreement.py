@@ -27,9 +27,10 @@ import recorded
 from cells import AMBER, BLUE, DARK, PALE
 
 from odmoe.settings import Settings
+from scheduler.files import write_whole
 from scheduler.profile import find_profile
 from scheduler.recorded import RecordedWorkload, recorded_workloads
-from scheduler.recording import Recording, read_recording, write_recording
+from scheduler.recording import Recording, read_recording
 from scheduler.replay import replay
 from scheduler.types import WorkerJoined, WorkerLost
 
@@ -53,7 +54,7 @@ def ask_here(kept: cells.Kept, settings: Settings, prompts: list[tuple[list[int]
     """(TTFT, decode seconds or None) of each prompt, from a new cluster of this machine; its recording at `path`."""
     cluster = kept.cluster(settings)
     reports = [cells.answer(cluster, prompt, tokens) for prompt, tokens in prompts]
-    write_recording(path, cluster.recording())
+    write_whole(path, cluster.recording())
     kept.close()
     return [(report.ttft_s, report.decode_s if report.new_tokens > 1 else None) for report in reports]
 

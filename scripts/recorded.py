@@ -15,9 +15,10 @@ import cells
 
 from main_node.node import model_shape
 from odmoe.settings import Settings
+from scheduler.files import write_whole
 from scheduler.profile import Profile, find_profile
 from scheduler.recorded import RecordedWorkload, recorded_workloads
-from scheduler.recording import read_recording, write_recording
+from scheduler.recording import read_recording
 from scheduler.simulator import Outcome, Scenario, simulate
 from scheduler.types import ModelShape
 
@@ -40,7 +41,7 @@ def record(kept: cells.Kept, settings: Settings, prompts: list[list[int]], token
     """Every prompt answered by a new cluster; its recording at `path`."""
     cluster = kept.cluster(settings.but(record=str(path), **NEEDED))
     reports = [cells.predicted(cluster, prompt, tokens) for prompt in prompts]
-    write_recording(path, cluster.recording())
+    write_whole(path, cluster.recording())
     kept.close()  # a recording has all that its cluster ever answered
     return {"recall": [report.recall for report in reports], "bytes": path.stat().st_size}
 

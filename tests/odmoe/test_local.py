@@ -24,7 +24,8 @@ from odmoe.process import prepare_ray
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from scheduler.errors import ClusterError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
-from scheduler.recording import read_recording, write_recording
+from scheduler.files import write_whole
+from scheduler.recording import read_recording
 from scheduler.replay import replay
 
 pytestmark = pytest.mark.slow
@@ -262,7 +263,7 @@ def test_every_worker_is_killed_at_once(cluster: Any, reference: Any) -> None:
 
 def test_the_log_of_all_this_replays_to_the_same_commands(cluster: Any, tmp_path: Path) -> None:
     """Every answer so far, those at once, given up, cancelled and failed, and every loss of a node."""
-    write_recording(tmp_path / "log", cluster.recording())
+    write_whole(tmp_path / "log", cluster.recording())
     recording = read_recording(tmp_path / "log")
     kinds = {type(event).__name__ for _, event in recording.events}
     assert {"WorkerJoined", "ShadowJoined", "RequestOpened", "Predicted", "GateFired", "RequestClosed"} <= kinds

@@ -15,8 +15,9 @@ from odmoe.cluster import EmbeddedCluster
 from odmoe.generate import Job
 from odmoe.settings import Settings
 from scheduler.errors import ConfigError
+from scheduler.files import write_whole
 from scheduler.recorded import recorded_workloads
-from scheduler.recording import Recording, read_recording, write_recording
+from scheduler.recording import Recording, read_recording
 from scheduler.replay import replay
 from scheduler.trace import read_trace
 from scheduler.types import WorkerLost
@@ -25,7 +26,7 @@ COUNT = 8
 
 
 def log_of(cluster: EmbeddedCluster, file: Path) -> Recording:
-    write_recording(file, cluster.recording())
+    write_whole(file, cluster.recording())
     return read_recording(file)
 
 

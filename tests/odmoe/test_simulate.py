@@ -15,9 +15,10 @@ import pytest
 from odmoe.simulate import SYSTEMS
 from scheduler.alignment import Alignment
 from scheduler.choices import Choices
+from scheduler.files import write_whole
 from scheduler.links import MainLinks
 from scheduler.profile import find_profile
-from scheduler.recording import Recorder, write_recording
+from scheduler.recording import Recorder
 from scheduler.simulated import World
 from scheduler.simulator import Scenario, simulate
 from scheduler.trace import read_trace
@@ -53,7 +54,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert world.run(6)
     world.drain()
     file = tmp_path_factory.mktemp("log") / "log"
-    write_recording(file, recorder.take())
+    write_whole(file, recorder.take())
     return file
 
 
@@ -163,7 +164,7 @@ def test_luck_is_how_far_other_draws_are(cli: Any) -> None:
 
 def test_a_replay_of_nothing_is_no_success(cli: Any, tmp_path: Path) -> None:
     """A scheduler that was told nothing decides nothing, whatever it is like."""
-    write_recording(tmp_path / "empty", Recorder({}, SCENARIO.choices).take())
+    write_whole(tmp_path / "empty", Recorder({}, SCENARIO.choices).take())
     said = cli("simulate", "--replay", str(tmp_path / "empty"))
     assert (said.code, said.out) == (2, "")
     assert "0 events and no command; nothing can be compared" in said.err

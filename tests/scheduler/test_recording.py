@@ -17,10 +17,11 @@ from scheduler.alignment import Alignment
 from scheduler.choices import Choices
 from scheduler.core import Core
 from scheduler.errors import ConfigError
+from scheduler.files import write_whole
 from scheduler.links import MainLinks
 from scheduler.profile import Profile
 from scheduler.recorded import recorded_workload, recorded_workloads
-from scheduler.recording import Recorder, Recording, read_recording, write_recording
+from scheduler.recording import Recorder, Recording, read_recording
 from scheduler.replay import replay
 from scheduler.simulated import World
 from scheduler.simulator import Outcome, Scenario, simulate
@@ -315,9 +316,9 @@ def test_a_log_that_outgrows_memory_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "log"
-    write_recording(file, b"old")
+    write_whole(file, b"old")
     with pytest.raises(TypeError):
-        write_recording(file, "text")  # type: ignore[arg-type]
+        write_whole(file, "text")  # type: ignore[arg-type]
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (b"old", [file])
     with pytest.raises(OSError, match="none"):
-        write_recording(tmp_path / "none" / "log", b"")
+        write_whole(tmp_path / "none" / "log", b"")
