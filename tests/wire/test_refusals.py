@@ -27,6 +27,7 @@ from scheduler.errors import (
 from wire import doorman
 from wire.handshake import check_hello
 from wire.messages import PROTOCOL_VERSION, Failed, Hello, Load, Loaded, WorkerReady
+from wire.probe import Probe
 from wire.sessions import Session, Sessions
 from wire.tls import Identity
 
@@ -303,6 +304,16 @@ def test_callers_that_stall_do_not_keep_others_out(kit, authority, monkeypatch):
     for each in stalled:
         each.close()
     assert 1 <= len(examined) <= 4
+
+
+def test_a_caller_examined_in_anothers_place_is_not_called_refused(kit, authority, monkeypatch):
+    """It belongs here, and is hung up on because its address was refused before: its probe must not blame its files."""
+    ca = authority()
+    server = kit.serve(identity=Identity.read(ca.folder()))
+    monkeypatch.setattr(doorman.Doorman, "_suspects", lambda self, address: True)
+    host, _, port = server.address.rpartition(":")
+    probe = Probe(host, int(port), Identity.read(ca.folder()), "the worker")
+    assert [probe.look(2.0) for _ in range(6)] == [None] * 6
 
 
 def counted(method, calls):
