@@ -16,6 +16,9 @@ SHELL := bash
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
+# hqq's setup.py would otherwise compile CUDA kernels, which we do not use, and install them into whichever `python` is first on PATH.
+export DISABLE_CUDA := 1
+
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 

@@ -17,8 +17,8 @@ import torch
 from checkpoint import family
 from checkpoint.convert import Part, Plan
 from checkpoint.direct import open_direct, write_at
+from checkpoint.manifest import Blob, LayerSpec, TensorSpec, checksum
 from checkpoint.partial import Partial, Progress
-from checkpoint.store import Blob, LayerSpec, TensorSpec, checksum
 from checkpoint.tensors import aligned_buffer, round_up
 from checkpoint.weights import buffer_bytes, finite, read
 from scheduler.errors import CorruptCheckpointError

@@ -24,17 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.direct import sync_directory
-from checkpoint.store import (
-    MANIFEST,
-    ExpertStore,
-    LayerSpec,
-    blob_fault,
-    dense_fault,
-    layer_from,
-    possible,
-    possible_dense,
-    seal,
-)
+from checkpoint.manifest import MANIFEST, LayerSpec, layer_from, possible, possible_dense, seal
+from checkpoint.store import ExpertStore, blob_fault, dense_fault
 from scheduler.errors import StoreWriteError
 
 Progress = Callable[[str, int, int], None]
@@ -49,7 +40,7 @@ def partial_of(target: Path) -> Path:
 
 def begun(target: Path, identity: dict[str, Any]) -> bool:
     """Has a run from the very same files begun, and stopped? It had checked them."""
-    lines = _lines(partial_of(target) / "journal")
+    lines = journal_lines(partial_of(target) / "journal")
     return bool(lines) and lines[0].get("identity") == identity
 
 
@@ -71,28 +62,8 @@ class Partial:
 
         Raises StoreWriteError when it has not for 60 s, OSError.
         """
-        folder = partial_of(target)
-        seen, since = None, time.monotonic()
-        while not (target / MANIFEST).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = _try_lock(folder / "lock")
-            if lock is not None and not (target / MANIFEST).exists():
-                return Partial(target, lock)
-            if lock is not None:
-                _remove(folder)
-                os.close(lock)
-                return None
-            state = _moved(folder / "lock")
-            if state != seen:
-                seen, since = state, time.monotonic()
-            if time.monotonic() - since > IDLE_S:
-                raise StoreWriteError(
-                    f"another process{_said(folder / 'lock')} is writing the store {target} and has not got on for "
-                    f"{IDLE_S:.0f} s; end it and try again, or choose another place"
-                )
-            report("wait", 0, 1)
-            time.sleep(_POLL_S)
-        return None
+        lock = claim(partial_of(target), (target / MANIFEST).exists, f"the store {target}", report)
+        return None if lock is None else Partial(target, lock)
 
     def beat(self) -> None:
         """Say to whoever waits that we get on."""
@@ -104,7 +75,7 @@ class Partial:
 
         `planned`: what each layer will look like, checksums apart. Raises OSError.
         """
-        lines = _lines(self._journal)
+        lines = journal_lines(self._journal)
         if not lines or lines[0].get("identity") != identity:
             shutil.rmtree(self.store, ignore_errors=True)
             lines = []
@@ -112,7 +83,7 @@ class Partial:
         entries = {entry["layer"]: entry["spec"] for entry in lines[1:] if "layer" in entry}
         for done, (layer, fields) in enumerate(entries.items()):
             report("resume", done, len(entries))
-            spec = _spec(fields)
+            spec = layer_of(fields)
             if layer in planned and spec and _alike(spec, planned[layer]) and self._agrees(layer, spec):
                 self.layers[layer] = spec
         sums = next((entry["dense"] for entry in lines[1:] if "dense" in entry), None)
@@ -178,8 +149,36 @@ class Partial:
 
     def discard(self) -> None:
         """Leave nothing."""
-        _remove(self.folder)
+        discard(self.folder)
         os.close(self._lock)
+
+
+def claim(folder: Path, there: Callable[[], bool], what: str, report: Progress) -> int | None:
+    """The lock of `folder`, where `what` is written until it is `there`; None when another process has made it.
+
+    That one is waited for as long as it gets on. Raises StoreWriteError when it has not for 60 s, OSError.
+    """
+    seen, since = None, time.monotonic()
+    while not there():
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _try_lock(folder / "lock")
+        if lock is not None and not there():
+            return lock
+        if lock is not None:
+            discard(folder)
+            os.close(lock)
+            return None
+        state = _moved(folder / "lock")
+        if state != seen:
+            seen, since = state, time.monotonic()
+        if time.monotonic() - since > IDLE_S:
+            raise StoreWriteError(
+                f"another process{_said(folder / 'lock')} is writing {what} and has not got on for "
+                f"{IDLE_S:.0f} s; end it and try again, or choose another place"
+            )
+        report("wait", 0, 1)
+        time.sleep(_POLL_S)
+    return None
 
 
 def sweep(folder: Path, older_s: float) -> None:
@@ -190,11 +189,11 @@ def sweep(folder: Path, older_s: float) -> None:
                 continue
             lock = _try_lock(found / "lock")
             if lock is not None:
-                _remove(found)
+                discard(found)
                 os.close(lock)
 
 
-def _remove(folder: Path) -> None:
+def discard(folder: Path) -> None:
     """All but the lock first: whoever comes meanwhile finds it locked, or gone, never half of a store unlocked."""
     shutil.rmtree(folder / "store", ignore_errors=True)
     for name in ("journal", "journal.new", "lock"):
@@ -238,7 +237,7 @@ def _said(lock: Path) -> str:
     return ""
 
 
-def _lines(journal: Path) -> list[dict[str, Any]]:
+def journal_lines(journal: Path) -> list[dict[str, Any]]:
     """The journal's lines up to the first that is torn or damaged."""
     found: list[dict[str, Any]] = []
     with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -250,7 +249,8 @@ def _lines(journal: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _spec(fields: Any) -> LayerSpec | None:
+def layer_of(fields: Any) -> LayerSpec | None:
+    """What `asdict` made of a LayerSpec; None where it cannot be one."""
     try:
         spec = layer_from(fields)
         return spec if possible(spec) else None

@@ -16,9 +16,10 @@ from checkpoint import family
 from checkpoint.convert import Plan
 from checkpoint.dense_files import write_dense
 from checkpoint.layers import planned_layer, write_layers
+from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
 from checkpoint.partial import Partial, Progress, begun
 from checkpoint.source import Source, verify_bytes
-from checkpoint.store import DENSE, FORMAT, MANIFEST, ExpertStore, LayerSpec, Manifest
+from checkpoint.store import ExpertStore
 from scheduler.errors import CheckpointError, CorruptCheckpointError, StoreMismatchError, StoreWriteError
 
 

@@ -11,10 +11,11 @@ import torch
 from main_node.debts import Debts
 from main_node.layer import LayerWork, UnderWay
 from main_node.pace import Pace, RealPace
-from main_node.peers import PeerHandler, ask_usage
+from main_node.peers import PeerHandler, ask_usage, prediction_of, worker_of
 from main_node.record import MainRecord, gather
 from main_node.roster import NodeFacts, Role, Roster
 from main_node.sequence import RequestData, shadow_messages
+from main_node.watch import Watch
 from scheduler import types as t
 from scheduler.core import Core
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError, RequestFailedError
@@ -43,6 +44,7 @@ class Engine:
         self.on_lost: Callable[[Kind, int], None] = lambda kind, number: None
         self.on_decided: Callable[[t.Event, float, list[t.Command]], None] = lambda event, now, commands: None
         self.lookahead = lookahead
+        self.watch: Watch | None = None
         self.workers: dict[int, PeerHandler] = {}
         self.shadow: PeerHandler | None = None
         self._hello = hello
@@ -71,9 +73,9 @@ class Engine:
             lambda error: self._lost(number, peer, error),
         )
         ready = peer.open(connect, self._hello, deadline_s)
-        if not isinstance(ready, w.WorkerReady) or ready.slots < 1:
+        if not isinstance(ready, w.WorkerReady):
             peer.close()
-            raise ClusterError(f"worker {number} answered {ready}; is that the address of a worker, with a slot?")
+            raise ClusterError(f"worker {number} answered {ready}; is that the address of a worker?")
         round_trip_s = peer.round_trip()
         before = self.workers.get(number)
         if before is not None:
@@ -82,7 +84,7 @@ class Engine:
             self._check_in(peer)
             self.workers[number] = peer
             self._roster.joined("worker", number, ready, round_trip_s, peer.traffic)
-            self.post(t.WorkerJoined(number, ready.slots))
+            self.post(worker_of(number, ready))
         return ready
 
     def add_shadow(self, connect: Connect, deadline_s: float) -> w.ShadowReady:
@@ -150,17 +152,10 @@ class Engine:
             raise ClusterError(f"{message.error}: {message.message}")
 
     def _from_shadow(self, peer: PeerHandler, message: w.Message) -> None:
-        shape = self.core.shape
-        if isinstance(message, w.Failed):
-            self._shadow_lost(peer, ClusterError(f"{message.error}: {message.message}"))
-        elif not isinstance(message, w.Prediction):
-            self._shadow_lost(peer, ProtocolError(f"it sent {type(message).__name__}, which no shadow says"))
-        elif message.layer not in shape.layers or not all(0 <= e < shape.experts for e in message.experts):
-            named = f"experts {message.experts} of layer {message.layer}"
-            self._shadow_lost(peer, ProtocolError(f"it predicts {named}, which the model does not have"))
-        else:
-            self.record.came(message)
-            self.post(t.Predicted(message.request, message.position, message.layer, message.experts))
+        try:
+            self.post(prediction_of(message, self.core.shape, self.record.came))
+        except ClusterError as error:
+            self._shadow_lost(peer, error)
 
     def _lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
         if self._drop_worker(number, peer, error):
@@ -224,10 +219,12 @@ class Engine:
         if isinstance(command, t.Compute):
             self._send_compute(command)
         elif isinstance(command, t.Load):
-            self._ask(command.load_id, command, w.Load(command.load_id, command.slot, *command.expert))
+            self._ask(command.load_id, command, w.Load(command.load_id, command.slot, *command.expert, command.form))
         elif isinstance(command, t.Evict):  # what was asked of the slot is not answered any more
             self._owed.forgive_slot(command.worker, command.slot)
             self._tell(command.worker, w.Evict(command.slot))
+        elif isinstance(command, t.Route):
+            self._layers.route(command)
         elif isinstance(command, t.Resume):
             self._layers.resume(command.visit)
         elif isinstance(command, t.Fail):
@@ -243,8 +240,7 @@ class Engine:
         try:
             data = self._requests.get(command.request)
             for message in shadow_messages(command, data, self.core.alignment, self.lookahead):
-                if isinstance(message, w.Align):
-                    self.record.sent(message)
+                self.record.told(message)
                 shadow.send(message)
         except ClusterError as error:
             self._shadow_lost(shadow, error)
@@ -296,9 +292,13 @@ class Engine:
 
         Raises RequestFailedError.
         """
-        layer = LayerWork.gather(hidden, index, weights)
+        layer = LayerWork(hidden, index, weights)
+        if self.watch is not None:
+            self.watch.look(visit, layer)
         self.pace.gate(lambda: self._gate_fired(visit, layer))
         try:
+            for fact in self.watch.ahead(visit, layer) if self.watch is not None else ():
+                self.post(fact)
             self._wait(visit, layer)
             self.pace.resumed()
             self.record.resumed(visit.layer)
@@ -313,7 +313,7 @@ class Engine:
             if visit.request not in self._requests:
                 raise RequestFailedError(f"request {visit.request} was closed")
             self._layers[visit] = layer
-            self.post(t.GateFired(visit, layer.rows))
+            self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
         self.record.asked(visit.layer)
 
     def _wait(self, visit: t.Visit, layer: LayerWork) -> None:
@@ -333,8 +333,8 @@ class Engine:
         """
         answer_s = self._owed.answer_s
         with self._lock:
-            silent = {number: self.workers[number] for number in self._owed.silent()}
-        for number, peer in silent.items():
+            silent = [(number, self.workers[number]) for number in self._owed.silent()]
+        for number, peer in silent:
             self._lost(number, peer, DeadlineError(f"worker {number} has not answered for {answer_s:g} s"))
         with self._lock:
             if not self._owed and not layer.done.is_set():
@@ -366,17 +366,17 @@ class Engine:
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""
         with self._lock:
-            peers = [*(peer for _, peer in sorted(self.workers.items())), *([self.shadow] if self.shadow else [])]
+            peers = [self.workers[number] for number in sorted(self.workers)] + ([self.shadow] if self.shadow else [])
         return gather(self.record.take(), peers, deadline_s) if self.record.on else []
 
     def usage(self, deadline_s: float = 10.0) -> tuple[dict[int, w.WorkerUsage], w.ShadowUsage | None]:
-        """What every node holds. A node that does not answer in time is left out."""
+        """What every node holds; without those that do not answer in time."""
         with self._lock:
             workers, shadow = dict(sorted(self.workers.items())), self.shadow
         return ask_usage(workers, shadow, deadline_s)
 
     def nodes(self) -> list[NodeFacts]:
-        """Every node that has joined, lost ones too: workers by number, then the shadow. Returns at once."""
+        """See `Roster.facts`."""
         return self._roster.facts()
 
     def carried(self, number: int) -> dict[str, int] | None:
@@ -389,8 +389,7 @@ class Engine:
         """End every stream, and take no new one. A request that still waits for a worker fails."""
         with self._lock:
             self._closed = True
-            workers, self.workers = self.workers, {}
-            shadow, self.shadow = self.shadow, None
+            workers, self.workers, shadow, self.shadow = self.workers, {}, self.shadow, None
             self._owed.clear()
             for number in workers:
                 self.post(t.WorkerLost(number, "the main node was closed"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Self
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -12,6 +12,8 @@ from main_node.peers import read_output
 from scheduler import types as t
 from wire import messages as w
 
+Reweigh = Callable[[tuple[tuple[int, ...], ...]], tuple[torch.Tensor, torch.Tensor]]
+"""For each row its experts -> index and weights [T, k]; -1 and 0 where a row has fewer."""
 _ALIGN = 64
 _FIRST = torch.zeros(1, dtype=torch.int64)
 
@@ -21,56 +23,88 @@ class UnderWay(dict[t.Visit, "LayerWork"]):
 
     def resume(self, visit: t.Visit) -> None:
         if visit in self:
-            self[visit].done.set()
+            self[visit].give_up()
+
+    def route(self, command: t.Route) -> None:
+        """Before anything of the layer is sent."""
+        if command.visit in self:
+            self[command.visit].route(command.experts, command.resident)
 
     def release(self, request: int) -> None:
         """Whoever waits for a layer of this request need not any more."""
         for visit, layer in self.items():
             if visit.request == request:
-                layer.done.set()
+                layer.give_up()
 
 
 class LayerWork:
     """Rows are gathered and outputs added in the order of the family's eager forward, so that the result is the same to
     the last bit (unless mini-batches split an expert's rows).
 
+    hidden [T, H], index and weights [T, k]: what the gate said. `chosen`, `scores`: what the scheduler is told of it,
+    beyond the rows; see `GateFired`. `reweigh`: the routing of other experts than the gate chose, for each row.
     `done`: the scheduler has said to go on, or why not.
     """
 
-    __slots__ = ("_hidden", "_like", "_outputs", "_tokens", "_weights", "done")
-
-    def __init__(self, like: torch.Tensor) -> None:
+    def __init__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
         self.done = threading.Event()
-        self._like = like
+        self.hidden, self.index, self.weights = hidden, index, weights
+        self.chosen: tuple[tuple[int, ...], ...] = ()
+        self.scores: tuple[tuple[float, ...], ...] = ()
+        self.reweigh: Reweigh | None = None
+        self._like = hidden
         self._tokens: dict[int, torch.Tensor] = {}
         self._hidden: dict[int, torch.Tensor] = {}
         self._weights: dict[int, torch.Tensor] = {}
         self._outputs: dict[int, dict[int, torch.Tensor]] = {}
+        self._resident: frozenset[int] = frozenset()
+        self._owed: set[int] = set()
+        self._here = threading.Event()
+        self._gather(index, weights)
 
-    @classmethod
-    def gather(cls, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> Self:
-        """hidden [T, H], index and weights [T, k]."""
-        work = cls(hidden)
+    def _gather(self, index: torch.Tensor, weights: torch.Tensor) -> None:
         if len(index) == 1 and len(set(named := index[0].tolist())) == len(named):
-            work._gather_one(named, weights)
-            return work
+            self._gather_one(named, weights)
+            return
         by_choice = index.T  # [k, T]
         for expert in torch.unique(index).tolist():
+            if expert < 0:  # a row that fewer experts compute
+                continue
             place, token = torch.where(by_choice == expert)
-            work._tokens[expert] = token
-            work._hidden[expert] = hidden[token]
-            work._weights[expert] = weights[token, place]
-        return work
+            self._tokens[expert] = token
+            self._hidden[expert] = self.hidden[token]
+            self._weights[expert] = weights[token, place]
 
     def _gather_one(self, named: list[int], weights: torch.Tensor) -> None:
         """A single token, as in decoding: every expert gets the same row, copied only where its address is not one that
         torch itself would choose: the last bit of a float32 product depends on that."""
         row = self._like.clone() if self._like.data_ptr() % _ALIGN else self._like
         for expert in sorted(named):
-            place = named.index(expert)
-            self._tokens[expert] = _FIRST
-            self._hidden[expert] = row
-            self._weights[expert] = weights[0, place : place + 1]
+            if expert >= 0:
+                place = named.index(expert)
+                self._tokens[expert] = _FIRST
+                self._hidden[expert] = row
+                self._weights[expert] = weights[0, place : place + 1]
+
+    def route(self, experts: tuple[tuple[int, ...], ...], resident: tuple[int, ...]) -> None:
+        """The scheduler has decided who computes: `experts` of each row, where not as the gate chose; of all of them,
+        those that are `resident` need no load."""
+        if experts and self.reweigh is not None:
+            self._tokens.clear()
+            self._hidden.clear()
+            self._weights.clear()
+            self._gather(*self.reweigh(experts))
+        self._resident = frozenset(resident)
+        self._owed = set(resident)
+        if not resident:
+            self._here.set()
+
+    def partial(self, within_s: float) -> torch.Tensor | None:
+        """What the resident experts give [T, H], once they have answered. None: not within that time, or the layer is
+        given up."""
+        if not self._here.wait(within_s) or any(expert not in self._outputs for expert in self._resident):
+            return None
+        return self._combined(self._resident)
 
     @property
     def rows(self) -> tuple[tuple[int, int], ...]:
@@ -92,12 +126,27 @@ class LayerWork:
         expert, rows = command.expert.expert, slice(command.start, command.stop)
         kept = read_output(output, self._hidden[expert][rows], self._weights[expert])
         self._outputs.setdefault(expert, {})[command.start] = kept
+        if expert in self._owed and sum(len(part) for part in self._outputs[expert].values()) == len(
+            self._hidden[expert]
+        ):
+            self._owed.discard(expert)
+            if not self._owed:
+                self._here.set()
+
+    def give_up(self) -> None:
+        """Nobody need wait for it any more."""
+        self.done.set()
+        self._here.set()
 
     def combine(self) -> torch.Tensor:
         """The layer's output [T, H], once every row has come."""
+        return self._combined(self._tokens)
+
+    def _combined(self, experts: Collection[int]) -> torch.Tensor:
         result = torch.zeros_like(self._like)
         for expert, token in self._tokens.items():
-            parts = self._outputs[expert]
-            output = torch.cat([parts[start] for start in sorted(parts)]) if len(parts) > 1 else parts[0]
-            result.index_add_(0, token, output.to(result))
+            if expert in experts:
+                parts = self._outputs[expert]
+                output = torch.cat([parts[start] for start in sorted(parts)]) if len(parts) > 1 else parts[0]
+                result.index_add_(0, token, output.to(result))
         return result

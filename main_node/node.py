@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +20,7 @@ from main_node.report import Report, Times, build_report
 from main_node.sampling import GREEDY, Chooser, Sampling
 from main_node.sequence import Sequence
 from main_node.turns import Turns
+from main_node.watch import Watch, wanted
 from scheduler import types as t
 from scheduler.errors import ConfigError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
 
@@ -118,6 +121,7 @@ class MainNode:
 
     `stopper`: texts -> a function that is told every token of an answer, in order, and says when one of the texts is
     complete. `context`: most tokens of prompt and answer, where that is less than the model's own limit.
+    `token_predictor`: weights of the token-wise predictor, where the scheduler has one.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class MainNode:
         launch_s: float = 600.0,
         stopper: Stopper | None = None,
         context: int | None = None,
+        token_predictor: Path | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -143,7 +148,15 @@ class MainNode:
         self._pass = t.Visit(0, 0, 0)
         self._open: dict[int, Sequence] = {}
         self._cache_bytes_max = 0
+        self._sequence: Sequence | None = None
+        strategy = engine.core.strategy
+        if wanted(strategy):
+            engine.watch = Watch(self.model, strategy, self.shape, self._cache, token_predictor)
         dispatch_experts(self.model, self._experts_of)
+
+    def _cache(self) -> Any:
+        """Of the request whose pass is under way."""
+        return self._sequence.cache if self._sequence is not None else None
 
     def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -233,7 +246,7 @@ class MainNode:
         """One pass; the next token."""
         number, sequence = answer.number, answer.sequence
         with self._turns, torch.inference_mode(), sequence.passing():
-            self._pass = t.Visit(number, position, 0)
+            self._pass, self._sequence = t.Visit(number, position, 0), sequence
             self.engine.pace.begin_pass(len(tokens), first=position == 0)
             self.engine.record.begin_pass(number, position)
             self.engine.post(t.PassStarted(number, position, len(tokens), prefill=position == 0))

@@ -11,6 +11,7 @@ import torch
 from checkpoint.family import dtype_name
 from checkpoint.tensors import tensor_from_bytes
 from scheduler import errors
+from scheduler import types as t
 from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
 from wire.base import Channel, Handler
 from wire.messages import (
@@ -19,6 +20,7 @@ from wire.messages import (
     Failed,
     Hello,
     Message,
+    Prediction,
     ShadowReady,
     ShadowUsage,
     Stamped,
@@ -34,6 +36,25 @@ ECHO_S = 0.5
 """How often a round trip is measured, and how long that may take in all."""
 
 _ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords, Echo)
+
+
+def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
+    """What the scheduler hears of a worker that is ready."""
+    load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
+    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s)
+
+
+def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Prediction], None]) -> t.Predicted:
+    """What a shadow has said; `came` is told of it. Raises ClusterError where it is of no use any more."""
+    if isinstance(message, Failed):
+        raise errors.ClusterError(f"{message.error}: {message.message}")
+    if not isinstance(message, Prediction):
+        raise ProtocolError(f"it sent {type(message).__name__}, which no shadow says")
+    if message.layer not in shape.layers or not all(0 <= e < shape.experts for e in message.experts):
+        named = f"experts {message.experts} of layer {message.layer}"
+        raise ProtocolError(f"it predicts {named}, which the model does not have")
+    came(message)
+    return t.Predicted(message.request, message.position, message.layer, message.experts)
 
 
 class PeerHandler:

@@ -49,6 +49,11 @@ class MainRecord(NodeRecord):
             self.add("head", "", self._from, now)
             self.add("token", self._label, self._began, now)
 
+    def told(self, message: w.Message) -> None:
+        """The shadow was sent something."""
+        if isinstance(message, w.Align):
+            self.sent(message)
+
     def stalled(self, seconds: float) -> None:
         """Until now the main node has waited for a load, for so long."""
         if self.on and seconds > 0:

@@ -24,8 +24,10 @@ class Report:
     without it too. `finish`: stop (end of sequence), stop_text, length, or context (full). `lost`: workers, or the
     shadow, lost since the cluster started; `rejoined`: those that came back.
     `ignored`: generation settings of the model that
-    are not heeded; where there are any, `exact` is False. `seed`: of the draws, None where the likeliest was taken.
+    are not heeded; where there are any, or the router or the experts' form change the answer, `exact` is False. `seed`: of the draws, None where the likeliest was taken.
     `loads`: all, of which `prefill_loads`; `reloads`: begun after the gate for want of a prediction;
+    `named`: experts that decoding's gates named, after the router; `hits`: of them those whose bytes were in a slot by
+    then, the papers' hit rate being the one by the other; `host_computed`: of them those that a host place computed.
     `stall_s`: decoding's waits for loads. `memory_bytes`: weights, slots and caches a role, from the buffers;
     `memory_of_whole`: all of it, as a fraction of the weights of the model with every expert in memory, None where a
     node did not say what it holds.
@@ -52,6 +54,9 @@ class Report:
     loads: int
     prefill_loads: int
     reloads: int
+    named: int
+    hits: int
+    host_computed: int
     unused_loads: int
     late_predictions: int
     stall_s: float
@@ -93,8 +98,7 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
     workers, shadow = main.engine.usage()
     told = len(workers) == len(main.engine.workers) and (shadow is None) is (main.engine.shadow is None)
     count = len(sequence.tokens)
-    if main.engine.shadow is not None:
-        ledger.close()
+    ledger.close()
     overall = ledger.overall
     activated = overall.activated + ledger.unpredicted
     slots = [usage.device_bytes_max for usage in workers.values()]
@@ -117,6 +121,9 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
         loads=ledger.loads,
         prefill_loads=ledger.loads - ledger.decode_loads,
         reloads=ledger.reloads,
+        named=ledger.named,
+        hits=ledger.present,
+        host_computed=ledger.decode_host_calls,
         unused_loads=ledger.unused,
         late_predictions=ledger.late,
         stall_s=ledger.stall_s,
@@ -133,7 +140,7 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
         lost=list(main.engine.lost),
         rejoined=list(main.engine.rejoined),
         ignored=answer.chooser.ignored,
-        exact=not answer.chooser.ignored,
+        exact=main.engine.core.strategy.exact and not answer.chooser.ignored,
         seed=answer.chooser.seed,
         emulated=main.engine.pace.emulated,
         wire_bytes_per_token=_wire_bytes(main, answer, times.carried),

@@ -22,6 +22,7 @@ from odmoe.settings import Settings
 from odmoe.ssh import Ssh
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
+from scheduler.catalogue import forms_of
 from scheduler.errors import HostError, LaunchError, ODMoEError
 
 FETCH_S = 120.0
@@ -81,7 +82,7 @@ def _served(settings: Settings, cluster: ClusterFile) -> bool:
             return False
     if seen.get("fingerprint") is None:
         return False
-    store = prepare_store(settings.model, settings.store, settings.dtype)
+    store = prepare_store(settings.model, settings.store, settings.dtype, forms=forms_of(settings.precision))
     if seen["fingerprint"] != store.manifest.fingerprint:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "

@@ -29,6 +29,7 @@ from odmoe.ship import (
 from odmoe.ssh import Ssh, size_of
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
+from scheduler.catalogue import forms_of
 from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
 
 SILENT_S = 60.0
@@ -110,7 +111,9 @@ class _BringUp:
         """Here, made if need be, and on every host."""
         settings = self._settings
         with self._terminal.progress() as progress:
-            store = prepare_store(settings.model, settings.store, settings.dtype, progress).path.resolve()
+            store = prepare_store(
+                settings.model, settings.store, settings.dtype, progress, forms_of(settings.precision)
+            ).path.resolve()
         self._turns.end("store here")
         wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))
         with_room, without = self._checked(facts, wanted)

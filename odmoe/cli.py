@@ -105,6 +105,10 @@ def shard(
     dtype: Annotated[
         str | None, typer.Option(help=f"{', '.join(DTYPES)}; as stored unless said.", show_default=False)
     ] = None,
+    forms: Annotated[
+        str | None,
+        typer.Option(help="Add smaller forms of every expert: int4, int2, or int4,int2.", show_default=False),
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read every expert back and compare its checksum.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object about the store.")] = False,
     quiet: Quiet = False,
@@ -116,7 +120,8 @@ def shard(
 
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
-    run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug))
+    named = [name.strip() for name in forms.split(",")] if forms else []
+    run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug), named)
 
 
 add_commands(app)

@@ -13,15 +13,16 @@ from checkpoint.store import ExpertStore
 from main_node.engine import Connect, Engine
 from main_node.node import Answer, MainNode, ShadowStart, Step, model_shape
 from main_node.sampling import How
+from odmoe.budget import find_token_predictor, slots_of
 from odmoe.process import prepare_libraries
 from odmoe.recording import choices_of, record, taken
 from odmoe.settings import Settings
 from odmoe.text import make_stopper
 from scheduler.awaited import Awaited
+from scheduler.catalogue import forms_of, residency_of
 from scheduler.emulation import Emulation, MainPace, ShadowPace
 from scheduler.links import MainLinks
 from scheduler.profile import find_profile
-from scheduler.residency import make_residency
 from scheduler.trace import Span
 from wire import inprocess
 from wire.base import Channel, Handler, Node
@@ -100,7 +101,7 @@ def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | N
         kv.kinds(config_from_dict(store.manifest.config))
     choices = choices_of(settings, model_shape(store))
     if settings.workers_wanted:
-        make_residency(choices.residency).check(choices.shape, settings.workers * settings.slots)
+        residency_of(choices).check(choices.shape, settings.workers * slots_of(settings, store))
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
     return Engine(choices.core(), hello, pace=MainPace(emulation) if emulation else None)
@@ -112,7 +113,8 @@ def make_worker(
     """Raises LaunchError where the loader's memory does not suffice."""
     name = settings.loader if emulation is None else "emulated"
     loader = make_loader(name, store, emulation, settings.loader)
-    return travelling(Worker(f"worker {number}", store, arithmetic, loader, settings.slots), emulation)
+    slots, forms = slots_of(settings, store), forms_of(settings.precision)
+    return travelling(Worker(f"worker {number}", store, arithmetic, loader, slots, forms), emulation)
 
 
 def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | None) -> Node:
@@ -129,7 +131,8 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     """Raises ConfigError where --ctx-size is beyond the model."""
     dtype = parse_dtype(store.manifest.dtype)
     stopper = make_stopper(store.dense)
-    return MainNode(store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size)
+    token_file = find_token_predictor(settings, store)
+    return MainNode(store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file)
 
 
 class EmbeddedCluster:

@@ -18,6 +18,7 @@ from odmoe.process import prepare_process
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
+from scheduler.catalogue import forms_of
 from scheduler.errors import ConfigError, ODMoEError, PromptError, RequestError
 from scheduler.files import write_whole
 from scheduler.profile import find_profile
@@ -61,7 +62,8 @@ class Job:
         """What --json prints of one answer."""
         return {
             "text": text, **dataclasses.asdict(report), "cluster": self.served.cluster,
-            "shadow": shadow_of(self.served), "predictor": self.served.predictor, "dtype": self.dtype,
+            "shadow": shadow_of(self.served), "dtype": self.dtype, "system": self.served.system,
+            **{choice: getattr(self.served, choice) for choice in CHOICES}, "device_memory": self.served.device_memory,
         }  # fmt: skip
 
 
@@ -85,7 +87,8 @@ def run_generate(
         with terminal.progress() as progress:
             from odmoe.stores import prepare_store
 
-            store = prepare_store(settings.model, settings.store, settings.dtype, progress)
+            forms = forms_of(settings.precision)
+            store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
         with terminal.status() as say:
             tokenizer, ids = _tokens(settings, prompts, store, many, say)
             cluster = start_cluster(settings, store, say)
@@ -158,6 +161,16 @@ def check_writable(name: str, file: str) -> None:
         raise ConfigError(f"{name} is {file!r}; allowed: a file in a directory that can be written to")
 
 
+CHOICES = ("predictor", "residency", "router", "placement", "precision", "prefill")
+
+
+def system_of(settings: Settings) -> str:
+    """Its name, and what was chosen otherwise: `fate + residency lru`."""
+    preset = settings.preset
+    changed = [name for name in CHOICES if getattr(settings, name) != getattr(preset, name)]
+    return " + ".join([settings.system, *(f"{name} {getattr(settings, name)}" for name in changed)])
+
+
 def shadow_of(settings: Settings) -> str:
     """The precision of the shadow that runs; none where nothing asks it."""
     return settings.shadow if settings.shadowed else "none"
@@ -166,7 +179,7 @@ def shadow_of(settings: Settings) -> str:
 def about(settings: Settings) -> dict[str, Any]:
     """What a trace says of itself."""
     shown = (
-        "model", "cluster", "workers", "slots", "predictor", "residency", "prefill", "align_token", "align_kv", "dtype",
+        "model", "cluster", "workers", "slots", "device_memory", "system", *CHOICES, "align_token", "align_kv", "dtype",
         "loader",
     )  # fmt: skip
     said = {name: getattr(settings, name) for name in shown}
@@ -178,7 +191,7 @@ def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int, num
     it has a `number`; ConfigError."""
     from odmoe.text import as_chat, encode
 
-    text = as_chat(tokenizer, prompt, settings.system) if settings.chat else prompt
+    text = as_chat(tokenizer, prompt, settings.system_prompt) if settings.chat else prompt
     try:
         return encode(tokenizer, text, context, special=not settings.chat)
     except PromptError as error:
@@ -210,7 +223,7 @@ def _one(job: Job, ids: list[int], as_json: bool, terminal: Terminal) -> None:
         print(json.dumps(job.facts(text, report)))
         return
     _show("\n")
-    terminal.report(report, job.served.cluster)
+    terminal.report(report, job.served.cluster, system_of(job.served))
 
 
 def _many(job: Job, prompts: list[list[int]], parallel: int, as_json: bool, terminal: Terminal) -> None:

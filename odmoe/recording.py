@@ -8,6 +8,7 @@ from typing import Any
 
 from checkpoint.store import ExpertStore
 from main_node.engine import Engine
+from odmoe.budget import slots_of
 from odmoe.settings import Settings
 from scheduler.choices import Choices
 from scheduler.errors import ConfigError
@@ -21,8 +22,9 @@ def choices_of(settings: Settings, shape: ModelShape) -> Choices:
     group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_wanted else shape.top_k)
     predictor = settings.predictor if settings.predictor != "sep" or settings.shadowed else "none"
     return Choices(
-        shape, group, settings.alignment, settings.mini_batch, predictor, settings.residency, settings.prefill
-    )
+        shape, group, settings.alignment, settings.mini_batch, predictor, settings.residency, settings.prefill,
+        settings.router, settings.placement, settings.precision, settings.alpha, settings.prefetch,
+    )  # fmt: skip
 
 
 def record(engine: Engine, settings: Settings, store: ExpertStore) -> Recorder | None:
@@ -46,7 +48,8 @@ def _about(settings: Settings, store: ExpertStore) -> dict[str, Any]:
     versions = {"odmoe": version("odmoe"), "protocol": PROTOCOL_VERSION, "python": platform.python_version()}
     return {
         "model": settings.model or store.path.name, "fingerprint": manifest.fingerprint, "dtype": manifest.dtype,
-        "cluster": settings.cluster, "workers": settings.workers, "slots": settings.slots,
+        "system": settings.system, "cluster": settings.cluster, "workers": settings.workers,
+        "slots": slots_of(settings, store),
         "shadow": settings.shadow if settings.shadowed else "none", "loader": settings.loader,
         "profile": settings.profile, "versions": versions,
     }  # fmt: skip

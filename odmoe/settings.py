@@ -4,14 +4,16 @@ Python callers all read this table. No torch here: a wrong setting is answered a
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from scheduler.alignment import Alignment
-from scheduler.choices import PREDICTORS, PREFILLS, RESIDENCIES, Predictor, Prefill, Residency
+from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES, ROUTERS
 from scheduler.errors import ConfigError
+from scheduler.presets import SYSTEMS, Preset
 
 MAX_PARALLEL = 16
 """Most answers that a cluster of processes gives at once."""
@@ -25,6 +27,35 @@ LOADERS: tuple[str, ...] = get_args(Loader)
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
+def _memory(value: Any) -> str:
+    """`40%`, or bytes. Raises ValueError."""
+    parse_memory(value)
+    return str(value)
+
+
+def parse_memory(value: Any) -> tuple[float | None, int]:
+    """A share of all experts or None, and bytes where it is None. Raises ValueError."""
+    match = _MEMORY.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError("a share or bytes are wanted")
+    number, unit = float(match[1]), match[2]
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise ValueError("a share is above 0% and at most 100%")
+        return number / 100, 0
+    size = int(number * _UNITS[unit.lower()])
+    if size < 1:
+        raise ValueError("at least one byte is wanted")
+    return None, size
+
+
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(%|[KMGT]i?B|B|)", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{more}": base**power
+    for power, letter in enumerate("kmgt", 1) for more, base in (("b", 1000), ("ib", 1024))
+}  # fmt: skip
+
+
 def _no_truth(value: Any) -> Any:
     """YAML's `yes` is no number."""
     if isinstance(value, bool):
@@ -34,6 +65,7 @@ def _no_truth(value: Any) -> Any:
 
 Count = Annotated[int, BeforeValidator(_no_truth)]
 Number = Annotated[float, BeforeValidator(_no_truth)]
+DeviceMemory = Annotated[str, BeforeValidator(_memory)]
 
 
 def _setting(default: Any, allowed: str, about: str, *flags: str, **bounds: Any) -> Any:
@@ -46,7 +78,17 @@ def _count(default: int | None, about: str, *flags: str, least: int = 1) -> Any:
 
 
 def _one_of(default: str | None, choices: tuple[str, ...], about: str) -> Any:
+    """Of an `OneOf`, `choices` are what is allowed; of a Literal, they say it for people."""
     return _setting(default, ", ".join(choices), about)
+
+
+def _listed(value: str, info: ValidationInfo) -> str:
+    if value not in about(str(info.field_name))["allowed"].split(", "):
+        raise ValueError("it is not one of those")
+    return value
+
+
+OneOf = Annotated[str, AfterValidator(_listed)]
 
 
 class Settings(BaseModel):
@@ -66,12 +108,31 @@ class Settings(BaseModel):
     workers: Count = _count(8, "How many worker nodes; on a Ray cluster all that it has, when not given.")
     group_size: Count | None = _count(None, "Workers that serve a layer together; the model's top-k when not given.")
     slots: Count = _count(1, "Experts that a worker has room for.")
+    device_memory: DeviceMemory | None = _setting(
+        None, "a share of all experts (40%), or bytes (512MiB, 2GB)",
+        "Memory for experts, all workers' together, in place of --slots.",
+    )  # fmt: skip
     shadow: Shadow = _one_of("int8", SHADOWS, "The shadow's precision.")
-    predictor: Predictor = _one_of("sep", PREDICTORS, "Who says which experts come: the shadow, chance or nobody.")
-    residency: Residency = _one_of("none", RESIDENCIES, "Which experts stay in a slot after they were computed.")
-    prefill: Prefill = _one_of(
-        "ahead", PREFILLS, "Prefill's loads, transfers and computations at once, or one after the other as the paper's."
+    system: OneOf = _one_of("od-moe", tuple(SYSTEMS), "A system by name: what it chooses holds unless said otherwise.")
+    predictor: OneOf = _one_of("sep", PREDICTORS, "Who says which experts come.")
+    residency: OneOf = _one_of("none", RESIDENCIES, "Which experts stay in a slot after they were computed.")
+    router: OneOf = _one_of("top-k", ROUTERS, "Which experts compute a token; others than top-k change the answer.")
+    placement: OneOf = _one_of("device", PLACES, "Where an expert is computed, where the host is a second place.")
+    precision: OneOf = _one_of("full", FORMS, "In which form experts are loaded; others than full change the answer.")
+    alpha: Number | None = _setting(
+        None, "a number from 0 to 1", "How much a router may change: near-equal scores of expert-cache, share of skip.",
+        ge=0, le=1,
+    )  # fmt: skip
+    prefetch: Count | None = _count(
+        None, "Most experts of a layer that a predictor brings; its own rule when not given."
     )
+    token_predictor: str | None = _setting(
+        None, "a file", "The token-wise predictor's weights; the model's own token_predictor.safetensors if not given."
+    )
+    prefill: OneOf = _one_of(
+        "ahead", PREFILLS,
+        "Prefill's loads before gates, from each gate on, or loads, transfers and computations one after the other.",
+    )  # fmt: skip
     align_token: Count = _setting(1, "0 (never), 1, 2, ...", "Align the shadow's token every N tokens.", ge=0)
     align_kv: Count = _setting(1, "0 (never), 1, 2, ...", "Align the shadow's KV cache every N tokens.", ge=0)
     dtype: Dtype | None = _one_of(None, DTYPES, "The experts' and the main model's; as stored unless said.")
@@ -123,7 +184,7 @@ class Settings(BaseModel):
     )
     ignore_eos: bool = _setting(False, "true, false", "Go on past the end of sequence: for measuring.")
     chat: bool = _setting(False, "true, false", "The prompt is a message: put it into the model's chat template.")
-    system: str | None = _setting(None, "text", "With --chat: what the system says first.")
+    system_prompt: str | None = _setting(None, "text", "With --chat: what the system says first.")
     trace: str | None = _setting(
         None, "a file", "Write what every node did, for ui.perfetto.dev or scripts/timeline.py."
     )
@@ -131,10 +192,12 @@ class Settings(BaseModel):
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
         named = named or flag
+        unsaid = _chosen(values)
         try:
-            super().__init__(**values)
+            super().__init__(**(unsaid | values))
         except ValidationError as error:
             raise ConfigError(_explain(error, named)) from None
+        self.__pydantic_fields_set__.difference_update(unsaid)
         self._check_together(named)
 
     def _check_together(self, named: Callable[[str], str]) -> None:
@@ -144,8 +207,12 @@ class Settings(BaseModel):
             )
         if self.cluster not in CLUSTERS and not self.cluster_file and not _is_address(self.cluster):
             raise ConfigError(f"{named('cluster')} is {self.cluster!r}; allowed: {about('cluster')['allowed']}")
-        if self.system is not None and not self.chat:
-            raise ConfigError(f"{named('system')} is given without {named('chat')}; a system message is part of a chat")
+        if self.device_memory is not None and "slots" in self.model_fields_set:
+            raise ConfigError(f"{named('device_memory')} is given with {named('slots')}; give one of them")
+        if self.system_prompt is not None and not self.chat:
+            raise ConfigError(
+                f"{named('system_prompt')} is given without {named('chat')}; a system message is part of a chat"
+            )
 
     @property
     def threads_a_node(self) -> int:
@@ -170,6 +237,11 @@ class Settings(BaseModel):
         return "workers" in self.model_fields_set or not self.joined
 
     @property
+    def preset(self) -> Preset:
+        """What `system` chooses where nothing else was said."""
+        return SYSTEMS[self.system]
+
+    @property
     def shadowed(self) -> bool:
         """Whether a shadow is to run."""
         return self.predictor == "sep" and self.shadow != "none"
@@ -185,6 +257,12 @@ class Settings(BaseModel):
     def but(self, **changes: Any) -> Settings:
         """These settings with some changed, checked again. What nobody said stays unsaid."""
         return Settings(**(self.model_dump(exclude_unset=True) | changes))
+
+
+def _chosen(values: dict[str, Any]) -> dict[str, Any]:
+    """What the system that is named chooses, and nobody has said otherwise."""
+    preset = SYSTEMS.get(values.get("system", "od-moe"))
+    return {name: value for name, value in preset.values().items() if name not in values} if preset else {}
 
 
 def flag(name: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from checkpoint.manifest import FORMAT, MANIFEST
 from checkpoint.partial import sweep
 from checkpoint.source import Source, find_model, open_source
-from checkpoint.store import FORMAT, MANIFEST, ExpertStore
+from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, StoreWriteError
 
 if TYPE_CHECKING:
@@ -24,10 +25,13 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odmoe"
 
 
-def prepare_store(model: str, store: str | None, dtype: str | None, progress: Progress | None = None) -> ExpertStore:
+def prepare_store(
+    model: str, store: str | None, dtype: str | None, progress: Progress | None = None, forms: Sequence[str] = ()
+) -> ExpertStore:
     """The store of a model, whole and verified. Made first where there is none: at `store`, or in the cache.
 
-    A directory that is itself a store may be given as the model. Raises CheckpointError, StoreError.
+    A directory that is itself a store may be given as the model. `forms`: those that it shall have beside the full one,
+    added where they are missing. Raises CheckpointError, StoreError.
     """
     path = find_model(model)
     source = None if (path / MANIFEST).is_file() and not store else open_source(path)
@@ -47,7 +51,22 @@ def prepare_store(model: str, store: str | None, dtype: str | None, progress: Pr
         if cached is None:
             raise
         raise CorruptStoreError(f"{error}: remove {cached}, and it is made again by itself") from error
-    return opened
+    return with_forms(opened, forms, progress)
+
+
+def with_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | None = None) -> ExpertStore:
+    """A verified store with these forms. What is added has had its checksums taken from the very bytes written.
+
+    Raises ConfigError for an unknown form, CheckpointError, StoreError.
+    """
+    missing = [form for form in forms if form and form not in store.manifest.forms]
+    if not missing:
+        return store
+    from checkpoint.form_files import add_forms
+
+    found = add_forms(store, missing, progress)
+    found.trust(stamps_dir())
+    return found
 
 
 def make_or_open(source: Source, target: Path, dtype: str | None, progress: Progress | None = None) -> Made:

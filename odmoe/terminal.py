@@ -79,13 +79,13 @@ class Terminal:
             table.add_row(name, text)
         self.console.print(table)
 
-    def report(self, report: Report, cluster: str) -> None:
-        """The last block of an answer."""
+    def report(self, report: Report, cluster: str, system: str = "od-moe") -> None:
+        """The last block of an answer. `system`: its name, and what was chosen otherwise."""
         memory = report.memory_bytes
         workers = memory["workers"] if isinstance(memory["workers"], list) else []
         rate = f"{report.decode_tokens_per_s:.1f}" if report.decode_tokens_per_s else "-"
         recall = (
-            "no shadow"
+            "nobody predicts"
             if report.recall is None
             else f"{report.recall:.2%} of activated experts predicted, {report.recall_in_time or 0:.2%} before the gate"
         )
@@ -99,6 +99,7 @@ class Terminal:
             "speed": f"{rate} tokens/s decoding, first token after {report.ttft_s:.2f} s"
             + (f", shadow ready {report.shadow_wait_s:.2f} s after that" if report.shadow_wait_s > 0.05 else ""),
             "recall": recall,
+            "hits": f"{report.hits / max(1, report.named):.2%} of experts were in a slot when their gate named them",
             "loads": f"{report.loads} experts, {megabytes(report.bytes_loaded)}; "
             f"{report.reloads} of them after the gate (reloads), "
             f"{report.unused_loads} unused, {report.stall_s:.2f} s stalled",
@@ -106,6 +107,8 @@ class Terminal:
             f"{len(workers)} workers {megabytes(max(workers, default=0))} each: " + whole,
             "residents": f"at most {max(report.resident_experts_max, default=0)} expert(s) on any worker",
         }
+        if report.host_computed:
+            rows["host"] = f"computed {report.host_computed} of {report.named} experts beside the device"
         if report.finish == "context":
             rows["ended"] = "the context is full: fewer tokens than asked for"
         if report.lost:
@@ -122,7 +125,7 @@ class Terminal:
             for timed in ("speed", "loads"):
                 rows[timed] += f" (emulated: {report.emulated})"
         exact = "exact" if report.exact else "approximate"
-        title = f"OD-MoE, {cluster}, {exact}" + (f", emulated: {report.emulated}" if report.emulated else "")
+        title = f"{system}, {cluster}, {exact}" + (f", emulated: {report.emulated}" if report.emulated else "")
         self.console.print()
         self.facts(title, dict(rows))
 

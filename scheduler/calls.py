@@ -57,13 +57,14 @@ class Calls:
         if held is None:
             return
         need.sent = True
-        self._residency.used(held.worker, need.expert, need.hit, None)
+        if not held.hosted:
+            self._residency.used(held.worker, need.expert, need.hit, need.wanted.score)
         rows = need.rows
         size = self._mini_batch or max(LEAST_ROWS, -(-rows // MOST_PARTS))
         for start in range(0, rows, size):
             stop, evict = start + size, False
             if stop >= rows:
-                stop, evict = rows, not held.keeps
+                stop, evict = rows, not held.keeps and not held.hosted
             call = next(self._ids)
             need.calls.append(call)
             self.owed[call] = need

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
+from scheduler import catalogue
 from scheduler.alignment import Alignment
 from scheduler.core import Core
 from scheduler.placement import RoundRobin
-from scheduler.predictors import make_predictor
-from scheduler.residency import make_residency
 from scheduler.types import ModelShape
 
-Predictor = Literal["sep", "random", "none"]
-Residency = Literal["none", "all"]
-Prefill = Literal["ahead", "in-turn"]
-PREDICTORS: tuple[str, ...] = get_args(Predictor)
-RESIDENCIES: tuple[str, ...] = get_args(Residency)
-PREFILLS: tuple[str, ...] = get_args(Prefill)
+PREDICTORS, RESIDENCIES, ROUTERS = tuple(catalogue.PREDICTORS), tuple(catalogue.RESIDENCIES), tuple(catalogue.ROUTERS)
+PLACES, FORMS = tuple(catalogue.PLACES), tuple(catalogue.FORMS)
+PREFILLS = ("ahead", "pipelined", "in-turn")
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """See `Core`; `predictor`, `residency` and `prefill` (ahead, in-turn) by name, as the settings have them."""
+    """See `Core`; the five choices by name, as the settings have them (`placement`: where an expert is computed).
+
+    `alpha`: how near the first unchosen score a chosen one counts as low (`expert-cache`), or at which share of a row's
+    best score one is skipped (`skip`). `prefetch`: how many experts a predictor brings at most; None: its own number.
+    """
 
     shape: ModelShape
     group_size: int
@@ -31,11 +30,15 @@ class Choices:
     predictor: str = "sep"
     residency: str = "none"
     prefill: str = "ahead"
+    router: str = "top-k"
+    placement: str = "device"
+    precision: str = "full"
+    alpha: float | None = None
+    prefetch: int | None = None
 
     def core(self) -> Core:
         """Raises ConfigError."""
+        strategy = catalogue.strategy_of(self)
         return Core(
-            self.shape, RoundRobin(self.group_size), self.alignment, self.mini_batch,
-            predictor=make_predictor(self.predictor), residency=make_residency(self.residency),
-            prefill_ahead=self.prefill == "ahead",
+            self.shape, RoundRobin(self.group_size), self.alignment, self.mini_batch, strategy, self.prefill
         )  # fmt: skip

@@ -8,10 +8,9 @@ it is assigned, in order, as its slots come free. When the gate fires, predictio
 that no prediction named are loaded then, and every named expert is computed once and evicted.
 Prefill (section 3.3): every layer's experts are assigned to all workers before its gate, as if all were predicted.
 
-Three choices change that. A predictor says in the shadow's place what decoding will need. A residency says which
-experts stay in their slots; whoever needs one that is there computes it there, without a load. In-turn prefill (not
-`prefill_ahead`) begins a layer's loads when its gate has fired, and sends rows when none of its loads is under way any
-more: where its experts do not all find a slot, those that do go first.
+A `Strategy`'s five choices change that, and how prefill goes: `ahead`, as said; `pipelined`, a layer's loads begin when
+its gate has fired, and rows are computed as each load ends; `in-turn`, rows are sent when none of the layer's loads is
+under way any more: where its experts do not all find a slot, those that do go first.
 """
 
 from __future__ import annotations
@@ -23,45 +22,49 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.calls import Calls
 from scheduler.errors import ConfigError
-from scheduler.fleet import Held, Need, OpenVisit, Request
+from scheduler.fleet import Held, Need, Request
 from scheduler.follow import Following
 from scheduler.ledger import RequestLedger
 from scheduler.placement import Placement
-from scheduler.predictors import Predictor
-from scheduler.residency import CACHELESS, Residency
 from scheduler.stock import Stock
+from scheduler.strategy import Strategy, od_moe
+from scheduler.tempo import Tempo
+from scheduler.visits import Visits
 
 MAX_FAILURES = 3
 """An expert whose load or computation failed this often fails its request."""
 
 
 class Core:
-    """See the module. `mini_batch`: most rows an expert computes at once in prefill; see `scheduler.calls` for None."""
+    """See the module. `mini_batch`: most rows an expert computes at once in prefill; see `scheduler.calls` for None.
+    `prefill`: ahead, pipelined or in-turn."""
 
     def __init__(
-        self, shape: t.ModelShape, placement: Placement, alignment: Alignment, mini_batch: int | None = None, *,
-        predictor: Predictor | None = None, residency: Residency = CACHELESS, prefill_ahead: bool = True,
+        self, shape: t.ModelShape, placement: Placement, alignment: Alignment, mini_batch: int | None = None,
+        strategy: Strategy | None = None, prefill: str = "ahead",
     ) -> None:  # fmt: skip
         if mini_batch is not None and mini_batch < 1:
             raise ConfigError(f"mini-batch is {mini_batch}; allowed: 1, 2, ...")
         self.shape = shape
         self.mini_batch = mini_batch
         self.ledgers: dict[int, RequestLedger] = {}
-        self._placement = placement
-        self._predictor = predictor
-        self._ahead = prefill_ahead
+        self.strategy = strategy = strategy or od_moe(shape)
+        self._in_turn = prefill == "in-turn"
         self._following = Following(alignment)
-        self._ordinal = {layer: i for i, layer in enumerate(shape.layers)}
-        self._ids = itertools.count(1)
+        ids = itertools.count(1)
         self._out: list[t.Command] = []
-        self._sending = Calls(self._out, self._ids, mini_batch, residency, prefill_ahead)
-        self._stock = Stock(shape, placement, residency, self._ids, self._out, self._sending.ready)
+        self._sending = Calls(self._out, ids, mini_batch, strategy.residency, not self._in_turn)
+        self._stock = Stock(
+            shape, placement, strategy.residency, strategy.precision, ids, self._out, self._sending.ready, self._found
+        )
+        plans = prefill == "ahead"
+        self._visits = Visits(shape, placement, strategy, self._stock, self._sending, ids, self._out, plans)
+        self._tempo = Tempo()
         self._workers = self._stock.workers
         self._loads = self._stock.loads
         self._calls = self._sending.owed
         self._held_back = self._sending.held_back
         self._requests: dict[int, Request] = {}
-        self._visits: dict[t.Visit, OpenVisit] = {}
         self._now = 0.0
         self._handlers: dict[type, Callable[..., None]] = {
             t.WorkerJoined: self._worker_joined,
@@ -72,6 +75,7 @@ class Core:
             t.RequestClosed: self._request_closed,
             t.PassStarted: self._pass_started,
             t.Predicted: self._predicted,
+            t.Foreseen: self._foreseen,
             t.GateFired: self._gate_fired,
             t.LoadEnded: self._load_ended,
             t.LoadFailed: self._load_failed,
@@ -87,7 +91,7 @@ class Core:
     @property
     def workers(self) -> list[int]:
         """The live workers, ascending."""
-        return list(self._stock.live)
+        return sorted(self._stock.workers)
 
     def handle(self, event: t.Event, now: float) -> list[t.Command]:
         """One fact in, the commands that follow from it out, in the order in which they must be carried out.
@@ -106,9 +110,9 @@ class Core:
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _worker_joined(self, event: t.WorkerJoined) -> None:
-        if event.slots < 1:
-            raise ConfigError(f"worker {event.worker} has {event.slots} slots; allowed: 1, 2, ...")
-        self._stock.joined(event.worker, event.slots)
+        if event.slots < 0:
+            raise ConfigError(f"worker {event.worker} has {event.slots} slots; allowed: 0 (a host place), 1, 2, ...")
+        self._stock.joined(event)
 
     def _worker_lost(self, event: t.WorkerLost) -> None:
         lost = self._stock.lost(event.worker)
@@ -117,7 +121,7 @@ class Core:
         needs = sorted(lost.needs(), key=lambda n: n.rank)
         for need in needs:
             self._set_back(need)
-        lacks = self._stock.lacks() if self._workers else f"the last worker is gone: {event.reason}"
+        lacks = self._stock.lacks() if self._stock.live else f"the last worker is gone: {event.reason}"
         if lacks is not None:
             for request in list(self._requests):
                 self._fail(request, lacks)
@@ -141,7 +145,7 @@ class Core:
         self.ledgers[event.request] = RequestLedger(event.prompt_tokens)
         self._requests[event.request] = Request(self.ledgers[event.request])
         self._out += self._following.opened(event.request, event.prompt_tokens)
-        lacks = self._stock.lacks() if self._workers else "no worker is connected"
+        lacks = self._stock.lacks() if self._stock.live else "no worker is connected"
         if lacks is not None:
             self._fail(event.request, lacks)
 
@@ -149,9 +153,11 @@ class Core:
         request = self._requests.pop(event.request, None)
         if request is None:
             return
-        for visit in [v for v in self._visits if v.request == event.request]:
-            for need in self._visits.pop(visit).needs.values():
-                self._drop(need)
+        opened = self._visits.open
+        for visit in [v for v in opened if v.request == event.request]:
+            for need in opened.pop(visit).needs.values():
+                self._visits.drop(need)
+        self.strategy.predictor.closed(event.request)
         self._out += self._following.closed(event.request)
         self._stock.fill()
 
@@ -161,137 +167,57 @@ class Core:
 
     def _shadow_joined(self, event: t.ShadowJoined) -> None:
         self._out += self._following.joined()
+        self._visits.followed = True
 
     def _shadow_lost(self, event: t.ShadowLost) -> None:
         self._following.lost()
-        if self._predictor is None:
+        self._visits.followed = False
+        if not self.strategy.predicts:
             for request in self._requests.values():
                 request.ledger.orphan()
 
+    # --- passes, predictions and gates --------------------------------------------------------------------------
+
     def _token_decoded(self, event: t.TokenDecoded) -> None:
         request = self._requests.get(event.request)
-        if request is not None:
+        if request is None:
+            return
+        if request.prefilling:
             request.prefilling = False
-            self._out += self._following.decoded(event.request, event.index)
-
-    # --- passes and predictions ---------------------------------------------------------------------------------
+            self._visits.warm(event.request, request)
+            self._stock.fill()
+        self._out += self._following.decoded(event.request, event.index)
 
     def _pass_started(self, event: t.PassStarted) -> None:
         request = self._requests.get(event.request)
         if request is None:
             return
-        request.reached = (event.position, -1)
-        request.prefilling = event.prefill
-        if not event.prefill:
-            self._take_predictions(event.request, event.position)
-        elif self._ahead:
-            self._plan_prefill(request, event.request, event.position, 0)
-            self._stock.fill()
-
-    def _take_predictions(self, number: int, position: int) -> None:
-        if self._predictor is None:
-            return
-        for ordinal, layer in enumerate(self.shape.layers):
-            visit = t.Visit(number, position, layer)
-            experts = self._predictor.predict(visit, self.shape.count(ordinal), self.shape.top_k)
-            self._predicted(t.Predicted(number, position, layer, experts))
-
-    def _horizon(self) -> int:
-        """How many layers ahead prefill assigns: enough to fill every slot while one layer computes."""
-        return 1 + -(-self._stock.total // self.shape.experts)
-
-    def _plan_prefill(self, request: Request, number: int, position: int, start: int) -> None:
-        """Assign layers from ordinal `start` to the horizon, those that are not assigned yet."""
-        stop = min(start + self._horizon(), len(self.shape.layers))
-        for ordinal in range(request.planned, stop):
-            opened = self._open(request, t.Visit(number, position, self.shape.layers[ordinal]), ordinal)
-            for expert, worker in enumerate(self._share(ordinal)):
-                self._stock.want(self._need(opened, expert), worker)
-        request.planned = max(request.planned, stop)
-
-    def _share(self, ordinal: int) -> list[int]:
-        return self._placement.share(self._stock.live, ordinal, self.shape.count(ordinal))
-
-    def _open(self, request: Request, visit: t.Visit, ordinal: int) -> OpenVisit:
-        turn = visit.position * len(self.shape.layers) + ordinal
-        opened = self._visits[visit] = OpenVisit(visit, request, turn)
-        return opened
+        costs, layer_s = self._stock.costs, self._tempo.layer_s
+        if costs.load_s and layer_s:
+            self.strategy.predictor.paced(costs.load_s, layer_s)
+        self._tempo.begin()
+        self._visits.begin(request, event)
+        self._stock.fill()
 
     def _predicted(self, event: t.Predicted) -> None:
         request = self._requests.get(event.request)
-        if request is None:
-            return
-        visit = t.Visit(event.request, event.position, event.layer)
-        request.ledger.predicted(visit, event.experts)
-        ordinal = self._ordinal[event.layer]
-        if (event.position, ordinal) <= request.reached:
-            request.ledger.late += 1
-            return
-        opened = self._visits.get(visit) or self._open(request, visit, ordinal)
-        needs, experts, stock = opened.needs, event.experts, self._stock
-        for expert in [e for e in needs if e not in experts] if needs else ():
-            self._drop(needs.pop(expert))
-        group = self._placement.group(stock.live, opened.turn)
-        for expert, worker in zip(experts, itertools.cycle(group), strict=False):
-            if expert not in needs:
-                stock.want(self._need(opened, expert), worker)
-        stock.fill()
+        if request is not None:
+            self._visits.predict(request, t.Visit(event.request, event.position, event.layer), event.experts)
+            self._stock.fill()
 
-    def _need(self, opened: OpenVisit, expert: int) -> Need:
-        need = opened.needs[expert] = Need(next(self._ids), opened, t.ExpertId(opened.visit.layer, expert))
-        return need
-
-    # --- the gate -----------------------------------------------------------------------------------------------
+    def _foreseen(self, event: t.Foreseen) -> None:
+        request = self._requests.get(event.request)
+        if request is not None:
+            self._visits.foreseen(request, event)
+            self._stock.fill()
 
     def _gate_fired(self, event: t.GateFired) -> None:
-        visit = event.visit
-        request = self._requests.get(visit.request)
-        if request is None:
-            return
-        ordinal = self._ordinal[visit.layer]
-        opened = self._visits.get(visit) or self._open(request, visit, ordinal)
-        opened.since = self._now
-        request.reached = (visit.position, ordinal)
-        named = dict(event.rows)
-        self._compare(opened, named)
-        self._name(opened, named, ordinal)
-        opened.left = len(named)
-        if request.prefilling and self._ahead:
-            self._plan_prefill(request, visit.request, visit.position, ordinal + 1)
-        if not named:
-            self._finish(opened)
-        self._stock.fill()
-
-    def _compare(self, opened: OpenVisit, named: dict[int, int]) -> None:
-        """Prediction and truth: what is wrong is dropped. `named`: expert -> rows."""
-        request, needs = opened.request, opened.needs
-        wrong = [] if needs.keys() == named.keys() else [e for e in needs if e not in named]
-        if not request.prefilling and (self._following.present or self._predictor is not None):
-            request.ledger.activated(opened.visit, named.keys())
-            request.ledger.in_time += len(needs) - len(wrong)
-        for expert in wrong:
-            need = needs.pop(expert)
-            request.ledger.unused += need.held is not None and not need.hit
-            self._drop(need)
-
-    def _name(self, opened: OpenVisit, named: dict[int, int], ordinal: int) -> None:
-        """Every expert that the gate names is to be computed, those that were predicted first."""
-        needs, waiting, confirm = opened.needs, 0, self._stock.confirm
-        missed = [] if len(needs) == len(named) else [e for e in named if e not in needs]
-        for expert, rows in named.items():
-            need = needs.get(expert)
-            if need is not None:
-                need.rows = rows
-                confirm(need)
-                waiting += need.held is None or not need.held.loaded
-        share = self._share(ordinal) if missed and opened.request.prefilling and not self._ahead else None
-        for expert in missed:
-            need = self._need(opened, expert)
-            need.confirmed, need.rows = True, named[expert]
-            need.late = share is None and expert not in opened.let_go
-            self._stock.want(need, share[expert] if share is not None else None)
-            waiting += need.held is None or not need.held.loaded
-        opened.waiting = waiting
+        request = self._requests.get(event.visit.request)
+        if request is not None:
+            if not request.prefilling:
+                self._tempo.gate(self._now, request.ledger.stall_s)
+            self._visits.fired(request, event, self._now)
+            self._stock.fill()
 
     # --- loads and computations ---------------------------------------------------------------------------------
 
@@ -300,20 +226,27 @@ class Core:
         if held is not None:
             held.ledger.bytes_loaded += event.nbytes
             self._loaded(held)
+            self._stock.fill()
 
     def _loaded(self, held: Held) -> None:
-        held.loaded = True
-        del self._loads[held.load_id]
-        for need in held.users:
-            if need.confirmed:  # its gate was waiting for it
-                opened = need.opened
-                opened.waiting -= 1
-                if opened.waiting == 0:
-                    request = opened.request
-                    request.ledger.stalled(self._now - opened.since, request.prefilling)
-                    opened.since = self._now
-                if not self._ahead:
-                    self._sending.changed(opened)
+        self._stock.loaded(held)
+        for need in list(held.users):
+            if need.opened.errand:
+                del need.opened.needs[need.seq]
+                self._visits.drop(need)
+            elif need.confirmed:
+                self._found(need)
+                if self._in_turn:
+                    self._sending.changed(need.opened)
+
+    def _found(self, need: Need) -> None:
+        """Its gate was waiting for its load."""
+        opened = need.opened
+        opened.waiting -= 1
+        if opened.waiting == 0:
+            request = opened.request
+            request.ledger.stalled(self._now - opened.since, request.prefilling)
+            opened.since = self._now
 
     def _compute_ended(self, event: t.ComputeEnded) -> None:
         need = self._sending.answered(event.call_id)
@@ -325,10 +258,12 @@ class Core:
         self._stock.computed(held, need)
         if need.hit:
             opened.request.ledger.hit(opened.request.prefilling)
+        elif held.hosted:
+            opened.request.ledger.hosted(opened.request.prefilling)
         del opened.needs[need.expert.expert]
         opened.left -= 1
         if opened.left == 0:
-            self._finish(opened)
+            self._visits.finish(opened)
         self._stock.fill()
 
     def _load_failed(self, event: t.LoadFailed) -> None:
@@ -364,12 +299,4 @@ class Core:
             self._fail(opened.visit.request, failed)
         else:
             opened.let_go += (expert,)
-            self._drop(opened.needs.pop(expert))
-
-    def _finish(self, opened: OpenVisit) -> None:
-        del self._visits[opened.visit]
-        self._out.append(t.Resume(opened.visit))
-
-    def _drop(self, need: Need) -> None:
-        self._sending.forget(need)
-        self._stock.drop(need)
+            self._visits.drop(opened.needs.pop(need.seq if opened.errand else expert))

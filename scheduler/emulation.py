@@ -115,12 +115,13 @@ class Lane:
 class MainPace:
     """The main node: `main_s` from the last answer to a layer, or the start of a pass, to the next gate.
 
+    What it computes for a predictor, between a gate and the last answer, takes it no time: it would have to wait.
     `answered` on the thread that brings it, all else on the thread that runs the model; one pass at a time.
     """
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
-        self._from = -math.inf
+        self._from = self._gate = -math.inf
         self._layer_s = 0.0
 
     @property
@@ -147,8 +148,17 @@ class MainPace:
         self._emulation.adopt(self._from)
 
     def gate(self, fired: Callable[[], T]) -> T:
-        """The gate has fired, and nobody has been told: `fired` tells, in its turn among all that happens."""
-        return self._emulation.agenda.wait(self._from + self._layer_s, fired)
+        """The gate has fired, and nobody has been told: `fired` tells, in its turn among all that happens. This thread
+        goes on from the gate: what it says next, it says no earlier."""
+        self._gate = self._from + self._layer_s
+        told = self._emulation.agenda.wait(self._gate, fired)
+        self._emulation.adopt(self._gate)
+        return told
+
+    def foreseen(self, waited: bool) -> None:
+        """Something of layers to come is known: since the gate, or, where it was `waited` for, since the last answer so
+        far."""
+        self._emulation.adopt(max(self._gate, self._from) if waited else self._gate)
 
     def answered(self) -> None:
         """On the thread that brings it: a computation's answer is there."""

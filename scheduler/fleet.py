@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from scheduler.ledger import RequestLedger
+from scheduler.popularity import Wants
+from scheduler.precision import FULL, PREDICTED, Wanted
 from scheduler.types import ExpertId, Visit
 
-_PREDICTED = 1 << 60
+_PREDICTED, _ERRAND = 1 << 60, 1 << 61
 _rank = attrgetter("rank")
 
 
@@ -29,7 +31,8 @@ class Request:
 class OpenVisit:
     """A visit under way. `turn`: how many MoE layers decoding has visited before. `since`: its gate, or the end of its
     last stall. `waiting`: named experts not loaded yet; `left`: not computed yet; `let_go`: predicted, but their loads
-    failed too often."""
+    failed too often. `errand`: nothing is computed for it; its experts are only to be brought into slots. `wants`: how
+    much each expert is wanted, where anybody asks."""
 
     visit: Visit
     request: Request
@@ -39,12 +42,15 @@ class OpenVisit:
     since: float = 0.0
     waiting: int = 0
     left: int = 0
+    errand: bool = False
+    wants: Wants | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """An expert in a slot, or on its way there (not `loaded`). `keeps`: it stays when nobody needs it; only then can it
-    serve several needs, its `users`. `ledger`: of the request that its load was begun for."""
+    """An expert in a slot, or on its way there (not `loaded`), in a form. `keeps`: it stays when nobody needs it; only
+    then can it serve several needs, its `users`. `ledger`: of the request that its load was begun for. `hosted`: not in
+    a slot, but at a host place, where it lies."""
 
     worker: int
     slot: int
@@ -53,12 +59,19 @@ class Held:
     keeps: bool
     ledger: RequestLedger
     users: list[Need]
+    form: str = FULL
     loaded: bool = False
+    hosted: bool = False
+
+    @property
+    def urgent(self) -> bool:
+        """A gate has named it."""
+        return any(need.confirmed for need in self.users)
 
     @property
     def wanted(self) -> int:
         """What only predictions need is wanted so soon; -1 where a gate has named it."""
-        return -1 if any(need.confirmed for need in self.users) else min(need.seq for need in self.users)
+        return -1 if self.urgent else min(need.rank for need in self.users)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +80,7 @@ class Need:
 
     `confirmed`: the gate named it; until then it is a prediction. `late`: no prediction had named it. `hit`: no load
     was begun for it. `rows`: how many rows it computes. `sent`: they were. `calls`: computations not yet answered.
+    `wanted`: how much, for the choice of a form.
     """
 
     seq: int
@@ -81,17 +95,21 @@ class Need:
     rows: int = 0
     sent: bool = False
     calls: list[int] = field(default_factory=list)
+    wanted: Wanted = PREDICTED
 
     @property
     def rank(self) -> int:
-        """Sorts what the gate has named before what is only predicted, then first come, first served."""
-        return self.seq if self.confirmed else self.seq + _PREDICTED
+        """Sorts what the gate has named before what is only predicted, that before errands, then first come, first
+        served."""
+        return self.seq if self.confirmed else self.seq + (_ERRAND if self.opened.errand else _PREDICTED)
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
     """`slots`: None where free; `free`: their numbers, a heap. `queue`: needs that have no slot yet, most urgent first.
-    `idle`: kept experts that nobody needs now. `named`: experts that a gate has named, still to be computed here."""
+    `idle`: kept experts that nobody needs now. `named`: experts that a gate has named, still to be computed here.
+    `loading`: what is on the link or waits for it, in the order of asking. A host place has no slots; `hosted`: what it
+    computes."""
 
     number: int
     slots: list[Held | None]
@@ -99,6 +117,8 @@ class Worker:
     queue: list[Need] = field(default_factory=list)
     idle: dict[ExpertId, Held] = field(default_factory=dict)
     named: int = 0
+    loading: list[Held] = field(default_factory=list)
+    hosted: dict[int, Held] = field(default_factory=dict)
 
     def enqueue(self, need: Need) -> None:
         queue = self.queue
@@ -117,4 +137,6 @@ class Worker:
         for held in self.slots:
             if held is not None:
                 yield from held.users
+        for held in self.hosted.values():
+            yield from held.users
         yield from self.queue

@@ -29,8 +29,10 @@ class RequestLedger:
     a more urgent one. `unused`: experts loaded (or begun) that the gate did not name. `late`: predictions that came
     after the gate. `in_time`: activated experts that a prediction had named by then. `stall_s`: from each gate until
     the last load that it needed had ended, where that was later. `hits`: experts computed without a load begun for
-    them, since they were in a slot; `decode_hits`: of those, in decoding. `unpredicted`: activated experts of layers
-    whose prediction had not come when the books were closed; no tally has them.
+    them, since they were in a slot; `decode_hits`: of those, in decoding. `named`, `present`: experts that decoding's
+    gates named, after the router, and those of them whose bytes were in a slot by then, whoever brought them: the hit
+    rate of the papers. `host_calls`: experts computed at a host place, `decode_host_calls` in decoding. `unpredicted`:
+    activated experts of layers whose prediction had not come when the books were closed; no tally has them.
     """
 
     prompt_tokens: int
@@ -42,6 +44,10 @@ class RequestLedger:
     unused: int = 0
     hits: int = 0
     decode_hits: int = 0
+    named: int = 0
+    present: int = 0
+    host_calls: int = 0
+    decode_host_calls: int = 0
     late: int = 0
     in_time: int = 0
     unpredicted: int = 0
@@ -61,6 +67,17 @@ class RequestLedger:
         """An expert that the gate had named was computed, and no load was begun for it."""
         self.hits += 1
         self.decode_hits += not prefilling
+
+    def gate(self, named: int, present: int, prefilling: bool) -> None:
+        """So many experts are to be computed, and so many of them were in slots."""
+        if not prefilling:
+            self.named += named
+            self.present += present
+
+    def hosted(self, prefilling: bool) -> None:
+        """An expert that the gate has named is computed at a host place."""
+        self.host_calls += 1
+        self.decode_host_calls += not prefilling
 
     def stalled(self, seconds: float, prefilling: bool) -> None:
         if prefilling:

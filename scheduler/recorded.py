@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from random import Random
 
 from scheduler import types as t
+from scheduler.catalogue import strategy_of
 from scheduler.errors import ConfigError
+from scheduler.predictors import Scores
 from scheduler.recording import Recording
-from scheduler.workload import Rows, mistaken
+from scheduler.workload import Gate, Rows, mistaken
 
 
 @dataclass(slots=True)
 class RecordedWorkload:
     """One recorded request, of `tokens` tokens; see `Workload`. What the run itself took by its main node's clock:
     `ttft_s` from the prefill's start until its last answer, `decode_s` from the first decode pass until the last one's
-    last answer.
+    last answer. `gates`: by (index, layer), -1 for prefill, what its run was told beside the routes.
     """
 
     number: int
@@ -29,6 +31,8 @@ class RecordedWorkload:
     decode_s: float = 0.0
     recall: float | None = None
     seed: int = 0
+    foresight: str | None = None
+    gates: dict[tuple[int, int], Gate] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -39,6 +43,15 @@ class RecordedWorkload:
     def decode_tokens_per_s(self) -> float | None:
         """As the run measured it."""
         return len(self.passes) / self.decode_s if self.passes and self.decode_s > 0 else None
+
+    @property
+    def scored(self) -> bool:
+        """Whether every gate's scores were recorded."""
+        asked = ((index, layer) for index in range(-1, len(self.passes)) for layer in range(len(self.prefill)))
+        return all(key in self.gates and self.gates[key].scores for key in asked)
+
+    def gate(self, index: int, layer: int) -> Gate:
+        return self.gates[index, layer]
 
     def prompt(self, layer: int) -> Rows:
         return self.prefill[layer]
@@ -76,15 +89,20 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
         for command in commands:
             if isinstance(command, t.Resume) and command.visit.request in readers:
                 readers[command.visit.request].resumed(command.visit, now)
-        if isinstance(event, t.PassStarted | t.GateFired | t.Predicted):
+        if isinstance(event, t.PassStarted | t.GateFired | t.Predicted | t.Foreseen):
             number = event.visit.request if isinstance(event, t.GateFired) else event.request
             if number in readers:
                 readers[number].take(event, now)
-    return [one for reader in found if (one := reader.workload()) is not None]
+    whole = [one for reader in found if (one := reader.workload()) is not None]
+    foresight = strategy_of(recording.choices).predictor.foresight
+    for one in whole:
+        one.foresight = foresight
+    return whole
 
 
 class _Reader:
-    """Collects one request's events. `_gates`: (position, ordinal) -> rows; `_ends`: position -> its last answer."""
+    """Collects one request's events. `_gates`: (position, ordinal) -> rows; `_ends`: position -> its last answer;
+    `_said`: (index, ordinal) -> what else its gate said; `_foreseen`: likewise, what followed it."""
 
     def __init__(self, shape: t.ModelShape, opened: t.RequestOpened) -> None:
         self._shape = shape
@@ -92,17 +110,30 @@ class _Reader:
         self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
         self._gates: dict[tuple[int, int], Rows] = {}
         self._predictions: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._said: dict[tuple[int, int], t.GateFired] = {}
+        self._foreseen: dict[tuple[int, int], list[tuple[int, int, Scores]]] = {}
+        self._last = (-1, 0)
         self._from: dict[bool, float] = {}  # when prefill, and the first pass of decoding, began
         self._ends: dict[int, float] = {}
 
-    def take(self, event: t.PassStarted | t.GateFired | t.Predicted, now: float) -> None:
+    def take(self, event: t.PassStarted | t.GateFired | t.Predicted | t.Foreseen, now: float) -> None:
         if isinstance(event, t.GateFired):
-            self._gates[event.visit.position, self._ordinal[event.visit.layer]] = event.rows
+            position, ordinal = event.visit.position, self._ordinal[event.visit.layer]
+            self._gates[position, ordinal] = event.rows
+            self._last = self._index(position), ordinal
+            self._said[self._last] = event
+        elif isinstance(event, t.Foreseen):
+            seen = self._index(event.position), self._ordinal[event.layer], event.scores
+            self._foreseen.setdefault(self._last, []).append(seen)
         elif isinstance(event, t.Predicted):
             index = event.position - self._opened.prompt_tokens
             self._predictions[index, self._ordinal[event.layer]] = event.experts
         else:
             self._from.setdefault(event.prefill, now)
+
+    def _index(self, position: int) -> int:
+        """Of a decode pass; -1: prefill."""
+        return max(-1, position - self._opened.prompt_tokens)
 
     def resumed(self, visit: t.Visit, now: float) -> None:
         if visit.layer == self._shape.layers[-1]:
@@ -117,6 +148,9 @@ class _Reader:
         while (rows := self._rows(first + len(one.passes))) is not None:
             one.passes.append([tuple(expert for expert, _ in of_layer) for of_layer in rows])
         one.predictions = {key: experts for key, experts in self._predictions.items() if key[0] < len(one.passes)}
+        for key, said in self._said.items():
+            if said.scores and key[0] < len(one.passes):
+                one.gates[key] = Gate(said.chosen, said.scores, tuple(self._foreseen.get(key, ())))
         one.ttft_s = self._ends[0] - self._from.get(True, self._ends[0])
         if one.passes and False in self._from:
             one.decode_s = self._ends[first + len(one.passes) - 1] - self._from[False]

@@ -22,7 +22,7 @@ from scheduler.alignment import Alignment
 from scheduler.choices import Choices
 from scheduler.errors import ConfigError
 
-FORMAT, VERSION = "odmoe recording", 1
+FORMAT, VERSION = "odmoe recording", 2
 LIMIT_BYTES = 256 << 20
 """A record grows no further in memory; one that would is refused when it is asked for."""
 _MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16
@@ -188,13 +188,20 @@ def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else check(value)
 
 
+def _finite(value: Any) -> float:
+    if type(value) is not float or not math.isfinite(value):
+        raise _WrongError(f"{value!r} where a number is expected")
+    return value
+
+
 _int = _typed(int)
 _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     int: _int, int | None: _or_none(_int),
     float: _typed(float), str: _typed(str), bool: _typed(bool), t.Visit: _fixed(t.Visit, _int, _int, _int),
     t.ExpertId: _fixed(t.ExpertId, _int, _int), tuple[int, ...]: _several(_int), Alignment: _typed(Alignment),
-    t.ModelShape: _typed(t.ModelShape),
+    t.ModelShape: _typed(t.ModelShape), float | None: _or_none(_finite),
     tuple[tuple[int, int], ...]: _several(_fixed(lambda *pair: pair, _int, _int)),
+    tuple[tuple[int, ...], ...]: _several(_several(_int)), tuple[tuple[float, ...], ...]: _several(_several(_finite)),
 }  # fmt: skip
 
 
@@ -244,7 +251,11 @@ def _named(fact: Any) -> tuple[list[int], list[int]]:
     if isinstance(fact, t.Predicted):
         return [fact.layer], list(fact.experts)
     if isinstance(fact, t.GateFired):
-        return [fact.visit.layer], [expert for expert, _ in fact.rows]
+        return [fact.visit.layer], [*(expert for expert, _ in fact.rows), *(e for row in fact.chosen for e in row)]
+    if isinstance(fact, t.Foreseen):
+        return [fact.layer], []
+    if isinstance(fact, t.Route):
+        return [fact.visit.layer], [*(expert for row in fact.experts for expert in row), *fact.resident]
     if isinstance(fact, t.Load | t.Evict | t.Compute):
         return [fact.expert.layer], [fact.expert.expert]
     return [], []

@@ -2,51 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from scheduler.errors import ConfigError
-from scheduler.types import ExpertId, ModelShape
+from scheduler.predictors import Scores
+from scheduler.types import ExpertId, ModelShape, Visit
 
 
 class Residency(Protocol):
     """One policy; one object serves one core. An expert that stays is found by whoever needs it next, without a load.
 
     `homed`: every expert has one worker, the same in prefill and decoding, and is loaded nowhere else.
+    `wants_scores`: it reads the scores of gates.
     """
 
     @property
     def homed(self) -> bool: ...
 
-    def check(self, shape: ModelShape, slots: int) -> None:
-        """Raises ConfigError where a cluster of `slots` slots, all workers' together, cannot hold what must stay."""
+    @property
+    def wants_scores(self) -> bool: ...
 
-    def keeps(self, worker: int, expert: ExpertId) -> bool:
-        """Its load begins: may it stay once nothing needs it? If not, it is evicted then."""
+    def check(self, shape: ModelShape, slots: int) -> None:
+        """Told at first and whenever workers come or go: `slots` of all workers together. Raises ConfigError where they
+        cannot hold what must stay."""
+
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
+        """Its load begins: may it stay once nothing needs it? If not, it is evicted then. `predicted`: no gate has
+        named it yet."""
+
+    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+        """A gate has fired, before anything of it is decided: expert -> rows, and for each row the score of every
+        expert (empty where the core does not get them)."""
 
     def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
         """It is in a slot (or on its way) and a gate has named it. `hit`: no load was begun for this use.
-        `score`: the gate's, where the gate said it."""
+        `score`: the gate's mean over the rows, where the core gets scores."""
 
     def left(self, worker: int, expert: ExpertId) -> None:
         """One that was kept is gone: evicted, or lost with its worker."""
 
+    def full(self, wanted: ExpertId) -> bool:
+        """Its part of the slots is used up: somebody is to make room for it although a slot may be free."""
+
     def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
-        """No slot is free for `wanted`: which of `evictable` (not empty; kept, and needed by nobody now, the longest
-        first) makes room. None: nobody, `wanted` waits for another slot; where a gate has named it and nothing on that
-        worker would ever leave, the first goes all the same."""
+        """Which of `evictable` (not empty; kept, and needed by nobody now, the longest first) makes room for `wanted`.
+        None: nobody; it waits for a free slot. Where a gate has named it and nothing on that worker would ever leave,
+        the first goes all the same."""
+
+    def warm(self, slots: int) -> Iterable[ExpertId]:
+        """Prefill is over: who is to be in the slots when decoding begins, most wanted first; empty: as it is."""
 
 
 class Cacheless:
     """Nobody stays: an expert is evicted as soon as it was computed, or turned out not to be needed (OD-MoE)."""
 
     homed = False
+    wants_scores = False
 
     def check(self, shape: ModelShape, slots: int) -> None:
         pass
 
-    def keeps(self, worker: int, expert: ExpertId) -> bool:
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return False
+
+    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+        pass
 
     def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
         pass
@@ -54,8 +75,14 @@ class Cacheless:
     def left(self, worker: int, expert: ExpertId) -> None:
         pass
 
+    def full(self, wanted: ExpertId) -> bool:
+        return False
+
     def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         return None
+
+    def warm(self, slots: int) -> Iterable[ExpertId]:
+        return ()
 
 
 class Everything(Cacheless):
@@ -71,17 +98,8 @@ class Everything(Cacheless):
                 "give workers more slots (--slots), or take more workers"
             )
 
-    def keeps(self, worker: int, expert: ExpertId) -> bool:
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return True
 
 
 CACHELESS = Cacheless()
-
-_POLICIES: dict[str, Callable[[], Residency]] = {"none": Cacheless, "all": Everything}
-
-
-def make_residency(name: str) -> Residency:
-    """What --residency names, new. Raises ConfigError."""
-    if name not in _POLICIES:
-        raise ConfigError(f"--residency is {name!r}; allowed: {', '.join(_POLICIES)}")
-    return _POLICIES[name]()

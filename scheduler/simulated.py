@@ -3,7 +3,9 @@
 What lasts how long, and what waits for what, is as in emulated runs (`scheduler.emulation`): a layer of the main node
 from the last answer to the gate; one load at a time on a worker's link, in the order in which they were asked for; one
 computation at a time on a worker, in the order in which rows and load were both there; a load that is evicted frees
-slot and link at once; messages travel on the main node's shared link (`scheduler.links`).
+slot and link at once; messages travel on the main node's shared link (`scheduler.links`). A host place computes one
+expert at a time, too, in the order in which rows came. A smaller form loads as much faster as its bytes are fewer. What
+the main model computes for a predictor is there with the gate that it follows, since it would have to wait.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from scheduler.links import MainLinks
 from scheduler.profile import Profile
 from scheduler.trace import Span
 from scheduler.waits import Call, Ticket, Waits
-from scheduler.workload import Workload
+from scheduler.workload import Rows, Workload
 
 REQUEST = 1
 LOOKAHEAD = 2
@@ -31,16 +33,23 @@ _ONE_EACH = itertools.repeat(1)
 
 
 class _Worker:
-    """`tickets`: of each slot, its load; `since`: when each slot's last computed expert had left it."""
+    """`tickets`: of each slot, its load; `since`: when each slot's last computed expert had left it. `lasts`: seconds
+    of a computation of so many rows."""
 
-    __slots__ = ("free", "queue", "running", "since", "tickets")
+    __slots__ = ("free", "lasts", "queue", "running", "since", "tickets")
 
-    def __init__(self, slots: int) -> None:
-        self.tickets: list[Ticket | None] = [None] * slots
-        self.since = [0.0] * slots
+    def __init__(self, tickets: list[Ticket | None], lasts: Callable[[int], float]) -> None:
+        self.tickets = tickets
+        self.since = [0.0] * len(tickets)
+        self.lasts = lasts
         self.queue: deque[Ticket] = deque()
         self.running: Ticket | None = None
         self.free = 0.0
+
+
+def _lying() -> Ticket:
+    """Stands for whatever a host place computes: it is where it lies, as after a load before the beginning."""
+    return Ticket(t.Load(-1, 0, t.ExpertId(-1, -1), -1), 0.0, 0.0, [], begun=0.0, ended=0.0)
 
 
 class World:
@@ -75,7 +84,8 @@ class World:
         self._gate = self._from = self._pass_began = 0.0
         self._main_s = 0.0
         self._load_s = profile.load_s
-        self._compute_s = profile.compute_s
+        self._foresees = core.strategy.predictor.foresight is not None
+        self._scored = self._foresees or core.strategy.wants_scores
         self._shadow_step = -1  # -1: it has not read the prompt yet
         self._shadow_busy = True
         self._shadow_idle = 0.0
@@ -83,13 +93,20 @@ class World:
         self._acts: dict[type, Callable[[Any], None]] = {
             t.Load: self._load, t.Evict: self._evict, t.Compute: self._compute, t.Resume: self._resume,
             t.Follow: self._follow, t.Align: self._align, t.Unfollow: self._nothing, t.Fail: self._nothing,
+            t.Route: self._nothing,
         }  # fmt: skip
 
-    def start(self, workers: int, slots: int, shadow: bool) -> None:
-        """Everyone joins, and the request is opened."""
+    def start(self, workers: int, slots: int, shadow: bool, host: bool = False) -> None:
+        """Everyone joins, and the request is opened. `host`: a host place is there, too. Raises ConfigError where the
+        profile has no times for it."""
+        p = self.profile
         for number in range(workers):
-            self._workers.append(_Worker(slots))
-            self._post(t.WorkerJoined(number, slots))
+            self._workers.append(_Worker([None] * slots, p.compute_s))
+            self._post(t.WorkerJoined(number, slots, p.load_s, *p.device_costs))
+        if host:
+            costs = p.host_costs
+            self._workers.append(_Worker([_lying()], p.host_compute_s))
+            self._post(t.WorkerJoined(workers, 0, 0.0, *costs))
         if shadow:
             self._post(t.ShadowJoined())
         self._post(t.RequestOpened(REQUEST, self._prompt_tokens))
@@ -152,7 +169,20 @@ class World:
             rows = tuple(zip(sorted(routes), _ONE_EACH, strict=False))
         else:
             rows = self._workload.prompt(visit.layer)
-        self._post(t.GateFired(visit, rows))
+        if self._scored:
+            self._fire_scored(visit, rows)
+        else:
+            self._post(t.GateFired(visit, rows))
+
+    def _fire_scored(self, visit: t.Visit, rows: Rows) -> None:
+        """Somebody reads scores. What the main model then foresees is known at once."""
+        index = visit.position - self._prompt_tokens if visit.position else -1
+        gate = self._workload.gate(index, visit.layer)
+        self._post(t.GateFired(visit, rows, gate.chosen, gate.scores))
+        if self._foresees:
+            for at, layer, scores in gate.foreseen:
+                position = self._prompt_tokens + at if at >= 0 else 0
+                self._post(t.Foreseen(REQUEST, position, layer, scores))
 
     def _resume(self, command: t.Resume) -> None:
         visit = command.visit
@@ -180,6 +210,8 @@ class World:
         worker = self._workers[command.worker]
         slot = command.slot
         worker.tickets[slot] = ticket = Ticket(command, self._now, worker.since[slot], [])
+        if command.form:
+            ticket.share = self.profile.form_share(command.form)
         if worker.running is None:
             self._begin_load(worker, ticket)
         else:
@@ -188,7 +220,7 @@ class World:
     def _begin_load(self, worker: _Worker, ticket: Ticket) -> None:
         worker.running = ticket
         ticket.begun = now = self._now
-        heappush(self._heap, (now + self._load_s, next(self._order), self._loaded, ticket))
+        heappush(self._heap, (now + self._load_s * ticket.share, next(self._order), self._loaded, ticket))
 
     def _next_load(self, worker: _Worker) -> None:
         worker.running = None
@@ -242,7 +274,7 @@ class World:
         rows = command.stop - command.start
         arrives = self._links.sent(self._now, rows)
         call = Call(command, ticket, rows, self._now, arrives, self._cause)
-        if ticket is worker.running and ticket.begun + self._load_s >= arrives:
+        if ticket is worker.running and ticket.begun + self._load_s * ticket.share >= arrives:
             ticket.waiting.append(call)
         elif ticket.ended >= 0 and len(worker.tickets) == 1:  # nothing else could come between
             self._begin_compute(worker, call, arrives)
@@ -257,7 +289,7 @@ class World:
 
     def _begin_compute(self, worker: _Worker, call: Call, at: float) -> None:
         call.start = start = at if at > worker.free else worker.free
-        call.end = worker.free = end = start + self._compute_s(call.rows)
+        call.end = worker.free = end = start + worker.lasts(call.rows)
         heappush(self._heap, (end, next(self._order), self._computed, call))
 
     def _computed(self, call: Call) -> None:

@@ -11,22 +11,28 @@ from dataclasses import dataclass, field
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
-from scheduler.choices import PREDICTORS, PREFILLS, RESIDENCIES, Choices
+from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES, ROUTERS, Choices
 from scheduler.errors import ConfigError
 from scheduler.ledger import RequestLedger
 from scheduler.links import MainLinks
 from scheduler.profile import Profile
-from scheduler.residency import make_residency
 from scheduler.simulated import REQUEST, World
+from scheduler.strategy import Strategy
 from scheduler.trace import Span
 from scheduler.waits import Waits, bound_by
 from scheduler.workload import Workload
+
+_NAMES = {
+    "predictor": PREDICTORS, "residency": RESIDENCIES, "prefill": PREFILLS, "router": ROUTERS, "placement": PLACES,
+    "precision": FORMS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A cluster, its choices and one request. `tokens`: of the answer, prefill's first one included. `workers`,
-    `group_size` None: the profile's. Raises ConfigError naming the flag."""
+    `group_size` None: the profile's. `host`: experts can be computed in host memory, too, beside the workers; the
+    profile must have times for that. The choices are those of `Choices`. Raises ConfigError naming the flag."""
 
     profile: Profile
     prompt_tokens: int = 16
@@ -39,13 +45,19 @@ class Scenario:
     residency: str = "none"
     prefill: str = "ahead"
     mini_batch: int | None = None
+    host: bool = False
+    router: str = "top-k"
+    placement: str = "device"
+    precision: str = "full"
+    alpha: float | None = None
+    prefetch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "tokens", "workers", "slots", "group_size", "mini_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; allowed: 1, 2, ...")
-        for name, allowed in (("predictor", PREDICTORS), ("residency", RESIDENCIES), ("prefill", PREFILLS)):
+        for name, allowed in _NAMES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"--{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
         if self.group_size is not None and self.group_size > self.worker_count:
@@ -70,8 +82,9 @@ class Scenario:
     def choices(self) -> Choices:
         """What the scheduler is made with."""
         return Choices(
-            self.shape, self.group, self.alignment, self.mini_batch, self.predictor, self.residency, self.prefill
-        )
+            self.shape, self.group, self.alignment, self.mini_batch, self.predictor, self.residency, self.prefill,
+            self.router, self.placement, self.precision, self.alpha, self.prefetch,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +123,17 @@ def simulate(
 ) -> Outcome:
     """Answer one request. `spans`: keep what every node did; `progress` is told how many tokens there are.
 
-    Raises ConfigError where slots do not suffice for what stays.
+    Raises ConfigError where slots do not suffice for what stays, or somebody reads scores that the workload has not.
     """
     profile = scenario.profile
-    make_residency(scenario.residency).check(scenario.shape, scenario.worker_count * scenario.slots)
+    core = scenario.choices.core()
+    core.strategy.residency.check(scenario.shape, scenario.worker_count * scenario.slots)
+    _check_scores(scenario, core.strategy, workload)
     waits = Waits(profile.load_s, scenario.predictor != "none")
     kept: list[Span] | None = [] if spans else None
     links = MainLinks(profile, duplex=scenario.prefill == "ahead")
-    world = World(
-        scenario.choices.core(), profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept
-    )
-    world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep")
+    world = World(core, profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept)
+    world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep", scenario.host)
     for count in range(1, scenario.tokens + 1):
         if not world.run(count):
             raise ConfigError(f"the simulated request stopped after {count - 1} tokens: nothing can happen any more")
@@ -131,3 +144,25 @@ def simulate(
     first, *rest = world.done
     where = {cause: seconds / max(1, len(rest)) for cause, seconds in waits.seconds.items()}
     return Outcome(first, rest, ledger, kept or [], where, world.events)
+
+
+def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) -> None:
+    """Raises ConfigError naming the flag whose choice reads what the workload does not know."""
+    needed = strategy.predictor.foresight
+    readers = [
+        ("router", scenario.router, strategy.router.wants_scores),
+        ("residency", scenario.residency, strategy.residency.wants_scores),
+        ("precision", scenario.precision, strategy.precision.wants_scores),
+        ("predictor", scenario.predictor, needed is not None),
+    ]
+    for flag, name, reads in readers:
+        if reads and not workload.scored:
+            raise ConfigError(
+                f"--{flag} {name} reads the scores of gates, and these routes have none; simulate those (--routes) "
+                "of a run that was recorded with such a choice"
+            )
+    if needed is not None and workload.foresight != needed:
+        raise ConfigError(
+            f"--predictor {scenario.predictor} reads what the main model foresees ({needed}), and these routes were "
+            f"recorded with {workload.foresight or 'none of it'}; record a run with this predictor"
+        )

@@ -53,8 +53,17 @@ def _said(cls: type[_T]) -> type[_T]:
 
 @_said
 class WorkerJoined:
+    """A worker with no `slots` is a host place: it computes any expert where it lies, without a load.
+
+    `load_s`: one expert's load; `call_s`, `row_s`: a computation, for each call and for each of its rows. Seconds, as
+    measured or as a profile has them; 0 where nobody knows.
+    """
+
     worker: int
     slots: int
+    load_s: float = 0.0
+    call_s: float = 0.0
+    row_s: float = 0.0
 
 
 @_said
@@ -106,10 +115,26 @@ class Predicted:
 
 @_said
 class GateFired:
-    """The main model's gate: (expert, rows) of `layer`, ascending by expert, rows > 0."""
+    """The main model's gate: (expert, rows) of `layer`, ascending by expert, rows > 0.
+
+    Where the scheduler wants scores (`Core.wants_scores`): `chosen`, for each row the experts that the gate chose, best
+    first; `scores`, for each row the score of every expert, as the routing weights are proportional to them.
+    """
 
     visit: Visit
     rows: tuple[tuple[int, int], ...]
+    chosen: tuple[tuple[int, ...], ...] = ()
+    scores: tuple[tuple[float, ...], ...] = ()
+
+
+@_said
+class Foreseen:
+    """For each row, the scores that the gate of a visit still to come is expected to give every expert."""
+
+    request: int
+    position: int
+    layer: int
+    scores: tuple[tuple[float, ...], ...]
 
 
 @_said
@@ -145,20 +170,33 @@ class TokenDecoded:
 
 Event = (
     WorkerJoined | WorkerLost | ShadowJoined | ShadowLost | RequestOpened | RequestClosed | PassStarted
-    | Predicted | GateFired | LoadEnded | LoadFailed | ComputeEnded | ComputeFailed | TokenDecoded
+    | Predicted | GateFired | Foreseen | LoadEnded | LoadFailed | ComputeEnded | ComputeFailed | TokenDecoded
 )  # fmt: skip
 
 # --- commands: what to do ---------------------------------------------------------------------------------------
 
 
 @_said
+class Route:
+    """Before anything of this visit is computed. `experts`: for each row those that compute it, in place of the gate's;
+    empty where the gate's stand. `resident`: named ones whose bytes are in a slot already."""
+
+    visit: Visit
+    experts: tuple[tuple[int, ...], ...]
+    resident: tuple[int, ...]
+
+
+@_said
 class Load:
-    """Start loading; the slot is free. Ends in LoadEnded or LoadFailed, unless an Evict of the slot comes first."""
+    """Start loading; the slot is free. Ends in LoadEnded or LoadFailed, unless an Evict of the slot comes first.
+
+    `form`: in which of the store's forms; empty: the full one."""
 
     worker: int
     slot: int
     expert: ExpertId
     load_id: int
+    form: str = ""
 
 
 @_said
@@ -174,7 +212,7 @@ class Evict:
 class Compute:
     """Send rows [start, stop) of the expert's share; the worker runs them when its load has ended.
 
-    `evict`: the slot is free once this has been computed.
+    `evict`: the slot is free once this has been computed. A host place has no slots: `slot` is 0, `evict` False.
     """
 
     worker: int
@@ -229,4 +267,4 @@ class Fail:
     reason: str
 
 
-Command = Load | Evict | Compute | Resume | Follow | Align | Unfollow | Fail
+Command = Route | Load | Evict | Compute | Resume | Follow | Align | Unfollow | Fail

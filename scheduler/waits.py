@@ -6,7 +6,7 @@ the layer's last answer it waits for one chain of things, which is followed back
 network   the answer's way back, and the way of the rows to the worker, queues for the shared link included
 compute   the expert's computation, and those of other experts that the worker had to finish before it
 load      what the rows then still waited for their load, as far as an early prediction would not have helped:
-          until `load_s` after the slot's last computed expert had left it (and the worker's link was free)
+          until a load's time after the slot's last computed expert had left it (and the worker's link was free)
 shadow    the rest of that wait: the load began late, because the prediction came late, was wrong, or had filled the
           slot with what nobody needed. Where nobody predicts there is no such part, and all of it is `load`.
 
@@ -28,12 +28,14 @@ BOUNDS = {"compute": ("main", "compute"), "network": ("network",), "load": ("loa
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One load. Seconds: `asked` of the worker, `begun` on its link, `ended`, -1 before; `since`: when the last
-    computed expert had left the slot. `waiting`: what is to be computed from it."""
+    computed expert had left the slot. `waiting`: what is to be computed from it. `share`: of a full load's time, for a
+    smaller form. What a host place computes where it lies has a ticket, too: a load that was over before all else."""
 
     command: Load
     asked: float
     since: float
     waiting: list[Call]
+    share: float = 1.0
     begun: float = -1.0
     ended: float = -1.0
     given_up: bool = False
@@ -80,7 +82,7 @@ class Waits:
             if ready > arrives:
                 part = ready - arrives
                 if self._predicted:
-                    early = ticket.since + ticket.begun - ticket.asked + self._load_s
+                    early = ticket.since + ticket.begun - ticket.asked + self._load_s * ticket.share
                     part = min(max(early - arrives, 0.0), part)
                 load += part
                 shadow += ready - arrives - part

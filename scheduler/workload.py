@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from scheduler.errors import ConfigError
+from scheduler.predictors import Scores
 
 if TYPE_CHECKING:
     from scheduler.simulator import Scenario
@@ -17,9 +18,28 @@ KEPT = 8
 Rows = tuple[tuple[int, int], ...]
 
 
+class Gate(NamedTuple):
+    """What else a gate says than which experts compute how many rows, see `GateFired`; and what the main model foresees
+    once it has fired: (index of a pass, -1 for prefill; layer; scores), see `Foreseen`."""
+
+    chosen: tuple[tuple[int, ...], ...]
+    scores: Scores
+    foreseen: tuple[tuple[int, int, Scores], ...] = ()
+
+
 class Workload(Protocol):
     """One request. `layer`: the number of an MoE layer, from 0; `index`: of a decode pass, 0 being the one that reads
-    the answer's first token. The same question has the same answer, however often it is asked."""
+    the answer's first token. The same question has the same answer, however often it is asked.
+
+    `scored`: it knows what gates think of all experts. `foresight`: what it knows of `Foreseen`, as a predictor names
+    it.
+    """
+
+    @property
+    def scored(self) -> bool: ...
+
+    @property
+    def foresight(self) -> str | None: ...
 
     def prompt(self, layer: int) -> Rows:
         """Prefill: (expert, rows), ascending by expert, rows > 0."""
@@ -30,12 +50,18 @@ class Workload(Protocol):
     def predict(self, index: int, layer: int) -> tuple[int, ...] | None:
         """The experts that the shadow names, best first; None where it said nothing."""
 
+    def gate(self, index: int, layer: int) -> Gate:
+        """Of a pass, -1 for prefill. Raises ConfigError where it is not `scored`."""
+
 
 class RandomWorkload:
     """Uniform routes. The shadow names each activated expert with probability `recall`, else one that is not activated.
 
-    Raises ConfigError.
+    Nobody can say what the gates of no model think: it has no scores. Raises ConfigError.
     """
+
+    scored = False
+    foresight: str | None = None
 
     def __init__(
         self, layers: int, experts: int, top_k: int, prompt_tokens: int, recall: float | None, seed: int
@@ -78,6 +104,9 @@ class RandomWorkload:
             self._predictions[index] = [mistaken(draw, true, experts, self._recall) for true in routes]
             self._predictions.pop(index - KEPT, None)
         return self._predictions[index][layer]
+
+    def gate(self, index: int, layer: int) -> Gate:
+        raise ConfigError("routes drawn by chance have no scores; simulate the routes of a recording (--routes)")
 
 
 def mistaken(draw: Callable[[], float], true: tuple[int, ...], experts: int, recall: float) -> tuple[int, ...]:

@@ -53,10 +53,12 @@ class Cell:
     packages: tuple[str, ...] = PACKAGES
 
 
-def flags(about: str, prompts: tuple[int, int], tokens: tuple[int, int], model: Path = common.DEEP) -> Any:
-    """The flags of every experiment. `prompts`, `tokens`: how many unless said, and how many of them with --quick."""
+def flags(about: str, prompts: tuple[int, int], tokens: tuple[int, int], model: Path | None = common.DEEP) -> Any:
+    """The flags of every experiment. `prompts`, `tokens`: how many unless said, and how many of them with --quick.
+    `model`: None where the script has a flag of its own for several."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(model.relative_to(common.ROOT)), help="%(default)s unless said")
+    if model is not None:
+        parser.add_argument("--model", default=str(model.relative_to(common.ROOT)), help="%(default)s unless said")
     parser.add_argument("--prompts", type=whole, help=f"how many; {prompts[0]} unless said")
     parser.add_argument("--tokens", type=whole, help=f"of each answer; {tokens[0]} unless said")
     parser.add_argument("--seed", type=int, default=0, help="of whatever is drawn")
@@ -74,7 +76,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
     for name, (usual, quick) in args.sizes.items():
         if getattr(args, name) is None:
             setattr(args, name, quick if args.quick else usual)
-    if not Path(args.model).exists() and (common.ROOT / args.model).exists():
+    if "model" in args and not Path(args.model).exists() and (common.ROOT / args.model).exists():
         args.model = str(common.ROOT / args.model)
     return args
 

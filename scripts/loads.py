@@ -31,7 +31,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from checkpoint.store import Blob, ExpertStore, LayerSpec, Manifest, TensorSpec
+from checkpoint.manifest import Blob, LayerSpec, Manifest, TensorSpec
+from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.emulation import Emulation
 from scheduler.profile import find_profile

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 DATA = Path(__file__).resolve().parent / "data"
+PROBLEMS = 40
+"""How many GSM8K problems there are."""
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 
 
@@ -106,10 +108,12 @@ class Forced:
         return self._text[len(self.logits) - 1]
 
 
-def forced_logits(cluster: Any, window: list[int]) -> torch.Tensor:
-    """[T - 1, V] float32 from an embedded cluster's own passes over the window."""
-    answer = cluster.main.generate(window[:1], len(window) - 1, ignore_eos=True)
-    answer.chooser = forced = Forced(window[1:])
+def forced_logits(cluster: Any, window: list[int], given: int = 1) -> torch.Tensor:
+    """[T - given, V] float32 from an embedded cluster's own passes over the window: its first `given` tokens are the
+    prompt, taken in one pass as any prompt is, and each other token is a decode pass of its own. Row n says what
+    follows token `given` - 1 + n."""
+    answer = cluster.main.generate(window[:given], len(window) - given, ignore_eos=True)
+    answer.chooser = forced = Forced(window[given:])
     for _ in answer:
         pass
     return torch.stack(forced.logits)

@@ -4,7 +4,7 @@
     .venv/bin/python scripts/train.py OUT --shape fine --data DIRECTORY --held-out gsm8k_test.jsonl --seconds 3600
 
 Shapes: `demo` (Mixtral: 8 layers, 8 experts, top-2), `deep` (Mixtral: 32 layers), `fine` (Qwen3-MoE: 32 small experts,
-top-4). A .jsonl file holds GSM8K's `question` and `answer`, or `text`, a line; any other file is text. Runs on the GPU
+top-4), `shared` (Qwen2-MoE: 32 small experts beside a shared one, top-4). A .jsonl file holds GSM8K's `question` and `answer`, or `text`, a line; any other file is text. Runs on the GPU
 where there is one. Interrupted or killed, the same command goes on from its last snapshot (OUT/training.pt).
 """
 
@@ -29,7 +29,7 @@ from common import machine
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import MixtralConfig, PreTrainedTokenizerFast, Qwen3MoeConfig
+from transformers import MixtralConfig, PreTrainedTokenizerFast, Qwen2MoeConfig, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 VOCABULARY, CONTEXT, BOS, EOS = 2048, 1024, 0, 1
@@ -54,6 +54,11 @@ SHAPES: dict[str, Any] = {
     "fine": lambda: Qwen3MoeConfig(
         hidden_size=192, moe_intermediate_size=96, intermediate_size=384, num_hidden_layers=8, num_attention_heads=6,
         num_key_value_heads=2, head_dim=32, num_experts=32, num_experts_per_tok=4, norm_topk_prob=True, **COMMON,
+    ),
+    "shared": lambda: Qwen2MoeConfig(
+        hidden_size=128, moe_intermediate_size=64, shared_expert_intermediate_size=128, intermediate_size=256,
+        num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2, num_experts=32, num_experts_per_tok=4,
+        norm_topk_prob=False, **COMMON,
     ),
 }  # fmt: skip
 

@@ -81,12 +81,12 @@ def test_split_prefill_keeps_the_tokens(rows: int, embedded: Any, reference: Any
 
 @pytest.mark.parametrize(("scheme", "least"), [("fp16", 0.999), ("int8", 0.99), ("nf4", 0.94)])
 def test_recall_aligned_and_never(scheme: str, least: float, embedded: Any, reference: Any) -> None:
-    """Equation (3) over five prompts x 40 tokens; without alignment a quantised shadow drifts away."""
+    """Equation (3) over five prompts x 24 tokens; without alignment a quantised shadow drifts away."""
     recalls = {}
-    for period in (1, 0):
+    for period in (1,) if scheme == "fp16" else (1, 0):
         cluster = embedded("float32", shadow=scheme, align_token=period, align_kv=period)
-        reports = [answers(cluster, reference("float32", n, 40).prompt, 40)[0] for n in range(5)]
-        assert all(len(report.recall_by_token) == 39 for report in reports)
+        reports = [answers(cluster, reference("float32", n, TOKENS).prompt)[0] for n in range(5)]
+        assert all(len(report.recall_by_token) == TOKENS - 1 for report in reports)
         recalls[period] = sum(report.recall for report in reports) / len(reports)
     assert recalls[1] >= least
     if scheme != "fp16":
@@ -135,7 +135,9 @@ def test_end_of_sequence_ends_the_answer(embedded: Any, demo: Any) -> None:
         assert [step.token_id for step in steps] == expected
 
 
-def test_no_copy_of_an_expert_outside_the_slots(embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_copy_of_an_expert_outside_the_slots(
+    embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """Counted in this process's live tensors while a worker computes: as many expert-sized ones as there are slots."""
     from worker_node.node import Worker
 
@@ -152,6 +154,8 @@ def test_no_copy_of_an_expert_outside_the_slots(embedded: Any, reference: Any, m
 
     slots = {buffer.data_ptr() for node in cluster._nodes for buffer in node.slots.buffers}
     before = live().keys()
+    gc.freeze()  # what was there before is not looked through again: that would take most of the time
+    request.addfinalizer(gc.unfreeze)
     compute = Worker.compute
 
     def counting(worker: Worker, message: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -75,12 +75,16 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load an expert into a slot that is free by then. Answered by `Loaded` unless an `Evict` overtakes it."""
+    """Load an expert into a slot that is free by then. Answered by `Loaded` unless an `Evict` overtakes it.
+
+    `form`: in which of the store's forms; empty: the full one, as the checkpoint has it.
+    """
 
     load_id: int
     slot: int
     layer: int
     expert: int
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,9 @@ class WorkerReady:
     """Answer to `Hello`: what this worker is, and where it runs. `slot_bytes` is the size of one slot.
 
     `device`: as torch has it; `device_name`: as a person knows it (the processor, the GPU), `device_bytes`: all of its
-    memory. `load_bytes_per_s`: the loader's bandwidth, measured at start; 0 where no load ended in time.
+    memory. `load_bytes_per_s`: the loader's bandwidth, measured at start; 0 where no load ended in time. A worker with
+    no slots is a host place: it computes any expert where it lies, without a load. `call_s` and `row_s`: what an expert
+    takes to compute, for each call and for each row of it, in seconds, measured at start; 0 where it was not.
     """
 
     version: int
@@ -128,6 +134,8 @@ class WorkerReady:
     device_name: str
     device_bytes: int
     load_bytes_per_s: float
+    call_s: float = 0.0
+    row_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

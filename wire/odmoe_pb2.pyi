@@ -156,16 +156,18 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., node: _Optional[str] = ..., trace: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("load_id", "slot", "layer", "expert")
+    __slots__ = ("load_id", "slot", "layer", "expert", "form")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     slot: int
     layer: int
     expert: int
-    def __init__(self, load_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ...) -> None: ...
+    form: str
+    def __init__(self, load_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., form: _Optional[str] = ...) -> None: ...
 
 class Evict(_message.Message):
     __slots__ = ("slot",)
@@ -218,7 +220,7 @@ class TraceRecords(_message.Message):
     def __init__(self, machine: _Optional[str] = ..., now: _Optional[float] = ..., whats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., starts: _Optional[_Iterable[float]] = ..., ends: _Optional[_Iterable[float]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s")
+    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s", "call_s", "row_s")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +232,8 @@ class WorkerReady(_message.Message):
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CALL_S_FIELD_NUMBER: _ClassVar[int]
+    ROW_S_FIELD_NUMBER: _ClassVar[int]
     version: int
     node: str
     slots: int
@@ -241,7 +245,9 @@ class WorkerReady(_message.Message):
     device_name: str
     device_bytes: int
     load_bytes_per_s: float
-    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ...) -> None: ...
+    call_s: float
+    row_s: float
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., row_s: _Optional[float] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("load_id", "nbytes", "seconds")

@@ -27,7 +27,8 @@ class _Marks:
 
 
 class CudaLoader:
-    """All experts of the store lie in page-locked host memory from the start; a load is one copy into a slot.
+    """All experts of the store, in the `forms` that will be loaded, lie in page-locked host memory from the start; a
+    load is one copy into a slot.
 
     The copying stream waits for the computation that used the slot before, the computing stream for the slot's copy;
     what runs on other slots runs beside. Nothing is allocated by a load. A copy under way cannot be given up: it
@@ -36,7 +37,7 @@ class CudaLoader:
 
     name = "cuda"
 
-    def __init__(self, store: ExpertStore, device: str = "cuda") -> None:
+    def __init__(self, store: ExpertStore, device: str = "cuda", forms: tuple[str, ...] = ("",)) -> None:
         if not torch.cuda.is_available():
             raise ConfigError(
                 f"loader 'cuda' needs an NVIDIA GPU that torch can use; torch {torch.__version__} sees none here. "
@@ -44,7 +45,7 @@ class CudaLoader:
             )
         self.device = device
         self.pace: Pace = RealPace()
-        self._slab: HostSlab | None = shared_slab(store, pinned=True)
+        self._slab: HostSlab | None = shared_slab(store, True, forms)
         self._copying, self._computing = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._marks: dict[int, _Marks] = {}
 
@@ -56,11 +57,11 @@ class CudaLoader:
                 marks.left.record(self._computing)
             torch.cuda.synchronize()  # the slots were filled on yet another stream
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
+    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
         slab = self._slab  # held to the end of the copy, lest `close` unlock its pages
         if slab is None:
             raise ConfigError("this loader was closed; make another")
-        blob = slab.blob(layer, expert)
+        blob = slab.blob(layer, expert, form)
         if cancelled():
             return 0
         marks = self._marks[into.data_ptr()]

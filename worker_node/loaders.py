@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import PAGE
 from scheduler.emulation import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError
+from worker_node.mapped import MappedStore
 from worker_node.pace import EmulatedPace, Pace, RealPace
 
 LOADERS = ("disk", "memory", "cuda", "emulated")
@@ -34,9 +34,9 @@ class Loader(Protocol):
     def prepare(self, slots: list[torch.Tensor]) -> None:
         """Told once, before all else: the buffers that will be loaded into. What is needed is allocated here."""
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
-        """Move an expert's blob to the start of `into` (uint8, page-aligned); bytes moved, fewer when `cancelled`
-        became true on the way. Raises OSError or CorruptStoreError."""
+    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+        """Move an expert's blob, in a form of the store, to the start of `into` (uint8, page-aligned); bytes moved,
+        fewer when `cancelled` became true on the way. Raises OSError or StoreError."""
 
     def computing(self, slot: torch.Tensor) -> AbstractContextManager[object]:
         """Around a computation that reads the slot: it sees what was loaded, the next load waits until it has left."""
@@ -44,9 +44,15 @@ class Loader(Protocol):
     def close(self) -> None: ...
 
 
-def make_loader(name: str, store: ExpertStore, emulation: Emulation | None = None, moved_by: str = "disk") -> Loader:
-    """`emulation`: needed by `emulated`, whose bytes are `moved_by` another loader. Raises ConfigError for an unknown
-    name, LaunchError where memory does not suffice."""
+def make_loader(
+    name: str,
+    store: ExpertStore,
+    emulation: Emulation | None = None,
+    moved_by: str = "disk",
+    forms: tuple[str, ...] = ("",),
+) -> Loader:
+    """`emulation`: needed by `emulated`, whose bytes are `moved_by` another loader. `forms`: all that will be loaded.
+    Raises ConfigError for an unknown name, LaunchError where memory does not suffice."""
     if name == "disk":
         return DiskLoader(store)
     if name == "memory":
@@ -54,12 +60,12 @@ def make_loader(name: str, store: ExpertStore, emulation: Emulation | None = Non
     if name == "cuda":
         from worker_node.cuda import CudaLoader
 
-        return CudaLoader(store)
+        return CudaLoader(store, forms=forms)
     if name == "emulated":
         if emulation is None:
             raise ConfigError("loader 'emulated' needs a profile, whose times it keeps")
         if moved_by != "emulated":
-            return EmulatedLoader(make_loader(moved_by, store), emulation)
+            return EmulatedLoader(make_loader(moved_by, store, forms=forms), emulation)
         raise ConfigError("an emulated loader's bytes are moved by disk, memory or cuda")
     raise ConfigError(f"loader {name!r} is unknown; allowed: {', '.join(LOADERS)}")
 
@@ -102,8 +108,8 @@ class DiskLoader(HostLoader):
         self._files: dict[str, int] = {}
         self.direct = True
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
-        path, blob = self._store.locate(layer, expert)
+    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+        path, blob = self._store.locate(layer, expert, form)
         file = self._open(str(path))
         target = into.numpy().data
         done = 0
@@ -156,28 +162,16 @@ class MemoryLoader(HostLoader):
 
     def __init__(self, store: ExpertStore) -> None:
         super().__init__(store)
-        self._maps: dict[str, torch.Tensor] = {}
+        self._mapped = MappedStore(store)
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
-        path, blob = self._store.locate(layer, expert)
-        size = path.stat().st_size
-        if size < blob.offset + blob.length:  # a read behind a mapped file's end would kill the process
-            raise CorruptStoreError(f"{path} ends at byte {size}; make the store again")
-        source = self._map(str(path))
+    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+        source = self._mapped.blob(layer, expert, form)
         done = 0
-        while done < blob.length and not cancelled():
-            stop = min(done + _CHUNK, blob.length)
-            into[done:stop].copy_(source[blob.offset + done : blob.offset + stop])
+        while done < source.nbytes and not cancelled():
+            stop = min(done + _CHUNK, source.nbytes)
+            into[done:stop].copy_(source[done:stop])
             done = stop
         return done
 
-    def _map(self, path: str) -> torch.Tensor:
-        if path not in self._maps:
-            with open(path, "rb") as stream:
-                # A private map: torch wants writable memory, the file stays as it is.
-                area = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            self._maps[path] = torch.frombuffer(area, dtype=torch.uint8)
-        return self._maps[path]
-
     def close(self) -> None:
-        self._maps.clear()
+        self._mapped.close()

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -16,7 +17,7 @@ from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from scheduler.emulation import GivenUp
-from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.errors import ConfigError, LinkError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel
 from wire.messages import (
@@ -37,7 +38,8 @@ from wire.place import host_name
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 from worker_node.loaders import Loader
-from worker_node.measure import device_bytes, device_name, load_bandwidth
+from worker_node.measure import device_bytes, device_costs, device_name, load_bandwidth
+from worker_node.restoring import Restorer
 from worker_node.slots import Slots
 
 SLOT_DEADLINE_S = 60.0
@@ -46,12 +48,13 @@ SLOT_DEADLINE_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """One load and what is to be computed after it. `asked`, `ended`: when, as the loader's pace has it."""
+    """One load, in `form`, and what is to be computed after it. `asked`, `ended`: when, as the loader's pace has it."""
 
     load_id: int
     slot: int
     expert: ExpertId
     asked: float
+    form: str = ""
     ended: float = 0.0
     occupied: bool = False
     loaded: bool = False
@@ -67,38 +70,76 @@ class _Ticket:
 class Worker:
     """One worker node; serves one main node at a time, the last that connected.
 
+    `forms`: all that may be loaded; a slot has room for the largest of them. Where there is one beside the full form,
+    which is empty, device memory for one restored expert is taken too.
     `load_bytes_per_s`: its loader's bandwidth, measured before it serves; the loads of that are counted nowhere.
-    Raises ConfigError, or LaunchError where memory does not suffice or the store cannot be read.
+    `costs`: seconds that a computation takes a call and a row, by a profile or measured; 0 where it was not.
+    Raises ConfigError, StoreError for a form that the store lacks, or LaunchError where memory does not suffice or the
+    store cannot be read.
     """
 
-    def __init__(self, name: str, store: ExpertStore, arithmetic: ExpertArithmetic, loader: Loader, slots: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: ExpertStore,
+        arithmetic: ExpertArithmetic,
+        loader: Loader,
+        slots: int,
+        forms: tuple[str, ...] = ("",),
+    ) -> None:
+        if not forms:
+            raise ConfigError(f"{name} is given no form in which experts are loaded; the full one is ''")
         self.name = name
         self.store = store
         self.loader = loader
         self.pace = loader.pace
-        self.slots = Slots(slots, store.manifest.blob_bytes, loader.device)
+        self.forms = forms
+        self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
+        smaller = tuple(form for form in forms if form)
+        self._restorer = Restorer(store, arithmetic, smaller, loader.device) if smaller else None
         loader.prepare(self.slots.buffers)
-        self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers)
+        self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         self.freed = [0.0] * slots
         self.loads = 0
         self.bytes_loaded = 0
         self._arithmetic = arithmetic
         self._bound: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
         self.sessions: Sessions[_Session] = Sessions()
+        self.costs = self.pace.costs or device_costs(
+            store, partial(self.run, 0, store.manifest.moe_layers[0], forms[0])
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Device memory that it holds: its slots, and what restoring takes."""
+        return self.slots.allocated_bytes + (self._restorer.allocated_bytes if self._restorer else 0)
 
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
 
-    def compute(self, message: Compute) -> torch.Tensor:
-        """The expert in the message's slot on the message's rows; the output is on the CPU."""
-        key = (message.slot, message.layer)
-        buffer = self.slots.buffers[message.slot]
-        if key not in self._bound:
-            self._bound[key] = self._arithmetic.bind(message.layer, self.store.views(buffer, message.layer))
+    def compute(self, message: Compute, form: str = "") -> torch.Tensor:
+        """The expert in the message's slot, where its `form` is, on the message's rows; the output is on the CPU."""
         hidden = tensor_from_bytes(message.hidden.dtype, message.hidden.shape, message.hidden.data)
         weights = tensor_from_bytes(message.weights.dtype, message.weights.shape, message.weights.data)
+        return self.run(message.slot, message.layer, form, hidden, weights)
+
+    def run(self, slot: int, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot`; [n, H] on the CPU."""
+        buffer = self.slots.buffers[slot]
         with self.loader.computing(buffer):  # all of it on the stream that waits for the load
-            return self._bound[key](hidden.to(buffer.device), weights.to(buffer.device)).cpu()
+            hidden, weights = hidden.to(buffer.device), weights.to(buffer.device)
+            if form and self._restorer:
+                return self._restorer.compute(buffer, layer, form, hidden, weights)
+            key = (slot, layer)
+            if key not in self._bound:
+                self._bound[key] = self._arithmetic.bind(layer, self.store.views(buffer, layer))
+            return self._bound[key](hidden, weights).cpu()
+
+    def share(self, expert: ExpertId, form: str) -> float:
+        """Of an expert's bytes, those that its form has."""
+        if not form:
+            return 1.0
+        return self.store.locate(*expert, form)[1].length / self.store.locate(*expert)[1].length
 
     def close(self) -> None:
         self.sessions.close()
@@ -136,6 +177,8 @@ class _Session(Session):
             device_name=device_name(device),
             device_bytes=device_bytes(device),
             load_bytes_per_s=worker.load_bytes_per_s,
+            call_s=worker.costs[0],
+            row_s=worker.costs[1],
         )
 
     def dispatch(self, message: Message) -> None:
@@ -163,10 +206,12 @@ class _Session(Session):
         if not 0 <= message.slot < len(self._worker.slots.buffers):
             raise ProtocolError(f"slot {message.slot} does not exist; {self._worker.name} has slots 0 to "
                                 f"{len(self._worker.slots.buffers) - 1}")  # fmt: skip
-        self._worker.store.locate(message.layer, message.expert)
-        ticket = _Ticket(
-            message.load_id, message.slot, ExpertId(message.layer, message.expert), self._worker.pace.now()
-        )
+        if message.form not in self._worker.forms:
+            raise ProtocolError(f"{self._worker.name} does not load experts in form {message.form!r}; it was started "
+                                f"for {', '.join(map(repr, self._worker.forms))}")  # fmt: skip
+        self._worker.store.locate(message.layer, message.expert, message.form)
+        expert, asked = ExpertId(message.layer, message.expert), self._worker.pace.now()
+        ticket = _Ticket(message.load_id, message.slot, expert, asked, message.form)
         with self._slots:
             if self.over:  # `end` has looked already for what is to be given up
                 return
@@ -203,7 +248,7 @@ class _Session(Session):
     def _usage(self) -> None:
         worker = self._worker
         slots = worker.slots
-        self.reply.send(WorkerUsage(slots.resident_max, slots.allocated_bytes, worker.loads, worker.bytes_loaded))
+        self.reply.send(WorkerUsage(slots.resident_max, worker.allocated_bytes, worker.loads, worker.bytes_loaded))
 
     # --- the threads --------------------------------------------------------------------------------------------
 
@@ -216,8 +261,8 @@ class _Session(Session):
             buffer = worker.slots.occupy(ticket.slot, ticket.expert, SLOT_DEADLINE_S)
             ticket.occupied = True
             start = worker.pace.begin_load(max(ticket.asked, worker.freed[ticket.slot]))
-            moved = worker.loader.load(*ticket.expert, buffer, ticket.given_up.is_set)
-            ticket.ended = worker.pace.end_load(ticket.given_up)
+            moved = worker.loader.load(*ticket.expert, buffer, ticket.given_up.is_set, ticket.form)
+            ticket.ended = worker.pace.end_load(ticket.given_up, worker.share(ticket.expert, ticket.form))
         except (OSError, ODMoEError, RuntimeError, ValueError) as error:
             self._release(ticket)
             self._send(Failed(type(error).__name__, f"{worker.name}: {error}", load_id=ticket.load_id))
@@ -247,7 +292,7 @@ class _Session(Session):
         pace = self._worker.pace
         start = pace.begin_compute(max(asked, ticket.ended))
         try:
-            output = self._worker.compute(message)
+            output = self._worker.compute(message, ticket.form)
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
             self._finish(ticket, evict=False)
             self._send(Failed(type(error).__name__, f"{self._worker.name}: {error}", call_id=message.call_id))

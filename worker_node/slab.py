@@ -19,56 +19,61 @@ SPARE = 1 << 30
 
 _FOR_ALL_CONTEXTS = 1  # cudaHostRegisterPortable
 _GIB = float(1 << 30)
-_shared: weakref.WeakValueDictionary[tuple[Path, str, str, bool], HostSlab] = weakref.WeakValueDictionary()
+_shared: weakref.WeakValueDictionary[tuple[Path, str, str, bool, tuple[str, ...]], HostSlab] = (
+    weakref.WeakValueDictionary()
+)
 _sharing = threading.Lock()
 
 
 class HostSlab:
-    """Read from the store when it is made, page-locked where `pinned`, so that a GPU can fetch from it by itself.
+    """Read from the store when it is made, in each of `forms`, page-locked where `pinned`, so that a GPU can fetch from
+    it by itself.
 
     Pages are locked after they were mapped, since torch's own pinned allocator rounds up to a power of two. Raises
     LaunchError where memory does not suffice, OSError or CorruptStoreError where the store cannot be read.
     """
 
-    def __init__(self, store: ExpertStore, pinned: bool) -> None:
-        total = store.manifest.expert_bytes
+    def __init__(self, store: ExpertStore, pinned: bool, forms: tuple[str, ...] = ("",)) -> None:
+        total = sum(blob.length for form in forms for layer in store.layers(form).values() for blob in layer.blobs)
         check_room(total, available_memory(), store)
         self.memory = aligned_buffer(total)
-        self._blobs: dict[tuple[int, int], torch.Tensor] = {}
-        self._read(store)
+        self._blobs: dict[tuple[int, int, str], torch.Tensor] = {}
+        self._read(store, forms)
         self.pinned = pinned
         if pinned:
             _lock(self.memory)
             unlock = weakref.finalize(self, _unlock, self.memory.data_ptr())
             unlock.atexit = False  # by then the driver may be gone, and the memory goes anyway
 
-    def blob(self, layer: int, expert: int) -> torch.Tensor:
+    def blob(self, layer: int, expert: int, form: str = "") -> torch.Tensor:
         """An expert's bytes, uint8. Raises CorruptStoreError for one that the store did not have."""
-        found = self._blobs.get((layer, expert))
+        found = self._blobs.get((layer, expert, form))
         if found is None:
-            raise CorruptStoreError(f"no expert {expert} of layer {layer} was in the store when it was read")
+            said = f" in form {form}" if form else ""
+            raise CorruptStoreError(f"no expert {expert} of layer {layer}{said} was in the store when it was read")
         return found
 
-    def _read(self, store: ExpertStore) -> None:
+    def _read(self, store: ExpertStore, forms: tuple[str, ...]) -> None:
         loader, start = DiskLoader(store), 0
+        every = ((form, layer, spec) for form in forms for layer, spec in store.layers(form).items())
         try:
-            for layer, spec in store.manifest.layers.items():
+            for form, layer, spec in every:
                 for expert, blob in enumerate(spec.blobs):
                     place = self.memory[start : start + blob.length]
-                    loader.load(layer, expert, place, lambda: False)
-                    self._blobs[layer, expert] = place
+                    loader.load(layer, expert, place, lambda: False, form)
+                    self._blobs[layer, expert, form] = place
                     start += blob.length
         finally:
             loader.close()
 
 
-def shared_slab(store: ExpertStore, pinned: bool) -> HostSlab:
+def shared_slab(store: ExpertStore, pinned: bool, forms: tuple[str, ...] = ("",)) -> HostSlab:
     """The slab of this store, one for all workers of a process; it is freed when the last has let it go."""
-    key = store.path.resolve(), store.manifest.fingerprint, store.manifest.dtype, pinned
+    key = store.path.resolve(), store.manifest.fingerprint, store.manifest.dtype, pinned, forms
     with _sharing:
         slab = _shared.get(key)
         if slab is None:
-            slab = _shared[key] = HostSlab(store, pinned)
+            slab = _shared[key] = HostSlab(store, pinned, forms)
         return slab
 
 

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint import store as module
-from checkpoint.store import MANIFEST, ExpertStore, seal
+from checkpoint.manifest import MANIFEST, seal
+from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError, StoreNotFoundError
 
 Flip = Callable[[Path, int], None]

@@ -69,7 +69,7 @@ class Stuck:
         self.begun = threading.Event()
         self.ended = threading.Event()
 
-    def load(self, layer: int, expert: int, into: Any, cancelled: Callable[[], bool]) -> int:
+    def load(self, layer: int, expert: int, into: Any, cancelled: Callable[[], bool], form: str = "") -> int:
         self.begun.set()
         waited = threading.Event()
         for _ in range(int(WAIT_S * 100)):

@@ -64,7 +64,7 @@ WRONG: list[tuple[str, list[str]]] = [
     ("slotz: 1", ["slotz in", "no setting", "slots"]),
     ("ctx-size: 1", ["ctx-size in", "allowed: 2"]),
     ("workers: 2\ngroup-size: 3", ["group-size in", "is 3", "workers in", "(2)"]),
-    ("system: be brief", ["system in", "--chat"]),
+    ("system-prompt: be brief", ["system-prompt in", "--chat"]),
     ("cluster: nowhere", ["cluster in", "'nowhere'", "embedded, local, auto", "host:port"]),
     ("workers: 1\nworkers_: 2", ["workers- in", "no setting"]),
     ("align-kv: 1\nalign_kv: 2", ["align_kv twice"]),

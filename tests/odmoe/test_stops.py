@@ -136,7 +136,7 @@ def test_chat_from_the_command_line(cli: Any, demo: Any, tmp_path: Any, expected
     model = shutil.copytree(demo, tmp_path / "chatty")
     (model / "chat_template.jinja").write_text("{{ bos_token }}" + TEMPLATE)
     flags = ["-q", "-n", "8", "--shadow", "none", "--workers", "1", "--threads", "1"]
-    said = cli("generate", "-m", str(model), "--chat", "--system", "be brief", *flags, "hi")
+    said = cli("generate", "-m", str(model), "--chat", "--system-prompt", "be brief", *flags, "hi")
     text = "<system>be brief</system><user>hi</user><assistant>"
     assert (said.code, said.out) == (0, expected(text, 8)[1] + "\n")
     plain = cli("generate", "-m", str(demo), "--chat", *flags, "hi")

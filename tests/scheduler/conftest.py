@@ -31,3 +31,10 @@ def world() -> ModuleType:
 def desk() -> ModuleType:
     """test_core.py, for its Driver."""
     return _load("test_core")
+
+
+@pytest.fixture(scope="session")
+def device() -> type:
+    """One device with a residency, cache_driver.py's Device."""
+    found: type = _load("cache_driver").Device
+    return found

@@ -18,8 +18,12 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core import MAX_FAILURES, Core
 from scheduler.placement import RoundRobin
-from scheduler.predictors import RandomPredictor
+from scheduler.precision import Full
+from scheduler.predictors import RandomPredictor, Silent
 from scheduler.residency import Cacheless, Everything, Residency
+from scheduler.routers import TopK
+from scheduler.splits import DeviceOnly
+from scheduler.strategy import Strategy
 
 NBYTES = 7
 
@@ -79,6 +83,10 @@ def random_plan(seed: int) -> Plan:
         accuracy=rng.choice((0.0, 0.5, 0.9, 1.0)), failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
         faults=tuple(sorted(faults)),
     )  # fmt: skip
+
+
+def shape_of(plan: Plan) -> t.ModelShape:
+    return t.ModelShape(tuple(range(plan.layers)), plan.experts, plan.top_k)
 
 
 def roomy(plan: Plan) -> Plan:
@@ -207,7 +215,8 @@ class Referee:
     def _chances(self, event: t.PassStarted) -> None:
         for layer in range(self.plan.layers):
             visit = t.Visit(event.request, event.position, layer)
-            experts = RandomPredictor(self.plan.seed).predict(visit, self.plan.experts, self.plan.top_k)
+            forecasts = RandomPredictor(shape_of(self.plan), self.plan.seed).begun(visit._replace(layer=0), 1, False)
+            experts = list(forecasts)[visit.layer].experts
             self._predicted(t.Predicted(*visit, experts))
 
     def _predicted(self, event: t.Predicted) -> None:
@@ -493,7 +502,7 @@ class LastUsed(Cacheless):
         self.order: dict[t.ExpertId, None] = {}
         self.told: list[tuple[str, tuple[int, ...], bool]] = []
 
-    def keeps(self, worker: int, expert: t.ExpertId) -> bool:
+    def keeps(self, worker: int, expert: t.ExpertId, predicted: bool) -> bool:
         return True
 
     def used(self, worker: int, expert: t.ExpertId, hit: bool, score: float | None) -> None:
@@ -512,7 +521,7 @@ class LastUsed(Cacheless):
 class EvenStay(LastUsed):
     """Only some may stay, and they never make room."""
 
-    def keeps(self, worker: int, expert: t.ExpertId) -> bool:
+    def keeps(self, worker: int, expert: t.ExpertId, predicted: bool) -> bool:
         return expert.expert % 2 == 0
 
     def victim(self, worker: int, wanted: t.ExpertId, evictable: Collection[t.ExpertId]) -> t.ExpertId | None:
@@ -656,11 +665,12 @@ class World:
 
     def new_core(self) -> Core:
         plan = self.plan
-        shape = t.ModelShape(tuple(range(plan.layers)), plan.experts, plan.top_k)
+        shape = shape_of(plan)
+        predictor = RandomPredictor(shape, plan.seed) if plan.chance else Silent(shape)
+        strategy = Strategy(predictor, self.policy(), TopK(), DeviceOnly(), Full(), plan.chance)
+        prefill = "ahead" if plan.ahead else "in-turn"
         return Core(
-            shape, RoundRobin(plan.group), Alignment(*plan.periods), plan.mini_batch,
-            predictor=RandomPredictor(plan.seed) if plan.chance else None,
-            residency=self.policy(), prefill_ahead=plan.ahead,
+            shape, RoundRobin(plan.group), Alignment(*plan.periods), plan.mini_batch, strategy, prefill
         )  # fmt: skip
 
     def at(self, delay: int, act: Callable[[], object]) -> None:

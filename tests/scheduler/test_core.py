@@ -6,7 +6,7 @@ pass that begins at position 8. Ids are the scheduler's own business: the driver
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
@@ -17,6 +17,12 @@ from scheduler.core import MAX_FAILURES, Core
 from scheduler.errors import ConfigError
 from scheduler.ledger import RequestLedger
 from scheduler.placement import RoundRobin
+from scheduler.precision import Full
+from scheduler.predictors import Silent
+from scheduler.residency import Cacheless
+from scheduler.routers import TopK
+from scheduler.splits import DeviceOnly
+from scheduler.strategy import Strategy
 
 P = 60
 """Prompt tokens: decoding begins with worker 0 whether 1, 2, 3, 4, 5, 6, 8 or 12 workers stand in the ring."""
@@ -25,7 +31,7 @@ P = 60
 def line(c: t.Command) -> str:
     match c:
         case t.Load():
-            return f"load {c.worker}.{c.slot} {c.expert.layer}/{c.expert.expert}"
+            return f"load {c.worker}.{c.slot} {c.expert.layer}/{c.expert.expert}{' ' + c.form if c.form else ''}"
         case t.Evict():
             return f"evict {c.worker}.{c.slot} {c.expert.layer}/{c.expert.expert}"
         case t.Compute():
@@ -43,24 +49,38 @@ def line(c: t.Command) -> str:
             return f"unfollow {c.request}"
         case t.Fail():
             return f"fail {c.request}: {c.reason}"
+        case t.Route():
+            rows = " | ".join(" ".join(map(str, row)) for row in c.experts)
+            here = " ".join(map(str, c.resident))
+            return f"route {c.visit.request}@{c.visit.position} layer {c.visit.layer}: {rows or 'as chosen'}, here {here}"
 
 
 class Driver:
-    """A core, and a record of what stands in every slot according to its commands."""
+    """A core, and a record of what stands in every slot according to its commands. A worker without slots is a host.
+
+    `predictor` and so on: the strategy's five objects; those not given are OD-MoE's.
+    """
 
     def __init__(
         self, workers: int = 8, slots: int = 1, group: int = 2, layers: int = 6, experts: int = 8,
         mini_batch: int = 128, periods: tuple[int, int] = (1, 1), shadow: bool = True, by_layer: tuple[int, ...] = (),
-        mixed: tuple[int, ...] = (), **choices: Any,
+        mixed: tuple[int, ...] = (), prefill: str = "ahead", predictor: Any = None, residency: Any = None,
+        router: Any = None, split: Any = None, precision: Any = None, top_k: int = 2,
     ) -> None:  # fmt: skip
-        shape = t.ModelShape(tuple(range(layers)), experts, top_k=2, by_layer=by_layer)
-        self.core = Core(shape, RoundRobin(group), Alignment(*periods), mini_batch, **choices)
+        shape = t.ModelShape(tuple(range(layers)), experts, top_k=top_k, by_layer=by_layer)
+        strategy = Strategy(
+            predictor or Silent(shape), residency or Cacheless(), router or TopK(), split or DeviceOnly(),
+            precision or Full(), predicts=predictor is not None,
+        )  # fmt: skip
+        self.core = Core(shape, RoundRobin(group), Alignment(*periods), mini_batch, strategy, prefill)
         self.held: dict[tuple[int, int], t.Load] = {}
         self.calls: dict[tuple[int, int], list[t.Compute]] = defaultdict(list)
         self.raw: list[t.Command] = []
         self.now = 0.0
+        self.hosts: set[int] = set()
         for worker, size in enumerate(mixed or (slots,) * workers):
             assert self.do(t.WorkerJoined(worker, size)) == []
+            self.hosts |= {worker} if size == 0 else set()
         if shadow:
             assert self.do(t.ShadowJoined()) == []
 
@@ -74,7 +94,7 @@ class Driver:
                 assert self.held.pop((c.worker, c.slot)).expert == c.expert
                 self.calls.pop((c.worker, c.slot), None)
             elif isinstance(c, t.Compute):
-                assert self.held[c.worker, c.slot].expert == c.expert
+                assert c.worker in self.hosts or self.held[c.worker, c.slot].expert == c.expert
                 self.calls[c.worker, c.slot].append(c)
         return [line(c) for c in self.raw]
 
@@ -93,10 +113,15 @@ class Driver:
         return self.do(t.Predicted(request, at, layer, experts))
 
     def gate(
-        self, layer: int, *experts: int, at: int = P, request: int = 1, rows: dict[int, int] | None = None
-    ) -> list[str]:
-        named = rows or dict.fromkeys(experts, 1)
-        return self.do(t.GateFired(t.Visit(request, at, layer), tuple(sorted(named.items()))))
+        self, layer: int, *experts: int, at: int = P, request: int = 1, rows: dict[int, int] | None = None,
+        scores: tuple[tuple[float, ...], ...] = (), chosen: tuple[tuple[int, ...], ...] = (),
+    ) -> list[str]:  # fmt: skip
+        """`chosen`: in place of `experts`, for each row those that it chose."""
+        named = rows or dict.fromkeys(experts, 1) or Counter(e for row in chosen for e in row)
+        return self.do(t.GateFired(t.Visit(request, at, layer), tuple(sorted(named.items())), chosen, scores))
+
+    def foresee(self, layer: int, *scores: tuple[float, ...], at: int = P, request: int = 1) -> list[str]:
+        return self.do(t.Foreseen(request, at, layer, scores))
 
     def loaded(self, *workers: int, slot: int = 0, nbytes: int = 10) -> list[str]:
         return [c for w in workers for c in self.do(t.LoadEnded(self.held[w, slot].load_id, nbytes))]
@@ -159,9 +184,16 @@ def test_commands_carry_the_ids_that_their_facts_come_back_with() -> None:
     assert d.raw == [t.Resume(visit)]
 
 
-@pytest.mark.parametrize("bad", [lambda: Driver(mini_batch=0), lambda: Driver(slots=0), lambda: Driver(group=0)])
-def test_settings_that_cannot_be_are_refused(bad: Any) -> None:
-    with pytest.raises(ConfigError, match="allowed: 1"):
+@pytest.mark.parametrize(
+    ("bad", "allowed"),
+    [
+        (lambda: Driver(mini_batch=0), "allowed: 1, 2"),
+        (lambda: Driver(slots=-1), r"-1 slots; allowed: 0 \(a host place\), 1"),
+        (lambda: Driver(group=0), "allowed: 1, 2"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(bad: Any, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=allowed):
         bad()
 
 
@@ -359,7 +391,10 @@ def test_a_named_expert_displaces_a_prediction_which_comes_back() -> None:
 def test_the_furthest_prediction_is_the_one_displaced() -> None:
     d = Driver(workers=1, slots=3, group=1, layers=3)
     d.open()
-    assert d.predict(0, 0) + d.predict(1, 1) + d.predict(2, 2) == ["load 0.0 0/0", "load 0.1 1/1", "load 0.2 2/2"]
+    assert d.predict(0, 0) + d.predict(1, 1) + d.predict(2, 2) == ["load 0.0 0/0", "load 0.1 1/1"]
+    assert d.loaded(0) == ["load 0.2 2/2"]
+    d.loaded(0, slot=1)
+    d.loaded(0, slot=2)
     assert d.gate(0, 0, 7) == [*compute("0.0 0/0"), "evict 0.2 2/2", "load 0.2 0/7", *compute("0.2 0/7")]
     assert d.computed(0, slot=0) == ["load 0.0 2/2"]
 
@@ -368,6 +403,8 @@ def test_a_second_displacement_takes_the_next_furthest_and_they_return_nearest_f
     d = Driver(workers=1, slots=2, group=1, layers=3)
     d.open()
     assert d.predict(1, 1) + d.predict(2, 2) == ["load 0.0 1/1", "load 0.1 2/2"]
+    d.loaded(0)
+    d.loaded(0, slot=1)
     assert d.gate(0, 4, 5) == [
         "evict 0.1 2/2", "load 0.1 0/4", *compute("0.1 0/4"),
         "evict 0.0 1/1", "load 0.0 0/5", *compute("0.0 0/5"),

@@ -1,4 +1,4 @@
-"""The core's three choices, exact decisions: who predicts, who stays in a slot, when prefill loads."""
+"""The core's choices, exact decisions: who predicts, who stays in a slot, when prefill loads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scheduler.core import MAX_FAILURES
 from scheduler.errors import ConfigError
 from scheduler.homes import Homes
 from scheduler.placement import RoundRobin
-from scheduler.predictors import RandomPredictor, make_predictor
-from scheduler.residency import CACHELESS, Everything, make_residency
+from scheduler.predictors import Forecast, RandomPredictor, Silent
+from scheduler.residency import CACHELESS, Everything
 from scheduler.types import ExpertId
 
 P = 60
@@ -173,7 +173,7 @@ def test_a_loss_that_leaves_too_few_slots_fails_what_is_open_until_workers_come(
     (failed,) = d.lose(0)
     assert failed.startswith("fail 1: ")
     assert "2 slots are needed, 1 are there" in failed
-    assert d.core._visits == d.core._calls == {}
+    assert d.core._visits.open == d.core._calls == {}
     d.do(t.WorkerJoined(7, 1))
     d.open(2)
     assert d.gate(0, 0, 1, request=2) == [
@@ -284,24 +284,27 @@ def test_what_only_a_prediction_still_needs_gives_way_to_what_is_named(desk: Mod
 # --- the core predicts ------------------------------------------------------------------------------------------
 
 
-class Says:
-    def __init__(self, *experts: int) -> None:
-        self.experts = experts
-        self.asked: list[tuple[t.Visit, int, int]] = []
+class Says(Silent):
+    """The same experts in every layer of a decode pass, when it begins."""
 
-    def predict(self, visit: t.Visit, experts: int, top_k: int) -> tuple[int, ...]:
-        self.asked.append((visit, experts, top_k))
-        return self.experts
+    def __init__(self, *experts: int) -> None:
+        super().__init__(t.ModelShape((0, 1, 2), 8, 2, by_layer=(8, 4, 8)))
+        self.experts = experts
+        self.asked: list[tuple[t.Visit, int, bool]] = []
+
+    def begun(self, visit: t.Visit, rows: int, prefill: bool) -> list[Forecast]:
+        self.asked.append((visit, rows, prefill))
+        return [] if prefill else [Forecast(visit._replace(layer=layer), self.experts) for layer in self.shape.layers]
 
 
 def test_a_predictor_speaks_when_a_decode_pass_begins_as_a_shadow_would(desk: ModuleType) -> None:
     says = Says(3, 1)
     d = desk.Driver(workers=4, layers=3, predictor=says, shadow=False, by_layer=(8, 4, 8))
     prefilling(d, prompt=P)
-    assert says.asked == []
+    assert says.asked.pop() == (t.Visit(1, 0, 0), P, True)
     d = desk.Driver(workers=4, layers=3, predictor=says, shadow=False, by_layer=(8, 4, 8))
     assert d.open() == ["load 0.0 0/3", "load 1.0 0/1", "load 2.0 1/3", "load 3.0 1/1"]
-    assert says.asked == [(t.Visit(1, P, layer), e, 2) for layer, e in enumerate((8, 4, 8))]
+    assert says.asked == [(t.Visit(1, P, 0), 1, False)]
     other = desk.Driver(workers=4, layers=3, shadow=False, by_layer=(8, 4, 8))
     other.open()
     told = [other.predict(layer, 3, 1) for layer in range(3)]
@@ -315,19 +318,26 @@ def test_a_predictor_speaks_when_a_decode_pass_begins_as_a_shadow_would(desk: Mo
 
 
 def test_chance_names_each_expert_equally_often_and_always_the_same_for_a_visit() -> None:
-    said = [RandomPredictor(1).predict(t.Visit(1, p, layer), 8, 2) for p in range(200) for layer in range(20)]
-    again = [RandomPredictor(1).predict(t.Visit(1, p, layer), 8, 2) for p in range(200) for layer in range(20)]
-    assert said == again
+    def chance(experts: int, top_k: int, seed: int, layers: int = 1, passes: int = 1) -> list[tuple[int, ...]]:
+        predictor = RandomPredictor(t.ModelShape(tuple(range(layers)), experts, top_k), seed)
+        assert not predictor.begun(t.Visit(1, 0, 0), 9, True)
+        said = [f for at in range(passes) for f in predictor.begun(t.Visit(1, at, 0), 1, False)]
+        assert [f.visit for f in said] == [t.Visit(1, at, layer) for at in range(passes) for layer in range(layers)]
+        return [f.experts for f in said]
+
+    said = chance(8, 2, 1, 20, 200)
+    assert said == chance(8, 2, 1, 20, 200)
     assert all(len(set(experts)) == 2 for experts in said)
     count = Counter(e for experts in said for e in experts)
     assert set(count) == set(range(8))
     assert all(abs(n - 1000) < 150 for n in count.values())  # five standard deviations
-    assert RandomPredictor(2).predict(t.Visit(1, 0, 0), 256, 8) != RandomPredictor(1).predict(t.Visit(1, 0, 0), 256, 8)
-    assert sorted(RandomPredictor().predict(t.Visit(1, 0, 0), 3, 8)) == [0, 1, 2]
+    assert chance(256, 8, 2) != chance(256, 8, 1)
+    assert sorted(chance(3, 8, 0)[0]) == [0, 1, 2]
 
 
 def test_the_recall_of_chance_is_k_over_e(desk: ModuleType) -> None:
-    d = desk.Driver(workers=8, layers=32, experts=8, predictor=RandomPredictor(), shadow=False)
+    chance = RandomPredictor(t.ModelShape(tuple(range(32)), 8, 2))
+    d = desk.Driver(workers=8, layers=32, experts=8, predictor=chance, shadow=False)
     d.open()
     rng = Random(5)
     for index in range(40):
@@ -346,7 +356,7 @@ def test_the_recall_of_chance_is_k_over_e(desk: ModuleType) -> None:
 
 
 def in_turn(desk: ModuleType, **fields: Any) -> Any:
-    return desk.Driver(**({"prefill_ahead": False, "shadow": False} | fields))
+    return desk.Driver(**({"prefill": "in-turn", "shadow": False} | fields))
 
 
 def test_in_turn_a_layer_loads_after_its_gate_and_is_sent_when_all_have_ended(desk: ModuleType) -> None:
@@ -417,18 +427,7 @@ def test_in_turn_what_is_there_already_waits_for_the_rest_or_for_nothing(desk: M
     assert (d.ledger(2).loads, d.ledger(2).hits, d.ledger(3).hits) == (1, 1, 1)
 
 
-# --- names, and a large cluster ---------------------------------------------------------------------------------
-
-
-def test_choices_have_names() -> None:
-    assert make_predictor("sep") is None
-    assert make_predictor("none") is None
-    assert isinstance(make_predictor("random"), RandomPredictor)
-    assert not make_residency("none").homed
-    assert isinstance(make_residency("all"), Everything)
-    for make, flag in ((make_predictor, "--predictor"), (make_residency, "--residency")):
-        with pytest.raises(ConfigError, match=f"{flag} is 'lru'; allowed: "):
-            make("lru")
+# --- a large cluster ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("everything", [False, True])
@@ -437,7 +436,13 @@ def test_a_thousand_workers_serve_61_layers_of_256_experts(desk: ModuleType, eve
     layers, experts, top_k, prompt = 61, 256, 8, 4
     fields = {"residency": Everything(), "slots": 16} if everything else {}
     d = desk.Driver(workers=1000, group=top_k, layers=layers, experts=experts, **fields)
-    rng = Random(1)
+    rng, ended = Random(1), set()
+
+    def arrive() -> None:
+        while begun := {load.load_id for load in d.held.values()} - ended:
+            ended.update(begun)
+            for load_id in sorted(begun):
+                d.do(t.LoadEnded(load_id, 1))
 
     def through(at: int, layer: int, named: list[int], guess: list[int] | None) -> None:
         if guess is not None:
@@ -451,6 +456,7 @@ def test_a_thousand_workers_serve_61_layers_of_256_experts(desk: ModuleType, eve
 
     prefilling(d, prompt)
     for layer in range(layers):
+        arrive()
         through(0, layer, rng.sample(range(experts), 30), None)
     for index in range(3):
         d.token(index, prompt=prompt)

@@ -230,6 +230,32 @@ def test_a_main_layer_lasts_from_the_last_answer_to_the_gate(layers: list[tuple[
     world.emulation.close()
 
 
+def test_what_is_foreseen_counts_from_the_gate_or_from_what_it_waited_for(world: World) -> None:
+    """Though it is computed on a thread that has not told the gate itself, and later by the clock."""
+    pace, gate = MainPace(world.emulation), 100 + PROFILE.main_layer_s
+    pace.begin_pass(1, first=True)
+    world.time = gate
+    pace.gate(lambda: None)
+    world.work(0.004)
+    assert world.emulation.now() == pytest.approx(gate), "what is said now is stamped with that"
+    for at in (gate + 0.003, gate + 0.001):
+        world.emulation.adopt(at)
+        pace.answered()
+    pace.foreseen(waited=False)
+    assert world.emulation.now() == pytest.approx(gate)
+    pace.foreseen(waited=True)
+    assert world.emulation.now() == pytest.approx(gate + 0.003)
+
+
+def test_what_waited_for_nothing_that_came_later_counts_from_the_gate(world: World) -> None:
+    pace, gate = MainPace(world.emulation), 100 + PROFILE.main_layer_s
+    pace.begin_pass(1, first=True)
+    world.time = gate
+    pace.gate(lambda: None)
+    pace.foreseen(waited=True)
+    assert world.emulation.now() == pytest.approx(gate)
+
+
 def test_a_gate_is_not_told_before_its_time(world: World) -> None:
     pace, told = MainPace(world.emulation), []
     pace.begin_pass(1, first=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from scheduler.errors import ConfigError
+from scheduler.links import MainLinks
 from scheduler.profile import PROFILES, find_profile, load_profile
 
 NAME = "rtx3090-1gbe"
@@ -163,3 +166,112 @@ def test_a_wrong_form_is_named_by_its_key(tmp_path: Path, old: str, new: str, sa
     with pytest.raises(ConfigError, match=r"bad\.yaml") as caught:
         load_profile(written(tmp_path, old, new))
     assert says in str(caught.value)
+
+
+# --- one machine ------------------------------------------------------------------------------------------------------
+
+HERE = "rtx3090-pcie3"
+
+
+def test_one_machine_has_no_network() -> None:
+    """What travels inside it takes no time, however much it is."""
+    profile = find_profile(HERE)
+    assert (profile.hop_s, profile.link_bits_per_s) == (0.0, math.inf)
+    assert profile.transfer_s(100_000) == profile.align_s(100_000) == 0.0
+    links = MainLinks(profile)
+    assert [links.sent(3.0, 10**9), links.answered(3.0, 1), links.aligned(3.0, 10**9), links.predicted(3.0)] == [
+        3.0
+    ] * 4
+    assert (profile.workers, profile.group_size) == (1, 1)
+
+
+def test_one_machine_runs_qwens_shape() -> None:
+    """From its public configuration: 24 layers, 60 experts, top-4, 2048 wide, 1408 and 5632 inside, 151936 tokens."""
+    profile = find_profile(HERE)
+    assert (profile.layers, profile.experts, profile.top_k, profile.hidden_bytes) == (24, 60, 4, 2048 * 2)
+    expert, parameters, main, shadow = profile.model_sizes or (0, 0, 0, 0)
+    assert (parameters, expert) == (3 * 2048 * 1408, 2 * 3 * 2048 * 1408)
+    attention, shared = 4 * 2048 * 2048, 3 * 2048 * 5632
+    rest = 3 * 2048 + 2048 + 2048 * 60 + 2 * 2048 + (151936 * 2048 + 2048) / 24
+    assert main == int(2 * (attention + shared + rest))
+    assert shadow == int(attention + shared + 4 * parameters + 2 * rest)
+    assert profile.kv_bytes == 2 * 16 * 128 * 2
+    assert 17_301_504 / profile.load_s < 16 * 8e9 / 8 * 128 / 130, "what sixteen lanes of 8 GT/s carry"
+
+
+def test_the_host_is_one_order_slower_and_linear_in_tokens() -> None:
+    """As the importance paper says."""
+    profile = find_profile(HERE)
+    assert profile.host_compute_s(1) == pytest.approx(10 * profile.compute_s(1))
+    assert profile.host_compute_s(7) == pytest.approx(7 * profile.host_compute_s(1))
+
+
+def test_costs_are_a_call_and_its_rows() -> None:
+    profile = replace(find_profile(HERE), expert_s=0.5, expert_extra_s=0.1, host_s=3.0, host_extra_s=2.0)
+    for (call_s, row_s), lasts in (
+        (profile.device_costs, profile.compute_s),
+        (profile.host_costs, profile.host_compute_s),
+    ):
+        assert [call_s + rows * row_s for rows in (1, 2, 9)] == pytest.approx([lasts(rows) for rows in (1, 2, 9)])
+
+
+def test_a_profile_without_a_host_says_so() -> None:
+    profile = find_profile(NAME)
+    assert profile.host_s is None
+    with pytest.raises(ConfigError, match="rtx3090-1gbe has no times for experts computed in host memory"):
+        profile.host_compute_s(1)
+    with pytest.raises(ConfigError, match="host_ms"):
+        _ = profile.host_costs
+
+
+@pytest.mark.parametrize(("name", "bits"), [(NAME, 32), (HERE, 16)])
+def test_a_smaller_form_loads_in_the_share_of_its_bits(name: str, bits: int) -> None:
+    """Groups of 64 weights with a scale and a zero of 16 bits each."""
+    profile = find_profile(name)
+    assert profile.form_share("") == 1.0
+    assert profile.form_share("int4") == pytest.approx((4 + 32 / 64) / bits)
+    assert profile.form_share("int2") == pytest.approx((2 + 32 / 64) / bits)
+    assert replace(profile, model_sizes=None).form_share("int4") == pytest.approx(4.5 / 16)
+    with pytest.raises(ConfigError, match="'int3'; allowed: int4, int2"):
+        profile.form_share("int3")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("host_ms: 1.0\n", "", "lacks 'host_ms'"),
+        ("host_ms_per_extra_token: 1.0\n", "", "lacks 'host_ms_per_extra_token'"),
+        ("host_ms: 1.0\n", "host_ms: 0.5\n", "host_ms is 0.5, less than host_ms_per_extra_token, 1.0"),
+        ("host_ms: 1.0\n", "host_ms: -1\n", "host_ms is -1; it must be a number"),
+        ("host_ms: 1.0\n", "host_ms: 1.0\nhop_ms: 0.45\n", "lacks 'link_bits_per_s'"),
+        ("host_ms: 1.0\n", "host_ms: 1.0\nlink_bits_per_s: 1e9\n", "lacks 'hop_ms'"),
+    ],
+)
+def test_a_host_or_a_network_that_is_half_said(tmp_path: Path, old: str, new: str, says: str) -> None:
+    text = (PROFILES / f"{HERE}.yaml").read_text()
+    assert old in text
+    (tmp_path / "bad.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=r"bad\.yaml") as caught:
+        load_profile(tmp_path / "bad.yaml")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [NAME, HERE])
+def test_one_that_is_so_many_times_slower(name: str) -> None:
+    """Whatever takes time takes as much longer, and nothing else changes."""
+    plain, slow = find_profile(name), find_profile(f"{name}@8")
+    for times in (
+        lambda p: p.main_s(1), lambda p: p.main_s(50), lambda p: p.compute_s(1), lambda p: p.compute_s(50),
+        lambda p: p.load_s, lambda p: p.hop_s, lambda p: p.shadow_layer_s, lambda p: p.transfer_s(3000),
+        lambda p: p.align_s(3000), lambda p: p.host_compute_s(1) if p.host_s else 0, lambda p: p.host_extra_s,
+    ):  # fmt: skip
+        assert times(slow) == pytest.approx(8 * times(plain))
+    assert slow.name == f"{name}@8"
+    same = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes", "workers", "group_size", "model_sizes")
+    assert [getattr(slow, field) for field in same] == [getattr(plain, field) for field in same]
+
+
+@pytest.mark.parametrize("name", [f"{NAME}@", f"{NAME}@0", f"{NAME}@-1", f"{NAME}@x", "rtx9090@2", f"{NAME}@2.5"])
+def test_so_many_times_slower_is_a_whole_number(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no profile"):
+        find_profile(name)

@@ -180,7 +180,7 @@ def test_a_thousand_workers_and_deepseeks_shape(profile: Profile) -> None:
     [
         ({"tokens": 0}, "--tokens is 0"),
         ({"slots": 0}, "--slots is 0"),
-        ({"predictor": "x"}, "--predictor is 'x'; allowed: sep, random, none"),
+        ({"predictor": "x"}, "--predictor is 'x'; allowed: sep, none, random"),
         ({"group_size": 9}, r"--group-size is 9; allowed: 1 to --workers \(8\)"),
     ],
 )

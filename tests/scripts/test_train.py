@@ -7,22 +7,28 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "train.py"
 SMALL = ["--batch", "4", "--length", "48", "--seconds", "0"]
+sys.path.append(str(ROOT / "scripts"))
+
+from scripts import train  # noqa: E402 - it imports its neighbours as a script does
 
 
-def start(*args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where a shell has put us behind
-    )  # fmt: skip
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`run(*args)`: the script in this process."""
+
+    def call(*args: str) -> None:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *args])
+        train.main()
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -37,50 +43,72 @@ def texts(tmp_path_factory: pytest.TempPathFactory, gsm8k: list[str]) -> Path:
 
 
 @pytest.mark.parametrize("shape", ["demo", "fine"])
-def test_a_checkpoint_that_works(shape: str, texts: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_works(shape: str, texts: Path, tmp_path: Path, run: Any, capsys: Any) -> None:
+    import torch
     from transformers import AutoModelForCausalLM
+
+    from odmoe.cluster import EmbeddedCluster
+    from odmoe.settings import Settings
+    from odmoe.stores import prepare_store
 
     out = tmp_path / shape
     held = ["--held-out", str(texts / "b.txt")]
-    process = start(str(out), "--shape", shape, "--data", str(texts), *held, "--steps", "14", "--lr", "0.02", *SMALL)
-    told, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors
-    figures = json.loads(told)
+    run(str(out), "--shape", shape, "--data", str(texts), *held, "--steps", "14", "--lr", "0.02", *SMALL)
+    figures = json.loads(capsys.readouterr().out)
     assert figures["validation loss, nats a token"] < figures["validation loss before training"] - 0.2
     assert figures["steps"] == 14
     assert figures["loss on b.txt"] > 0
-    model = AutoModelForCausalLM.from_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(out, experts_implementation="eager")
     assert model.config.model_type == {"demo": "mixtral", "fine": "qwen3_moe"}[shape]
     card = (out / "README.md").read_text()
     assert "scripts/train.py" in card
     assert subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=out, check=False).returncode == 0
     assert not (out / "training.pt").exists()
-    flags = ["generate", "-q", "-m", str(out), "-n", "3", "--shadow", "none", "--threads", "1", "Question:"]
-    said = subprocess.run([Path(sys.executable).with_name("odmoe"), *flags], check=False, capture_output=True)
-    assert said.returncode == 0, said.stderr
+    prompt = [0, 5, 17, 300]
+    told = model.generate(torch.tensor([prompt]), max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=1)
+    cluster = EmbeddedCluster(
+        Settings(model=shape, shadow="none", threads=1), prepare_store(str(out), None, "bfloat16")
+    )
+    try:
+        assert [step.token_id for step in cluster.generate(prompt, 3, ignore_eos=True)] == told[0, 4:].tolist()
+    finally:
+        cluster.close()
 
 
-def test_interrupted_it_goes_on(texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start(str(out), "--data", str(texts), "--steps", "100000", *SMALL)
-    until = time.monotonic() + 200
-    while not out.is_dir() and time.monotonic() < until:
-        time.sleep(0.1)
-    time.sleep(8)  # it tokenises, then trains; interrupted anywhere in that it leaves nothing half-written
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=100)
-    left = {path.name for path in out.iterdir()}
-    assert left <= {"training.pt"}
-    if left:
-        assert process.returncode == 130
-        again = start(str(out), "--data", str(texts), "--steps", "1", *SMALL)
-        told, errors = again.communicate(timeout=200)
-        assert again.returncode == 0, errors
-        assert "going on from step" in errors
-        assert json.loads(told)["steps"] > 1
+def test_interrupted_it_goes_on(
+    texts: Path, tmp_path: Path, run: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal in the middle of a step; a process of its own takes it up."""
+    out, drawn, draw = tmp_path / "out", 0, train.draw
+
+    def interrupting(*args: Any) -> Any:
+        nonlocal drawn
+        if args[1] == 4:  # those of a step, not of a measure
+            drawn += 1
+            if drawn == 6:
+                signal.raise_signal(signal.SIGINT)
+        return draw(*args)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us behind
+    try:
+        monkeypatch.setattr(train, "draw", interrupting)
+        with pytest.raises(SystemExit) as ended:
+            run(str(out), "--data", str(texts), "--steps", "100000", *SMALL)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 130
+    assert "interrupted at step 5; the same command goes on" in " ".join(capsys.readouterr().err.split())
+    assert {path.name for path in out.iterdir()} == {"training.pt"}
+    again = subprocess.run(
+        [sys.executable, SCRIPT, str(out), "--data", str(texts), "--steps", "7", *SMALL],
+        capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "going on from step 5" in again.stderr
+    assert json.loads(again.stdout)["steps"] == 7
 
 
-def test_what_cannot_be(texts: Path, tmp_path: Path) -> None:
+def test_what_cannot_be(texts: Path, tmp_path: Path, run: Any, capsys: Any) -> None:
     (tmp_path / "bad.jsonl").write_text('{"question": "only"}')
     for args, words in (
         (["--data", str(tmp_path / "none")], "is not there"),
@@ -88,7 +116,7 @@ def test_what_cannot_be(texts: Path, tmp_path: Path) -> None:
         (["--data", str(texts), "--steps", "0", "--seconds", "0"], "must end"),
         (["--data", str(texts), "--length", "9999"], "allowed: 2 to 1024"),
     ):
-        process = start(str(tmp_path / "out"), *args)
-        _, errors = process.communicate(timeout=100)
-        assert process.returncode != 0
-        assert words in errors
+        with pytest.raises(SystemExit) as ended:
+            run(str(tmp_path / "out"), *args)
+        assert ended.value.code != 0
+        assert words in capsys.readouterr().err + str(ended.value.code)

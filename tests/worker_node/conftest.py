@@ -203,9 +203,12 @@ class Desk:
     def worker(self, slots: int = 2, loader: Loader | None = None, arithmetic: Any = None) -> Worker:
         name = f"w{len(self.workers)}"
         loader = loader or MemoryLoader(self.store)
+        if isinstance(arithmetic, HeldArithmetic):
+            arithmetic.serving = False
         self.workers.append(Worker(name, self.store, arithmetic or self.arithmetic, loader, slots))
-        if isinstance(loader, HeldLoader):
-            loader.serving = True
+        for held in (loader, arithmetic):
+            if isinstance(held, HeldLoader | HeldArithmetic):
+                held.serving = True
         return self.workers[-1]
 
     def connect(self, worker: Worker) -> MainNode:
@@ -281,9 +284,9 @@ class HeldLoader(HostLoader):
     def hold(self, layer: int, expert: int) -> Gate:
         return self.gates.setdefault((layer, expert), Gate())
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
+    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
         if not self.serving:
-            return self.inner.load(layer, expert, into, cancelled)
+            return self.inner.load(layer, expert, into, cancelled, form)
         self.begun.append((layer, expert))
         if error := self.errors.pop((layer, expert), None):
             raise error
@@ -294,18 +297,19 @@ class HeldLoader(HostLoader):
                     break
             else:
                 raise AssertionError("held for too long")
-        return self.inner.load(layer, expert, into, cancelled)
+        return self.inner.load(layer, expert, into, cancelled, form)
 
     def close(self) -> None:
         self.inner.close()
 
 
 class HeldArithmetic:
-    """The real arithmetic behind a gate a layer."""
+    """The real arithmetic behind a gate a layer, for the computations of a worker that serves."""
 
     def __init__(self, inner: ExpertArithmetic) -> None:
         self.inner = inner
         self.gates: dict[int, Gate] = {}
+        self.serving = True
 
     def hold(self, layer: int) -> Gate:
         return self.gates.setdefault(layer, Gate())
@@ -314,7 +318,7 @@ class HeldArithmetic:
         compute = self.inner.bind(layer, views)
 
         def held(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            if gate := self.gates.get(layer):
+            if self.serving and (gate := self.gates.get(layer)):
                 gate.pass_through()
             return compute(hidden, weights)
 

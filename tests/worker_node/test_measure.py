@@ -34,7 +34,7 @@ class Clock(RealPace):
     def begin_load(self, at: float) -> float:
         return self.at
 
-    def end_load(self, given_up: threading.Event) -> float:
+    def end_load(self, given_up: threading.Event, share: float = 1.0) -> float:
         self.at += self.seconds.pop(0)
         return self.at
 
@@ -49,7 +49,7 @@ class Scripted:
     device: str = "cpu"
     asked: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
+    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
         self.asked.append((layer, expert, into.data_ptr()))
         return self.moves
 
@@ -115,7 +115,9 @@ def test_what_a_slow_load_has_moved_until_it_was_given_up_counts(
     class Slow(HostLoader):
         name = "slow"
 
-        def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
+        def load(
+            self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = ""
+        ) -> int:
             for _ in range(2000):
                 if cancelled():
                     return 7

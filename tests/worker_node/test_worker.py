@@ -40,6 +40,7 @@ def test_hello_is_answered_by_what_the_worker_is(desk: Any) -> None:
     main.send(desk.hello())
     ready = main.next()
     assert ready.load_bytes_per_s > 0
+    assert ready.call_s + ready.row_s > 0
     assert ready == WorkerReady(
         version=PROTOCOL_VERSION,
         node="w0",
@@ -52,6 +53,8 @@ def test_hello_is_answered_by_what_the_worker_is(desk: Any) -> None:
         device_name=ready.device_name,
         device_bytes=psutil.virtual_memory().total,
         load_bytes_per_s=ready.load_bytes_per_s,
+        call_s=ready.call_s,
+        row_s=ready.row_s,
     )
 
 

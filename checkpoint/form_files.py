@@ -1,0 +1,201 @@
+"""Forms are added to a store that is there: a file a layer, then the manifest that makes them part of it.
+
+STORE/.int4.partial/
+  lock                     held (flock) by the process that writes
+  journal                  a line for the store and the layout, then one a finished layer
+  layer-00000.int4         moved beside the experts' own when all layers are finished
+
+Until the manifest `int4.json` is there the store is as it was. A run that was stopped is taken up again: quantising
+takes a processor seconds for each few million weights. What it finished is read back and compared first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoint.direct import open_direct, read_at, sync_directory, write_at
+from checkpoint.forms import FORMS, GROUP, planned_form, quantise
+from checkpoint.manifest import FORM_FORMAT, Form, LayerSpec, checksum, seal
+from checkpoint.partial import Progress, claim, discard, journal_lines, layer_of
+from checkpoint.store import ExpertStore, blob_fault, form_manifest, same_places
+from checkpoint.tensors import aligned_buffer
+from scheduler.errors import ConfigError, CorruptStoreError, StoreWriteError
+
+THREADS = 4
+"""Experts that are quantised at a time, at most; each takes several times its float32 size in memory meanwhile."""
+
+
+def add_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | None = None) -> ExpertStore:
+    """The store with these forms, each written unless it is there. Empty names, the full form, are passed over.
+
+    `progress(form, experts done, of)`. Raises ConfigError for an unknown form, StoreWriteError, CorruptStoreError for
+    an expert whose own bytes are damaged, CheckpointError for one that cannot be quantised.
+    """
+    wanted = [form for form in dict.fromkeys(forms) if form]
+    for form in wanted:
+        if form not in FORMS:
+            raise ConfigError(f"form {form!r} is unknown; allowed: {', '.join(FORMS)}")
+    missing = [form for form in wanted if form not in store.manifest.forms]
+    for form in missing:
+        _add(store, form, progress or (lambda what, done, total: None))
+    return ExpertStore.open(store.path) if missing else store
+
+
+def _add(store: ExpertStore, form: str, report: Progress) -> None:
+    folder = store.path / f".{form}.partial"
+    try:
+        lock = claim(folder, form_manifest(store.path, form).exists, f"{form} of the store {store.path}", report)
+        if lock is None:
+            return
+        try:
+            import hqq.core.quantize  # noqa: F401  # once, before several threads do
+
+            threads = min(len(os.sched_getaffinity(0)), THREADS)
+            with ThreadPoolExecutor(threads, "odmoe-quantise", torch.set_num_threads, (1,)) as pool:
+                layers = _Layers(store, form, folder, lock, report, pool).written()
+            _publish(store, form, folder, layers)
+            discard(folder)
+        finally:
+            os.close(lock)
+    except OSError as error:
+        why = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        raise StoreWriteError(
+            f"cannot add {form} to the store {store.path}: {why}; what is finished is kept in {folder}: run the same "
+            "again, or remove that"
+        ) from error
+
+
+class _Layers:
+    """The layers of one form, some of them from a run before. `pool`: what quantises, an expert a thread."""
+
+    def __init__(
+        self, store: ExpertStore, form: str, folder: Path, lock: int, report: Progress, pool: ThreadPoolExecutor
+    ) -> None:
+        self._pool = pool
+        self._store, self._form, self._folder, self._lock = store, form, folder, lock
+        self._report = report
+        self._journal = folder / "journal"
+        manifest = store.manifest
+        self._planned = {number: planned_form(layer, form) for number, layer in manifest.layers.items()}
+        self._total = sum(len(layer.blobs) for layer in manifest.layers.values())
+        self._done = 0
+        self._found: dict[int, LayerSpec] = {}
+
+    def written(self) -> dict[int, LayerSpec]:
+        """All layers, whole and synced. Raises OSError, ODMoEError."""
+        manifest = self._store.manifest
+        identity = {
+            "format": FORM_FORMAT, "form": self._form, "group": GROUP, "fingerprint": manifest.fingerprint,
+            "dtype": manifest.dtype,
+        }  # fmt: skip
+        lines = journal_lines(self._journal)
+        if lines and lines[0].get("identity") == identity:
+            for line in lines[1:]:
+                self._take_up(line)
+        self._journal.unlink(missing_ok=True)  # its end may be torn
+        self._note({"identity": identity})
+        for number, layer in self._found.items():
+            self._note({"layer": number, "spec": asdict(layer)})
+        self._check_room()
+        for number in self._planned:
+            if number not in self._found:
+                self._found[number] = self._write(number)
+                self._note({"layer": number, "spec": asdict(self._found[number])})
+        return {number: self._found[number] for number in self._planned}
+
+    def _take_up(self, line: dict[str, Any]) -> None:
+        number, layer = line.get("layer"), layer_of(line.get("spec"))
+        if number not in self._planned or layer is None or not same_places(layer, self._planned[number]):
+            return
+        for folder in (self._folder, self._store.path):  # a run may have been stopped while it moved them
+            with contextlib.suppress(OSError):
+                if blob_fault(folder, number, layer, lambda nbytes: self._beat(0)) is None:
+                    self._found[number] = layer
+                    self._done += len(layer.blobs)
+                    return
+
+    def _check_room(self) -> None:
+        missing = [layer for number, layer in self._planned.items() if number not in self._found]
+        needed = sum(blob.length for layer in missing for blob in layer.blobs)
+        status = os.statvfs(self._store.path)
+        free = status.f_bavail * status.f_frsize
+        if needed > free:
+            raise StoreWriteError(
+                f"{self._form} of the store {self._store.path} needs {needed:,} bytes more, {free:,} are free there; "
+                "make room"
+            )
+
+    def _write(self, number: int) -> LayerSpec:
+        full, planned = self._store.manifest.layers[number], self._planned[number]
+        source = open_direct(self._store.path / full.file, os.O_RDONLY)
+        try:
+            target = open_direct(self._folder / planned.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                blobs = []
+                made = self._pool.map(lambda expert: self._blob(source, number, expert), range(len(planned.blobs)))
+                for place, blob in zip(planned.blobs, made, strict=True):
+                    write_at(target, place.offset, blob)
+                    blobs.append(replace(place, checksum=checksum(blob.numpy().data)))
+                    self._beat(1)
+                os.fsync(target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+        return replace(planned, blobs=tuple(blobs))
+
+    def _blob(self, source: int, number: int, expert: int) -> torch.Tensor:
+        full = self._store.manifest.layers[number]
+        buffer = aligned_buffer(full.blob_bytes)
+        return quantise(_expert(source, full, number, expert, buffer), full, self._form)
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        with self._journal.open("a") as stream:
+            stream.write(json.dumps(seal(entry)) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _beat(self, experts: int) -> None:
+        """Say to whoever waits that we get on."""
+        self._done += experts
+        with contextlib.suppress(OSError):
+            os.utime(self._lock)
+        self._report(self._form, self._done, self._total)
+
+
+def _expert(source: int, layer: LayerSpec, number: int, expert: int, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+    blob = layer.blobs[expert]
+    data = read_at(source, blob.offset, blob.length, buffer)
+    if len(data) != blob.length or checksum(data.numpy().data) != blob.checksum:
+        raise CorruptStoreError(
+            f"expert {expert} of layer {number} in {layer.file} fails its checksum; make the store again with "
+            "odmoe shard"
+        )
+    return layer.views(data)
+
+
+def _publish(store: ExpertStore, form: str, folder: Path, layers: dict[int, LayerSpec]) -> None:
+    """Make the form part of the store. Raises OSError."""
+    for layer in layers.values():
+        with contextlib.suppress(FileNotFoundError):  # moved by a run that was stopped then
+            (folder / layer.file).replace(store.path / layer.file)
+    manifest = store.manifest
+    said = Form(FORM_FORMAT, form, manifest.fingerprint, manifest.dtype, FORMS[form], GROUP, layers)
+    fresh = folder / "manifest"
+    with fresh.open("w") as stream:
+        stream.write(said.to_json())
+        stream.flush()
+        os.fsync(stream.fileno())
+    sync_directory(store.path)
+    fresh.replace(form_manifest(store.path, form))
+    sync_directory(store.path)

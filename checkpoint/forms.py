@@ -1,0 +1,182 @@
+"""Experts in fewer bits: quantised by HQQ (half-quadratic quantisation; Fate 4.5), restored before they compute.
+
+A form of an expert is a blob as its full one is, of other tensors: in place of each weight NAME of two dimensions or
+more three of them, `NAME.packed` (uint8 [rows / per byte, group]), `NAME.scale` and `NAME.zero` (float16 [rows]), and
+each bias as it is. A row is a group of `group` weights that follow each other in NAME; the last is filled up with
+NAME's last weight, and the rows to a multiple of those in a byte. They are packed as HQQ packs: of int4 the first half
+of the rows in the high bits, the second in the low ones. A weight is (packed - zero) * scale, computed in float32 and
+rounded to the expert's dtype, as HQQ's own dequantisation has it.
+
+Assumed: groups of 64, which Fate does not say; 4.5 and 2.5 bits a weight with scale and zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from checkpoint.family import DTYPES
+from checkpoint.manifest import Blob, LayerSpec, TensorSpec
+from checkpoint.tensors import aligned_buffer, round_up
+from scheduler.errors import CheckpointError
+
+FORMS = {"int4": 4, "int2": 2}
+"""Name and bits a weight, the larger first."""
+
+GROUP = 64
+PIECE = 1 << 18
+"""Weights that are restored at a time on a processor: what its cache holds."""
+
+DEVICE_PIECE = 1 << 24
+_ALIGN = 64
+_HALF_MAX = torch.finfo(torch.float16).max
+
+
+def planned_form(layer: LayerSpec, form: str, group: int = GROUP) -> LayerSpec:
+    """What a layer's file in that form will look like, but for the checksums."""
+    tensors: list[TensorSpec] = []
+    end = 0
+    for name, dtype, shape in _parts(layer, FORMS[form], group):
+        start = round_up(end, _ALIGN)
+        tensors.append(TensorSpec(name, dtype, shape, start))
+        end = start + math.prod(shape) * (1 if dtype == "uint8" else DTYPES[dtype].itemsize)
+    length = round_up(end)
+    blobs = tuple(Blob(expert * length, length, "") for expert in range(len(layer.blobs)))
+    return LayerSpec(layer.module, Path(layer.file).with_suffix(f".{form}").name, tuple(tensors), blobs)
+
+
+def _parts(layer: LayerSpec, bits: int, group: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    for spec in layer.tensors:
+        if not is_weight(spec):
+            yield spec.name, spec.dtype, spec.shape
+            continue
+        rows = _rows(math.prod(spec.shape), bits, group)
+        yield f"{spec.name}.packed", "uint8", (rows * bits // 8, group)
+        yield f"{spec.name}.scale", "float16", (rows,)
+        yield f"{spec.name}.zero", "float16", (rows,)
+
+
+def is_weight(spec: TensorSpec) -> bool:
+    """Is this parameter quantised, or does it stay as it is?"""
+    return len(spec.shape) > 1 and math.prod(spec.shape) > 0
+
+
+def _rows(count: int, bits: int, group: int) -> int:
+    return round_up(-(-count // group), 8 // bits)
+
+
+def quantise(parameters: dict[str, torch.Tensor], layer: LayerSpec, form: str, group: int = GROUP) -> torch.Tensor:
+    """The blob (uint8, page-aligned) of one expert, whose `parameters` are those of `layer`.
+
+    The same on every machine: HQQ runs on the processor. Raises CheckpointError for weights too large to be scaled.
+    """
+    planned = planned_form(layer, form, group)
+    blob = aligned_buffer(planned.blob_bytes)  # zeroed, so that gaps are
+    views = planned.views(blob)
+    for spec in layer.tensors:
+        value = parameters[spec.name]
+        if not is_weight(spec):
+            views[spec.name].copy_(value)
+            continue
+        rows = _rows(value.numel(), FORMS[form], group)
+        try:
+            found = _quantised(value, FORMS[form], rows, group)
+        except OverflowError as error:
+            raise CheckpointError(f"{layer.module}.{spec.name} cannot be quantised to {form}: {error}") from error
+        for part, tensor in zip(("packed", "scale", "zero"), found, strict=True):
+            views[f"{spec.name}.{part}"].copy_(tensor)
+    return blob
+
+
+def _quantised(weight: torch.Tensor, bits: int, rows: int, group: int) -> tuple[torch.Tensor, ...]:
+    """Packed [rows * bits / 8, group], scale [rows], zero [rows], by HQQ. Raises OverflowError."""
+    from hqq.core.quantize import Quantizer
+
+    flat = weight.detach().reshape(-1).float()
+    filled = torch.cat((flat, flat[-1:].expand(rows * group - flat.numel()))).view(rows, group)
+    numbers, meta = Quantizer.quantize(
+        filled, nbits=bits, group_size=group, axis=1, bitpack=False, compute_dtype=torch.float32, device="cpu"
+    )
+    scale, zero = meta["scale"].float().clone(), meta["zero"].float().clone()
+    # A group that hardly varies far from nought: its zero is beyond float16, its mean is as near as float16 can say.
+    flat_rows = (zero.abs() > _HALF_MAX).view(-1)
+    if bool(flat_rows.any()):
+        numbers = numbers.clone()
+        numbers[flat_rows] = 0
+        scale[flat_rows] = 1.0
+        zero[flat_rows] = -filled[flat_rows].mean(dim=1, keepdim=True)
+    for value in (scale, zero):
+        if bool((value.abs() > _HALF_MAX).any()):
+            raise OverflowError(f"a scale of {float(value.abs().max()):g} is beyond float16's {_HALF_MAX:g}")
+    packed = Quantizer.pack[Quantizer.bit_to_packing[bits]](numbers)
+    return packed, scale.half().view(-1), zero.half().view(-1)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that restoring needs beside what it restores into: as many numbers and as many weights at a time."""
+
+    numbers: torch.Tensor
+    weights: torch.Tensor
+
+    @staticmethod
+    def of(layers: list[LayerSpec], group: int, device: str = "cpu") -> Scratch:
+        """Enough for these full layers' largest weight, in pieces."""
+        largest = max((math.prod(s.shape) for layer in layers for s in layer.tensors if is_weight(s)), default=0)
+        count = min(PIECE if device == "cpu" else DEVICE_PIECE, round_up(largest, group))
+        count = max(count // group, 1) * group
+        return Scratch(
+            torch.empty(count, dtype=torch.uint8, device=device), torch.empty(count, dtype=torch.float32, device=device)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + self.weights.nbytes
+
+
+def restore(
+    blob: torch.Tensor, layer: LayerSpec, form: str, group: int = GROUP, device: str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """A form's blob (uint8) as the parameters of the full `layer`, each in its own dtype, in memory of their own."""
+    full = {spec.name: torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device) for spec in layer.tensors}
+    views = planned_form(layer, form, group).views(blob)
+    restore_into(full, views, FORMS[form], Scratch.of([layer], group, device))
+    return full
+
+
+def restore_into(full: dict[str, torch.Tensor], form: dict[str, torch.Tensor], bits: int, scratch: Scratch) -> None:
+    """Fill the parameters `full` from the tensors of a form's blob. Allocates nothing that stays."""
+    for name, target in full.items():
+        if name in form:
+            target.copy_(form[name])
+        else:
+            packed, scale, zero = (form[f"{name}.{part}"] for part in ("packed", "scale", "zero"))
+            _restore_weight(target.view(-1), packed, scale, zero, bits, scratch)
+
+
+def _restore_weight(
+    target: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: int, scratch: Scratch
+) -> None:
+    """`target` [n]; packed [r, group], scale and zero [r * 8 / bits]."""
+    per, mask = 8 // bits, (1 << bits) - 1
+    rows, group = packed.shape
+    step = scratch.weights.numel() // group
+    for part in range(per):
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            begin = (part * rows + first) * group
+            wanted = min((last - first) * group, target.numel() - begin)
+            if wanted <= 0:
+                return
+            numbers = scratch.numbers[: (last - first) * group].view(last - first, group)
+            weights = scratch.weights[: (last - first) * group].view(last - first, group)
+            torch.bitwise_right_shift(packed[first:last], 8 - bits * (part + 1), out=numbers)
+            numbers.bitwise_and_(mask)
+            weights.copy_(numbers)
+            here = slice(part * rows + first, part * rows + last)
+            weights.sub_(zero[here, None]).mul_(scale[here, None])
+            target[begin : begin + wanted].copy_(weights.view(-1)[:wanted])

@@ -1,0 +1,313 @@
+"""A model's gates: what they said last, what they would say of another input, and the weights of another choice.
+
+Which module routes, and by which rule scores become weights, is found by trying: a copy of the MoE block gets random
+rows, and the module that names the experts which those rows are sent to is the gate. So no family is written down here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from checkpoint import family
+from scheduler.errors import UnsupportedFamilyError
+
+_ROWS, _SPREAD, _CLOSE = 16, 2.0, 1e-4
+_SQUASHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": lambda logits: logits.sigmoid(),
+    "sqrt(softplus)": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+}
+Said = dict[int, Any]
+"""Layer -> what its gate returned."""
+_ADVICE = (
+    "take a system whose predictor, router and residency need no gate scores (predictor sep or none, router top-k)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Routing weights are `scale` times the scores, `normalised` over the chosen experts or not. `squash`: logits to
+    scores. `plain`: the experts chosen are surely those of the highest scores (no groups, no correction)."""
+
+    squash: str
+    normalised: bool
+    scale: float
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Gate:
+    """`path`: of the module in its MoE block. `extra`, `named`: its arguments after the rows. `place`: of the logits in
+    what it returns; `index_place`: of the experts that it chose."""
+
+    path: str
+    extra: tuple[Any, ...]
+    named: dict[str, Any]
+    place: int
+    index_place: int
+    rule: Rule
+
+
+class _Asked(torch.nn.Module):
+    """Stands for the experts in a copy of a block, and keeps what they were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = self.weights = torch.empty(0)
+
+    def forward(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, *_: Any) -> torch.Tensor:
+        self.index, self.weights = index, weights
+        return torch.zeros_like(hidden)
+
+
+class Gates:
+    """The gates of a model's MoE layers; T rows, H hidden elements, E experts, k of them chosen a row.
+
+    Hooks keep each gate's last logits until `close`; the model computes as before. Raises UnsupportedFamilyError, at
+    once, of a model whose routing weights are neither proportional to its scores nor those normalised (PhiMoE), or
+    whose gate cannot be asked by itself.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._modules: dict[int, torch.nn.Module] = {}
+        self._forwards: dict[int, Callable[..., Any]] = {}
+        self._gates: dict[int, _Gate] = {}
+        self._last: Said = {}
+        self._into = self._last
+        self._handles: list[Any] = []
+        known: dict[tuple[type, int], _Gate] = {}
+        for layer, (name, experts) in family.experts_modules(model).items():
+            block = model.get_submodule(name.rpartition(".")[0])
+            kind = (type(block), family.expert_count(experts))
+            if kind not in known:
+                known[kind] = _find(model, block, experts, name)
+            self._add(layer, block, known[kind])
+
+    def _add(self, layer: int, block: torch.nn.Module, gate: _Gate) -> None:
+        module = block.get_submodule(gate.path)
+        self._modules[layer], self._forwards[layer] = module, module.forward
+        own = {name: value for name, value in _tensors(block)}
+        extra = tuple(own[v] if isinstance(v, str) else v for v in gate.extra)
+        named = {key: own[v] if isinstance(v, str) else v for key, v in gate.named.items()}
+        self._gates[layer] = _Gate(gate.path, extra, named, gate.place, gate.index_place, gate.rule)
+
+        def keep(_module: torch.nn.Module, _args: Any, said: Any) -> None:
+            self._into[layer] = said
+
+        self._handles.append(module.register_forward_hook(keep))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The MoE layers, ascending."""
+        return tuple(self._gates)
+
+    def module(self, layer: int) -> torch.nn.Module:
+        """The module that routes."""
+        return self._modules[layer]
+
+    def rule(self, layer: int) -> Rule:
+        """How this layer's scores become weights."""
+        return self._gates[layer].rule
+
+    def scores(self, layer: int) -> torch.Tensor:
+        """[T, E], float32, of the last call: that to which the routing weights are proportional in each row."""
+        return self._scores(layer, self._last[layer])
+
+    def ranked(self, layer: int, heard: Said | None = None) -> torch.Tensor:
+        """As `scores`, of the last call or of what `aside` has caught, but the k highest of a row are those that the
+        gate chose. Where it chooses by more than its scores (DeepSeek's groups and correction), those it chose are
+        raised above the others by the highest score."""
+        return self._ranked(layer, (self._last if heard is None else heard)[layer])
+
+    def at(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores [T, E] of any gate inputs [T, H]. What `scores` tells stays."""
+        return self._scores(layer, self._ask(layer, hidden))
+
+    def expected(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """As `at`, in the manner of `ranked`."""
+        return self._ranked(layer, self._ask(layer, hidden))
+
+    def _ask(self, layer: int, hidden: torch.Tensor) -> Any:
+        gate = self._gates[layer]
+        return self._forwards[layer](hidden, *gate.extra, **gate.named)
+
+    def _scores(self, layer: int, said: Any) -> torch.Tensor:
+        gate = self._gates[layer]
+        logits = said[gate.place]
+        return _SQUASHES[gate.rule.squash](logits.reshape(-1, logits.shape[-1]).float())
+
+    def _ranked(self, layer: int, said: Any) -> torch.Tensor:
+        scores, gate = self._scores(layer, said), self._gates[layer]
+        if gate.rule.plain:
+            return scores
+        index = said[gate.index_place].reshape(len(scores), -1).long()
+        top = scores.topk(index.shape[1]).indices
+        other = (top.sort(1).values != index.sort(1).values).any(1, keepdim=True)
+        return scores.scatter_add(1, index, (scores.amax(1, keepdim=True) * other).expand_as(index))
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[Said]:
+        """Meanwhile what gates say goes here, and not to `scores`."""
+        before, self._into = self._into, {}
+        try:
+            yield self._into
+        finally:
+            self._into = before
+
+    def reweigh(
+        self, layer: int, index: torch.Tensor, weights: torch.Tensor, chosen: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(index, weights), each [T, most chosen], for the experts `chosen` for each row in place of the gate's own.
+
+        `index`, `weights` [T, k]: as the gate's last call gave them. A row whose experts are the gate's keeps both bit
+        for bit. Rows with fewer experts than others name their last one again, with weight 0.
+        """
+        if all(set(new) == set(old) for new, old in zip(chosen, index.tolist(), strict=True)):
+            return index, weights
+        scores, rule = self.scores(layer).to(weights.device), self._gates[layer].rule
+        width = max(map(len, chosen))
+        padded = [list(row) + [row[-1]] * (width - len(row)) for row in chosen]
+        real = torch.tensor([[n < len(row) for n in range(width)] for row in chosen], device=weights.device)
+        new_index = torch.tensor(padded, dtype=index.dtype, device=index.device)
+        raw = scores.gather(1, new_index.long()) * real
+        if rule.normalised:
+            raw = raw / raw.sum(1, keepdim=True)
+        new = (raw * rule.scale).to(weights.dtype)
+        if not rule.normalised:
+            new = _kept(new_index, new, index, weights, real)
+        for row, (experts, own) in enumerate(zip(chosen, index.tolist(), strict=True)):
+            if set(experts) == set(own) and len(own) == width:
+                new_index[row], new[row] = index[row], weights[row]
+        return new_index, new
+
+    def digest(self) -> str:
+        """Of every gate's parameters, as bfloat16 holds them: the same whatever dtype a model was loaded in."""
+        sums = hashlib.sha256()
+        for module in self._modules.values():
+            for _, value in sorted(module.named_parameters()):
+                sums.update(value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes())
+        return sums.hexdigest()[:32]
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _kept(
+    new_index: torch.Tensor, new: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, real: torch.Tensor
+) -> torch.Tensor:
+    """Weights that do not depend on the other experts of their row are the gate's own where it chose the expert too."""
+    same = (new_index[:, :, None] == index[:, None, :]) & real[:, :, None]
+    own = torch.where(same, weights[:, None, :], 0).sum(-1)
+    return torch.where(same.any(-1), own, new)
+
+
+# --- how a family's gate is found ---------------------------------------------------------------------------------
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _find(model: Any, block: torch.nn.Module, experts: torch.nn.Module, name: str) -> _Gate:
+    """Raises UnsupportedFamilyError."""
+    count = family.expert_count(experts)
+    where = f"{model.config.model_type}: {name.rpartition('.')[0]} ({type(block).__name__})"
+    asked = _Asked()
+    trial = copy.deepcopy(block, {id(experts): asked}).float().eval()
+    heard: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
+    for path, module in trial.named_modules():
+        if path and module is not asked:
+            _listen(module, path, heard)
+    config = model.config.get_text_config()
+    device = next((value.device for _, value in _tensors(block)), torch.device("cpu"))
+    rows = torch.randn(_ROWS, config.hidden_size, generator=torch.Generator().manual_seed(0)).to(device)
+    try:
+        with torch.inference_mode():
+            trial(rows[None])
+            found = _router(heard, asked.index, count)
+            if found is None:
+                raise UnsupportedFamilyError(f"{where} has no module that says which experts it chose; {_ADVICE}")
+            path, extra, named, place, index_place = found
+            logits = next(said for p, _, _, said in heard if p == path)[place]
+            heard.clear()
+            trial((rows * _SPREAD / max(float(logits.float().std()), 1e-6))[None])
+    except (TypeError, RuntimeError, AttributeError, KeyError, ValueError) as error:
+        raise UnsupportedFamilyError(f"{where} cannot be asked by itself ({error!r}); {_ADVICE}") from error
+    logits = next(said for p, _, _, said in heard if p == path)[place].reshape(_ROWS, count).float()
+    rule = _rule(logits, asked.index.reshape(_ROWS, -1).long(), asked.weights.reshape(_ROWS, -1).float())
+    own = [value for _, value in _tensors(trial.get_submodule(path))]
+    if rule is not None and (len(own) > 1 or extra or named):  # a correction may be zero in the layer that was tried
+        rule = replace(rule, plain=False)
+    if rule is None:
+        raise UnsupportedFamilyError(
+            f"{where}: the weights of its gate ({type(trial.get_submodule(path)).__name__}) are not proportional to "
+            f"{', '.join(_SQUASHES)} of its logits, nor those normalised; {_ADVICE}"
+        )
+    names = {id(value): key for key, value in _tensors(trial)}
+    if any(isinstance(v, torch.Tensor) and id(v) not in names for v in (*extra, *named.values())):
+        raise UnsupportedFamilyError(f"{where}: its gate reads more than a row and its own weights; {_ADVICE}")
+    return _Gate(
+        path, tuple(names.get(id(v), v) for v in extra), {key: names.get(id(v), v) for key, v in named.items()},
+        place, index_place, rule,
+    )  # fmt: skip
+
+
+def _listen(module: torch.nn.Module, path: str, heard: list[Any]) -> None:
+    def hook(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], said: Any) -> None:
+        heard.append((path, args, kwargs, said))
+
+    module.register_forward_hook(hook, with_kwargs=True)
+
+
+def _router(heard: list[Any], index: torch.Tensor, count: int) -> tuple[Any, ...] | None:
+    """(path, arguments after the rows, by name, place of the logits, place of the index) of the module that said
+    `index`."""
+    for path, args, kwargs, said in heard:
+        if not isinstance(said, tuple | list) or not args:
+            continue
+        chose = [n for n, v in enumerate(said) if _is(v, index.shape[-1]) and not v.is_floating_point()]
+        chose = [n for n in chose if torch.equal(said[n].reshape(index.shape), index)]
+        logits = [n for n, v in enumerate(said) if _is(v, count) and v.is_floating_point()]
+        if chose and logits:
+            return path, args[1:], kwargs, logits[0], chose[0]
+    return None
+
+
+def _is(value: Any, width: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[-1] == width
+
+
+def _rule(logits: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> Rule | None:
+    """The first rule that explains all rows; None: no rule does, or rows too much alike to tell."""
+    if float(logits.std()) < _CLOSE:
+        return None
+    for name, squash in _SQUASHES.items():
+        scores = squash(logits)
+        ratio = weights / scores.gather(1, index)
+        top = scores.topk(index.shape[1]).indices
+        plain = bool((top.sort(1).values == index.sort(1).values).all())
+        if _alike(ratio.flatten()):
+            return Rule(name, False, _snapped(ratio), plain)
+        sums = weights.sum(1)
+        if all(map(_alike, ratio)) and _alike(sums):
+            return Rule(name, True, _snapped(sums), plain)
+    return None
+
+
+def _alike(values: torch.Tensor) -> bool:
+    return bool(values.isfinite().all()) and bool((values - values[0]).abs().max() <= _CLOSE * values[0].abs())
+
+
+def _snapped(values: torch.Tensor) -> float:
+    """Their mean, without the last digits that float32 sums leave (a scaling factor has few)."""
+    return float(f"{float(values.double().mean()):.5g}")

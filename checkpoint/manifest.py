@@ -1,0 +1,250 @@
+"""What a store says of itself: a manifest of its experts and dense part, and one more for each form added to it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from checkpoint.family import DTYPES
+from checkpoint.tensors import PAGE
+from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+DENSE = "dense"
+FORM_FORMAT = 1
+_STORED = DTYPES | {"uint8": torch.uint8}
+"""What lies in a blob; packed numbers are uint8."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One parameter inside a blob: `offset` bytes from its start, `shape` without the expert dimension."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One expert's bytes in its layer's file. `checksum` is xxh3-128 of the whole blob, padding included."""
+
+    offset: int
+    length: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One MoE layer: `module` is the experts module's name in the model."""
+
+    module: str
+    file: str
+    tensors: tuple[TensorSpec, ...]
+    blobs: tuple[Blob, ...]
+
+    @property
+    def blob_bytes(self) -> int:
+        return max(blob.length for blob in self.blobs)
+
+    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A blob's tensors as views of `buffer` (uint8, at least the blob's length)."""
+        found = {}
+        for spec in self.tensors:
+            dtype = _STORED[spec.dtype]
+            size = torch.Size(spec.shape).numel() * dtype.itemsize
+            found[spec.name] = buffer[spec.offset : spec.offset + size].view(dtype).view(spec.shape)
+        return found
+
+
+@dataclass(frozen=True)
+class Form:
+    """All experts once more, smaller: `bits` a weight, quantised in groups of `group` weights (`checkpoint/forms.py`).
+
+    Its layers have a file each beside the experts' own; their tensors are what a smaller blob consists of.
+    """
+
+    format: int
+    form: str
+    fingerprint: str
+    dtype: str
+    bits: int
+    group: int
+    layers: dict[int, LayerSpec]
+
+    @property
+    def blob_bytes(self) -> int:
+        return max(layer.blob_bytes for layer in self.layers.values())
+
+    @property
+    def expert_bytes(self) -> int:
+        return sum(blob.length for layer in self.layers.values() for blob in layer.blobs)
+
+    def to_json(self) -> str:
+        return json.dumps(seal(json.loads(json.dumps(asdict(self)))), indent=1)
+
+    @staticmethod
+    def from_json(text: str, where: Path) -> Form:
+        """Raises CorruptStoreError or StoreMismatchError. What the form must be to fit its store is not looked at."""
+        again = f"remove it, and add the form again with: odmoe shard MODEL {where.parent} --forms {where.stem}"
+        try:
+            fields = json.loads(text)
+            if fields["format"] != FORM_FORMAT:
+                raise StoreMismatchError(
+                    f"{where} has format {fields['format']}, this version reads {FORM_FORMAT}; {again}"
+                )
+            if seal(fields)["checksum"] != fields.pop("checksum"):
+                raise CorruptStoreError(f"{where} fails its own checksum; {again}")
+            layers = {int(k): layer_from(v) for k, v in fields.pop("layers").items()}
+            form = Form(layers=layers, **fields)
+            counts = all(type(n) is int and n > 0 for n in (form.bits, form.group))
+            if not (counts and layers and all(map(possible, layers.values()))):
+                raise CorruptStoreError(f"{where} has entries that are impossible; {again}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise CorruptStoreError(f"{where} is damaged ({error!r}); {again}") from error
+        return form
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store holds. `fingerprint` names the checkpoint it came from, `dtype` the experts' own; `dense`: the dense
+    part's files and their checksums, no others. `forms`: what was added to it later, with manifests of their own."""
+
+    format: int
+    fingerprint: str
+    family: str
+    dtype: str
+    config: dict[str, Any]
+    layers: dict[int, LayerSpec]
+    dense: dict[str, str]
+    forms: dict[str, Form] = field(default_factory=dict)
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        return tuple(sorted(self.layers))
+
+    @property
+    def blob_bytes(self) -> int:
+        """The size of a slot: the largest blob."""
+        return max(layer.blob_bytes for layer in self.layers.values())
+
+    def form_bytes(self, form: str) -> int:
+        """The size of a slot for that form; the full one's name is empty. Raises StoreError for one that is missing."""
+        return self.form(form).blob_bytes if form else self.blob_bytes
+
+    def form(self, form: str) -> Form:
+        """Raises StoreError for a form that is not here."""
+        found = self.forms.get(form)
+        if found is None:
+            have = f"it has {', '.join(self.forms)}" if self.forms else "it has none but the full one"
+            raise StoreError(
+                f"the store has no experts in form {form!r}, {have}; add it with: "
+                f"odmoe shard MODEL STORE --forms {form}"
+            )
+        return found
+
+    @property
+    def expert_bytes(self) -> int:
+        """All experts together."""
+        return sum(blob.length for layer in self.layers.values() for blob in layer.blobs)
+
+    @property
+    def experts(self) -> int:
+        return max(len(layer.blobs) for layer in self.layers.values())
+
+    def to_json(self) -> str:
+        """Without the forms."""
+        fields = asdict(replace(self, forms={}))
+        del fields["forms"]
+        return json.dumps(seal(json.loads(json.dumps(fields))), indent=1)
+
+    @staticmethod
+    def from_json(text: str, where: Path) -> Manifest:
+        """Raises CorruptStoreError or StoreMismatchError."""
+        try:
+            fields = json.loads(text)
+            if fields["format"] != FORMAT:
+                raise StoreMismatchError(
+                    f"{where} has format {fields['format']}, this version reads {FORMAT}; make it again"
+                )
+            if seal(fields)["checksum"] != fields.pop("checksum"):
+                raise CorruptStoreError(f"{where} fails its own checksum; make the store again with odmoe shard")
+            layers = {int(k): layer_from(v) for k, v in fields.pop("layers").items()}
+            manifest = Manifest(layers=layers, forms={}, **fields)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise CorruptStoreError(f"{where} is damaged ({error!r}); make the store again with odmoe shard") from error
+        _check(manifest, where)
+        return manifest
+
+
+def seal(fields: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's fields with the checksum of all others."""
+    rest = {name: value for name, value in fields.items() if name != "checksum"}
+    return rest | {"checksum": checksum(json.dumps(rest, sort_keys=True).encode())}
+
+
+def layer_from(fields: dict[str, Any]) -> LayerSpec:
+    """What `asdict` made of a LayerSpec, back. Raises KeyError, TypeError or AttributeError."""
+    tensors = tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["offset"]) for t in fields["tensors"])
+    return LayerSpec(fields["module"], fields["file"], tensors, tuple(Blob(**b) for b in fields["blobs"]))
+
+
+def _check(manifest: Manifest, where: Path) -> None:
+    """A manifest comes from a file that anyone may have written: nothing in it may lead outside."""
+    texts = (manifest.fingerprint, manifest.family, manifest.dtype)
+    if not all(isinstance(text, str) for text in texts) or manifest.dtype not in DTYPES:
+        raise CorruptStoreError(f"{where} has no fingerprint, family or dtype; make the store again")
+    if not possible_dense(manifest.dense):
+        raise CorruptStoreError(f"{where} names no dense files; make the store again")
+    if not isinstance(manifest.config, dict):
+        raise CorruptStoreError(f"{where} has no config; make the store again")
+    for number, layer in manifest.layers.items():
+        if not possible(layer):
+            raise CorruptStoreError(f"{where}: the entry of layer {number} is impossible; make the store again")
+    if not manifest.layers:
+        raise CorruptStoreError(f"{where} lists no layers; make the store again")
+
+
+def possible(layer: LayerSpec) -> bool:
+    """A file of this directory, whole pages of one length, and tensors that lie inside them."""
+    if not isinstance(layer.module, str) or not isinstance(layer.file, str) or Path(layer.file).name != layer.file:
+        return False
+    for blob in layer.blobs:
+        if not (_count(blob.offset) and _count(blob.length) and blob.length > 0 and isinstance(blob.checksum, str)):
+            return False
+    lengths = {blob.length for blob in layer.blobs}
+    aligned = all(blob.offset % PAGE == 0 and blob.length % PAGE == 0 for blob in layer.blobs)
+    return len(lengths) == 1 and aligned and all(_fits(spec, min(lengths)) for spec in layer.tensors)
+
+
+def _fits(spec: TensorSpec, length: int) -> bool:
+    if not isinstance(spec.name, str) or not isinstance(spec.dtype, str) or spec.dtype not in _STORED:
+        return False
+    size = _STORED[spec.dtype].itemsize
+    if not _count(spec.offset) or spec.offset % size or not all(_count(n) for n in spec.shape):
+        return False
+    return spec.offset + math.prod(spec.shape) * size <= length
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def possible_dense(sums: object) -> bool:
+    """Files of one directory, each with a checksum."""
+    if not isinstance(sums, dict) or not sums:
+        return False
+    return all(isinstance(n, str) and Path(n).name == n and isinstance(value, str) for n, value in sums.items())
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """xxh3-128 as hex."""
+    return xxhash.xxh3_128_hexdigest(data)

@@ -1,0 +1,288 @@
+"""The rest of a block, and the blocks up to the next gate, run ahead with another output of the experts.
+
+The model's own code runs: a decoder layer is called again with the arguments it got, its parts that are done return
+what they returned, and its experts what they are assumed to give. So residuals, shared experts, norms and attention are
+the family's own, whatever they are. The KV cache it reads is a copy that shares every row.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from checkpoint import family, kv
+from checkpoint.gates import Gates
+from scheduler.errors import UnsupportedFamilyError
+
+_BLOCK = re.compile(r"^(.*?)\.(\d+)\.")
+_TRIAL_TOKENS, _TRIAL_STEPS = 5, 3
+
+
+class _ReachedError(Exception):
+    """The next gate has fired: what is behind it is not wanted."""
+
+
+class Replay:
+    """What the next MoE layer's gate would say, while this layer's experts are being computed. Single tokens only.
+
+    `cache`: that of the request whose pass is under way. The model must not be changed, nor `gates` closed, meanwhile.
+    Raises UnsupportedFamilyError, at once, where a trial with random experts shows that the next gate is not foretold
+    from the true output of the experts, or that the model's answer or its cache changes by it.
+    """
+
+    def __init__(self, model: Any, gates: Gates, cache: Callable[[], Any]) -> None:
+        self._gates, self._cache = gates, cache
+        self._config = model.config
+        self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._done: dict[int, dict[int, list[Any]]] = {}
+        self._ahead: _Ahead | None = None
+        self._trial: Callable[[int, torch.Tensor], torch.Tensor] | None = None
+        self._undo: list[Callable[[], object]] = []
+        self._blocks = _blocks(model)
+        self._kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["?"] * len(self._blocks)
+        for layer, (_, experts) in family.experts_modules(model).items():
+            self._undo.append(
+                self._blocks[layer].register_forward_pre_hook(self._called(layer), with_kwargs=True).remove
+            )
+            self._wrap(experts, self._experts(layer, experts.forward))
+            for part in _parts_before(self._blocks[layer], experts):
+                self._wrap(part, self._part(layer, part))
+        for layer, block in enumerate(self._blocks):
+            if layer not in gates.layers:
+                self._undo.append(block.register_forward_pre_hook(self._called(layer), with_kwargs=True).remove)
+        try:
+            self._prove(model)
+        except UnsupportedFamilyError:
+            self.close()
+            raise
+
+    def next_layer(self, layer: int) -> int | None:
+        """The MoE layer after this one."""
+        return next((other for other in self._gates.layers if other > layer), None)
+
+    def scores(self, layer: int, given: torch.Tensor) -> torch.Tensor | None:
+        """[1, E], as `Gates.ranked`, of the next MoE layer's gate, were `given` [1, H] the output of `layer`'s experts.
+
+        To be called from within them. None: it is the last MoE layer; the pass is not of one token; or an attention of
+        another kind lies before the next gate, whose arguments are not known in this pass yet.
+        """
+        until = self.next_layer(layer)
+        if until is None or layer not in self._calls:
+            return None
+        cache = self._cache()
+        copied = _Borrowed(cache, layer, until)
+        self._ahead = _Ahead(layer, given)
+        try:
+            with self._gates.aside() as heard:
+                args, kwargs = self._calls[layer]
+                hidden = None
+                for at in range(layer, until + 1):
+                    known = self._calls.get(self._like(at, layer))
+                    if known is None:
+                        return None
+                    args, kwargs = copied.swap(known, hidden)
+                    self._ahead.counts.clear()
+                    hidden = self._blocks[at](*args, **kwargs)
+                    hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        except _ReachedError:
+            return self._gates.ranked(until, heard)
+        finally:
+            self._ahead = None
+        return None
+
+    def close(self) -> None:
+        """The model is as it was."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    def _like(self, layer: int, last: int) -> int:
+        """The layer, up to `last`, whose arguments this one gets too: itself, or the nearest of its kind."""
+        return next((n for n in range(min(layer, last), -1, -1) if self._kinds[n] == self._kinds[layer]), -1)
+
+    # --- what is put around the model's own modules -------------------------------------------------------------
+
+    def _wrap(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        vars(module)["forward"] = forward
+        self._undo.append(lambda: vars(module).pop("forward", None))
+
+    def _called(self, layer: int) -> Callable[..., None]:
+        def hook(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._ahead is not None:
+                return
+            if layer == 0:
+                self._calls.clear()
+            self._done.pop(layer, None)
+            hidden = args[0] if args else kwargs.get("hidden_states")
+            if isinstance(hidden, torch.Tensor) and hidden.dim() > 1 and hidden.shape[1] == 1:
+                self._calls[layer] = (args, kwargs)
+                self._done[layer] = {}
+
+        return hook
+
+    def _part(self, layer: int, part: torch.nn.Module) -> Callable[..., Any]:
+        """A part's forward that returns, run ahead, what it returned in this pass, once for each time."""
+        forward, key = part.forward, id(part)
+
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            ahead = self._ahead
+            if ahead is None:
+                said = forward(*args, **kwargs)
+                if (done := self._done.get(layer)) is not None:
+                    done.setdefault(key, []).append(said)
+                return said
+            if ahead.layer == layer:
+                number = ahead.counts.get(key, 0)
+                ahead.counts[key] = number + 1
+                said_before = self._done[layer].get(key, [])
+                if number < len(said_before):
+                    return said_before[number]
+            return forward(*args, **kwargs)
+
+        return run
+
+    def _experts(self, layer: int, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(forward)
+        def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self._ahead is None:
+                return self._trial(layer, hidden) if self._trial else forward(hidden, *args, **kwargs)
+            if self._ahead.layer != layer:
+                raise _ReachedError
+            return self._ahead.given
+
+        return run
+
+    # --- does it fit this family? -------------------------------------------------------------------------------
+
+    def _prove(self, model: Any) -> None:
+        """Raises UnsupportedFamilyError."""
+        wrong: set[int] = set()
+        right: set[int] = set()
+        foretold: dict[int, torch.Tensor] = {}
+        own = self._cache
+
+        def experts(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+            if layer in foretold:
+                (right if torch.equal(foretold.pop(layer), self._gates.ranked(layer)) else wrong).add(layer)
+            given = hidden.roll(1, -1) * 0.5
+            until, scores = self.next_layer(layer), self.scores(layer, given)
+            if until is not None and scores is not None:
+                foretold[until] = scores
+            return given
+
+        try:
+            plain, plain_cache = self._trial_pass(model, lambda _, hidden: hidden.roll(1, -1) * 0.5)
+            said, cache = self._trial_pass(model, experts)
+        except (TypeError, RuntimeError, AttributeError, KeyError, IndexError, ValueError) as error:
+            raise self._refused(f"its layers cannot be run ahead: {error!r}") from error
+        finally:
+            self._trial, self._cache = None, own
+        if wrong:
+            raise self._refused(f"the gates of layers {sorted(wrong)} are not told by their block's output alone")
+        if not torch.equal(plain, said) or not _same(plain_cache, cache):
+            raise self._refused("its answer changes where layers are run ahead")
+        if not right:
+            raise self._refused("no layer's arguments are known before its turn")
+
+    def _trial_pass(self, model: Any, experts: Callable[[int, torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        cache = family.new_cache(model.config)
+        self._trial, self._cache = experts, lambda: cache
+        device, vocabulary = model.device, model.get_input_embeddings().num_embeddings
+        logits = []
+        with torch.inference_mode():
+            for step in range(1 + _TRIAL_STEPS):
+                count = 1 if step else _TRIAL_TOKENS
+                ids = torch.arange(7 * step + 1, 7 * step + 1 + count, device=device)[None] % vocabulary
+                logits.append(model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -1])
+        return torch.stack(logits), cache
+
+    def _refused(self, why: str) -> UnsupportedFamilyError:
+        return UnsupportedFamilyError(
+            f"{self._config.model_type}: what the next gate will say cannot be computed ahead, since {why}; take a "
+            "system with another predictor (next-gate, cross-layer, sep)"
+        )
+
+
+class _Ahead:
+    """A run ahead: `layer`'s experts give `given`. `counts`: how often each part was called in it."""
+
+    __slots__ = ("counts", "given", "layer")
+
+    def __init__(self, layer: int, given: torch.Tensor) -> None:
+        self.layer, self.given = layer, given
+        self.counts: dict[int, int] = {}
+
+
+class _Borrowed:
+    """A copy of a cache that shares its rows. Transformers' caches grow by making new tensors; states, which they
+    write over, are copied."""
+
+    def __init__(self, cache: Any, first: int, last: int) -> None:
+        self._cache = cache
+        self._copy = _shallow(cache)
+        for layer in range(first, min(last + 1, len(self._copy.layers))):
+            self._copy.layers[layer] = _shallow(self._copy.layers[layer])
+
+    def swap(
+        self, call: tuple[tuple[Any, ...], dict[str, Any]], hidden: torch.Tensor | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A layer's arguments with this cache in place of the true one and, if given, other hidden states."""
+        args = tuple(self._copy if value is self._cache else value for value in call[0])
+        kwargs = {key: self._copy if value is self._cache else value for key, value in call[1].items()}
+        if hidden is not None and args:
+            args = (hidden, *args[1:])
+        elif hidden is not None:
+            kwargs["hidden_states"] = hidden
+        return args, kwargs
+
+
+def _shallow(value: Any) -> Any:
+    """The same class with the same attributes; lists and dictionaries its own, tensors in them copied."""
+    copied = object.__new__(type(value))
+    for name, held in vars(value).items():
+        if isinstance(held, dict):
+            held = {key: _cloned(one) for key, one in held.items()}
+        elif isinstance(held, list):
+            held = [_cloned(one) for one in held]
+        vars(copied)[name] = held
+    return copied
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    length = one.get_seq_length()
+    a, b = kv.take(one, 0, length), kv.take(other, 0, length)
+    rows = zip(a.rows, b.rows, strict=True)
+    return all(torch.equal(x.tensor, y.tensor) for x, y in rows) and all(
+        torch.equal(x, y) for x, y in zip(a.states, b.states, strict=True)
+    )
+
+
+def _blocks(model: Any) -> list[torch.nn.Module]:
+    """The decoder layers. Raises UnsupportedFamilyError."""
+    name = next(iter(family.experts_modules(model).values()))[0]
+    match = _BLOCK.match(name)
+    if match is None:
+        raise UnsupportedFamilyError(
+            f"{model.config.model_type}: {name} is in no numbered layer; take another predictor"
+        )
+    return list(model.get_submodule(match.group(1)))
+
+
+def _parts_before(block: torch.nn.Module, experts: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The largest modules of a decoder layer that do not hold its experts."""
+    for child in block.children():
+        if child is experts:
+            continue
+        if isinstance(child, torch.nn.ModuleList) or any(module is experts for module in child.modules()):
+            yield from _parts_before(child, experts)
+        else:
+            yield child

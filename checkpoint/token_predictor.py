@@ -1,0 +1,75 @@
+"""The file of a token-wise predictor: one matrix of the gate's shape a MoE layer (SMOE, section IV-D)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoint.gates import Gates
+from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
+
+FILE = "token_predictor.safetensors"
+"""Its name in a model's directory."""
+_KEY = "layers.{}.weight"
+
+
+@dataclass(frozen=True)
+class TokenPredictor:
+    """`weights`: layer -> [E, H], float32; times a token's gate input, the logits of the next token's experts.
+    `facts`: of its training, whatever JSON can say."""
+
+    weights: dict[int, torch.Tensor]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def scores(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, E], each row's sum 1, of gate inputs [T, H]."""
+        return (hidden.float() @ self.weights[layer].T).softmax(-1)
+
+    def learn(self, layer: int, hidden: torch.Tensor, target: torch.Tensor, rate: float) -> None:
+        """One step down the cross-entropy against `target` [T, E] (each row's sum 1) on gate inputs [T, H]. A step at
+        `rate` 1 is as long as would cross the slope in one, whatever the size of the inputs."""
+        rows = hidden.float()
+        slope = self.scores(layer, rows) - target
+        size = rows.square().sum(-1, keepdim=True).clamp_min(1e-12)
+        self.weights[layer].sub_(rate * slope.T @ (rows / size) / len(rows))
+
+
+def targets(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    """What is learned [T, E]: the scores of those that a gate chose, each row's sum 1, all others 0."""
+    top = scores.topk(min(top_k, scores.shape[-1]), -1)
+    kept = torch.zeros_like(scores).scatter_(-1, top.indices, top.values)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def save(predictor: TokenPredictor, gates: Gates, path: Path) -> None:
+    """Written whole or not at all. It will be taken for a model with these gates only."""
+    from safetensors.torch import save_file
+
+    said = {"gates": gates.digest(), "facts": json.dumps(predictor.facts)}
+    partial = path.with_name(f".{path.name}.partial")
+    save_file({_KEY.format(n): value.contiguous() for n, value in predictor.weights.items()}, partial, metadata=said)
+    partial.replace(path)
+
+
+def load(path: Path, gates: Gates) -> TokenPredictor:
+    """Raises MissingShardError, CorruptCheckpointError, CheckpointError for one that is another model's."""
+    from safetensors import SafetensorError, safe_open
+
+    advice = "train it: .venv/bin/python scripts/train_predictor.py MODEL"
+    if not path.is_file():
+        raise MissingShardError(f"the token-wise predictor {path} is not there; {advice}")
+    try:
+        with safe_open(path, "pt") as file:
+            said = file.metadata() or {}
+            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dictionary
+        facts = json.loads(said.get("facts", "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CorruptCheckpointError(f"{path} is no whole safetensors file ({error}); {advice}") from error
+    lost = [layer for layer in gates.layers if _KEY.format(layer) not in found]
+    if said.get("gates") != gates.digest() or lost:
+        raise CheckpointError(f"{path} was trained for another model than this one; {advice}")
+    return TokenPredictor({layer: found[_KEY.format(layer)].float() for layer in gates.layers}, facts)

@@ -1,0 +1,134 @@
+"""What the main model computes for predictors, while a layer's experts are under way: which scores gates yet to fire
+will give. The model's own results do not depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from checkpoint.gates import Gates
+from checkpoint.replay import Replay
+from checkpoint.token_predictor import TokenPredictor, load, targets
+from scheduler import types as t
+from scheduler.errors import ConfigError
+from scheduler.predictors import Foresight as Kind
+
+SEVERAL = 3
+"""How many layers `gates` looks ahead (HOBBIT stacks the gates of the next few; HybriMoE prefetches for three)."""
+Partial = Callable[[], torch.Tensor | None]
+
+
+class Foresight(Protocol):
+    """Called by the main thread from within a layer's experts, once its gate has fired."""
+
+    def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
+        """`hidden` [T, H]: this layer's gate input. `partial`: asked at most once, [T, H], the weighted sum of what the
+        resident experts gave, or None where that is not known in time."""
+
+    def close(self) -> None:
+        """Take what it has put around the model away."""
+
+
+class GateForesight:
+    """The gates of the next `depth` MoE layers on this layer's gate input: for every row, in prefill too."""
+
+    def __init__(self, gates: Gates, depth: int = 1) -> None:
+        self._gates = gates
+        layers = gates.layers
+        self._next = {layer: layers[n + 1 : n + 1 + depth] for n, layer in enumerate(layers)}
+
+    def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
+        return [
+            t.Foreseen(visit.request, visit.position, layer, _rows(self._gates.expected(layer, hidden)))
+            for layer in self._next[visit.layer]
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+class AttentionForesight:
+    """The next layer's attention and gate on what the resident and shared experts give (importance, section 5.2).
+
+    In decode passes only. Nothing for the first MoE layer after an attention of a kind that no layer before it has.
+    """
+
+    def __init__(self, model: Any, gates: Gates, cache: Callable[[], Any]) -> None:
+        self._replay = Replay(model, gates, cache)
+
+    def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
+        until = self._replay.next_layer(visit.layer)
+        if until is None or len(hidden) != 1 or (given := partial()) is None:
+            return []
+        scores = self._replay.scores(visit.layer, given)
+        return [] if scores is None else [t.Foreseen(visit.request, visit.position, until, _rows(scores))]
+
+    def close(self) -> None:
+        self._replay.close()
+
+
+class TokenForesight:
+    """The next token's experts of this layer, by a small network of the gate's shape on this token's gate input (SMOE,
+    section IV-D). Of a prefill, from its last row.
+
+    `learning_rate`: with more than 0 the network takes a step with every decoded token, as its gate fires (the paper's
+    online training; assumed: one step of normalised gradient descent a token and layer, nothing kept between runs).
+    """
+
+    def __init__(
+        self, predictor: TokenPredictor, gates: Gates, shape: t.ModelShape, learning_rate: float = 0.0
+    ) -> None:
+        self.predictor = predictor
+        self._gates, self._top_k, self._rate = gates, shape.top_k, learning_rate
+        self._before: dict[int, tuple[int, int, torch.Tensor]] = {}
+
+    def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
+        row, then = hidden[-1:], visit.position + len(hidden)
+        if self._rate:
+            if len(hidden) == 1:
+                self._learn(visit)
+            self._before[visit.layer] = (visit.request, then, row.clone())
+        return [t.Foreseen(visit.request, then, visit.layer, _rows(self.predictor.scores(visit.layer, row)))]
+
+    def _learn(self, visit: t.Visit) -> None:
+        request, position, row = self._before.get(visit.layer, (visit.request, -1, None))
+        if row is not None and (request, position) == (visit.request, visit.position):
+            wanted = targets(self._gates.ranked(visit.layer), self._top_k)
+            self.predictor.learn(visit.layer, row, wanted, self._rate)
+
+    def close(self) -> None:
+        pass
+
+
+def make_foresight(
+    kind: Kind | None,
+    model: Any,
+    gates: Gates,
+    shape: t.ModelShape,
+    cache: Callable[[], Any],
+    token_file: Path | None,
+    learning_rate: float = 0.0,
+) -> Foresight | None:
+    """`cache`: gives the KV cache of the request whose pass is under way. `token_file`: of `token`.
+
+    Raises UnsupportedFamilyError for a model that this cannot be computed of, ConfigError, and what reading
+    `token_file` raises (MissingShardError, CorruptCheckpointError, CheckpointError).
+    """
+    if kind is None:
+        return None
+    if kind == "gate":
+        return GateForesight(gates)
+    if kind == "gates":
+        return GateForesight(gates, SEVERAL)
+    if kind == "attention":
+        return AttentionForesight(model, gates, cache)
+    if token_file is None:
+        raise ConfigError("this predictor needs a trained network for each layer; name its file, or train one")
+    return TokenForesight(load(token_file, gates), gates, shape, learning_rate)
+
+
+def _rows(scores: torch.Tensor) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, scores.tolist()))

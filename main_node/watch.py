@@ -1,0 +1,61 @@
+"""What the main model tells the scheduler beside which experts its gates chose: scores, and what they foretell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoint.gates import Gates
+from main_node.foresight import make_foresight
+from main_node.layer import LayerWork
+from scheduler import types as t
+from scheduler.strategy import Strategy
+
+PARTIAL_S = 1.0
+"""Most seconds that a prediction waits for the resident experts' outputs."""
+
+
+class Watch:
+    """Only where a strategy asks for any of it. `cache`: of the request whose pass is under way. `token_file`: weights
+    of the token-wise predictor. Raises UnsupportedFamilyError where the family's gates cannot be asked."""
+
+    def __init__(
+        self, model: Any, strategy: Strategy, shape: t.ModelShape, cache: Callable[[], Any], token_file: Path | None
+    ) -> None:
+        self._gates = Gates(model)
+        self._scores = strategy.wants_scores
+        self._foresight = make_foresight(
+            strategy.predictor.foresight, model, self._gates, shape, cache, token_file
+        )  # fmt: skip
+
+    def look(self, visit: t.Visit, layer: LayerWork) -> None:
+        """A gate has fired: what it thought of every expert."""
+        if not self._scores:
+            return
+        scores, index, weights = self._gates.scores(visit.layer), layer.index, layer.weights
+        layer.scores = _floats(scores)
+        layer.chosen = tuple(tuple(row) for row in index.tolist())
+        gates, number = self._gates, visit.layer
+
+        def reweigh(experts: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
+            return gates.reweigh(number, index, weights, experts)
+
+        layer.reweigh = reweigh
+
+    def ahead(self, visit: t.Visit, layer: LayerWork) -> Iterable[t.Foreseen]:
+        """What is to be expected of gates to come, while the workers compute."""
+        if self._foresight is None:
+            return ()
+        return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S))
+
+
+def wanted(strategy: Strategy) -> bool:
+    """Whether a strategy asks for anything of it."""
+    return strategy.wants_scores or strategy.predictor.foresight is not None
+
+
+def _floats(scores: torch.Tensor) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in scores.tolist())

@@ -1,0 +1,176 @@
+"""Residencies with a share of the slots for each layer: SMOE's, by frequency, and AdapMoE's, whose shares are
+measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from scheduler.caches import PASSING, Named, Shares, evenly
+from scheduler.errors import ConfigError
+from scheduler.predictors import Scores
+from scheduler.types import ExpertId, ModelShape, Visit
+
+PERIOD = 32
+"""After so many decode passes layers' shares are set anew, unless said."""
+
+
+class Frequent(Shares):
+    """SMOE's cache (section IV-E): as many slots for each layer; when prefill is over, filled with the experts that it
+    activated most; in decoding only what was loaded for a prediction comes in, in the place of the layer's least
+    frequently activated expert. What is loaded because its gate named it is evicted once it was computed.
+
+    Fixed-N and adaptive are the predictor's: it says how many are loaded. Activations are counted by rows, in prefill
+    and on through decoding, anew with each request's prefill. Assumed: that, and that slots which do not divide go to
+    the first layers. In prefill an expert stays where it was activated more than one that stands there, so that little
+    is left to load when it is over. `passing`: see Shares.
+    """
+
+    def __init__(self, shape: ModelShape, passing: int = PASSING) -> None:
+        super().__init__(shape, passing)
+        self._rows: dict[ExpertId, int] = {}
+        self._prompt: int | None = None
+        self._prefill = True
+        self._named = Named()
+
+    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+        if prefill and visit.request != self._prompt:
+            self._prompt = visit.request
+            self._rows.clear()
+        self._prefill = prefill
+        self._named.observed(visit, named)
+        for number, rows in named.items():
+            expert = ExpertId(visit.layer, number)
+            self._rows[expert] = self.activated(expert) + rows
+
+    def activated(self, expert: ExpertId) -> int:
+        """In how many rows since the latest prefill began."""
+        return self._rows.get(expert, 0)
+
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
+        if predicted or self._prefill:
+            return super().keeps(worker, expert, predicted)
+        self._workers.add(worker)
+        return False
+
+    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+        super().used(worker, expert, hit, score)
+        self._named.used(expert)
+
+    def full(self, wanted: ExpertId) -> bool:
+        passes = not self._prefill and wanted in self._named
+        return not passes and super().full(wanted)
+
+    def weakest(self, layer: int, wanted: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
+        least = min(among, key=lambda expert: (self.activated(expert), self.age(expert)))
+        fits = len(self.kept[layer]) <= self.share[layer]
+        if self._prefill and fits and layer == wanted.layer and self.activated(wanted) <= self.activated(least):
+            return None
+        return least
+
+    def warm(self, slots: int) -> Iterable[ExpertId]:
+        chosen: list[ExpertId] = []
+        for layer, share in self.share.items():
+            ranked = sorted((e for e in self._rows if e.layer == layer), key=self._rank)
+            chosen += ranked[:share]
+        return sorted(chosen, key=self._rank)[:slots]
+
+    def _rank(self, expert: ExpertId) -> tuple[int, bool, ExpertId]:
+        return -self.activated(expert), expert not in self.kept[expert.layer], expert
+
+
+class LayerShares(Shares):
+    """AdapMoE's cache (section IV-C): LRU in each layer, and a share for each layer such that the loads that nobody
+    predicted are fewest over all layers, found by dynamic programming over them.
+
+    AdapMoE draws a layer's expected loads at each size from offline statistics and takes all its experts for equally
+    likely. Assumed here: both are measured as decoding goes. How often a use came so many experts after the last one
+    says exactly what LRU would have missed at every size (stack distances: Mattson et al. 1970); that is weighed with
+    the part of the layer's used loads that no prediction had begun. Shares are equal at first, and set anew every
+    `period` decode passes; older counts then weigh half. `passing`: see Shares.
+    """
+
+    def __init__(self, shape: ModelShape, period: int = PERIOD, passing: int = PASSING) -> None:
+        super().__init__(shape, passing)
+        if period < 1:
+            raise ConfigError(f"shares-period is {period}; allowed: 1, 2, ... decode passes")
+        self.period = period
+        self._slots = 0
+        self._passes = 0
+        self._recent: dict[int, list[int]] = {layer: [] for layer in shape.layers}
+        self._distances = {layer: np.zeros(count + 1) for layer, count in zip(shape.layers, self.counts, strict=True)}
+        self._loads = {layer: [0.0, 0.0] for layer in shape.layers}  # used: unpredicted, predicted
+        self._predicted: set[ExpertId] = set()
+
+    def shares(self, slots: int) -> Sequence[int]:
+        self._slots = slots
+        return self._best() if self._passes >= self.period else evenly(slots, self.counts)
+
+    def _best(self) -> list[int]:
+        return fewest([self.missed(layer) for layer in self.shape.layers], self._slots)
+
+    def missed(self, layer: int) -> list[float]:
+        """What the layer would have had to load unpredicted with 0, 1, ... slots, as measured so far."""
+        late, early = self._loads[layer]
+        weight = (late + 1) / (late + early + 1)
+        distances = self._distances[layer]
+        return [float(weight * distances[size + 1 :].sum()) for size in range(len(distances))]
+
+    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+        if prefill:
+            return
+        if visit.layer == self.shape.layers[0]:
+            self._passes += 1
+            if self._passes % self.period == 0:
+                self._renew()
+        recent = self._recent[visit.layer]
+        for number in named:
+            if number in recent:
+                self._distances[visit.layer][recent.index(number) + 1] += 1
+        self._recent[visit.layer] = [*named, *(number for number in recent if number not in named)]
+
+    def _renew(self) -> None:
+        self.set_shares(self._best())
+        for layer in self.shape.layers:
+            self._distances[layer] /= 2
+            self._loads[layer] = [count / 2 for count in self._loads[layer]]
+
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
+        if predicted:
+            self._predicted.add(expert)
+        else:
+            self._predicted.discard(expert)
+        return super().keeps(worker, expert, predicted)
+
+    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+        super().used(worker, expert, hit, score)
+        if not hit:
+            self._loads[expert.layer][expert in self._predicted] += 1
+            self._predicted.discard(expert)
+
+
+def fewest(costs: Sequence[Sequence[float]], slots: int) -> list[int]:
+    """So many slots for each layer, at most `slots` together, that the sum of costs[layer][its slots] is least; what
+    nobody gains by is shared evenly. A layer may have as many as it has costs, less one."""
+    counts = [len(cost) - 1 for cost in costs]
+    slots = min(slots, sum(counts))
+    best = np.zeros(slots + 1)
+    choices = []
+    for cost in costs:
+        total = np.full(slots + 1, np.inf)
+        choice = np.zeros(slots + 1, dtype=np.int64)
+        for size in range(min(len(cost) - 1, slots) + 1):
+            candidate = cost[size] + best[: slots + 1 - size]
+            better = candidate < total[size:]
+            total[size:][better] = candidate[better]
+            choice[size:][better] = size
+        best = total
+        choices.append(choice)
+    shares, left = [], slots
+    for choice in reversed(choices):
+        shares.append(int(choice[left]))
+        left -= shares[-1]
+    shares.reverse()
+    rest = evenly(left, [count - share for count, share in zip(counts, shares, strict=True)])
+    return [share + more for share, more in zip(shares, rest, strict=True)]

@@ -1,0 +1,60 @@
+"""How much each expert of a layer is wanted, from the scores that gates gave or are expected to give."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from heapq import nlargest
+
+from scheduler.precision import Wanted
+from scheduler.predictors import Scores
+
+
+@dataclass(slots=True)
+class Wants:
+    """`rows`: how many rows want an expert. `score`: its mean among them. `rank`: its best place among a row's."""
+
+    prefill: bool
+    predicted: bool
+    rows: Mapping[int, int] = field(default_factory=dict)
+    score: dict[int, float] = field(default_factory=dict)
+    rank: dict[int, int] = field(default_factory=dict)
+    _share: dict[int, float] = field(default_factory=dict)
+
+    def of(self, expert: int) -> Wanted:
+        if not self._share:
+            self._share = shares(self.rows)
+        rows = 0 if self.predicted else self.rows.get(expert, 0)
+        return Wanted(
+            self.prefill, self.predicted, rows, self._share.get(expert, 1.0), self.score.get(expert),
+            self.rank.get(expert, 1 << 20),
+        )  # fmt: skip
+
+
+def shares(rows: Mapping[int, int]) -> dict[int, float]:
+    """For each expert the part of all rows that those computed by more popular ones make up (Fate section 4.5)."""
+    total, before, found = sum(rows.values()), 0, {}
+    for expert in sorted(rows, key=lambda e: (-rows[e], e)):
+        found[expert] = before / total if total else 0.0
+        before += rows[expert]
+    return found
+
+
+def top_k(scores: tuple[float, ...], k: int) -> list[int]:
+    """The k best experts of a row, best first; of equal ones the lower number."""
+    return nlargest(k, range(len(scores)), key=lambda e: (scores[e], -e))
+
+
+def wants_of(scores: Scores, k: int, prefill: bool, named: Mapping[int, int] | None = None) -> Wants:
+    """`named`: what the gate chose, expert -> rows; None: nothing yet, and each row wants its k best."""
+    totals: dict[int, float] = {}
+    rank: dict[int, int] = {}
+    counts: Counter[int] = Counter()
+    for row in scores:
+        for place, expert in enumerate(top_k(row, k)):
+            counts[expert] += 1
+            totals[expert] = totals.get(expert, 0.0) + row[expert]
+            rank[expert] = min(rank.get(expert, place), place)
+    mean = {expert: totals[expert] / counts[expert] for expert in counts}
+    return Wants(prefill, named is None, counts if named is None else named, mean, rank)

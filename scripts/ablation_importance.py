@@ -1,0 +1,166 @@
+"""What each part of importance-driven scheduling is worth, step by step, as the paper's Fig 16: TPOT and hit rate.
+
+    .venv/bin/python scripts/ablation_importance.py                     # real disk loads, then emulated: half an hour
+    .venv/bin/python scripts/ablation_importance.py --how disk          # only on this machine's own times
+    .venv/bin/python scripts/ablation_importance.py --how emulated --profile rtx3090-pcie3
+
+Baseline: a static hot set, as llama.cpp keeps one; +CE: score-window eviction; +ER: the expert-cache router; +Pre: the
+next layer's top-score experts are prefetched; +BA: the CPU-load balancer. Without a GPU this machine has one place to
+compute an expert at: misses are loaded, and +BA is measured on a profile's times alone, where the baseline computes
+what it does not hold on the host, as the paper's does. Medians over prompts; ratios are each prompt's to the step
+before.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import cells
+import common
+import compare_show as show
+import systems
+from cells import BLUE, DARK, PALE
+
+VERSION = 1
+STEPS: dict[str, dict[str, Any]] = {
+    "baseline": {"residency": "static", "router": "top-k", "predictor": "none", "placement": "device"},
+    "+CE": {"residency": "score"},
+    "+ER": {"router": "expert-cache"},
+    "+Pre": {"predictor": "next-layer"},
+    "+BA": {"placement": "balance"},
+}
+"""What each changes."""
+HOST = {"baseline": "resident", "+CE": "resident", "+ER": "resident", "+Pre": "resident"}
+HOWS = ("disk", "emulated")
+
+
+def variants(args: Any) -> dict[str, dict[str, Any]]:
+    """`disk +ER` -> its settings, the steps before it included."""
+    found = {}
+    for how in args.how:
+        settings: dict[str, Any] = {"system": "importance", "alpha": args.alpha}
+        settings |= {"profile": args.profile} if how == "emulated" else {}
+        for step, change in STEPS.items():
+            settings = settings | change
+            if how == "emulated" or step != "+BA":
+                found[f"{how} {step}"] = settings
+    return found
+
+
+def plan(bench: systems.Bench, args: Any) -> list[cells.Cell]:
+    """Budget by budget and prompt by prompt every step, in a drawn order."""
+    wanted = []
+    for model in args.models:
+        of = {**bench.identity(model), "path": model, "dtype": args.dtype, "tokens": args.tokens, "seed": args.seed,
+              "history": args.history, "prompts": args.prompts}  # fmt: skip
+        for how in args.how:
+            steps = [name for name in bench.variants if name.startswith(how)]
+            for budget in args.budgets:
+                for n in range(args.prompts):
+                    drawn = systems.in_drawn_order(steps, args.seed, of["model"], budget, n)
+                    cost = 2.0 * (1 + (args.history if n == 0 else 0))
+                    wanted += [
+                        cells.Cell({**of, "budget": budget, "prompt": n, "step": one, **bench.variants[one]}, cost)
+                        for one in drawn
+                    ]
+    return wanted
+
+
+def rows(wanted: list[cells.Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
+    """One row a model, way, budget and step."""
+    found: dict[tuple[str, str, int, str], dict[int, dict[str, Any]]] = {}
+    for one, result in zip(wanted, results, strict=True):
+        how, step = one.params["step"].split()
+        found.setdefault((one.params["model"], how, one.params["budget"], step), {})[one.params["prompt"]] = result
+    made = []
+    for model, how, budget in dict.fromkeys(key[:3] for key in found):
+        before: dict[int, dict[str, Any]] = {}
+        for step in STEPS:
+            of = found.get((model, how, budget, step))
+            if of is None:
+                continue
+            row = {"model": model, "how": args.profile if how == "emulated" else how, "budget": budget, "step": step}
+            refused = next((one["refused"] for one in of.values() if "refused" in one), None)
+            if refused is None:
+                made.append({**row, **show.figures(of, before)})
+                before = of
+            else:
+                made.append({**row, "refused": refused})
+    return made
+
+
+def tell(rows: list[dict[str, Any]]) -> None:
+    """To standard output."""
+    for row in rows:
+        where = f"{row['model']:<10} {row['how']:<14} {row['budget']:>3} %  {row['step']:<9}"
+        if "refused" in row:
+            print(f"{where} cannot be: {row['refused']}")
+            continue
+        ratio = "" if row["tpot_ratio"] is None else f"{row['tpot_ratio']:.2f} of the step before"
+        host = f", {row['host_computed']:g} experts on the host" if row["host_computed"] else ""
+        recall = "" if row["recall"] is None else f", recall {row['recall']:.1%}"
+        print(f"{where} TPOT {1e3 * row['tpot_s']:7.2f} ms {ratio:<23} hit rate {row['hit_rate']:6.1%}"
+              f", {row['bytes_a_token'] / 1e6:6.2f} MB a token{recall}{host}")  # fmt: skip
+
+
+def picture(rows: list[dict[str, Any]], args: Any) -> Any:
+    """TPOT as bars and the hit rate as a line, a panel a model, way and budget."""
+    groups = list(dict.fromkeys((row["model"], row["how"]) for row in rows))
+    figure, panels = cells.canvas(
+        3.5 * len(args.budgets) + 0.6, 2.7 * len(groups) + 0.7, len(groups), len(args.budgets), sharey="row"
+    )
+    for g, (model, how) in enumerate(groups):
+        for b, budget in enumerate(args.budgets):
+            panel = panels[g * len(args.budgets) + b]
+            of = [row for row in rows if (row["model"], row["how"], row["budget"]) == (model, how, budget)
+                  and "refused" not in row]  # fmt: skip
+            times = [1e3 * row["tpot_s"] for row in of]
+            panel.bar(range(len(of)), times, 0.62, color=PALE)
+            for x, value in enumerate(times):
+                panel.text(x, value, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
+            panel.set_xticks(range(len(of)), [row["step"] for row in of], fontsize=9)
+            panel.margins(y=0.18)
+            right = panel.twinx()
+            right.plot(range(len(of)), [100 * row["hit_rate"] for row in of], color=BLUE, marker="o", ms=5, lw=1.6)
+            right.set_ylim(0, 104)
+            right.tick_params(axis="y", colors=BLUE)
+            right.spines["top"].set_visible(False)
+            last = b == len(args.budgets) - 1
+            right.set_ylabel("hit rate, %" if last else "", color=BLUE)
+            title = "real disk loads" if how == "disk" else f"emulated: {how}"
+            panel.set_title(f"{model}, {budget} % of the experts\n{title}", fontsize=9.5, color=DARK)
+        panels[g * len(args.budgets)].set_ylabel("time per token, ms (bars)")
+    figure.suptitle(
+        f"Importance-driven scheduling, step by step (Fig 16): alpha {args.alpha:g}, medians of "
+        f"{cells.many(args.prompts, 'prompt')}, answers of {args.tokens} tokens", fontsize=11,
+    )  # fmt: skip
+    return figure
+
+
+def parse() -> Any:
+    parser = systems.flags(__doc__ or "", prompts=(4, 2), tokens=(64, 12), budgets=(10, 25, 50))
+    parser.add_argument("--how", nargs="+", choices=HOWS, default=list(HOWS), help="both unless said")
+    parser.add_argument("--profile", default="rtx3090-pcie3", help="a name or a file; %(default)s unless said")
+    parser.add_argument("--alpha", type=float, default=0.3, help="%(default)s unless said")
+    return systems.parse(parser)
+
+
+def main() -> int:
+    args = parse()
+    common.header(f"Importance, step by step, {cells.many(args.prompts, 'prompt')}, answers of {args.tokens}")
+    with systems.Bench(args, variants(args)) as bench:
+        note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
+        note += f"; emulated where it says so: {args.profile}" if "emulated" in args.how else ""
+        with cells.Experiment("ablation_importance", args, VERSION, {}, note) as run:
+            wanted = plan(bench, args)
+            found = rows(wanted, run.all(wanted, lambda one: bench.answer(one["path"], one["step"], one["budget"],
+                                                                          one["prompt"])), args)  # fmt: skip
+            run.write(found)
+            tell(found)
+            print(run.written([run.save(picture(found, args))]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Systems beside each other as a person reads them: rows of figures, tables, what beats what, and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+import cells
+from cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
+from rich.console import Console
+from rich.table import Table
+
+TRANSFORMERS = "Transformers"
+AGAINST: dict[str, tuple[str, ...]] = {
+    "importance": ("on-demand", "static", "moe-infinity", "hybrimoe"),
+    "smoe": ("on-demand", "static", "hybrimoe"),
+    "fate": ("on-demand", "eap"),
+}
+"""A paper's system, and what it measures itself against; `static`: llama.cpp and KTransformers."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Importance and its baselines": ("importance", "hybrimoe", "moe-infinity", "static"),
+    "SMOE and its baselines": ("smoe", "smoe-flex", "hybrimoe", "static"),
+    "Fate and its baseline": ("fate", "eap"),
+    "The rest": ("od-moe", "mixtral-offloading", "hobbit", "adapmoe", "random-prefetch"),
+}
+REFERENCES = {"on-demand": "--", "fully-cached": ":"}
+LOOKS = ((BLUE, "o", 2.4), (AMBER, "s", 1.5), (PURPLE, "^", 1.5), (RED, "D", 1.5), ("#4f9d69", "v", 1.5))
+MEDIANS = (
+    "ttft_s", "tpot_s", "hit_rate", "recall", "recall_in_time", "loads_a_token", "bytes_a_token", "prefill_bytes",
+    "stall_s_a_token", "unused_loads", "host_computed",
+)  # fmt: skip
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """Their median; None where there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def figures(of: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Medians over prompts of a system's results by prompt, and of their ratios to those of `base`."""
+    numbers = sorted(of)
+    found: dict[str, Any] = {name: middle(of[n][name] for n in numbers) for name in MEDIANS}
+    for name in ("tpot_s", "ttft_s"):
+        ratios = [of[n][name] / base[n][name] for n in numbers if name in base.get(n, {})]
+        found[f"{name[:4]}_ratio"] = middle(ratios)
+    return found | {
+        "device_bytes": max(of[n]["device_bytes"] for n in numbers),
+        "shadow_bytes": max(of[n]["shadow_bytes"] for n in numbers),
+        "resident_max": max(of[n]["resident_max"] for n in numbers),
+        "exact": all(of[n]["exact"] for n in numbers), "emulated": of[numbers[0]]["emulated"],
+        "prompts": len(numbers), "tpot_by_prompt": [of[n]["tpot_s"] for n in numbers],
+    }  # fmt: skip
+
+
+def peer_row(model: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Transformers with every expert in memory."""
+    of = {name: statistics.median(one[name] for one in results) for name in ("ttft_s", "tpot_s")}
+    return {"model": model, "budget": None, "system": TRANSFORMERS, **of, "prompts": len(results)}
+
+
+def claims(rows: list[dict[str, Any]]) -> list[str]:
+    """For each paper's system and each of its baselines: TPOT as a part of the baseline's and how much more is hit, by
+    budget, and where it does not win."""
+    found = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        of = {(row["system"], row["budget"]): row for row in rows if row["model"] == model and "tpot_by_prompt" in row}
+        for system, others in AGAINST.items():
+            for other in others:
+                budgets = [budget for name, budget in of if name == system and (other, budget) in of]
+                if budgets:
+                    pairs = [(budget, of[system, budget], of[other, budget]) for budget in budgets]
+                    found.append(f"{model}: {system} against {other}: {_claim(pairs)}")
+    return found
+
+
+def _claim(pairs: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> str:
+    times, hits, slower, fewer = [], [], [], []
+    for budget, mine, theirs in pairs:
+        both = zip(mine["tpot_by_prompt"], theirs["tpot_by_prompt"], strict=True)
+        times.append(statistics.median(a / b for a, b in both))
+        hits.append((mine["hit_rate"] or 0) - (theirs["hit_rate"] or 0))
+        slower += [budget] if times[-1] >= 1 else []
+        fewer += [budget] if hits[-1] <= 0 else []
+    at = ", ".join(str(budget) for budget, *_ in pairs)
+    words = [
+        f"TPOT {' '.join(f'{one:.2f}' for one in times)} of its, hit rate {' '.join(f'{one:+.2f}' for one in hits)}",
+        f"at {at} %",
+    ]
+    missed = [f"{what} at {', '.join(map(str, where))} %" for what, where in
+              (("not faster", slower), ("no more hits", fewer)) if where]  # fmt: skip
+    return " ".join(words) + (f"; {'; '.join(missed)}" if missed else "; ahead in both everywhere")
+
+
+COLUMNS = (
+    ("TPOT\nms", "tpot_s", lambda v: f"{1e3 * v:.1f}"), ("of on-\ndemand's", "tpot_ratio", lambda v: f"{v:.2f}"),
+    ("TTFT\nms", "ttft_s", lambda v: f"{1e3 * v:.0f}"), ("of on-\ndemand's", "ttft_ratio", lambda v: f"{v:.2f}"),
+    ("hit\nrate", "hit_rate", lambda v: f"{v:.1%}"), ("recall", "recall", lambda v: f"{v:.1%}"),
+    ("recall\nin time", "recall_in_time", lambda v: f"{v:.1%}"),
+    ("loads\na token", "loads_a_token", lambda v: f"{v:.2f}"),
+    ("MB\na token", "bytes_a_token", lambda v: f"{v / 1e6:.2f}"),
+    ("stall, ms\na token", "stall_s_a_token", lambda v: f"{1e3 * v:.1f}"),
+    ("device\nMB", "device_bytes", lambda v: f"{v / 1e6:.1f}"),
+)  # fmt: skip
+
+
+def tables(rows: list[dict[str, Any]]) -> None:
+    """To standard output, a table a model and budget."""
+    console = Console(width=150)
+    for model in dict.fromkeys(row["model"] for row in rows):
+        mine = [row for row in rows if row["model"] == model]
+        peer = next(row for row in mine if row["system"] == TRANSFORMERS)
+        for budget in dict.fromkeys(row["budget"] for row in mine if row["budget"] is not None):
+            console.print(_table(f"{model}, device memory {budget} % of the experts",
+                                 [row for row in mine if row["budget"] == budget], peer))  # fmt: skip
+
+
+def _table(title: str, rows: list[dict[str, Any]], peer: dict[str, Any]) -> Table:
+    table = Table("system", *(name for name, *_ in COLUMNS), "tokens as\nTransformers", "exact", title=title)
+    table.title_justify = table.caption_justify = "left"
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+
+    def shown(row: dict[str, Any]) -> list[str]:
+        return [form(row[name]) if row.get(name) is not None else "" for _, name, form in COLUMNS]
+
+    for row in sorted((row for row in rows if "refused" not in row), key=lambda one: float(one["tpot_s"])):
+        same = f"{row['same_tokens'] / row['tokens']:.0%}"
+        table.add_row(row["system"], *shown(row), same, "yes" if row["exact"] else "approximate")
+    table.add_row("all in memory", *shown(peer), "100%", "Transformers", style="dim")
+    refused = [f"{row['system']} cannot be: {row['refused']}" for row in rows if "refused" in row]
+    table.caption = "\n".join(refused) if refused else None
+    return table
+
+
+def picture(rows: list[dict[str, Any]], args: Any) -> Any:
+    """TPOT over budget with the hit rate beneath it; a column a paper, two rows a model."""
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    present = {row["system"] for row in rows}
+    groups = {title: [one for one in of if one in present] for title, of in GROUPS.items()}
+    groups = {title: of for title, of in groups.items() if of}
+    figure, panels = cells.canvas(3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 0.9, 2 * len(names), len(groups),
+                                  sharex=True, sharey="row")  # fmt: skip
+    for m, model in enumerate(names):
+        mine = [row for row in rows if row["model"] == model]
+        for g, (title, of) in enumerate(groups.items()):
+            above, below = (panels[(2 * m + k) * len(groups) + g] for k in (0, 1))
+            for panel, name, scale in ((above, "tpot_s", 1e3), (below, "hit_rate", 100)):
+                _lines(panel, mine, name, scale, of, present)
+                panel.set_xscale("log")
+                panel.set_xticks(args.budgets, [f"{one}" for one in args.budgets])
+                panel.minorticks_off()
+                panel.set_ylim(bottom=0)
+            above.set_title(f"{title}\n{model}" if not m else model, fontsize=10)
+            below.set_ylim(0, 104)
+            if not g:
+                above.set_ylabel("time per token, ms")
+                below.set_ylabel("hit rate in decoding, %")
+            if m == len(names) - 1:
+                below.set_xlabel("device memory, % of all experts")
+            if not m:
+                above.legend(fontsize=7.5, loc="best", framealpha=0.85, edgecolor="none")
+    figure.suptitle(
+        f"Time per output token and hit rate over the memory budget; medians of {cells.many(args.prompts, 'prompt')}, "
+        f"answers of {args.tokens} tokens. Pale: the other systems", fontsize=11,
+    )  # fmt: skip
+    return figure
+
+
+def _lines(panel: Any, rows: list[dict[str, Any]], name: str, scale: float, of: list[str], present: set[str]) -> None:
+    def line(system: str) -> tuple[list[int], list[float]]:
+        pairs = sorted((row["budget"], scale * row[name]) for row in rows
+                       if row["system"] == system and row.get(name) is not None and row["budget"])  # fmt: skip
+        return [x for x, _ in pairs], [y for _, y in pairs]
+
+    for other in sorted(present - set(of) - set(REFERENCES) - {TRANSFORMERS}):
+        panel.plot(*line(other), color=PALE, lw=0.8, alpha=0.7, zorder=1)
+    for system, style in REFERENCES.items():
+        if system in present:
+            mark = "*" if system == "fully-cached" else ""
+            panel.plot(*line(system), color=DARK, ls=style, marker=mark, ms=9, lw=1.2, label=system, zorder=2)
+    peer = [row[name] for row in rows if row["system"] == TRANSFORMERS and name in row]
+    if peer:
+        panel.axhline(scale * peer[0], color=DARK, ls=":", lw=1, label="Transformers, all in memory", zorder=1)
+    for system, (colour, mark, width) in zip(of, LOOKS, strict=False):
+        panel.plot(*line(system), color=colour, marker=mark, ms=4.5, lw=width, label=system, zorder=3)

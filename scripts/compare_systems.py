@@ -1,0 +1,121 @@
+"""Every system on the same prompts, on one machine whose device memory is too small, with real disk loads.
+
+    .venv/bin/python scripts/compare_systems.py                             # both models, an hour or two
+    .venv/bin/python scripts/compare_systems.py --quick                     # some minutes
+    .venv/bin/python scripts/compare_systems.py --models models/demo-moe --systems fate eap on-demand --budgets 25
+
+One worker; experts are read from the disk into as many slots as the budget has room for. Beside them Transformers with
+every expert in memory. Each cluster first answers --history prompts, which are not measured; then, prompt by prompt,
+every system answers the same one, in an order drawn anew, so that what disturbs the machine meets all alike. Figures
+are medians over prompts; ratios are medians of each prompt's ratio to on-demand.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import cells
+import common
+import compare_show as show
+import quality
+import systems
+
+from scheduler.presets import SYSTEMS
+
+VERSION = 1
+REFERENCE = "on-demand"
+QUICK = ("on-demand", "importance", "smoe", "fate", "hybrimoe", "eap", "static", "fully-cached")
+
+
+def plan(bench: systems.Bench, args: Any) -> list[cells.Cell]:
+    """Transformers' answers, then budget by budget and prompt by prompt every system's."""
+    wanted = []
+    for model in args.models:
+        of = {**bench.identity(model), "path": model, "dtype": args.dtype, "tokens": args.tokens, "seed": args.seed,
+              "history": args.history, "prompts": args.prompts}  # fmt: skip
+        wanted += [cells.Cell({**of, "system": show.TRANSFORMERS, "prompt": n}, 0.5) for n in range(args.prompts)]
+        for budget in args.budgets:
+            for n in range(args.prompts):
+                drawn = systems.in_drawn_order(args.systems, args.seed, of["model"], budget, n)
+                cost = 2.0 * (1 + (args.history if n == 0 else 0))
+                wanted += [
+                    cells.Cell({**of, "budget": budget, "prompt": n, "system": name, **SYSTEMS[name].values()}, cost)
+                    for name in drawn
+                ]
+    return wanted
+
+
+def measure(bench: systems.Bench, params: dict[str, Any]) -> dict[str, Any]:
+    if params["system"] == show.TRANSFORMERS:
+        return bench.reference(params["path"], params["prompt"])
+    return bench.answer(params["path"], params["system"], params["budget"], params["prompt"])
+
+
+def rows(wanted: list[cells.Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
+    """One row a model, budget and system, over the prompts."""
+    found: dict[tuple[str, int | None, str], dict[int, dict[str, Any]]] = {}
+    for one, result in zip(wanted, results, strict=True):
+        params = one.params
+        key = params["model"], params.get("budget"), params["system"]
+        found.setdefault(key, {})[params["prompt"]] = result
+    made = []
+    for model in dict.fromkeys(key[0] for key in found):
+        truth = found[model, None, show.TRANSFORMERS]
+        made.append(show.peer_row(model, list(truth.values())))
+        for budget in args.budgets:
+            base = found.get((model, budget, REFERENCE), {})
+            made += [
+                _row(model, budget, name, found[model, budget, name], base, truth)
+                for name in SYSTEMS if (model, budget, name) in found
+            ]  # fmt: skip
+    return made
+
+
+def _row(model: str, budget: int, name: str, of: dict[int, Any], base: dict[int, Any], truth: dict[int, Any]) -> Any:
+    refused = next((one["refused"] for one in of.values() if "refused" in one), None)
+    row = {"model": model, "budget": budget, "system": name}
+    if refused is not None:
+        return {**row, "refused": refused}
+    same, total = quality.agreement(
+        [of[n]["token_ids"] for n in sorted(of)], [truth[n]["token_ids"] for n in sorted(of)]
+    )
+    return {**row, **show.figures(of, base), "same_tokens": same, "tokens": total}
+
+
+def parse() -> Any:
+    parser = systems.flags(__doc__ or "", prompts=(6, 2), tokens=(64, 16))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME",
+                        help=f"all unless said, {', '.join(QUICK)} with --quick: {', '.join(SYSTEMS)}")  # fmt: skip
+    args = systems.parse(parser)
+    args.systems = args.systems or list(QUICK if args.quick else SYSTEMS)
+    return args
+
+
+def main() -> int:
+    args = parse()
+    common.header(
+        f"{len(args.systems)} systems, {cells.many(args.prompts, 'prompt')}, answers of {args.tokens}, budgets "
+        + ", ".join(f"{one} %" for one in args.budgets)
+    )
+    with systems.Bench(args, {name: {"system": name} for name in args.systems}) as bench:
+        note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
+        with cells.Experiment("compare_systems", args, VERSION, {}, note) as run:
+            wanted = plan(bench, args)
+            results = run.all(wanted, lambda params: measure(bench, params))
+            found = rows(wanted, results, args)
+            claims = show.claims(found)
+            run.write(found, claims=claims)
+            show.tables(found)
+            print("\n".join(claims))
+            print(run.written([run.save(show.picture(found, args))]))
+    wrong = [row for row in found if row.get("exact") and row["same_tokens"] != row["tokens"]]
+    for row in wrong:
+        print(
+            f"{row['system']} at {row['budget']} % of {row['model']} is exact, but other tokens came", file=sys.stderr
+        )
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

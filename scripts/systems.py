@@ -1,0 +1,235 @@
+"""What the scripts about systems share: prompts, clusters of one worker with a budget, and what an answer cost.
+
+Experts are read from the expert store on the disk, past the page cache (O_DIRECT) where the file system can do that,
+into as many slots as the budget has room for: a miss is a read, a hit is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cells
+import common
+import peers
+import quality
+
+from odmoe.settings import Settings
+from odmoe.start import start_cluster
+from odmoe.stores import with_forms
+from scheduler.catalogue import forms_of
+from scheduler.errors import ConfigError
+from worker_node.loaders import DiskLoader
+
+MODELS = ("models/demo-moe", "models/fine-moe")
+BUDGETS = (10, 25, 50, 100)
+LINES = 4
+"""Of a sonnet, as a prompt."""
+
+
+def prompts(tokenizer: Any, count: int, seed: int = 0) -> list[list[int]]:
+    """Token ids of `count` prompts: a GSM8K problem, the beginning of a sonnet, and so on in turns, drawn by `seed`."""
+    draw = random.Random(seed)
+    sonnets = [text.splitlines() for text in (quality.DATA / "sonnets.txt").read_text().split("\n\n")]
+    begun = ["\n".join(lines[:LINES]) + "\n" for lines in sonnets if len(lines) > LINES]
+    asked = [text for text, _ in quality.problems(quality.PROBLEMS)]
+    pairs = zip(draw.sample(asked, len(asked)), draw.sample(begun, len(begun)), strict=False)
+    texts = [text for pair in pairs for text in pair]
+    if len(texts) < count:
+        raise SystemExit(f"{count} prompts are wanted; there are {len(texts)}")
+    return [tokenizer(text)["input_ids"] for text in texts[:count]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A report, and the bytes that had been loaded when its first token was there."""
+
+    report: Any
+    prefill_bytes: int
+
+    def figures(self) -> dict[str, Any]:
+        """What a cell keeps. Times in seconds; rates None where there was nothing to count."""
+        report = self.report
+        count = report.new_tokens - 1
+        return {
+            "token_ids": list(report.token_ids), "ttft_s": report.ttft_s, "tpot_s": report.decode_s / count,
+            "hit_rate": report.hits / report.named if report.named else None, "named": report.named,
+            "recall": report.recall, "recall_in_time": report.recall_in_time,
+            "loads_a_token": (report.loads - report.prefill_loads) / count,
+            "bytes_a_token": (report.bytes_loaded - self.prefill_bytes) / count, "prefill_bytes": self.prefill_bytes,
+            "unused_loads": report.unused_loads, "stall_s_a_token": report.stall_s / count,
+            "device_bytes": sum(report.memory_bytes["workers"]), "shadow_bytes": report.memory_bytes["shadow"],
+            "resident_max": sum(report.resident_experts_max), "host_computed": report.host_computed,
+            "exact": report.exact, "emulated": report.emulated,
+        }  # fmt: skip
+
+
+def ask(cluster: Any, prompt: list[int], tokens: int) -> Answered:
+    """One answer of a cluster in this process; end of sequence is not heeded."""
+    steps = cluster.generate(prompt, tokens, ignore_eos=True)
+    first = next(steps)
+    loaded = cluster.main.engine.core.ledgers[steps.number].bytes_loaded
+    last = first
+    for step in steps:
+        last = step
+    return Answered(last.report, loaded)
+
+
+@dataclass
+class Side:
+    """Clusters of one model and budget, one a variant, all alive: each has answered the same prompts in the same order
+    before it is asked the next, whether in this run or in one before it, so that what it keeps and has learned is the
+    same. `settings_of`: a variant's settings."""
+
+    store: Any
+    settings_of: Callable[[str], Settings]
+    prompts: list[list[int]]
+    tokens: int
+    _open: dict[str, Any] = field(default_factory=dict)
+    _done: dict[str, int] = field(default_factory=dict)
+
+    def ask(self, variant: str, number: int) -> Answered:
+        """Prompt `number`'s answer. Raises ConfigError where a variant cannot be with this budget."""
+        if variant not in self._open or self._done[variant] > number:
+            self._close(variant)
+            self._open[variant] = start_cluster(self.settings_of(variant), self.store)
+            self._done[variant] = 0
+        for earlier in range(self._done[variant], number):
+            ask(self._open[variant], self.prompts[earlier], self.tokens)
+        self._done[variant] = number + 1
+        return ask(self._open[variant], self.prompts[number], self.tokens)
+
+    def _close(self, variant: str) -> None:
+        if variant in self._open:
+            self._open.pop(variant).close()
+
+    def close(self) -> None:
+        for variant in list(self._open):
+            self._close(variant)
+
+
+@dataclass
+class Bench:
+    """The models of an experiment: each opened when it is first asked for; one side of one model at a time.
+
+    `variants`: name -> settings beside model, budget and those of every cluster here.
+    """
+
+    args: Namespace
+    variants: dict[str, dict[str, Any]]
+    _models: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    _side: tuple[tuple[str, int], Side] | None = None
+    _peer: tuple[str, peers.Peer] | None = None
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._side is not None:
+            self._side[1].close()
+        self._side = None
+
+    def opened(self, model: str) -> tuple[Any, Any]:
+        """Its store, with every form that a variant may load, and its tokenizer."""
+        if model not in self._models:
+            store, tokenizer = cells.open_model(Namespace(model=model), self.args.dtype)
+            self._models[model] = with_forms(store, sorted(self._forms(model))), tokenizer
+        return self._models[model]
+
+    def _forms(self, model: str) -> set[str]:
+        found: set[str] = set()
+        for name in self.variants:
+            with contextlib.suppress(ConfigError):  # told when it is asked for
+                found |= set(forms_of(self.settings(model, name, 100).precision))
+        return found
+
+    def identity(self, model: str) -> dict[str, str]:
+        """What decides every figure of a model: its name and its weights."""
+        return {"model": Path(model).name, "weights": self.opened(model)[0].manifest.fingerprint}
+
+    def prompts(self, model: str) -> list[list[int]]:
+        """Those that each cluster answers before anything is measured, then those that are measured."""
+        return prompts(self.opened(model)[1], self.args.history + self.args.prompts, self.args.seed)
+
+    def settings(self, model: str, variant: str, budget: int) -> Settings:
+        """`budget`: % of the bytes of all experts."""
+        common_to_all = {"workers": 1, "device_memory": f"{budget}%", "loader": "disk", "cluster": "embedded"}
+        return Settings(model=model, dtype=self.args.dtype, **(common_to_all | self.variants[variant]))
+
+    def answer(self, model: str, variant: str, budget: int, number: int) -> dict[str, Any]:
+        """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, where it cannot."""
+        if self._side is None or self._side[0] != (model, budget):
+            self.close()
+            store = self.opened(model)[0]
+            side = Side(store, lambda name: self.settings(model, name, budget), self.prompts(model), self.args.tokens)
+            self._side = (model, budget), side
+        try:
+            return self._side[1].ask(variant, self.args.history + number).figures()
+        except ConfigError as error:
+            return {"refused": str(error)}
+
+    def peer(self, model: str) -> peers.Peer:
+        """Transformers with every expert in memory."""
+        if self._peer is None or self._peer[0] != model:
+            self.close()
+            self._peer = model, peers.transformers_peer(model, self.args.dtype)
+        return self._peer[1]
+
+    def reference(self, model: str, number: int) -> dict[str, Any]:
+        """What Transformers answers, greedily."""
+        timed = self.peer(model).answer(self.prompts(model)[self.args.history + number], self.args.tokens)
+        return {
+            "token_ids": timed.token_ids, "ttft_s": timed.ttft_s,
+            "tpot_s": timed.decode_s / (len(timed.token_ids) - 1),
+        }  # fmt: skip
+
+    def reads(self, model: str) -> str:
+        """How the disk is read here, in words."""
+        loader = DiskLoader(self.opened(model)[0])
+        direct = loader.direct
+        loader.close()
+        return "read with O_DIRECT" if direct else "read through the page cache: this file system has no O_DIRECT"
+
+
+def in_drawn_order(names: list[str], *what: Any) -> list[str]:
+    """The names in an order that is drawn anew for each `what`, and is the same in every run."""
+    found = list(names)
+    random.Random(cells.digest([str(one) for one in what])).shuffle(found)
+    return found
+
+
+def models(args: Any) -> None:
+    """Sets `args.models` to paths that exist and `args.model` to their names. Raises SystemExit."""
+    found = [one if Path(one).exists() else str(common.ROOT / one) for one in args.models]
+    missing = [one for one in found if not Path(one).exists()]
+    if missing:
+        raise SystemExit(f"--models: {', '.join(missing)} is not there")
+    args.models, args.model = found, ", ".join(Path(one).name for one in found)
+
+
+def flags(about: str, prompts: tuple[int, int], tokens: tuple[int, int], budgets: tuple[int, ...] = BUDGETS) -> Any:
+    """As `cells.flags`, for several models and budgets."""
+    parser = cells.flags(about, prompts=prompts, tokens=tokens, model=None)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
+    parser.add_argument("--budgets", type=cells.whole, nargs="+", default=list(budgets), metavar="%",
+                        help="device memory, %% of all experts; %(default)s unless said")  # fmt: skip
+    parser.add_argument("--dtype", default="float32", help="%(default)s unless said")
+    parser.add_argument("--history", type=int, default=2, help="prompts before what is measured; %(default)s")
+    return parser
+
+
+def parse(parser: Any) -> Any:
+    args = cells.parse(parser)
+    models(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.tokens < 2:
+        parser.error("--tokens must be at least 2: a token is timed from the one before it")
+    return args

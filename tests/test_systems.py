@@ -1,0 +1,104 @@
+"""Every system, and combinations that no paper tried: exact ones give Transformers' tokens and logits, whatever is
+predicted, kept or late; those that change the answer say so; nobody holds more than the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from odmoe.cluster import EmbeddedCluster
+from odmoe.settings import Settings
+from odmoe.stores import with_forms
+from scheduler.catalogue import forms_of
+from scheduler.presets import SYSTEMS
+
+TOKENS = 20
+WHOLE = {"mini_batch": 4096}
+EXACT = ("smoe", "smoe-flex", "moe-infinity", "eap", "hybrimoe", "static", "on-demand")
+MIXED: dict[str, dict[str, Any]] = {
+    "SEP with a cache": {"system": "od-moe", "residency": "arc", "workers": 4, "device_memory": "30%"},
+    "cross-layer gate on workers": {"system": "on-demand", "predictor": "cross-layer", "workers": 4, "slots": 3},
+    "importance, nothing replaced": {"system": "importance", "alpha": 0.0, "device_memory": "25%"},
+    "Fate in full": {"system": "fate", "precision": "full", "device_memory": "25%"},
+    "stacked gates, LFU": {"predictor": "stacked", "residency": "lfu", "shadow": "none", "workers": 2, "slots": 9},
+    "LRU, prefill in turn": {"system": "on-demand", "residency": "lru", "prefill": "in-turn", "workers": 1, "slots": 5},
+    "one slot": {"system": "moe-infinity", "slots": 1},
+    "everything fits": {"system": "eap", "device_memory": "100%"},
+}
+
+
+@pytest.fixture
+def embedded(demo_store: Callable[[str], Any]) -> Iterator[Callable[..., EmbeddedCluster]]:
+    """Builds embedded clusters of the demo model and closes them."""
+    made: list[EmbeddedCluster] = []
+
+    def build(**settings: Any) -> EmbeddedCluster:
+        found = Settings(model="models/demo-moe", threads=1, **settings)
+        store = with_forms(demo_store("float32"), forms_of(found.precision))
+        made.append(EmbeddedCluster(found, store))
+        return made[-1]
+
+    yield build
+    for cluster in made:
+        cluster.close()
+
+
+def answered(cluster: EmbeddedCluster, prompt: list[int]) -> tuple[Any, list[torch.Tensor]]:
+    logits: list[torch.Tensor] = []
+    cluster.main.on_logits = logits.append
+    *_, last = cluster.generate(prompt, TOKENS, ignore_eos=True)
+    return last.report, logits
+
+
+def is_exact(cluster: EmbeddedCluster, expected: Any) -> Any:
+    report, logits = answered(cluster, expected.prompt)
+    assert report.token_ids == expected.tokens
+    assert all(torch.equal(got, wanted) for got, wanted in zip(logits, expected.logits, strict=True))
+    assert report.exact
+    slots = [len(worker.slots.buffers) for worker in cluster._nodes if hasattr(worker, "slots")]
+    assert all(held <= room for held, room in zip(report.resident_experts_max, slots, strict=False))
+    return report
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_systems(name: str, embedded: Any, reference: Any) -> None:
+    cluster = embedded(system=name, **({"device_memory": "25%"} if name != "on-demand" else {"slots": 2}), **WHOLE)
+    report = is_exact(cluster, reference("float32", 0, TOKENS))
+    assert report.hits <= report.named == (TOKENS - 1) * 8 * 2
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_combinations(name: str, embedded: Any, reference: Any) -> None:
+    is_exact(embedded(**MIXED[name], **WHOLE), reference("float32", 4, TOKENS))
+
+
+def test_what_everything_has_room_for_is_loaded_once(embedded: Any, reference: Any) -> None:
+    cluster = embedded(system="on-demand", residency="lru", workers=1, device_memory="100%", **WHOLE)
+    first = is_exact(cluster, reference("float32", 0, TOKENS))
+    second = is_exact(cluster, reference("float32", 4, TOKENS))
+    assert first.loads + second.loads <= 64
+    missed = first.named - first.hits + second.named - second.hits
+    assert missed <= 64 - first.prefill_loads <= 8  # prefill gives up the loads of those that its gates do not name
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in (*EXACT, "od-moe", "fully-cached")])
+def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded: Any, reference: Any) -> None:
+    cluster = embedded(system=name, device_memory="40%")
+    report, _ = answered(cluster, reference("float32", 0, TOKENS).prompt)
+    assert len(report.token_ids) == TOKENS
+    assert report.exact == (name == "random-prefetch")
+    assert report.bytes_loaded > 0
+
+
+def test_importance_replaces_and_loads_less(embedded: Any, reference: Any) -> None:
+    """At a large alpha most chosen experts count as low, so residents stand in for them."""
+    prompt = reference("float32", 0, TOKENS).prompt
+    loads = {}
+    for alpha in (0.0, 1.0):
+        cluster = embedded(system="importance", predictor="none", alpha=alpha, device_memory="25%", prefill="pipelined")
+        report, _ = answered(cluster, prompt)
+        loads[alpha] = report.loads - report.prefill_loads
+    assert loads[1.0] < loads[0.0]

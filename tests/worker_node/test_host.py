@@ -1,0 +1,341 @@
+"""A host place over the in-process transport: what a main node may ask of it, and what it hears back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from checkpoint.single import ExpertArithmetic
+from checkpoint.store import ExpertStore
+from scheduler.emulation import Emulation
+from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
+from scheduler.profile import find_profile
+from wire import inprocess
+from wire.messages import (
+    PROTOCOL_VERSION,
+    AskTrace,
+    CloseRequest,
+    Compute,
+    Computed,
+    Echo,
+    Evict,
+    Load,
+    Message,
+    Stamped,
+    Tensor,
+    TraceRecords,
+    WorkerReady,
+    WorkerUsage,
+)
+from wire.timed import TimedNode
+from worker_node import host
+from worker_node.host import HostPlace
+from worker_node.pace import EmulatedPace
+
+pytestmark = [
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable"),
+]
+PROFILE = replace(find_profile("rtx3090-1gbe"), name="both", host_s=0.03, host_extra_s=0.01)
+
+
+@pytest.fixture
+def place(desk: Any) -> Iterator[HostPlace]:
+    made = HostPlace("host", desk.store, desk.arithmetic)
+    yield made
+    made.close()
+    assert [t.name for t in threading.enumerate() if t.name.startswith("host-")] == []
+
+
+# --- the handshake ----------------------------------------------------------------------------------------------------
+
+
+def test_hello_is_answered_by_what_it_is(desk: Any, place: HostPlace) -> None:
+    main = desk.connect(place)
+    main.send(desk.hello())
+    ready = main.next()
+    assert ready == WorkerReady(
+        version=PROTOCOL_VERSION,
+        node="host",
+        slots=0,
+        slot_bytes=0,
+        device="cpu",
+        loader="host",
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        device_name=ready.device_name,
+        device_bytes=psutil.virtual_memory().total,
+        load_bytes_per_s=0.0,
+        call_s=ready.call_s,
+        row_s=ready.row_s,
+    )
+    assert ready.call_s + ready.row_s > 0, "it was measured"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"version": PROTOCOL_VERSION + 1}, "VersionError"),
+        ({"fingerprint": "0" * 32}, "ModelMismatchError"),
+        ({"dtype": "float32"}, "ModelMismatchError"),
+    ],
+)
+def test_two_that_do_not_belong_together(desk: Any, place: HostPlace, changes: dict[str, Any], error: str) -> None:
+    main = desk.connect(place)
+    main.send(desk.hello(**changes), desk.compute(1, 0, 0, 0, evict=False))
+    main.failure(error)
+    assert "before Hello" in main.failure("ProtocolError", call_id=1).message
+
+
+def test_an_echo_comes_back_as_it_was(desk: Any, place: HostPlace) -> None:
+    main = desk.welcome(place)
+    main.send(Echo(3))
+    assert main.next() == Echo(3)
+
+
+def test_another_main_node_takes_over(desk: Any, place: HostPlace, expected: Any) -> None:
+    first = desk.welcome(place)
+    second = desk.welcome(place)
+    assert "another main node" in first.failure("LinkError").message
+    asked = desk.compute(1, 0, 1, 2, evict=False)
+    second.send(asked)
+    assert expected.fits(second.next(), asked)
+
+
+# --- computations -----------------------------------------------------------------------------------------------------
+
+
+def test_every_expert_as_transformers_eager(desk: Any, place: HostPlace, expected: Any) -> None:
+    """To the last bit, for one row and for many, without any load; twice, since what is bound is kept."""
+    main = desk.welcome(place)
+    asked = [
+        desk.compute(1000 * layer + 100 * expert + rows + again, 0, layer, expert, rows, evict=False)
+        for again in (0, 50)
+        for layer in range(2)
+        for expert in range(4)
+        for rows in (1, 2, 17)
+    ]
+    main.send(*asked)
+    for one in asked:  # one thread: in the order in which they were asked
+        assert expected.fits(main.next(), one)
+
+
+def test_no_more_than_so_many_are_kept_bound(
+    desk: Any, place: HostPlace, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place._bound.clear()
+    monkeypatch.setattr(host, "MAX_BOUND", 3)
+    main = desk.welcome(place)
+    for number, (layer, expert) in enumerate([(0, 0), (0, 1), (0, 2), (0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], 1):
+        asked = desk.compute(number, 0, layer, expert, evict=False)
+        main.send(asked)
+        assert expected.fits(main.next(), asked)
+        assert len(place._bound) <= 3
+    assert list(place._bound) == [(1, 1), (0, 1), (0, 0)], "the longest unused has gone"
+
+
+def test_the_store_is_not_written_and_not_copied(desk: Any, place: HostPlace, blob: Any) -> None:
+    """Its memory grows by no expert's bytes: the views lie in the map of the file."""
+    main = desk.welcome(place)
+    main.send(desk.compute(1, 0, 0, 3, evict=False))
+    assert isinstance(main.next(), Computed)
+    compute = place._bound[0, 3]
+    (module,) = [
+        cell.cell_contents for cell in compute.__closure__ or () if isinstance(cell.cell_contents, torch.nn.Module)
+    ]
+    mapped = place._mapped.blob(0, 3)
+    start, stop = mapped.data_ptr(), mapped.data_ptr() + mapped.numel()
+    assert all(start <= value.data_ptr() < stop for value in module.parameters())
+    assert bytes(mapped.numpy()) == blob(0, 3)
+
+
+def test_it_holds_nothing_on_a_device(desk: Any, place: HostPlace) -> None:
+    main = desk.welcome(place)
+    main.send(desk.compute(1, 0, 0, 3, evict=False), desk.compute(2, 0, 1, 3, evict=False))
+    main.hear(2)
+    assert main.usage() == WorkerUsage(0, 0, 0, 0)
+
+
+def test_what_it_does_is_recorded(desk: Any, place: HostPlace) -> None:
+    main = desk.connect(place)
+    main.send(desk.hello(trace=True))
+    assert isinstance(main.next(), WorkerReady)
+    main.send(desk.compute(7, 0, 1, 3, evict=False))
+    main.next()
+    main.send(AskTrace())
+    told = main.next()
+    assert isinstance(told, TraceRecords)
+    spans = list(zip(told.whats, told.labels, told.starts, told.ends, strict=True))
+    assert [label for what, label, *_ in spans if what == "compute"] == ["1.3"]
+    assert {label for _, label, *_ in spans} >= {"1.3 to #7", "from #7"}
+    assert all(start <= end <= told.now for *_, start, end in spans)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layer", "expert"), [(0, 4), (0, -1), (2, 0), (-1, 0)])
+def test_expert_that_does_not_exist(desk: Any, place: HostPlace, expected: Any, layer: int, expert: int) -> None:
+    main = desk.welcome(place)
+    right = desk.compute(2, 0, 0, 0, evict=False)
+    main.send(desk.compute(1, 0, layer, expert, evict=False), right)
+    assert f"no expert {expert} of layer {layer}" in main.failure("StoreError", call_id=1).message
+    assert expected.fits(main.next(), right)
+
+
+def test_it_has_no_slots(desk: Any, place: HostPlace, expected: Any) -> None:
+    main = desk.welcome(place)
+    right = desk.compute(9, 0, 0, 0, evict=False)
+    main.send(Load(1, 0, 0, 0), Evict(0), desk.compute(3, 1, 0, 0, evict=False), desk.compute(4, 0, 0, 0, evict=True))
+    main.send(right)
+    assert "takes no Load" in main.failure("ProtocolError", load_id=1).message
+    assert "takes no Evict" in main.failure("ProtocolError").message
+    assert "says slot 1" in main.failure("ProtocolError", call_id=3).message
+    assert "says evict" in main.failure("ProtocolError", call_id=4).message
+    assert expected.fits(main.next(), right)
+
+
+def test_message_that_is_not_for_it(desk: Any, place: HostPlace) -> None:
+    main = desk.welcome(place)
+    main.send(CloseRequest(1))
+    assert "CloseRequest" in main.failure("ProtocolError").message
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        Tensor("bfloat16", (3, 31), bytes(3 * 31 * 2)),
+        Tensor("bfloat16", (3, 32), bytes(10)),
+        Tensor("bfloat16", (2, 32), bytes(2 * 32 * 2)),
+        Tensor("complex64", (3, 32), bytes(3 * 32 * 8)),
+    ],
+    ids=["width", "bytes", "rows", "unknown dtype"],
+)
+def test_rows_that_do_not_fit_the_expert(desk: Any, place: HostPlace, expected: Any, hidden: Tensor) -> None:
+    main = desk.welcome(place)
+    right = desk.compute(2, 0, 0, 0, evict=False)
+    main.send(Compute(9, 0, 0, 0, hidden, right.weights, False), right)
+    answers = main.hear(2)
+    assert "host: " in answers["Failed", 9].message
+    assert expected.fits(answers["Computed", 2], right)
+
+
+# --- a store that is damaged ------------------------------------------------------------------------------------------
+
+
+def cut(store: ExpertStore, layer: int, expert: int) -> None:
+    """The layer's file ends in the middle of that expert."""
+    path, blob = store.locate(layer, expert)
+    os.truncate(path, blob.offset + blob.length // 2)
+
+
+def test_a_store_that_is_cut_off_while_it_serves(own_store: ExpertStore, desk: Any, expected: Any) -> None:
+    """A read behind the end of a mapped file would kill the process; it was bound before."""
+    place = HostPlace("host", own_store, desk.arithmetic)
+    main = desk.welcome(place)
+    before = desk.compute(1, 0, 1, 3, evict=False)
+    main.send(before)
+    assert expected.fits(main.next(), before)
+    cut(own_store, 1, 3)
+    left = desk.compute(3, 0, 1, 2, evict=False)
+    main.send(replace(before, call_id=2), left)
+    assert "make the store again" in main.failure("CorruptStoreError", call_id=2).message
+    assert expected.fits(main.next(), left)
+    place.close()
+
+
+def test_a_store_that_cannot_be_read(own_store: ExpertStore, arithmetic: ExpertArithmetic) -> None:
+    path, _ = own_store.locate(0, 0)
+    cut(own_store, 0, 1)
+    with pytest.raises(CorruptStoreError, match="make the store again"):
+        HostPlace("host", own_store, arithmetic)
+    path.unlink()
+    with pytest.raises(LaunchError, match="host cannot read"):
+        HostPlace("host", own_store, arithmetic)
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_asked_on_a_stream_that_is_over_is_not_computed(desk: Any, held_arithmetic: Any) -> None:
+    place = HostPlace("host", desk.store, held_arithmetic, EmulatedPace(Emulation(PROFILE), host=True))
+    gate = held_arithmetic.hold(0)
+    main = desk.welcome(place)
+    main.send(*(desk.compute(call, 0, 0, 0, evict=False) for call in range(1, 9)))
+    gate.wait_for_arrival()
+    closing = threading.Thread(target=place.close)
+    closing.start()
+    gate.open()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert main.nothing_came()
+
+
+# --- a profile's times ------------------------------------------------------------------------------------------------
+
+
+def test_by_a_profile_it_is_not_measured(desk: Any) -> None:
+    place = HostPlace("host", desk.store, desk.arithmetic, EmulatedPace(Emulation(PROFILE), host=True))
+    main = desk.connect(place)
+    main.send(desk.hello())
+    ready = main.next()
+    assert (ready.call_s, ready.row_s) == (pytest.approx(0.02), 0.01)
+    place.close()
+
+
+def test_a_profile_without_a_host(store: ExpertStore) -> None:
+    with pytest.raises(ConfigError, match="rtx3090-1gbe has no times for experts computed in host memory"):
+        EmulatedPace(Emulation(find_profile("rtx3090-1gbe")), host=True)
+
+
+class Stamps:
+    """A main node to which messages come as they are sent: when they are due."""
+
+    def __init__(self, desk: Any, place: HostPlace, emulation: Emulation) -> None:
+        self.got: SimpleQueue[Stamped] = SimpleQueue()
+        self.channel = inprocess.connect(TimedNode(place, emulation), self)
+        self.channel.send(desk.hello())
+        assert isinstance(self.next()[0], WorkerReady)
+
+    def on_message(self, message: Message) -> None:
+        assert isinstance(message, Stamped)
+        self.got.put(message)
+
+    def on_close(self, error: ODMoEError | None) -> None:
+        pass
+
+    def next(self) -> tuple[Message, float]:
+        stamped = self.got.get(timeout=20)
+        return stamped.message, stamped.due
+
+
+def test_a_device_and_a_host_compute_beside_each_other(desk: Any, store: ExpertStore, expected: Any) -> None:
+    """By a clock that stands still: one processor each, and each with its own times; both answers are right."""
+    from worker_node.loaders import EmulatedLoader, MemoryLoader
+
+    emulation = Emulation(replace(PROFILE, load_s=0.0, expert_s=0.007, expert_extra_s=0.001), lambda: 100.0)
+    place = HostPlace("host", store, desk.arithmetic, EmulatedPace(emulation, host=True))
+    device = desk.worker(loader=EmulatedLoader(MemoryLoader(store), emulation))
+    mains = Stamps(desk, place, emulation), Stamps(desk, device, emulation)
+    mains[1].channel.send(Load(1, 0, 1, 3))
+    mains[1].next()
+    due = [100.0, 100.0]
+    for call, rows in enumerate((1, 4, 2), 2):
+        for of, (one, row) in enumerate(((0.03, 0.01), (0.007, 0.001))):
+            asked = desk.compute(call, 0, 1, 3, rows, evict=False)
+            mains[of].channel.send(asked)
+            answer, at = mains[of].next()
+            due[of] += one + (rows - 1) * row
+            assert expected.fits(answer, asked)
+            assert isinstance(answer, Computed)
+            assert (answer.seconds, at) == (pytest.approx(one + (rows - 1) * row), pytest.approx(due[of]))
+    emulation.close()
+    place.close()

@@ -1,0 +1,42 @@
+"""An expert store, mapped: its experts' bytes where they lie in host memory, once their pages have been read."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import torch
+
+from checkpoint.store import ExpertStore
+from scheduler.errors import CorruptStoreError
+
+
+class MappedStore:
+    """Files are mapped when they are first asked for, and the same from then on. Used by one thread at a time."""
+
+    def __init__(self, store: ExpertStore) -> None:
+        self._store = store
+        self._maps: dict[Path, torch.Tensor] = {}
+
+    def blob(self, layer: int, expert: int, form: str = "") -> torch.Tensor:
+        """An expert's bytes, in a form of the store: uint8, [length of its blob], not copied: treat it as read-only.
+
+        Looks each time whether the file still reaches so far: a read behind a mapped file's end would kill the process.
+        Raises StoreError for an expert that does not exist, CorruptStoreError where the file is cut off, OSError.
+        """
+        path, blob = self._store.locate(layer, expert, form)
+        size = path.stat().st_size
+        if size < blob.offset + blob.length:
+            raise CorruptStoreError(f"{path} ends at byte {size}; make the store again")
+        return self._map(path)[blob.offset : blob.offset + blob.length]
+
+    def _map(self, path: Path) -> torch.Tensor:
+        if path not in self._maps:
+            with path.open("rb") as stream:
+                # A private map: torch wants writable memory, the file stays as it is.
+                area = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            self._maps[path] = torch.frombuffer(area, dtype=torch.uint8)
+        return self._maps[path]
+
+    def close(self) -> None:
+        self._maps.clear()
