@@ -126,12 +126,17 @@ class Scratch:
     @staticmethod
     def of(layers: list[LayerSpec], group: int, device: str = "cpu") -> Scratch:
         """Enough for these full layers' largest weight, in pieces."""
-        largest = max((math.prod(s.shape) for layer in layers for s in layer.tensors if is_weight(s)), default=0)
-        count = min(PIECE if device == "cpu" else DEVICE_PIECE, round_up(largest, group))
-        count = max(count // group, 1) * group
+        count = Scratch.weights_for(layers, group, device)
         return Scratch(
             torch.empty(count, dtype=torch.uint8, device=device), torch.empty(count, dtype=torch.float32, device=device)
         )
+
+    @staticmethod
+    def weights_for(layers: list[LayerSpec], group: int, device: str = "cpu") -> int:
+        """How many weights at a time; each takes 5 bytes."""
+        largest = max((math.prod(s.shape) for layer in layers for s in layer.tensors if is_weight(s)), default=0)
+        count = min(PIECE if device == "cpu" else DEVICE_PIECE, round_up(largest, group))
+        return max(count // group, 1) * group
 
     @property
     def nbytes(self) -> int:

@@ -94,8 +94,14 @@ class Replay:
             self._ahead = None
         return None
 
+    def forget(self) -> None:
+        """The pass needs nothing more of this: let go of its cache."""
+        self._calls.clear()
+        self._done.clear()
+
     def close(self) -> None:
         """The model is as it was."""
+        self.forget()
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()

@@ -55,7 +55,7 @@ def save(predictor: TokenPredictor, gates: Gates, path: Path) -> None:
     partial.replace(path)
 
 
-def load(path: Path, gates: Gates) -> TokenPredictor:
+def load(path: Path, gates: Gates, device: torch.device | str = "cpu") -> TokenPredictor:
     """Raises MissingShardError, CorruptCheckpointError, CheckpointError for one that is another model's."""
     from safetensors import SafetensorError, safe_open
 
@@ -72,4 +72,4 @@ def load(path: Path, gates: Gates) -> TokenPredictor:
     lost = [layer for layer in gates.layers if _KEY.format(layer) not in found]
     if said.get("gates") != gates.digest() or lost:
         raise CheckpointError(f"{path} was trained for another model than this one; {advice}")
-    return TokenPredictor({layer: found[_KEY.format(layer)].float() for layer in gates.layers}, facts)
+    return TokenPredictor({layer: found[_KEY.format(layer)].to(device, torch.float32) for layer in gates.layers}, facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -298,7 +299,7 @@ class Engine:
         self.pace.gate(lambda: self._gate_fired(visit, layer))
         try:
             for fact in self.watch.ahead(visit, layer) if self.watch is not None else ():
-                self.post(fact)
+                self.pace.foreseen(partial(self.post, fact), self.core.strategy.predictor.foresight == "attention")
             self._wait(visit, layer)
             self.pace.resumed()
             self.record.resumed(visit.layer)

@@ -61,6 +61,8 @@ class AttentionForesight:
 
     def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
         until = self._replay.next_layer(visit.layer)
+        if until is None:
+            self._replay.forget()
         if until is None or len(hidden) != 1 or (given := partial()) is None:
             return []
         scores = self._replay.scores(visit.layer, given)
@@ -127,7 +129,7 @@ def make_foresight(
         return AttentionForesight(model, gates, cache)
     if token_file is None:
         raise ConfigError("this predictor needs a trained network for each layer; name its file, or train one")
-    return TokenForesight(load(token_file, gates), gates, shape, learning_rate)
+    return TokenForesight(load(token_file, gates, model.device), gates, shape, learning_rate)
 
 
 def _rows(scores: torch.Tensor) -> tuple[tuple[float, ...], ...]:

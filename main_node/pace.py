@@ -24,6 +24,8 @@ class Pace(Protocol):
 
     def gate(self, fired: Callable[[], T]) -> T: ...
 
+    def foreseen(self, tell: Callable[[], object], attended: bool) -> None: ...
+
     def answered(self) -> None: ...
 
     def resumed(self) -> None: ...
@@ -45,6 +47,9 @@ class RealPace:
 
     def gate(self, fired: Callable[[], T]) -> T:
         return fired()
+
+    def foreseen(self, tell: Callable[[], object], attended: bool) -> None:
+        tell()
 
     def answered(self) -> None:
         pass

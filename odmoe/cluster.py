@@ -14,6 +14,7 @@ from main_node.engine import Connect, Engine
 from main_node.node import Answer, MainNode, ShadowStart, Step, model_shape
 from main_node.sampling import How
 from odmoe.budget import find_token_predictor, slots_of
+from odmoe.places import make_host
 from odmoe.process import prepare_libraries
 from odmoe.recording import choices_of, record, taken
 from odmoe.settings import Settings
@@ -159,6 +160,11 @@ class EmbeddedCluster:
                 worker = make_worker(number, settings, store, arithmetic, emulation)
                 self._nodes.append(worker)
                 engine.add_worker(number, self._travelled(_to(worker)), settings.launch_s)
+            host = make_host(settings, store, arithmetic, emulation)
+            if host is not None:
+                node = travelling(host, emulation)
+                self._nodes.append(node)
+                engine.add_worker(settings.workers, self._travelled(_to(node)), settings.launch_s)
             self.main = make_main(settings, store, engine, shadow)
         except BaseException:
             engine.close()

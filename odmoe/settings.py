@@ -207,6 +207,11 @@ class Settings(BaseModel):
             )
         if self.cluster not in CLUSTERS and not self.cluster_file and not _is_address(self.cluster):
             raise ConfigError(f"{named('cluster')} is {self.cluster!r}; allowed: {about('cluster')['allowed']}")
+        if self.cluster != "embedded" and self.placement != "device" and "placement" in self.model_fields_set:
+            raise ConfigError(
+                f"{named('placement')} is {self.placement!r} with {named('cluster')} {self.cluster}; a host place "
+                "is of this very machine, so it needs an embedded cluster"
+            )
         if self.device_memory is not None and "slots" in self.model_fields_set:
             raise ConfigError(f"{named('device_memory')} is given with {named('slots')}; give one of them")
         if self.system_prompt is not None and not self.chat:

@@ -7,21 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from scheduler.choices import PREDICTORS, PREFILLS, RESIDENCIES
+from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES
 from scheduler.errors import ConfigError
+from scheduler.presets import SYSTEMS
 
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734
 """The paper's testbed, and the recall of its int8 shadow."""
-SYSTEMS = {
-    "od-moe": {"predictor": "sep", "residency": "none"},
-    "random-prefetch": {"predictor": "random", "residency": "none"},
-    "on-demand": {"predictor": "none", "residency": "none"},
-    "fully-cached": {"predictor": "none", "residency": "all"},
-}
-"""What a name chooses; any choice may be said otherwise."""
 _WORLD = ("profile", "system", "tokens", "prompt_tokens", "recall", "workers", "slots", "group_size", "align_token",
-          "align_kv", "mini_batch", "layers", "experts", "top_k", "predictor", "residency", "prefill", "trace",
-          "seed")  # fmt: skip
+          "align_kv", "mini_batch", "layers", "experts", "top_k", "predictor", "residency", "prefill", "placement",
+          "precision", "prefetch", "trace", "seed")  # fmt: skip
 """Flags that a replay has no use for."""
 
 
@@ -60,6 +54,15 @@ def simulate(
     predictor: Annotated[str | None, _unsaid(f"Who predicts: {', '.join(PREDICTORS)}; else the system's.")] = None,
     residency: Annotated[str | None, _unsaid(f"Who stays: {', '.join(RESIDENCIES)}; else the system's.")] = None,
     prefill: Annotated[str | None, _unsaid(f"As for generate: {', '.join(PREFILLS)} (default: ahead).")] = None,
+    placement: Annotated[
+        str | None, _unsaid(f"Where experts are computed: {', '.join(PLACES)}; else the system's.")
+    ] = None,
+    precision: Annotated[
+        str | None, _unsaid(f"In which form they are loaded: {', '.join(FORMS)}; else the system's.")
+    ] = None,
+    prefetch: Annotated[
+        int | None, _unsaid("Most experts of a layer that a predictor brings; else the system's.")
+    ] = None,
     seed: Annotated[int | None, _unsaid("Of the routes and the shadow's mistakes (default: 0).")] = None,
     trace: Annotated[Path | None, _unsaid("Write what every node did, for ui.perfetto.dev.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -43,10 +43,12 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
     yield "model", f"{shape}; a layer and a load last as in the profile, whatever the shape"
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
-    stay = ", experts stay" if facts["residency"] == "all" else ""
+    stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
+    stay += f", placement {facts['placement']} with a host" if facts["host"] else ""
     yield "cluster", f"{facts['workers']} workers in groups of {facts['group_size']}, {slots}{stay}"
     aligned = f", aligned every {facts['align_token']} (token) and {facts['align_kv']} (KV)"
-    yield "prediction", _SAYS[facts["predictor"]] + (aligned if facts["predictor"] == "sep" else "")
+    name = facts["predictor"]
+    yield "prediction", _SAYS.get(name, f"by {name}") + (aligned if name == "sep" else "")
     if len(requests) == 1:
         yield "request", f"{facts['prompt_tokens'][0]} tokens in, {facts['tokens'][0]} out"
     else:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from odmoe.generate import check_writable
-from odmoe.simulate import PROFILE, RECALL, SYSTEMS
+from odmoe.simulate import PROFILE, RECALL
 from odmoe.simulated_text import show
 from odmoe.terminal import Terminal
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.ledger import Tally
+from scheduler.presets import preset_of
 from scheduler.profile import Profile, find_profile
 from scheduler.recorded import RecordedWorkload, recorded_workloads
 from scheduler.recording import MAX_COUNT, MAX_EXPERTS, Recording, read_recording
@@ -26,6 +27,7 @@ from scheduler.types import WorkerJoined
 from scheduler.waits import bound_by
 from scheduler.workload import Workload, random_workload
 
+_CHOICES = ("predictor", "residency", "prefill", "router", "placement", "precision", "alpha", "prefetch")
 _OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k")
 """What a recording says itself."""
 _MOST = {"tokens": MAX_COUNT, "prompt_tokens": MAX_COUNT} | dict.fromkeys(
@@ -123,10 +125,8 @@ def _random_run(said: Said) -> Run:
 def _scenario(said: Said, profile: Profile, otherwise: dict[str, Any], prompt_tokens: int, tokens: int) -> Scenario:
     """`otherwise`: what holds where neither a flag nor a system says anything."""
     name = said.get("system", None)
-    if name is not None and name not in SYSTEMS:
-        raise ConfigError(f"--system is {name!r}; allowed: {', '.join(SYSTEMS)}")
-    chosen: dict[str, Any] = {"alignment": (1, 1), **SYSTEMS["od-moe"], "prefill": "ahead", "mini_batch": None}
-    chosen |= otherwise | (SYSTEMS[name] if name is not None else {})
+    chosen: dict[str, Any] = {"alignment": (1, 1), "mini_batch": None} | _unsaid("od-moe")
+    chosen |= otherwise | (_unsaid(name) if name is not None else {})
     workers = said.get("workers", chosen.get("workers", profile.workers))
     top_k = min(profile.top_k, max(1, workers)) if "top_k" in said.flags else None
     group_size = said.get("group_size", chosen.get("group_size", top_k))
@@ -135,14 +135,20 @@ def _scenario(said: Said, profile: Profile, otherwise: dict[str, Any], prompt_to
     scenario = Scenario(
         profile, prompt_tokens, tokens, workers, 1, group_size,
         Alignment(said.get("align_token", chosen["alignment"][0]), said.get("align_kv", chosen["alignment"][1])),
-        *(said.get(choice, chosen[choice]) for choice in ("predictor", "residency", "prefill", "mini_batch")),
+        **{choice: said.get(choice, chosen[choice]) for choice in (*_CHOICES, "mini_batch")},
     )  # fmt: skip
+    scenario = replace(scenario, host=profile.host_s is not None and scenario.placement != "device")
     for flag, about in (("recall", "predictions"), ("align_token", "token"), ("align_kv", "KV cache")):
         if flag in said.flags and scenario.predictor != "sep":
             named = f"--{flag.replace('_', '-')} is about the shadow's {about}"
             raise ConfigError(f"{named}, and --predictor is {scenario.predictor}: there is no shadow")
     enough = -(-profile.layers * profile.experts // workers) if scenario.residency == "all" else 1
     return replace(scenario, slots=said.get("slots", max(enough, chosen.get("slots", 1))))
+
+
+def _unsaid(system: str) -> dict[str, Any]:
+    """What a system chooses. Raises ConfigError for a name that is none."""
+    return dict.fromkeys(_CHOICES) | preset_of(system).values()
 
 
 def _recorded_runs(said: Said, file: Path) -> list[Run]:
@@ -178,8 +184,7 @@ def _recorded_choices(recording: Recording) -> dict[str, Any]:
     return {
         "workers": len(joined), "slots": max(joined.values(), default=1), "group_size": choices.group_size,
         "alignment": (choices.alignment.token_period, choices.alignment.kv_period),
-        "mini_batch": choices.mini_batch, "predictor": choices.predictor, "residency": choices.residency,
-        "prefill": choices.prefill,
+        "mini_batch": choices.mini_batch, **{name: getattr(choices, name) for name in _CHOICES},
     }  # fmt: skip
 
 
@@ -220,7 +225,7 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: Said) 
     return {
         "profile": p.name, "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},
         "workers": scenario.worker_count, "slots": scenario.slots, "group_size": scenario.group,
-        "predictor": scenario.predictor, "residency": scenario.residency, "prefill": scenario.prefill,
+        **{name: getattr(scenario, name) for name in _CHOICES}, "host": scenario.host,
         "align_token": scenario.alignment.token_period, "align_kv": scenario.alignment.kv_period,
         "mini_batch": scenario.mini_batch, "seed": said.get("seed", 0),
         "prompt_tokens": [run.scenario.prompt_tokens for run in runs],

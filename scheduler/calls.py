@@ -32,7 +32,7 @@ class Calls:
         self._residency = residency
 
     def _send_in_turn(self, need: Need) -> None:
-        if need.opened.request.prefilling:
+        if need.opened.request.prefilling and not (need.held is not None and need.held.hosted):
             self.held_back[need.opened.visit] = need.opened
         else:
             self._send(need)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.arc import ARC, ShallowARC
-from scheduler.caches import LFU, LRU, Static
+from scheduler.caches import LFU, LRU, Shares, Static
 from scheduler.errors import ConfigError
 from scheduler.frequent import Frequent, LayerShares
 from scheduler.gates import CrossLayer, NextGate, NextLayer, Stacked
@@ -46,6 +46,7 @@ RESIDENCIES: dict[str, Callable[[Choices], Residency]] = {
     "none": lambda c: Cacheless(),
     "all": lambda c: Everything(),
     "lru": lambda c: LRU(c.shape),
+    "layer-lru": lambda c: Shares(c.shape),
     "lfu": lambda c: LFU(c.shape),
     "arc": lambda c: ARC(c.shape),
     "static": lambda c: Static(c.shape),

@@ -19,8 +19,9 @@ PREFILLS = ("ahead", "pipelined", "in-turn")
 class Choices:
     """See `Core`; the five choices by name, as the settings have them (`placement`: where an expert is computed).
 
-    `alpha`: how near the first unchosen score a chosen one counts as low (`expert-cache`), or at which share of a row's
-    best score one is skipped (`skip`). `prefetch`: how many experts a predictor brings at most; None: its own number.
+    `alpha`: how near the first unchosen score a chosen one counts as low (`expert-cache`), or up to which share of a
+    row's chosen weight its least experts are skipped (`skip`). `prefetch`: how many experts a predictor brings at most;
+    None: its own number.
     """
 
     shape: ModelShape

@@ -115,7 +115,7 @@ class Lane:
 class MainPace:
     """The main node: `main_s` from the last answer to a layer, or the start of a pass, to the next gate.
 
-    What it computes for a predictor, between a gate and the last answer, takes it no time: it would have to wait.
+    What it computes for a predictor, between a gate and the last answer, holds up nothing: it would have to wait.
     `answered` on the thread that brings it, all else on the thread that runs the model; one pass at a time.
     """
 
@@ -155,10 +155,14 @@ class MainPace:
         self._emulation.adopt(self._gate)
         return told
 
-    def foreseen(self, waited: bool) -> None:
-        """Something of layers to come is known: since the gate, or, where it was `waited` for, since the last answer so
-        far."""
-        self._emulation.adopt(max(self._gate, self._from) if waited else self._gate)
+    def foreseen(self, tell: Callable[[], object], attended: bool) -> None:
+        """What the main model has computed for a predictor is there: `tell` tells, in its turn among all that happens.
+
+        With the gate; or, where the next layer was `attended` on what the resident experts have answered, after the
+        last answer so far by as much as a layer of the main node lasts.
+        """
+        known = max(self._gate, self._from) + self._layer_s if attended else self._gate
+        self._emulation.agenda.at(known, tell)
 
     def answered(self) -> None:
         """On the thread that brings it: a computation's answer is there."""

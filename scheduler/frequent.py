@@ -23,13 +23,13 @@ class Frequent(Shares):
 
     Fixed-N and adaptive are the predictor's: it says how many are loaded. Activations are counted by rows, in prefill
     and on through decoding, anew with each request's prefill. Assumed: that, and that slots which do not divide go to
-    the first layers. In prefill an expert stays where it was activated more than one that stands there, so that little
-    is left to load when it is over. `passing`: see Shares.
+    the first layers. In prefill those stay that are among their layer's most activated so far, so that little is left
+    to load when it is over. `passing`: see Shares.
     """
 
     def __init__(self, shape: ModelShape, passing: int = PASSING) -> None:
         super().__init__(shape, passing)
-        self._rows: dict[ExpertId, int] = {}
+        self._rows = {layer: [0] * count for layer, count in zip(shape.layers, self.counts, strict=True)}
         self._prompt: int | None = None
         self._prefill = True
         self._named = Named()
@@ -37,19 +37,26 @@ class Frequent(Shares):
     def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if prefill and visit.request != self._prompt:
             self._prompt = visit.request
-            self._rows.clear()
+            for layer, rows in self._rows.items():
+                self._rows[layer] = [0] * len(rows)
         self._prefill = prefill
         self._named.observed(visit, named)
-        for number, rows in named.items():
-            expert = ExpertId(visit.layer, number)
-            self._rows[expert] = self.activated(expert) + rows
+        for number, count in named.items():
+            self._rows[visit.layer][number] += count
 
     def activated(self, expert: ExpertId) -> int:
         """In how many rows since the latest prefill began."""
-        return self._rows.get(expert, 0)
+        return self._rows[expert.layer][expert.expert]
+
+    def _frequent(self, expert: ExpertId) -> bool:
+        """Among the most activated of its layer, as many as there is room for."""
+        layer, number = expert
+        mine = self.activated(expert)
+        before = sum(rows > mine or (rows == mine and other < number) for other, rows in enumerate(self._rows[layer]))
+        return before < self.share[layer]
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
-        if predicted or self._prefill:
+        if self._frequent(expert) if self._prefill else predicted:
             return super().keeps(worker, expert, predicted)
         self._workers.add(worker)
         return False
@@ -59,20 +66,17 @@ class Frequent(Shares):
         self._named.used(expert)
 
     def full(self, wanted: ExpertId) -> bool:
-        passes = not self._prefill and wanted in self._named
+        """Nobody makes room for what will not stay."""
+        passes = not self._frequent(wanted) if self._prefill else wanted in self._named
         return not passes and super().full(wanted)
 
     def weakest(self, layer: int, wanted: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
-        least = min(among, key=lambda expert: (self.activated(expert), self.age(expert)))
-        fits = len(self.kept[layer]) <= self.share[layer]
-        if self._prefill and fits and layer == wanted.layer and self.activated(wanted) <= self.activated(least):
-            return None
-        return least
+        return min(among, key=lambda expert: (self.activated(expert), self.age(expert)))
 
     def warm(self, slots: int) -> Iterable[ExpertId]:
         chosen: list[ExpertId] = []
         for layer, share in self.share.items():
-            ranked = sorted((e for e in self._rows if e.layer == layer), key=self._rank)
+            ranked = sorted((ExpertId(layer, n) for n, rows in enumerate(self._rows[layer]) if rows), key=self._rank)
             chosen += ranked[:share]
         return sorted(chosen, key=self._rank)[:slots]
 

@@ -130,8 +130,9 @@ class NextLayer(Silent):
 class Stacked(NextGate):
     """The gates of several next layers on this layer's gate input, one forecast each (HOBBIT, "stacking computer").
 
-    Loads go to the nearest layer that lacks something of what would be brought: behind it, experts are expected, and
-    not brought. Assumed: the forecasts of one gate come nearest layer first; the rest as `NextGate`.
+    Loads go to the nearest layer that lacks something of what would be brought. Behind it experts are expected, and
+    those alone that are there or on their way are to stay. Assumed: the forecasts of one gate come nearest layer first;
+    the rest as `NextGate`.
     """
 
     foresight: Foresight | None = "gates"
@@ -148,9 +149,11 @@ class Stacked(NextGate):
         if prefill or not scores:
             return ()
         said = self._forecast(visit, scores)
+        wanted = said.experts if said.bring is None else said.bring
+        here = tuple(e for e in wanted if e in resident)
         if visit.request in self._busy:
-            return [said._replace(bring=())]
-        if any(e not in resident for e in (said.experts if said.bring is None else said.bring)):
+            return [said._replace(bring=here)]
+        if len(here) < len(wanted):
             self._busy.add(visit.request)
         return [said]
 

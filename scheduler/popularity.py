@@ -13,13 +13,15 @@ from scheduler.predictors import Scores
 
 @dataclass(slots=True)
 class Wants:
-    """`rows`: how many rows want an expert. `score`: its mean among them. `rank`: its best place among a row's."""
+    """`rows`: how many rows want an expert. `score`: its mean among them. `rank`: its best place among a row's.
+    `better`: the least part of a row's chosen weight that better experts of that row have."""
 
     prefill: bool
     predicted: bool
     rows: Mapping[int, int] = field(default_factory=dict)
     score: dict[int, float] = field(default_factory=dict)
     rank: dict[int, int] = field(default_factory=dict)
+    better: dict[int, float] = field(default_factory=dict)
     _share: dict[int, float] = field(default_factory=dict)
 
     def of(self, expert: int) -> Wanted:
@@ -28,7 +30,7 @@ class Wants:
         rows = 0 if self.predicted else self.rows.get(expert, 0)
         return Wanted(
             self.prefill, self.predicted, rows, self._share.get(expert, 1.0), self.score.get(expert),
-            self.rank.get(expert, 1 << 20),
+            self.rank.get(expert, 1 << 20), self.better.get(expert),
         )  # fmt: skip
 
 
@@ -50,11 +52,16 @@ def wants_of(scores: Scores, k: int, prefill: bool, named: Mapping[int, int] | N
     """`named`: what the gate chose, expert -> rows; None: nothing yet, and each row wants its k best."""
     totals: dict[int, float] = {}
     rank: dict[int, int] = {}
+    better: dict[int, float] = {}
     counts: Counter[int] = Counter()
     for row in scores:
-        for place, expert in enumerate(top_k(row, k)):
+        best = top_k(row, k)
+        before, total = 0.0, sum(row[expert] for expert in best)
+        for place, expert in enumerate(best):
+            better[expert] = min(better.get(expert, 1.0), before / total if total else 0.0)
+            before += row[expert]
             counts[expert] += 1
             totals[expert] = totals.get(expert, 0.0) + row[expert]
             rank[expert] = min(rank.get(expert, place), place)
     mean = {expert: totals[expert] / counts[expert] for expert in counts}
-    return Wants(prefill, named is None, counts if named is None else named, mean, rank)
+    return Wants(prefill, named is None, counts if named is None else named, mean, rank, better)

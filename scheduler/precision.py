@@ -95,12 +95,12 @@ class Uniform:
 
 class Popular:
     """Fate's popularity-aware choice (4.5): int4; in prefill, int2 for the least popular experts of a layer, as many as
-    have at most the part `share` of its rows together. In decoding every expert is as important: int4 only, and one
-    that is held in int2 since prefill is loaded again.
+    have at most the part `share` of its rows together, predicted rows where the gate has not fired. In decoding every
+    expert is as important: int4 only, and one that is held in int2 since prefill is loaded again.
 
     Assumed: the proportion is one of rows (as in the paper's Figs 9 and 10), not of experts, and 15 % where nobody
-    says (the example of its Fig 9; it searches for the proportion that costs at most 1 %); one that is only predicted,
-    and of which nobody knows the rows, is popular.
+    says (the example of its Fig 9; it searches for the proportion that costs at most 1 %). One that turns out to be
+    more popular than predicted is loaded again.
     """
 
     exact = False
@@ -113,7 +113,7 @@ class Popular:
         self.share = share
 
     def form(self, wanted: Wanted) -> str:
-        unpopular = wanted.prefill and wanted.rows > 0 and wanted.share >= 1 - self.share
+        unpopular = wanted.prefill and wanted.share >= 1 - self.share
         return INT2 if unpopular and self.share > 0 else INT4
 
     def serves(self, held: str, wanted: Wanted) -> bool:

@@ -49,7 +49,7 @@ SYSTEMS: dict[str, Preset] = {
         "Fate: Cross-Layer Gate", "cross-layer", "shallow-arc", precision="popular", prefill="pipelined"
     ),
     "mixtral-offloading": Preset(
-        "Mixtral-offloading: LRU, speculative next gate, quantised experts", "next-gate", "lru", precision="int4",
+        "Mixtral-offloading: LRU, speculative next gate, quantised experts", "next-gate", "layer-lru", precision="int4",
         prefill="pipelined",
     ),
     "moe-infinity": Preset(
@@ -57,7 +57,7 @@ SYSTEMS: dict[str, Preset] = {
     ),
     "eap": Preset("Expert activation path, as Fate's baseline", "path", "shallow-arc", prefill="pipelined"),
     "hobbit": Preset(
-        "HOBBIT: mixed-precision loads, stacked gates", "stacked", "lru", precision="mixed", prefill="pipelined"
+        "HOBBIT: mixed-precision loads, stacked gates", "stacked", "layer-lru", precision="mixed", prefill="pipelined"
     ),
     "adapmoe": Preset(
         "AdapMoE: skips by sensitivity, adaptive cache", "next-gate", "sensitive", "skip", prefill="pipelined"

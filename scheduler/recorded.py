@@ -48,7 +48,7 @@ class RecordedWorkload:
     def scored(self) -> bool:
         """Whether every gate's scores were recorded."""
         asked = ((index, layer) for index in range(-1, len(self.passes)) for layer in range(len(self.prefill)))
-        return all(key in self.gates and self.gates[key].scores for key in asked)
+        return all(key in self.gates and bool(self.gates[key].scores) for key in asked)
 
     def gate(self, index: int, layer: int) -> Gate:
         return self.gates[index, layer]
@@ -149,7 +149,7 @@ class _Reader:
             one.passes.append([tuple(expert for expert, _ in of_layer) for of_layer in rows])
         one.predictions = {key: experts for key, experts in self._predictions.items() if key[0] < len(one.passes)}
         for key, said in self._said.items():
-            if said.scores and key[0] < len(one.passes):
+            if key[0] < len(one.passes):
                 one.gates[key] = Gate(said.chosen, said.scores, tuple(self._foreseen.get(key, ())))
         one.ttft_s = self._ends[0] - self._from.get(True, self._ends[0])
         if one.passes and False in self._from:

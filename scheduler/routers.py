@@ -110,7 +110,7 @@ def _gather(rows: Sequence[_Row], routed: Sequence[list[int]], at_hand: Collecti
     for row, experts in zip(rows, routed, strict=True):
         costly = [e for e in reversed(row.low) if e in experts and e not in at_hand]
         for low in sorted(costly, key=lambda e: needed[e]):
-            near = [e for e in row.alternatives if needed[e] and e not in experts]
+            near = [e for e in row.alternatives if e not in experts]
             other = max(near, key=lambda e: needed[e], default=low)
             if other != low and needed[other] + 1 > needed[low]:
                 experts.remove(low)

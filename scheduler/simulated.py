@@ -5,7 +5,8 @@ from the last answer to the gate; one load at a time on a worker's link, in the 
 computation at a time on a worker, in the order in which rows and load were both there; a load that is evicted frees
 slot and link at once; messages travel on the main node's shared link (`scheduler.links`). A host place computes one
 expert at a time, too, in the order in which rows came. A smaller form loads as much faster as its bytes are fewer. What
-the main model computes for a predictor is there with the gate that it follows, since it would have to wait.
+the main model computes for a predictor holds up nothing, since it would have to wait: a gate's opinion is there with
+the gate that it follows, that of a whole layer (`attention`) a layer's time after the answers of the resident experts.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class World:
         self._prompt_tokens = prompt_tokens
         self._tokens = tokens
         self._waits = waits
-        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._heap: list[tuple[float, int, Callable[[Any], object], Any]] = []
         self._order = itertools.count()
         self._now = 0.0
         self._workers: list[_Worker] = []
@@ -85,7 +86,11 @@ class World:
         self._main_s = 0.0
         self._load_s = profile.load_s
         self._foresees = core.strategy.predictor.foresight is not None
+        self._attends = core.strategy.predictor.foresight == "attention"
         self._scored = self._foresees or core.strategy.wants_scores
+        self._resident: tuple[int, ...] = ()
+        self._owing: set[int] = set()
+        self._foreseen: list[t.Foreseen] = []
         self._shadow_step = -1  # -1: it has not read the prompt yet
         self._shadow_busy = True
         self._shadow_idle = 0.0
@@ -93,7 +98,7 @@ class World:
         self._acts: dict[type, Callable[[Any], None]] = {
             t.Load: self._load, t.Evict: self._evict, t.Compute: self._compute, t.Resume: self._resume,
             t.Follow: self._follow, t.Align: self._align, t.Unfollow: self._nothing, t.Fail: self._nothing,
-            t.Route: self._nothing,
+            t.Route: self._route,
         }  # fmt: skip
 
     def start(self, workers: int, slots: int, shadow: bool, host: bool = False) -> None:
@@ -132,13 +137,14 @@ class World:
             self._now, _, act, what = heappop(self._heap)
             act(what)
 
-    def _at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
+    def _at(self, when: float, act: Callable[[Any], object], what: Any) -> None:
         heappush(self._heap, (when, next(self._order), act, what))
 
-    def _post(self, event: t.Event) -> None:
-        acts = self._acts
-        for command in self.core.handle(event, self._now):
+    def _post(self, event: t.Event) -> list[t.Command]:
+        acts, commands = self._acts, self.core.handle(event, self._now)
+        for command in commands:
             acts[type(command)](command)
+        return commands
 
     def _span(self, row: str, what: str, label: str, start: float, end: float) -> None:
         if self.spans is not None:
@@ -175,14 +181,30 @@ class World:
             self._post(t.GateFired(visit, rows))
 
     def _fire_scored(self, visit: t.Visit, rows: Rows) -> None:
-        """Somebody reads scores. What the main model then foresees is known at once."""
+        """Somebody reads scores, or what the main model then foresees."""
         index = visit.position - self._prompt_tokens if visit.position else -1
         gate = self._workload.gate(index, visit.layer)
-        self._post(t.GateFired(visit, rows, gate.chosen, gate.scores))
-        if self._foresees:
-            for at, layer, scores in gate.foreseen:
-                position = self._prompt_tokens + at if at >= 0 else 0
-                self._post(t.Foreseen(REQUEST, position, layer, scores))
+        self._resident, self._owing = (), set()
+        self._foreseen = [
+            t.Foreseen(REQUEST, self._prompt_tokens + at if at >= 0 else 0, layer, scores)
+            for at, layer, scores in (gate.foreseen if self._foresees else ())
+        ]
+        commands = self._post(t.GateFired(visit, rows, gate.chosen, gate.scores))
+        if self._attends:
+            self._owing = {c.call_id for c in commands if isinstance(c, t.Compute) and c.expert[1] in self._resident}
+        if not self._owing:
+            self._foresee()
+
+    def _route(self, command: t.Route) -> None:
+        self._resident = command.resident
+
+    def _foresee(self) -> None:
+        """What it is computed from is there."""
+        for fact in self._foreseen:
+            if self._attends:
+                self._at(self._now + self._main_s, self._post, fact)
+            else:
+                self._post(fact)
 
     def _resume(self, command: t.Resume) -> None:
         visit = command.visit
@@ -312,6 +334,10 @@ class World:
         command = call.command
         if command.evict:
             self._workers[command.worker].since[command.slot] = self._now
+        if self._owing:
+            self._owing.discard(command.call_id)
+            if not self._owing:
+                self._foresee()
         self._cause = call
         self._post(t.ComputeEnded(command.call_id))
         self._cause = None

@@ -153,7 +153,6 @@ def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) ->
         ("router", scenario.router, strategy.router.wants_scores),
         ("residency", scenario.residency, strategy.residency.wants_scores),
         ("precision", scenario.precision, strategy.precision.wants_scores),
-        ("predictor", scenario.predictor, needed is not None),
     ]
     for flag, name, reads in readers:
         if reads and not workload.scored:
@@ -163,6 +162,6 @@ def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) ->
             )
     if needed is not None and workload.foresight != needed:
         raise ConfigError(
-            f"--predictor {scenario.predictor} reads what the main model foresees ({needed}), and these routes were "
-            f"recorded with {workload.foresight or 'none of it'}; record a run with this predictor"
+            f"--predictor {scenario.predictor} reads what the main model foresees ({needed}), and these routes come "
+            f"with {workload.foresight or 'none of it'}; simulate those (--routes) of a run with this predictor"
         )

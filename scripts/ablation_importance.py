@@ -25,13 +25,14 @@ from cells import BLUE, DARK, PALE
 VERSION = 1
 STEPS: dict[str, dict[str, Any]] = {
     "baseline": {"residency": "static", "router": "top-k", "predictor": "none", "placement": "device"},
-    "+CE": {"residency": "score"},
+    "+CE": {"residency": "score", "placement": "device"},
     "+ER": {"router": "expert-cache"},
     "+Pre": {"predictor": "next-layer"},
     "+BA": {"placement": "balance"},
 }
 """What each changes."""
-HOST = {"baseline": "resident", "+CE": "resident", "+ER": "resident", "+Pre": "resident"}
+AT_HOST = {"placement": "resident"}
+"""The baseline where there is a host to compute on."""
 HOWS = ("disk", "emulated")
 
 
@@ -42,7 +43,7 @@ def variants(args: Any) -> dict[str, dict[str, Any]]:
         settings: dict[str, Any] = {"system": "importance", "alpha": args.alpha}
         settings |= {"profile": args.profile} if how == "emulated" else {}
         for step, change in STEPS.items():
-            settings = settings | change
+            settings = settings | change | (AT_HOST if (how, step) == ("emulated", "baseline") else {})
             if how == "emulated" or step != "+BA":
                 found[f"{how} {step}"] = settings
     return found

@@ -208,11 +208,11 @@ def main() -> int:
         "model": open_source(Path(args.model)).fingerprint, "alpha": ALPHA, "shares": SHARES,
         "token": None if predictor is None else cells.digest({n: w.tolist() for n, w in predictor.weights.items()}),
     }  # fmt: skip
+    cost = args.tokens * len(watched.shape.layers) / 64
     wanted = [
-        cells.Cell({"prompt": n, "text": cells.digest(texts[n]), "tokens": args.tokens}, args.tokens / 8,
-                   ("scheduler", "checkpoint"))
-        for n in range(args.prompts)
-    ]  # fmt: skip
+        cells.Cell({"prompt": n, "text": cells.digest(text), "tokens": args.tokens}, cost, ("scheduler", "checkpoint"))
+        for n, text in enumerate(texts[: args.prompts])
+    ]
     with cells.Experiment(f"prediction-{name}", args, VERSION, depends) as run:
         found = run.all(wanted, measure)
         counts = Counts.of([one["counts"] for one in found] + replayed(watched.shape, [one["routes"] for one in found]))
@@ -221,7 +221,8 @@ def main() -> int:
                   top_k=watched.shape.top_k, alpha=ALPHA)  # fmt: skip
         for row in table:
             if row["layer"] == "all":
-                print(f"{row['kind']:<42} {row['value']:8.4f}  {row['expected']:6.2f} expected a layer")
+                each = "" if row["expected"] is None else f"  {row['expected']:6.2f} expected a layer"
+                print(f"{row['kind']:<42} {row['value']:8.4f}{each}")
         print(run.written([show.draw(run, counts, watched.shape, args, name)]))
     return 0
 

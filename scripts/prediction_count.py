@@ -56,16 +56,20 @@ class Counts:
         return right / of if of else None
 
     def rows(self, layers: Iterable[int]) -> list[dict[str, Any]]:
-        """A row a kind and layer, and one with layer `all`. `expected`: experts a forecast."""
+        """A row a kind and layer, and one with layer `all`. `expected`: experts a forecast, where it is of
+        one pass as a whole."""
         found = []
         for kind, known in self.by.items():
             times = sum(sums[3] for sums in known.values())
             each = sum(sums[2] for sums in known.values()) / times
-            found.append({"kind": kind, "layer": "all", "value": self.overall(kind), "expected": each})
+            said = not kind.startswith("cosine") and not kind.endswith("rows")
+            found.append(
+                {"kind": kind, "layer": "all", "value": self.overall(kind), "expected": each if said else None}
+            )
             for layer in layers:
                 if (value := self.layer(kind, layer)) is not None:
                     each = known[layer][2] / known[layer][3]
-                    found.append({"kind": kind, "layer": layer, "value": value, "expected": each})
+                    found.append({"kind": kind, "layer": layer, "value": value, "expected": each if said else None})
         return found
 
 

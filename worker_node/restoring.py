@@ -14,6 +14,17 @@ from checkpoint.tensors import aligned_buffer
 from scheduler.errors import LaunchError
 
 
+def restoring_bytes(store: ExpertStore, forms: tuple[str, ...], device: str = "cpu") -> int:
+    """Device memory that a worker takes beside its slots, so that experts in these forms can be computed.
+
+    Raises StoreError where the store lacks one of them.
+    """
+    groups = [store.manifest.form(form).group for form in forms if form]
+    if not groups:
+        return 0
+    return store.manifest.blob_bytes + 5 * Scratch.weights_for([*store.manifest.layers.values()], max(groups), device)
+
+
 class Restorer:
     """Device memory for one expert in full, and what restoring needs beside it; one computation at a time uses it.
 

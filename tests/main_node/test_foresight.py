@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,15 @@ def test_attention_with_some_experts_foretells_something_else(build: Callable[[s
     later = Main(main.model, "attention", resident=None)
     later.answer()
     assert later.told == []
+
+
+def test_a_request_that_is_over_is_let_go(build: Callable[[str], Any]) -> None:
+    main = Main(build("mixtral"), "attention")
+    main.answer()
+    held = weakref.ref(main.cache)
+    main.cache = None
+    gc.collect()
+    assert held() is None
 
 
 def test_attention_is_refused_of_layers_that_hand_on_more(build: Callable[[str], Any]) -> None:

@@ -119,3 +119,22 @@ def test_errors_have_names(said: Any, tiny: Path, tmp_path: Path) -> None:
         said(other)
     with pytest.raises(StoreMismatchError, match="float32 experts, bfloat16"):
         said(dtype="bfloat16")
+
+
+def test_forms_are_added_to_a_store_that_was_there(
+    said: Any, tiny: Path, tmp_path: Path, read: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def with_forms(*forms: str) -> None:
+        run_shard(str(tiny), str(tmp_path / "store"), None, False, True, Terminal(quiet=True), forms)
+
+    first = said()
+    with_forms("int4")
+    with_forms("int4", "int2")
+    capsys.readouterr()
+    found = said()
+    manifest = ExpertStore.open(tmp_path / "store").manifest
+    sizes = {f"expert_bytes_{form}": manifest.form_bytes(form) for form in ("int4", "int2")}
+    assert found == {k: v for k, v in first.items() if k not in ("layers_resumed", "written_s")} | sizes
+    assert read == [], "what was just written is not read again"
+    with pytest.raises(ConfigError, match="form 'int3' is unknown; allowed: int4, int2"):
+        with_forms("int3")

@@ -30,7 +30,7 @@ def plan_fields(draw: st.DrawFn) -> dict[str, Any]:
     experts = draw(st.integers(1, 8))
     return {
         "seed": draw(st.integers(0, 10_000)),
-        "slots": tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=12))),
+        "slots": (draw(st.integers(1, 3)), *draw(st.lists(st.integers(0, 3), max_size=11))),
         "group": draw(st.integers(1, 4)),
         "layers": draw(st.integers(1, 6)),
         "experts": experts,
@@ -49,9 +49,12 @@ def plan_fields(draw: st.DrawFn) -> dict[str, Any]:
         "accuracy": draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
         "failing": draw(st.sampled_from([0.0, 0.0, 0.03, 0.3])),
         "faults": tuple(draw(st.lists(FAULTS, max_size=6))),
-        "stay": draw(st.booleans()),
-        "chance": draw(st.booleans()),
-        "ahead": draw(st.booleans()),
+        "policy": draw(st.sampled_from(["none", "none", "all", "lru", "even", "quota"])),
+        "predictor": draw(st.sampled_from(["none", "chance", "gate", "attention", "token"])),
+        "prefill": draw(st.sampled_from(["ahead", "pipelined", "in-turn"])),
+        "router": draw(st.booleans()),
+        "split": draw(st.booleans()),
+        "forms": draw(st.sampled_from([False, False, False, True])),
     }
 
 
@@ -87,6 +90,7 @@ def test_the_random_worlds_reach_every_branch_that_is_hard(world: ModuleType) ->
     often = {
         "reload", "predicted, loaded late", "displaced", "unused", "late prediction", "second prediction", "stall",
         "several chunks", "stale fact", "load failed", "compute failed", "recall between 0 and 1", "unpredicted",
+        "put off", "two on a link", "form full", "clear",
     }  # fmt: skip
     rare = {
         "lost while idle", "lost while loading", "lost while computing", "joined late", "closed in a layer",
@@ -98,17 +102,19 @@ def test_the_random_worlds_reach_every_branch_that_is_hard(world: ModuleType) ->
 
 
 def test_random_choices_reach_every_branch_that_is_hard(world: ModuleType) -> None:
-    """Everything stays in half of them, the core predicts in half, prefill is in turn in half."""
+    """Policies, predictors, ways of prefill as often as each other; a host place in two of five."""
     seen: Counter[str] = Counter()
     runs: Counter[str] = Counter()
-    for seed in range(120):
+    for seed in range(160):
         happened = world.live(world.choosing_plan(seed)).referee.seen
         seen += happened
         runs.update(+happened)
     expected = {
-        "computed where it was": 30, "shared": 10, "loaded in turn": 20, "failed: too few slots": 2, "reload": 30,
-        "load failed": 10, "compute failed": 10, "lost while computing": 5, "stall": 30, "several chunks": 10,
-        "closed in a layer": 3, "recall between 0 and 1": 30, "displaced": 10, "unused": 30,
+        "computed where it was": 60, "shared": 30, "loaded in turn": 20, "failed: too few slots": 2, "reload": 60,
+        "load failed": 20, "compute failed": 20, "lost while computing": 5, "stall": 60, "several chunks": 20,
+        "closed in a layer": 3, "recall between 0 and 1": 60, "displaced": 60, "unused": 40, "victim": 40, "warm": 15,
+        "warmed": 10, "first of the idle": 10, "computed by a host": 25, "host failed": 5, "host lost at work": 2,
+        "routed": 20, "form int4": 15, "brings others": 40, "late prediction": 60, "clear": 30, "put off": 60,
     }  # fmt: skip
     assert {what: runs[what] for what, least in expected.items() if runs[what] < least} == {}
 
@@ -117,22 +123,25 @@ def test_random_choices_reach_every_branch_that_is_hard(world: ModuleType) -> No
 def test_what_stays_is_loaded_once_whatever_the_slots(world: ModuleType, seed: int) -> None:
     """Uneven workers, several requests, nothing lost: no expert is loaded twice, so there are at most as many loads."""
     plan = world.Plan(
-        seed=seed, slots=(1, 3, 2, 5), group=2, layers=5, experts=6, top_k=2, requests=3, answer=5, stay=True
+        seed=seed, slots=(1, 3, 2, 5), group=2, layers=5, experts=6, top_k=2, requests=3, answer=5, policy="all"
     )
     core = world.live(world.roomy(plan)).core
     loads = sum(ledger.loads for ledger in core.ledgers.values())
     hits = sum(ledger.hits for ledger in core.ledgers.values())
-    assert loads <= 5 * 6
+    displaced = sum(ledger.displaced for ledger in core.ledgers.values())
+    assert sum(ledger.bytes_loaded for ledger in core.ledgers.values()) <= 5 * 6 * world.NBYTES
+    assert loads <= 5 * 6 + displaced
     assert hits >= 3 * 5 * 5 * 2 - loads
 
 
-@pytest.mark.parametrize("policy", ["LastUsed", "EvenStay"])
+@pytest.mark.parametrize("policy", ["lru", "even", "quota"])
 def test_policies_that_evict_never_leave_anybody_waiting(world: ModuleType, policy: str) -> None:
     """Whatever fails and whoever is lost: every request is answered or fails with a reason."""
-    hits = 0
+    seen: Counter[str] = Counter()
     for seed in range(80):
-        hits += world.live(world.choosing_plan(seed), getattr(world, policy)).referee.seen["hits"]
-    assert hits > 1000
+        seen += world.live(replace(world.choosing_plan(seed), policy=policy)).referee.seen
+    assert seen["hits"] > 300
+    assert seen["victim"] > 300
 
 
 def right_predictions(world: ModuleType, **fields: Any) -> Any:
@@ -164,7 +173,7 @@ def test_workers_that_load_faster_than_the_main_node_works_never_stall_it(world:
 
 def test_the_referee_is_not_asleep(world: ModuleType) -> None:
     """A core that forgets an eviction, or resumes too early, is caught."""
-    plan = replace(world.random_plan(0), faults=(), failing=0.0, requests=1)
+    plan = world.Plan(seed=1, accuracy=0.5, predictor="attention", router=True)
 
     def spoilt(what: str) -> None:
         run = world.World(plan)
@@ -181,6 +190,6 @@ def test_the_referee_is_not_asleep(world: ModuleType) -> None:
         run.core.handle = spoil
         run.run()
 
-    for what in ("Load", "Compute", "Evict", "Resume"):
+    for what in ("Load", "Compute", "Evict", "Resume", "Route"):
         with pytest.raises((AssertionError, KeyError)):
             spoilt(what)

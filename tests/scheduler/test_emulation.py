@@ -230,8 +230,11 @@ def test_a_main_layer_lasts_from_the_last_answer_to_the_gate(layers: list[tuple[
     world.emulation.close()
 
 
-def test_what_is_foreseen_counts_from_the_gate_or_from_what_it_waited_for(world: World) -> None:
-    """Though it is computed on a thread that has not told the gate itself, and later by the clock."""
+@pytest.mark.parametrize(("attended", "known"), [(False, 0.0), (True, 0.003 + PROFILE.main_layer_s)])
+def test_what_is_foreseen_is_known_with_the_gate_or_a_layer_after_the_answers(
+    world: World, attended: bool, known: float
+) -> None:
+    """Though by the clock it was computed later, on a thread that has not told the gate itself."""
     pace, gate = MainPace(world.emulation), 100 + PROFILE.main_layer_s
     pace.begin_pass(1, first=True)
     world.time = gate
@@ -241,19 +244,27 @@ def test_what_is_foreseen_counts_from_the_gate_or_from_what_it_waited_for(world:
     for at in (gate + 0.003, gate + 0.001):
         world.emulation.adopt(at)
         pace.answered()
-    pace.foreseen(waited=False)
-    assert world.emulation.now() == pytest.approx(gate)
-    pace.foreseen(waited=True)
-    assert world.emulation.now() == pytest.approx(gate + 0.003)
+    told: list[float] = []
+    pace.foreseen(lambda: told.append(world.emulation.now()), attended)
+    world.until(gate + known - 1e-6)
+    assert told == [] or not attended
+    world.until(gate + known + 1e-6)
+    assert told == [pytest.approx(gate + known)]
 
 
-def test_what_waited_for_nothing_that_came_later_counts_from_the_gate(world: World) -> None:
-    pace, gate = MainPace(world.emulation), 100 + PROFILE.main_layer_s
+def test_what_is_foreseen_is_told_before_the_next_gate(world: World) -> None:
+    """At the same moment: the answers that let the layer end are those that it was computed from."""
+    pace, told = MainPace(world.emulation), []
     pace.begin_pass(1, first=True)
-    world.time = gate
-    pace.gate(lambda: None)
-    pace.foreseen(waited=True)
-    assert world.emulation.now() == pytest.approx(gate)
+    world.time = 101.0
+    pace.gate(lambda: told.append("gate"))
+    world.emulation.adopt(101.0)
+    pace.answered()
+    pace.foreseen(lambda: told.append("foreseen"), attended=True)
+    pace.resumed()
+    world.time = 102.0
+    pace.gate(lambda: told.append("gate"))
+    assert told == ["gate", "foreseen", "gate"]
 
 
 def test_a_gate_is_not_told_before_its_time(world: World) -> None:

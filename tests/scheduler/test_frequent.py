@@ -34,8 +34,21 @@ def test_filled_with_what_prefill_activated_most(device: type) -> None:
     policy, cache = prefilled(device, 8)
     assert list(policy.share.values()) == [3, 3]
     assert list(policy.warm(8)) == [(1, 5), (1, 7), (1, 6), (0, 1), (0, 3), (0, 2)]
+    assert cache.loads == 9
     cache.warm()
     assert (there(cache, 0), there(cache, 1)) == ({1, 2, 3}, {5, 6, 7})
+    assert cache.loads == 9, "they stayed when prefill loaded them"
+
+
+def test_what_prefill_loaded_before_its_gates_is_put_right(device: type) -> None:
+    policy = Frequent(SHAPE)
+    cache = device(policy, SHAPE, 8)
+    cache.predict(0, range(5))
+    cache.gate(0, {0: 1, 1: 4, 2: 2, 3: 3, 4: 1}, prefill=True)
+    assert there(cache, 0) == {0, 1, 2}
+    cache.warm()
+    assert there(cache, 0) == {1, 2, 3}
+    assert cache.loads == 6
 
 
 @settings(max_examples=30)
@@ -77,6 +90,7 @@ def test_only_what_was_predicted_comes_in_for_the_least_frequent(device: type) -
 def test_a_named_expert_displaces_nobody(device: type) -> None:
     policy, cache = prefilled(device, 8)
     cache.warm()
+    cache.gate(1, [5])
     wanted = ExpertId(0, 7)
     assert policy.full(wanted)
     policy.observed(Visit(0, 9, 0), {7: 1}, (), False)
@@ -159,6 +173,14 @@ def test_a_layer_that_gains_more_gets_more(device: type) -> None:
         hits[type(policy)] = sum(cache.gate(0, [a])[0] + cache.gate(1, [b])[0] for a, b in asked)
     assert list(policy.share.values()) == [2, 5]
     assert hits[LayerShares] > 1.5 * hits[Shares]
+
+
+def test_older_counts_weigh_half() -> None:
+    policy = LayerShares(SHAPE, period=4)
+    policy.check(SHAPE, 6)
+    for _ in range(4):  # the fourth pass begins with the renewal: 2 uses after the first, halved, and one more
+        policy.observed(Visit(0, 0, 0), {5: 1}, (), False)
+    assert policy.missed(0) == [2.0] + [0.0] * 8
 
 
 def test_prefill_is_not_measured() -> None:

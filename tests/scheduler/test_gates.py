@@ -131,6 +131,7 @@ def test_stacked_loads_for_the_nearest_layer_that_lacks_something() -> None:
     assert said(hobbit, (ROW,), {1, 4}, visit=Visit(1, 9, 1)).bring is None  # all there: look further
     assert said(hobbit, (ROW,), {1}, visit=Visit(1, 9, 2)).bring is None  # lacks 4
     assert said(hobbit, (ROW,), (), visit=Visit(1, 9, 3)) == Forecast(Visit(1, 9, 3), (1, 4), ())
+    assert said(hobbit, (ROW,), {4}, visit=Visit(1, 9, 3)).bring == (4,)  # perhaps brought at an earlier gate
     assert said(hobbit, (ROW,), (), visit=Visit(2, 9, 3)).bring is None  # another request's gate
     fire(hobbit, 1, 1, 4)
     assert said(hobbit, (ROW,), (), visit=Visit(1, 9, 3)).bring is None
@@ -170,6 +171,19 @@ def test_impact_brings_first_what_has_come_true_more_often() -> None:
         assert forecast.bring == ((1,) if position == 0 else (4,))
         fire(impact, 1, 4, 6, position=position)
     assert (impact.likely(1, 0), impact.likely(1, 1), impact.likely(2, 0)) == (1 / 5, 1, 1)
+
+
+def test_impact_weighs_how_likely_by_how_many_rows() -> None:
+    """The first place is right half as often as the others; three rows want it, one row each of the others."""
+    impact = Impact(SHAPE)
+    fire(impact, 0, 5)
+    said(impact, (ROW,))
+    fire(impact, 1, 4, 6)
+    assert (impact.likely(1, 0), impact.likely(1, 1)) == (0.5, 1.0)
+    fire(impact, 0, 5, position=10)
+    rows = tuple(tuple(4.0 * (e == 1) + 0.1 * e * (e == second) for e in range(8)) for second in (4, 7, 2))
+    forecast = said(impact, rows, visit=Visit(1, 10, 1))
+    assert forecast.bring == (1, 7, 4, 2)
 
 
 def test_impact_in_prefill_weighs_by_rows() -> None:

@@ -178,10 +178,25 @@ def test_what_is_foreseen_is_loaded_while_the_layer_before_is_computed() -> None
     assert 4 + loads_s + 1 == pytest.approx(token_s(ahead))
 
 
+def test_a_layer_ahead_is_known_a_layer_later_than_a_gate() -> None:
+    """Loads of 1 s. A layer that waits for its two takes 4 + 1 + 2, one that was foreseen in time 4 + 2. With nothing
+    resident the next layer's attention is over 4 after the gate: in time. With both experts resident it is over 4 after
+    their answers: when the next gate fires, too late for its loads. So every other layer waits."""
+    quick = replace(SHAPE, load_s=1.0)
+    fields = {"tokens": 6, "prompt_tokens": 1, "slots": 6, "prefill": "pipelined"}
+    gate, attention = (
+        simulate(Scenario(quick, predictor=name, **fields), scored(foresight=kind))
+        for kind, name in (("gate", "next-gate"), ("attention", "next-layer"))
+    )
+    assert gate.ledger.overall.recall == attention.ledger.overall.recall == 1.0
+    assert token_s(gate) == pytest.approx(7 + 6 + 6 + 6)
+    assert token_s(attention) == pytest.approx(7 + 6 + 7 + 6)
+
+
 @pytest.mark.parametrize(
     ("said", "names"),
     [
-        ({"predictor": "next-gate"}, "--predictor next-gate reads the scores"),
+        ({"predictor": "next-gate"}, r"--predictor next-gate reads what the main model foresees \(gate\)"),
         ({"residency": "score"}, "--residency score reads the scores"),
         ({"router": "expert-cache", "alpha": 0.3}, "--router expert-cache reads the scores"),
         ({"precision": "mixed"}, "--precision mixed reads the scores"),
@@ -199,11 +214,9 @@ def test_scores_that_are_there_serve_whoever_reads_them() -> None:
 
 
 def test_another_foresight_than_the_recorded_one() -> None:
-    with pytest.raises(
-        ConfigError, match=r"reads what the main model foresees \(token\).*recorded with gate"
-    ):
+    with pytest.raises(ConfigError, match=r"reads what the main model foresees \(token\).*come with gate"):
         gated(scored(), predictor="token-wise")
-    with pytest.raises(ConfigError, match="recorded with none of it"):
+    with pytest.raises(ConfigError, match="come with none of it"):
         gated(scored(foresight=None), predictor="next-gate")
 
 
@@ -231,4 +244,5 @@ def test_a_recording_keeps_what_gates_said() -> None:
     assert second.foreseen == ((1, 1, second.scores),)
     assert workload.gate(1, 1).foreseen == ()
     bare = [(now, replace(e, scores=()) if isinstance(e, t.GateFired) else e) for now, e in events]
-    assert not recorded_workload(Recording({}, choices, bare, commands)).scored
+    without = recorded_workload(Recording({}, choices, bare, commands))
+    assert (without.scored, without.gate(1, 0).foreseen) == (False, second.foreseen), "nobody read its gates' scores"

@@ -84,6 +84,18 @@ def test_of_a_pass_of_many_tokens_popularity_is_learned() -> None:
     assert fired(eap, 0, {0: 1, 5: 1}, 1)[0].experts == (3, 4)
 
 
+def test_a_pass_of_many_tokens_counts_as_that_many_and_no_more() -> None:
+    """Ten tokens of prefill with 3 after 0, then twelve alone with 5 after 0."""
+    eap = ActivationPath(SHAPE)
+    fired(eap, 0, {0: 10, 1: 10})
+    fired(eap, 2, {3: 10, 4: 10})
+    for position in range(10, 22):
+        fired(eap, 0, {0: 1, 2: 1}, position)
+        fired(eap, 2, {5: 1, 2: 1}, position)
+    assert fired(eap, 0, {0: 1}, 30)[0].experts == (2,)
+    assert fired(eap, 0, {0: 1, 1: 1}, 31)[0].experts == (3, 4)
+
+
 def history(tokens: int, seed: int, pool: tuple[int, ...]) -> list[tuple[list[int], ...]]:
     rng = Random(seed)
     return [tuple(rng.sample(pool, 2) for _ in SHAPE.layers) for _ in range(tokens)]

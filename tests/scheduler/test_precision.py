@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.errors import ConfigError
-from scheduler.precision import FORMS, FULL, INT2, INT4, Full, Mixed, Popular, Precision, Uniform, Wanted
+from scheduler.precision import FORMS, FULL, INT2, INT4, PREDICTED, Full, Mixed, Popular, Precision, Uniform, Wanted
 
 BITS = {FULL: 16, INT4: 4, INT2: 2}
 
@@ -59,7 +59,8 @@ def test_in_decoding_every_expert_is_as_important_and_int2_from_prefill_is_loade
     assert not fate.serves(INT2, wanted(1, 0.9))
     assert fate.serves(INT2, wanted(1, 0.9, prefill=True))
     assert not fate.serves(INT2, wanted(9, 0.0, prefill=True))
-    assert fate.form(wanted(0, 0.9, prefill=True)) == INT4  # only predicted: nobody knows how popular
+    assert fate.form(PREDICTED) == INT4  # nobody knows how popular
+    assert fate.form(wanted(0, 0.9, prefill=True)) == INT2  # predicted to be unpopular
 
 
 def test_no_share_is_int4_throughout_and_the_whole_share_int2_throughout_prefill() -> None:

@@ -92,6 +92,27 @@ def test_of_two_low_score_experts_the_one_that_fewer_rows_compute_goes() -> None
     assert as_sets(routed) == [{0, 1, 3}, {4, 1, 3}, {6, 1, 3}]
 
 
+def test_rows_that_were_gathered_count_for_those_that_follow() -> None:
+    """Rows 1 to 3 give up what they alone want for 3; row 4 then follows, from 2, which two rows compute."""
+    scores = (
+        spread(e0=0.4, e3=0.12, e1=0.11),
+        spread(e0=0.4, e5=0.12, e3=0.11),
+        spread(e0=0.4, e2=0.12, e1=0.11),
+        spread(e0=0.4, e2=0.12, e3=0.11),
+    )
+    routed = ExpertCache(0.3).route(((0, 3), (0, 5), (0, 2), (0, 2)), scores, ())
+    assert as_sets(routed) == [{0, 3}, {0, 3}, {0, 2}, {0, 3}]
+    without = ExpertCache(0.3).route(((0, 3), (0, 2), (0, 2)), (scores[0], *scores[2:]), ())
+    assert as_sets(without) == [{0, 3}, {0, 2}, {0, 2}]  # 3 would have two rows then, as many as 2 has
+
+
+def test_what_a_row_is_given_stands_in_the_order_of_its_scores() -> None:
+    """Row 1: 4 is replaced by the resident 6, 3 by 5, which row 2 needs and which scores higher than 6."""
+    scores = (spread(e0=0.4, e3=0.12, e4=0.115, e5=0.11, e6=0.1), spread(e0=0.4, e7=0.3, e5=0.12, e2=0.11))
+    routed = ExpertCache(0.3).route(((0, 3, 4), (0, 7, 5)), scores, {6})
+    assert routed == ((0, 5, 6), (0, 7, 5))
+
+
 @given(ROWS, st.integers(1, 7), RESIDENT)
 def test_alpha_zero_is_top_k_ties_included(rows: tuple[tuple[int, ...], ...], k: int, resident: set[int]) -> None:
     router = ExpertCache(0.0)

@@ -121,6 +121,7 @@ def test_hybrimoe_by_hand() -> None:
     assert set(Hybrid().host({0: 4, 1: 3, 2: 2, 3: 1}, {}, DEAR, False)) == {1, 2, 3}
     slow = Costs(load_s=1, device_call_s=10, device_row_s=0, host_call_s=0, host_row_s=3)
     assert set(Hybrid().host({}, {4: 1, 5: 2, 6: 9}, slow, False)) == {4, 5}  # 3 < 30, 9 < 20; 36 > 10
+    assert set(Hybrid().host({}, {4: 1, 5: 2, 6: 5}, slow, False)) == {4, 5}  # 24 > 10, which is all that is left there
     assert not set(Hybrid().host({}, {4: 1}, DEAR, False))  # 3 s on an idle host, 1 s where it is
 
 

@@ -200,12 +200,14 @@ class Desk:
         self.arithmetic = arithmetic
         self.workers: list[Worker] = []
 
-    def worker(self, slots: int = 2, loader: Loader | None = None, arithmetic: Any = None) -> Worker:
+    def worker(
+        self, slots: int = 2, loader: Loader | None = None, arithmetic: Any = None, forms: tuple[str, ...] = ("",)
+    ) -> Worker:
         name = f"w{len(self.workers)}"
         loader = loader or MemoryLoader(self.store)
         if isinstance(arithmetic, HeldArithmetic):
             arithmetic.serving = False
-        self.workers.append(Worker(name, self.store, arithmetic or self.arithmetic, loader, slots))
+        self.workers.append(Worker(name, self.store, arithmetic or self.arithmetic, loader, slots, forms))
         for held in (loader, arithmetic):
             if isinstance(held, HeldLoader | HeldArithmetic):
                 held.serving = True

@@ -136,3 +136,35 @@ def test_a_store_that_cannot_be_read_makes_no_worker(desk: Any, own_store: Exper
     file.unlink()
     with pytest.raises(LaunchError, match="loader disk cannot read"):
         load_bandwidth(own_store, DiskLoader(own_store), slots(own_store, 1))
+
+
+# --- what a computation takes -----------------------------------------------------------------------------------------
+
+
+def test_the_cost_of_a_computation_is_measured(desk: Any, monkeypatch: pytest.MonkeyPatch, expected: Any) -> None:
+    monkeypatch.setattr(measure, "CALL_S", 60.0)
+    worker = desk.worker()
+    call_s, row_s = worker.costs
+    assert call_s + row_s > 0
+    assert row_s >= 0
+    main = desk.welcome(worker)
+    main.loads_and_computes(1, desk.compute(2, 0, 1, 3), expected)
+
+
+def test_a_long_computation_is_not_measured(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "CALL_S", 0.0)
+    assert desk.worker().costs == (0.0, 0.0)
+
+
+def test_experts_that_take_other_rows_are_not_measured(store: ExpertStore) -> None:
+    def run(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return hidden @ torch.zeros(hidden.shape[1] + 1, 2)
+
+    assert measure.device_costs(store, run) == (0.0, 0.0)
+
+
+def test_a_profile_says_what_a_computation_takes(desk: Any, store: ExpertStore) -> None:
+    worker = desk.worker(loader=EmulatedLoader(MemoryLoader(store), Emulation(PROFILE)))
+    call_s, row_s = worker.costs
+    assert call_s + row_s == pytest.approx(PROFILE.compute_s(1))
+    assert call_s + 9 * row_s == pytest.approx(PROFILE.compute_s(9))

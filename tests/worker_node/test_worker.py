@@ -40,7 +40,8 @@ def test_hello_is_answered_by_what_the_worker_is(desk: Any) -> None:
     main.send(desk.hello())
     ready = main.next()
     assert ready.load_bytes_per_s > 0
-    assert ready.call_s + ready.row_s > 0
+    assert ready.call_s >= 0
+    assert ready.row_s >= 0
     assert ready == WorkerReady(
         version=PROTOCOL_VERSION,
         node="w0",

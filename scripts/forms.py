@@ -1,0 +1,277 @@
+"""What experts in fewer bits cost and spare (Fate section 4.5): bytes, time, and what they do to the answer.
+
+.venv/bin/python scripts/forms.py            # models/demo-moe, 8 windows of 256 tokens: some minutes
+.venv/bin/python scripts/forms.py --quick    # 4 windows, fewer shares
+
+First every expert in one form: Transformers' own model with the weights of the store's forms, restored, in their place
+(int8: HQQ's, as a reference; no store has it). Then Fate's search: in each window, all of it one prefill, the least
+popular experts of a layer, as many as have at most a share of its rows together, in int2, all others in int4; the
+largest share that costs at most 1 %. Accuracy is perplexity here, where Fate has task scores: a model of this size has
+none. Beside it the same with the most popular experts in int2, as Fate's Fig 10 has both. The text: half GSM8K problems
+with their solutions, half sonnets, which the model was not trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import common
+import torch
+from quality import held_out, losses, perplexity, windows
+from rich.console import Console
+from rich.progress import track
+
+from checkpoint import family
+from checkpoint.form_files import add_forms
+from checkpoint.forms import FORMS, GROUP, Scratch, quantise, restore, restore_into
+from checkpoint.store import ExpertStore
+from odmoe.process import prepare_libraries
+from odmoe.stores import prepare_store
+from odmoe.text import load_tokenizer
+from scheduler.popularity import shares
+from scheduler.precision import Popular, Wanted
+
+ALLOWED_LOSS = 0.01
+TIMED = 8
+Weights = dict[int, list[dict[str, torch.Tensor]]]
+"""Layer -> its experts' parameters."""
+
+
+def read(store: ExpertStore, layer: int, expert: int, form: str = "") -> torch.Tensor:
+    """A blob of the store, uint8."""
+    file, blob = store.locate(layer, expert, form)
+    with file.open("rb") as stream:
+        stream.seek(blob.offset)
+        return torch.frombuffer(bytearray(stream.read(blob.length)), dtype=torch.uint8)
+
+
+def weights_of(store: ExpertStore, form: str) -> Weights:
+    """All experts in full, as restored from `form`."""
+    found: Weights = {}
+    for number, layer in store.manifest.layers.items():
+        blobs = [read(store, number, expert, form) for expert in range(len(layer.blobs))]
+        group = store.manifest.form(form).group if form else GROUP
+        found[number] = [restore(blob, layer, form, group) if form else layer.views(blob) for blob in blobs]
+    return found
+
+
+def by_hqq(weights: Weights, bits: int) -> Weights:
+    """Quantised to so many bits and restored by HQQ alone; biases as they are."""
+    from hqq.core.quantize import Quantizer
+
+    def again(weight: torch.Tensor) -> torch.Tensor:
+        packed, meta = Quantizer.quantize(weight, nbits=bits, group_size=GROUP, axis=1, device="cpu")
+        meta |= {"scale": meta["scale"].half(), "zero": meta["zero"].half(), "compute_dtype": torch.float32}
+        restored: torch.Tensor = Quantizer.dequantize(packed, meta)
+        return restored.to(weight.dtype)
+
+    return {
+        layer: [{n: again(w) if w.dim() > 1 else w for n, w in expert.items()} for expert in experts]
+        for layer, experts in weights.items()
+    }
+
+
+class Model:
+    """Transformers' own model, whose experts' weights are put in place from outside."""
+
+    def __init__(self, store: ExpertStore, path: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=family.parse_dtype(store.manifest.dtype), experts_implementation="eager"
+        ).eval()
+        self.experts: dict[int, Any] = {n: module for n, (_, module) in family.experts_modules(self.model).items()}
+
+    def put(self, layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in parameters.items():
+                getattr(self.experts[layer], name)[expert].copy_(value)
+
+    def put_all(self, weights: Weights) -> None:
+        for layer, experts in weights.items():
+            for expert, parameters in enumerate(experts):
+                self.put(layer, expert, parameters)
+
+    def reads(self, text: list[list[int]]) -> tuple[list[float], list[int]]:
+        """Nats of each token of these windows, and the most likely one in its place."""
+        nats, best = [], []
+        for window in text:
+            with torch.inference_mode():
+                logits = self.model(input_ids=torch.tensor([window]), use_cache=False).logits[0].float()  # [T, V]
+            nats += losses(logits, window)
+            best += logits[:-1].argmax(dim=-1).tolist()
+        return nats, best
+
+
+class ByPopularity:
+    """Before each layer's experts compute a window: int2 for some, by how many of its rows want them, int4 for others.
+
+    `share`: of the layer's rows, those whose experts are in int2; of the least popular, or of the most.
+    """
+
+    def __init__(self, model: Model, forms: dict[str, Weights], share: float, least: bool) -> None:
+        self._model, self._forms, self._least = model, forms, least
+        self._share, self._rule = share, Popular(share)
+        self._held: dict[tuple[int, int], str] = {}
+        self.loads = {form: 0 for form in forms}
+        self._hooks = [
+            module.register_forward_pre_hook(lambda _, args, n=number: self._choose(n, args[1]))
+            for number, module in model.experts.items()
+        ]
+
+    def _choose(self, layer: int, index: torch.Tensor) -> None:
+        experts, counts = index.flatten().unique(return_counts=True)
+        rows = dict(zip(experts.tolist(), counts.tolist(), strict=True))
+        for expert, form in self._chosen(rows).items():
+            self.loads[form] += 1
+            if self._held.get((layer, expert)) != form:
+                self._model.put(layer, expert, self._forms[form][layer][expert])
+                self._held[layer, expert] = form
+
+    def _chosen(self, rows: dict[int, int]) -> dict[int, str]:
+        if self._least:
+            before = shares(rows)
+            return {
+                expert: self._rule.form(Wanted(True, False, count, before[expert], None, 0))
+                for expert, count in rows.items()
+            }
+        chosen, seen, total = {}, 0, sum(rows.values())
+        for expert in sorted(rows, key=lambda one: (-rows[one], one)):
+            seen += rows[expert]
+            chosen[expert] = "int2" if seen <= self._share * total else "int4"
+        return chosen
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def timed(store: ExpertStore) -> dict[str, dict[str, float]]:
+    """Form -> seconds to quantise an expert, and to restore one: medians, one thread."""
+    number, layer = next(iter(store.manifest.layers.items()))
+    found: dict[str, dict[str, float]] = {}
+    for form, bits in FORMS.items():
+        quantising, restoring = [], []
+        held = store.manifest.form(form).layers[number]
+        full = {name: torch.empty_like(value) for name, value in layer.views(read(store, number, 0)).items()}
+        scratch = Scratch.of([layer], store.manifest.form(form).group)
+        for turn in range(TIMED):
+            expert = turn % len(layer.blobs)
+            parameters, blob = layer.views(read(store, number, expert)), read(store, number, expert, form)
+            began = time.perf_counter()
+            quantise(parameters, layer, form)
+            quantising.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            restore_into(full, held.views(blob), bits, scratch)
+            restoring.append(time.perf_counter() - began)
+        found[form] = {"quantise_s": statistics.median(quantising), "restore_s": statistics.median(restoring)}
+    return found
+
+
+def uniform(store: ExpertStore, model: Model, forms: dict[str, Weights], text: list[list[int]]) -> list[dict[str, Any]]:
+    """A row for each form that all experts are in."""
+    shape = family.shape_of(
+        family.config_from_dict(store.manifest.config), store.manifest.moe_layers, store.manifest.experts
+    )
+    token = shape.top_k * len(shape.layers)
+    times, rows = timed(store), []
+    _, expected = model.reads(text)
+    layer = next(iter(store.manifest.layers.values()))
+    weights = sum(math.prod(spec.shape) for spec in layer.tensors if len(spec.shape) > 1)
+    for form, held in track(forms.items(), console=Console(stderr=True), description="forms"):
+        model.put_all(held)
+        nats, best = model.reads(text)
+        took = times.get(form, {})
+        bytes_of = store.manifest.form_bytes(form) if form in ("", *FORMS) else round(weights * (8 + 32 / GROUP) / 8)
+        rows.append({
+            "form": form or store.manifest.dtype, "expert_bytes": bytes_of, "perplexity": perplexity(nats),
+            "agreement": sum(a == b for a, b in zip(best, expected, strict=True)) / len(best),
+            "quantise_s_an_expert": took.get("quantise_s"),
+            "restore_s_a_token": token * took["restore_s"] if took else None,
+        })  # fmt: skip
+    model.put_all(forms[""])
+    return rows
+
+
+def search(
+    model: Model, forms: dict[str, Weights], text: list[list[int]], tried: list[float]
+) -> Iterator[dict[str, Any]]:
+    """A row for each share of rows in int2, of the least popular experts and of the most."""
+    two = {form: forms[form] for form in FORMS}
+    for share in track(tried, console=Console(stderr=True), description="shares"):
+        row: dict[str, Any] = {"share": share}
+        for name, least in (("least", True), ("most", False)):
+            chooser = ByPopularity(model, two, share, least)
+            try:
+                row[f"{name}_perplexity"] = perplexity(model.reads(text)[0])
+            finally:
+                chooser.close()
+            row[f"{name}_experts"] = chooser.loads["int2"] / sum(chooser.loads.values())
+        yield row
+
+
+def show(full: str, rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+    whole = rows[0]
+    print(f"{'experts':<10} {'bytes':>9} {'of ' + full:>12} {'perplexity':>11} {'loss':>8} {'agree':>7} "
+          f"{'quantise':>10} {'restore a token':>16}")  # fmt: skip
+    for row in rows:
+        loss = row["perplexity"] / whole["perplexity"] - 1
+        times = [
+            "-" if seconds is None else f"{seconds * 1e3:.2f} ms"
+            for seconds in (row["quantise_s_an_expert"], row["restore_s_a_token"])
+        ]
+        print(f"{row['form']:<10} {row['expert_bytes']:>9,} {row['expert_bytes'] / whole['expert_bytes']:>12.1%} "
+              f"{row['perplexity']:>11.4f} {loss:>8.2%} {row['agreement']:>7.2%} "
+              f"{times[0]:>10} {times[1]:>16}")  # fmt: skip
+    print("\nagree: places of the text where the most likely next token is that of the full model\n")
+    base = found[0]["least_perplexity"]
+    print(f"prefill, int2 for experts of this share of rows  {'least popular first':>32} {'most popular first':>32}")
+    for row in found:
+        parts = [
+            f"{row[f'{name}_experts']:>7.1%} of experts, loss {row[f'{name}_perplexity'] / base - 1:>7.2%}"
+            for name in ("least", "most")
+        ]
+        print(f"{row['share']:>47.0%}  {parts[0]:>32} {parts[1]:>32}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(common.DEMO.relative_to(common.ROOT)), help="%(default)s unless said")
+    parser.add_argument("--store", type=Path, help="its expert store, made and given its forms where it has none")
+    parser.add_argument("--windows", type=int, help="8 unless said")
+    parser.add_argument("--window", type=int, default=256, help="tokens in one prefill; %(default)s unless said")
+    parser.add_argument("--quick", action="store_true", help="4 windows, six shares")
+    args = parser.parse_args()
+    prepare_libraries(1)
+    common.header("Experts in fewer bits")
+    path = args.model if Path(args.model).exists() else str(common.ROOT / args.model)
+    store = prepare_store(path, str(args.store) if args.store else None, None)
+    store = add_forms(store, tuple(FORMS))
+    count = args.windows or (4 if args.quick else 8)
+    tokens = count * (args.window - 1) + 1
+    text = windows(held_out(load_tokenizer(store.dense), tokens), args.window)
+    forms = {"": weights_of(store, "")}
+    forms |= {"int8": by_hqq(forms[""], 8)} | {form: weights_of(store, form) for form in FORMS}
+    model = Model(store, path)
+    rows = uniform(store, model, forms, text)
+    steps = 5 if args.quick else 20
+    found = list(search(model, forms, text, [step / steps for step in range(steps + 1)]))
+    show(store.manifest.dtype, rows, found)
+    base = found[0]["least_perplexity"]
+    within = takewhile(lambda row: row["least_perplexity"] <= base * (1 + ALLOWED_LOSS), found)
+    largest = max(row["share"] for row in within)
+    print(f"\nThe largest share in int2 whose loss of perplexity, all in int4, stays within {ALLOWED_LOSS:.0%}: "
+          f"{largest:.0%} ({tokens:,} tokens, prefills of {args.window}, in steps of {1 / steps:.0%})")  # fmt: skip
+    facts = {"group": GROUP, "windows": count, "window": args.window, "share": largest}
+    print(f"written to {common.save('forms', [{**facts, 'uniform': rows, 'search': found}])}")
+
+
+if __name__ == "__main__":
+    main()

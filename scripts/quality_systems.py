@@ -1,0 +1,257 @@
+"""What approximate systems cost in answers: by alpha of the expert-cache router, and by the form experts are loaded in.
+
+    .venv/bin/python scripts/quality_systems.py                  # alpha 0 to 0.6 as Table 3 of importance, and forms
+    .venv/bin/python scripts/quality_systems.py --quick          # some minutes
+    .venv/bin/python scripts/quality_systems.py --alphas 0 0.3 --forms full --models models/demo-moe
+
+Tokens that are the same as those of Transformers with all experts, final answers of GSM8K problems, and perplexity.
+An answer of these systems depends on what is resident, so perplexity is that of the engine: half of each window is
+taken as a prompt, the rest is forced on it, a decode pass a token. Every figure is of a cluster begun for it. The
+difference to Transformers in nats is paired, token by token; +- is its standard error times 1.96.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from typing import Any
+
+import cells
+import common
+import quality
+import systems
+from cells import AMBER, BLUE, DARK, RED
+
+VERSION = 1
+TRANSFORMERS = "Transformers"
+ALPHAS = tuple(n / 20 for n in range(13))
+FORMS = ("full", "int4", "int2", "popular", "mixed")
+QUICK_ALPHAS, QUICK_FORMS = (0.0, 0.3, 0.6), ("full", "int4", "popular")
+BOUND = 0.01
+"""Of perplexity, up to alpha 0.3."""
+
+
+def variants(args: Any) -> dict[str, dict[str, Any]]:
+    """Importance with each alpha; a system that differs from an exact one in the form alone."""
+    plain = {"system": "mixtral-offloading", "predictor": "none"}
+    return {f"alpha {alpha:g}": {"system": "importance", "alpha": alpha} for alpha in args.alphas} | {
+        f"form {form}": plain | {"precision": form} for form in args.forms
+    }
+
+
+def plan(bench: systems.Bench, args: Any) -> list[cells.Cell]:
+    """Transformers first; of each variant both parts."""
+    wanted = []
+    for model in args.models:
+        of = {**bench.identity(model), "path": model, "dtype": args.dtype}
+        answers = {"part": "answers", "problems": args.problems, "tokens": args.tokens}
+        text = {"part": "perplexity", "text_tokens": args.text_tokens, "window": args.window}
+        passes = args.problems * args.tokens
+        for name, settings in {TRANSFORMERS: {}, **bench.variants}.items():
+            more = {} if name == TRANSFORMERS else {"budget": args.budget, **settings}
+            second = 0.01 if name == TRANSFORMERS else 0.06
+            wanted += [
+                cells.Cell({**of, "variant": name, **more, **answers}, second * passes),
+                cells.Cell({**of, "variant": name, **more, **text}, second * args.text_tokens / 2),
+            ]
+    return wanted
+
+
+class Measure:
+    """Computes any cell, on a cluster of its own."""
+
+    def __init__(self, bench: systems.Bench, args: Any) -> None:
+        self._bench, self._args = bench, args
+
+    def __call__(self, params: dict[str, Any]) -> dict[str, Any]:
+        model, variant = params["path"], params["variant"]
+        if variant == TRANSFORMERS:
+            peer = self._bench.peer(model)
+            if params["part"] == "answers":
+                return {"token_ids": [peer.answer(ids, self._args.tokens).token_ids for ids in self._asked(model)]}
+            return self._scored(model, lambda window, given: peer.logits(window)[given - 1 :])
+        with cells.Kept(self._bench.opened(model)[0]) as kept:
+            cluster = kept.cluster(self._bench.settings(model, variant, self._args.budget))
+            if params["part"] == "answers":
+                reports = [cells.answer(cluster, ids, self._args.tokens) for ids in self._asked(model)]
+                hits = sum(one.hits for one in reports) / sum(one.named for one in reports)
+                return {"token_ids": [one.token_ids for one in reports], "exact": reports[0].exact, "hit_rate": hits}
+            return self._scored(model, lambda window, given: quality.forced_logits(cluster, window, given))
+
+    def _asked(self, model: str) -> list[list[int]]:
+        tokenizer = self._bench.opened(model)[1]
+        return [tokenizer(text)["input_ids"] for text, _ in quality.problems(self._args.problems)]
+
+    def _scored(self, model: str, logits: Any) -> dict[str, Any]:
+        """Nats of each token of the second half of each window."""
+        ids = quality.held_out(self._bench.opened(model)[1], self._args.text_tokens)
+        nats: list[float] = []
+        for window in quality.windows(ids, self._args.window):
+            given = len(window) // 2
+            if given:
+                nats += quality.losses(logits(window, given), window[given - 1 :])
+        return {"nats": nats}
+
+
+def rows(wanted: list[cells.Cell], results: list[dict[str, Any]], bench: systems.Bench, args: Any) -> list[Any]:
+    """One row a model and variant."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    paths = {}
+    for one, result in zip(wanted, results, strict=True):
+        found.setdefault((one.params["model"], one.params["variant"]), {})[one.params["part"]] = result
+        paths[one.params["model"]] = one.params["path"]
+    made = []
+    for (model, variant), parts in found.items():
+        truth = found[model, TRANSFORMERS]
+        tokens, theirs = parts["answers"]["token_ids"], truth["answers"]["token_ids"]
+        same, total = quality.agreement(tokens, theirs)
+        mine, solved = _finals(bench.opened(paths[model])[1], tokens), quality.problems(args.problems)
+        finals = _finals(bench.opened(paths[model])[1], theirs)
+        right = sum(a is not None and a == quality.final_answer(b) for a, (_, b) in zip(mine, solved, strict=True))
+        made.append({
+            "model": model, "variant": variant, "exact": parts["answers"].get("exact", True),
+            "hit_rate": parts["answers"].get("hit_rate"), "same_tokens": same, "tokens": total,
+            "same_until": statistics.mean(_alike(a, b) for a, b in zip(tokens, theirs, strict=True)),
+            "right_answers": right, "problems": len(solved),
+            "same_answers": sum(a == b for a, b in zip(mine, finals, strict=True)),
+            **_perplexity(parts["perplexity"]["nats"], truth["perplexity"]["nats"]),
+        })  # fmt: skip
+    return made
+
+
+def _finals(tokenizer: Any, answers: list[list[int]]) -> list[Any]:
+    ends = {tokenizer.eos_token_id}
+    texts = [tokenizer.decode(quality.until_end(one, ends), skip_special_tokens=True) for one in answers]
+    return [quality.final_answer(text) for text in texts]
+
+
+def _alike(a: list[int], b: list[int]) -> int:
+    """Tokens until the first that differs."""
+    return next((n for n, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), len(a))
+
+
+def _perplexity(nats: list[float], truth: list[float]) -> dict[str, Any]:
+    more = [a - b for a, b in zip(nats, truth, strict=True)]
+    error = 1.96 * statistics.stdev(more) / math.sqrt(len(more))
+    return {
+        "perplexity": quality.perplexity(nats), "scored_tokens": len(nats),
+        "perplexity_ratio": math.exp(statistics.mean(more)), "ratio_error": error,
+    }  # fmt: skip
+
+
+def finding(rows: list[dict[str, Any]]) -> list[str]:
+    """Whether alpha up to 0.3 costs at most 1 % of perplexity."""
+    found = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        of = {_alpha(row): row for row in rows if row["model"] == model and row["variant"].startswith("alpha")}
+        few = {alpha: row["perplexity_ratio"] - 1 for alpha, row in of.items() if alpha <= 0.3}
+        over = [f"{alpha:g} ({more:+.1%})" for alpha, more in few.items() if more > BOUND]
+        if few:
+            most = max(few, key=few.__getitem__)
+            found.append(
+                f"{model}: alpha up to 0.3 costs more than {BOUND:.0%} of perplexity at {', '.join(over)}" if over else
+                f"{model}: alpha up to 0.3 costs at most {BOUND:.0%} of perplexity: {few[most]:+.2%} at {most:g}"
+            )  # fmt: skip
+    return found
+
+
+def _alpha(row: dict[str, Any]) -> float:
+    return float(row["variant"].split()[1])
+
+
+def tell(rows: list[dict[str, Any]]) -> None:
+    """To standard output."""
+    print(f"{'model':<10} {'variant':<13} {'tokens':>7} {'until':>6} {'finals':>8} {'right':>6} {'perplexity':>10}"
+          f" {'more':>8} {'+-':>6} {'hit rate':>9}")  # fmt: skip
+    for row in rows:
+        hit = "" if row["hit_rate"] is None else f"{row['hit_rate']:9.1%}"
+        same = f"{row['same_tokens'] / row['tokens']:7.1%} {row['same_until']:6.1f}"
+        finals = f"{row['same_answers']}/{row['problems']}"
+        more = f"{row['perplexity']:10.3f} {row['perplexity_ratio'] - 1:+8.2%} {row['ratio_error']:6.2%}"
+        print(f"{row['model']:<10} {row['variant']:<13} {same} {finals:>8} {row['right_answers']:>6} {more} {hit}")
+
+
+def picture(rows: list[dict[str, Any]], args: Any) -> Any:
+    """Left by alpha, right by form; of each model perplexity above, what is the same as Transformers' beneath."""
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    figure, panels = cells.canvas(
+        10.5, 4.6 * len(names) + 0.7, 2 * len(names), 2, sharex="col", sharey="row", width_ratios=(3, 2)
+    )
+    for m, model in enumerate(names):
+        mine = [row for row in rows if row["model"] == model and row["variant"] != TRANSFORMERS]
+        alphas = [row for row in mine if row["variant"].startswith("alpha")]
+        forms = [row for row in mine if row["variant"].startswith("form")]
+        above, below = panels[4 * m : 4 * m + 2], panels[4 * m + 2 : 4 * m + 4]
+        for place, (of, at, style) in enumerate(
+            ((alphas, [_alpha(row) for row in alphas], "-"), (forms, list(range(len(forms))), "none"))
+        ):
+            _more(above[place], of, at, style)
+            _same(below[place], of, at, style)
+        above[0].set_title(f"{model}: importance, device memory {args.budget} % of the experts", fontsize=10)
+        above[1].set_title(f"{model}: experts in smaller forms, LRU", fontsize=10)
+        above[0].set_ylabel("perplexity: more than\nTransformers', %")
+        below[0].set_ylabel("as Transformers, %")
+        below[0].legend(fontsize=8, loc="best", framealpha=0.85, edgecolor="none")
+        below[0].set_xlabel("alpha of the expert-cache router")
+        below[1].set_xticks(range(len(forms)), [row["variant"].removeprefix("form ") for row in forms])
+        below[1].set_xlabel("form in which experts are loaded")
+    figure.suptitle(f"What approximation costs: {rows[0]['scored_tokens']} forced tokens, {rows[0]['problems']} GSM8K "
+                    f"answers of {args.tokens} tokens", fontsize=11)  # fmt: skip
+    return figure
+
+
+def _more(panel: Any, rows: list[dict[str, Any]], at: list[float], style: str) -> None:
+    more = [100 * (row["perplexity_ratio"] - 1) for row in rows]
+    error = [100 * row["ratio_error"] for row in rows]
+    panel.axhline(0, color=DARK, lw=0.8)
+    panel.axhline(100 * BOUND, color=RED, lw=1, ls=":")
+    panel.errorbar(at, more, error, color=RED, ls=style, marker="o", ms=5, capsize=3, lw=1.6)
+
+
+def _same(panel: Any, rows: list[dict[str, Any]], at: list[float], style: str) -> None:
+    for key, of, colour, mark, label in (
+        ("same_tokens", "tokens", BLUE, "s", "tokens"), ("same_answers", "problems", AMBER, "^", "final answers"),
+    ):  # fmt: skip
+        shares = [100 * row[key] / row[of] for row in rows]
+        panel.plot(at, shares, color=colour, ls=style, marker=mark, ms=6, lw=1.5, label=label)
+    panel.set_ylim(0, 104)
+
+
+def parse() -> Any:
+    parser = systems.flags(__doc__ or "", prompts=(1, 1), tokens=(96, 24), budgets=(25,))
+    parser.add_argument("--alphas", type=float, nargs="*", help="0 to 0.6 in steps of 0.05 unless said")
+    parser.add_argument("--forms", nargs="*", choices=FORMS, help="all unless said")
+    parser.add_argument("--problems", type=cells.whole, help="of GSM8K; 12 unless said")
+    parser.add_argument("--text-tokens", type=cells.whole, help="of held-out text; 1024 unless said")
+    parser.add_argument("--window", type=cells.whole, default=128, help="tokens, half of them scored together")
+    parser.get_default("sizes").update(problems=(12, 2), text_tokens=(1024, 256))
+    args = systems.parse(parser)
+    args.alphas = list(QUICK_ALPHAS if args.quick else ALPHAS) if args.alphas is None else args.alphas
+    args.forms = list(QUICK_FORMS if args.quick else FORMS) if args.forms is None else args.forms
+    args.budget = args.budgets[0]
+    if len(args.budgets) > 1:
+        parser.error("--budgets is one here")
+    if args.window < 4 or args.text_tokens < 8:
+        parser.error("--window must be at least 4, --text-tokens at least 8")
+    return args
+
+
+def main() -> int:
+    args = parse()
+    common.header(f"What approximation costs, device memory {args.budget} % of the experts")
+    with systems.Bench(args, variants(args)) as bench:
+        note = f"one worker, device memory {args.budget} % of the experts; {args.dtype}"
+        with cells.Experiment("quality_systems", args, VERSION, {}, note) as run:
+            wanted = plan(bench, args)
+            found = rows(wanted, run.all(wanted, Measure(bench, args)), bench, args)
+            said = finding(found)
+            run.write(found, finding=said)
+            tell(found)
+            print("\n".join(said))
+            print(run.written([run.save(picture(found, args))]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

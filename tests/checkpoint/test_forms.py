@@ -1,0 +1,110 @@
+"""Experts in fewer bits, beside HQQ's own quantiser, whose code has no part in restoring them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hqq.core.quantize import Quantizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.forms import FORMS, GROUP, planned_form, quantise, restore
+from checkpoint.manifest import Blob, LayerSpec, TensorSpec
+from scheduler.errors import CheckpointError
+
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+def layer_of(parameters: dict[str, torch.Tensor]) -> LayerSpec:
+    """As a store describes it; where each lies in the full blob is of no matter here."""
+    tensors = tuple(
+        TensorSpec(name, str(value.dtype).removeprefix("torch."), tuple(value.shape), 0)
+        for name, value in parameters.items()
+    )
+    return LayerSpec("model.layers.0.mlp.experts", "layer-00000.experts", tensors, (Blob(0, 4096, ""),))
+
+
+def again(weight: torch.Tensor, form: str) -> torch.Tensor:
+    """Quantised and restored by HQQ alone, with scales and zeros in float16."""
+    flat = weight.flatten().float()
+    rows = math.ceil(math.ceil(len(flat) / GROUP) / (8 // FORMS[form])) * (8 // FORMS[form])
+    filled = torch.cat([flat, flat[-1].repeat(rows * GROUP - len(flat))]).view(rows, GROUP)
+    packed, meta = Quantizer.quantize(filled, nbits=FORMS[form], group_size=GROUP, axis=1, device="cpu")
+    meta |= {"scale": meta["scale"].half(), "zero": meta["zero"].half(), "compute_dtype": torch.float32}
+    found: Any = Quantizer.dequantize(packed, meta)
+    return found.flatten()[: len(flat)].view(weight.shape).to(weight.dtype)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 80)) | st.tuples(*[st.integers(1, 9)] * 3),
+    form=st.sampled_from(list(FORMS)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    spread=st.sampled_from([0.01, 0.3, 20.0]),
+    seed=st.integers(0, 1 << 20),
+)
+def test_restored_as_hqq_restores_it(
+    shape: tuple[int, ...], form: str, dtype: torch.dtype, spread: float, seed: int
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    parameters = {
+        "up_proj": (torch.randn(shape, generator=random) * spread).to(dtype),
+        "up_proj_bias": torch.randn(shape[-1], generator=random).to(dtype),
+    }
+    layer = layer_of(parameters)
+    blob = quantise(parameters, layer, form)
+    found = restore(blob, layer, form)
+    assert len(blob) == planned_form(layer, form).blobs[0].length
+    assert len(blob) % 4096 == blob.data_ptr() % 4096 == 0
+    assert {name: value.dtype for name, value in found.items()} == dict.fromkeys(parameters, dtype)
+    assert torch.equal(found["up_proj"], again(parameters["up_proj"], form))
+    assert torch.equal(found["up_proj_bias"], parameters["up_proj_bias"])
+
+
+def test_more_weights_than_are_restored_at_a_time() -> None:
+    """Pieces meet without a seam, where rows do not end with them."""
+    weight = torch.randn(1031, 1027, generator=torch.Generator().manual_seed(1))
+    for form in FORMS:
+        layer = layer_of({"w": weight})
+        assert torch.equal(restore(quantise({"w": weight}, layer, form), layer, form)["w"], again(weight, form))
+
+
+def test_fewer_bits_are_fewer_bytes_and_a_larger_error() -> None:
+    weight = torch.randn(512, 768, generator=torch.Generator().manual_seed(2)) * 0.05
+    layer, size, error = layer_of({"w": weight}), {}, {}
+    for form in FORMS:
+        blob = quantise({"w": weight}, layer, form)
+        size[form] = len(blob) * 8 / weight.numel()
+        error[form] = float((restore(blob, layer, form)["w"] - weight).norm() / weight.norm())
+    assert size == pytest.approx({"int4": 4.5, "int2": 2.5}, abs=0.05)
+    # evenly spaced levels over six sigma of 64 normal weights: a step's third root of twelve, roughly
+    assert 0.05 < error["int4"] < 0.12
+    assert 0.3 < error["int2"] < 0.5
+
+
+@forms
+def test_the_same_bytes_every_time(form: str) -> None:
+    weight = torch.randn(96, 100, generator=torch.Generator().manual_seed(3)).bfloat16()
+    layer = layer_of({"w": weight})
+    assert torch.equal(quantise({"w": weight}, layer, form), quantise({"w": weight.clone()}, layer, form))
+
+
+@forms
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1000.0])
+def test_weights_that_hardly_vary(form: str, value: float) -> None:
+    """HQQ's zero of such a group is beyond float16."""
+    noise = torch.linspace(-1e-3, 1e-3, 640).view(10, 64)
+    for weight in (torch.full((10, 64), value), value + noise):
+        layer = layer_of({"w": weight})
+        found = restore(quantise({"w": weight}, layer, form), layer, form)["w"]
+        assert float((found - weight).abs().max()) <= 2e-3 + abs(value) / 1000
+
+
+@forms
+def test_weights_that_cannot_be_scaled_are_named(form: str) -> None:
+    weight = torch.linspace(-1e7, 1e7, 6400).view(100, 64)[torch.randperm(100)].t().contiguous()
+    with pytest.raises(CheckpointError, match=rf"experts\.w cannot be quantised to {form}.*float16"):
+        quantise({"w": weight}, layer_of({"w": weight}), form)
