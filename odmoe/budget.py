@@ -9,24 +9,30 @@ from checkpoint.token_predictor import FILE
 from odmoe.settings import Settings, parse_memory
 from scheduler.catalogue import forms_of
 from scheduler.errors import ConfigError
+from worker_node.restoring import restoring_bytes
 
 
 def slots_of(settings: Settings, store: ExpertStore) -> int:
     """Slots of each worker: as said, or what --device-memory has room for, all workers' together. A share is one of all
-    experts in full; where they travel in a smaller form, more of them fit. Raises ConfigError where not one does."""
+    experts in full; where they travel in a smaller form, more of them fit, beside the room to restore one.
+
+    Raises ConfigError where not one does.
+    """
     if settings.device_memory is None:
         return settings.slots
     manifest = store.manifest
     share, size = parse_memory(settings.device_memory)
     if share is not None:
         size = int(share * manifest.expert_bytes)
-    each = max(manifest.form_bytes(form) for form in forms_of(settings.precision))
+    forms = forms_of(settings.precision)
+    each = max(manifest.form_bytes(form) for form in forms)
     experts = sum(len(layer.blobs) for layer in manifest.layers.values())
-    slots = min(size // each, experts) // settings.workers
+    beside = restoring_bytes(store, forms, "cuda" if settings.loader == "cuda" else "cpu")
+    slots = min((size // settings.workers - beside) // each, -(-experts // settings.workers))
     if slots < 1:
         raise ConfigError(
-            f"--device-memory {settings.device_memory} is {size} bytes for {settings.workers} worker(s), and an expert "
-            f"needs {each}; give at least {each * settings.workers} bytes"
+            f"--device-memory {settings.device_memory} is {size} bytes for {settings.workers} worker(s), and one that "
+            f"holds one expert needs {each + beside}; give at least {(each + beside) * settings.workers} bytes"
         )
     return slots
 

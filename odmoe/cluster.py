@@ -113,8 +113,8 @@ def make_worker(
 ) -> Node:
     """Raises LaunchError where the loader's memory does not suffice."""
     name = settings.loader if emulation is None else "emulated"
-    loader = make_loader(name, store, emulation, settings.loader)
     slots, forms = slots_of(settings, store), forms_of(settings.precision)
+    loader = make_loader(name, store, emulation, settings.loader, forms)
     return travelling(Worker(f"worker {number}", store, arithmetic, loader, slots, forms), emulation)
 
 

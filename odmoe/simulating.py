@@ -179,7 +179,9 @@ def _recorded_runs(said: Said, file: Path) -> list[Run]:
 
 
 def _recorded_choices(recording: Recording) -> dict[str, Any]:
-    joined = {event.worker: event.slots for _, event in recording.events if isinstance(event, WorkerJoined)}
+    joined = {
+        event.worker: event.slots for _, event in recording.events if isinstance(event, WorkerJoined) and event.slots
+    }
     choices = recording.choices
     return {
         "workers": len(joined), "slots": max(joined.values(), default=1), "group_size": choices.group_size,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.arc import ARC, ShallowARC
 from scheduler.caches import LFU, LRU, Shares, Static
 from scheduler.errors import ConfigError
-from scheduler.frequent import Frequent, LayerShares
 from scheduler.gates import CrossLayer, NextGate, NextLayer, Stacked
 from scheduler.impact import Impact
-from scheduler.paths import ActivationPath, RequestTraces
 from scheduler.precision import Full, Mixed, Popular, Precision, Uniform
 from scheduler.predictors import Predictor, RandomPredictor, Silent
 from scheduler.residency import Cacheless, Everything, Residency
@@ -39,8 +38,8 @@ PREDICTORS: dict[str, Callable[[Choices], Predictor]] = {
     "token-wise": lambda c: TokenWise(c.shape, **_given(prefetch=c.prefetch)),
     "token-wise-adaptive": lambda c: TokenWise(c.shape, adaptive=True, **_given(prefetch=c.prefetch)),
     "token-wise-flex": lambda c: TokenWise(c.shape, flex=True, **_given(prefetch=c.prefetch)),
-    "path": lambda c: ActivationPath(c.shape),
-    "traces": lambda c: RequestTraces(c.shape),
+    "path": lambda c: _from("paths").ActivationPath(c.shape),
+    "traces": lambda c: _from("paths").RequestTraces(c.shape),
 }
 RESIDENCIES: dict[str, Callable[[Choices], Residency]] = {
     "none": lambda c: Cacheless(),
@@ -53,9 +52,9 @@ RESIDENCIES: dict[str, Callable[[Choices], Residency]] = {
     "shallow-arc": lambda c: ShallowARC(c.shape),
     "score": lambda c: ScoreWindow(c.shape),
     "mrs": lambda c: RecentScore(c.shape),
-    "frequent": lambda c: Frequent(c.shape),
+    "frequent": lambda c: _from("frequent").Frequent(c.shape),
     "traces": lambda c: ActivationAware(c.shape),
-    "sensitive": lambda c: LayerShares(c.shape),
+    "sensitive": lambda c: _from("frequent").LayerShares(c.shape),
 }
 ROUTERS: dict[str, Callable[[Choices], Router]] = {
     "top-k": lambda c: TopK(),
@@ -77,6 +76,11 @@ FORMS: dict[str, Callable[[], Precision]] = {
     "popular": Popular,
     "mixed": Mixed,
 }
+
+
+def _from(module: str) -> Any:
+    """A module that takes numpy: it costs a third of a second, and most commands need none of it."""
+    return importlib.import_module(f"scheduler.{module}")
 
 
 def strategy_of(choices: Choices) -> Strategy:

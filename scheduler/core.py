@@ -150,19 +150,21 @@ class Core:
             self._fail(event.request, lacks)
 
     def _request_closed(self, event: t.RequestClosed) -> None:
-        request = self._requests.pop(event.request, None)
-        if request is None:
-            return
+        if event.request in self._requests:
+            self._close(event.request)
+            self._stock.fill()
+
+    def _close(self, request: int) -> None:
+        del self._requests[request]
         opened = self._visits.open
-        for visit in [v for v in opened if v.request == event.request]:
+        for visit in [v for v in opened if v.request == request]:
             for need in opened.pop(visit).needs.values():
                 self._visits.drop(need)
-        self.strategy.predictor.closed(event.request)
-        self._out += self._following.closed(event.request)
-        self._stock.fill()
+        self.strategy.predictor.closed(request)
+        self._out += self._following.closed(request)
 
     def _fail(self, request: int, reason: str) -> None:
-        self._request_closed(t.RequestClosed(request))
+        self._close(request)
         self._out.append(t.Fail(request, reason))
 
     def _shadow_joined(self, event: t.ShadowJoined) -> None:

@@ -13,9 +13,9 @@ as much. The errors of many sleeps do not add up, and nothing is told before its
 than `CREDIT_S` is lost: then the machine is too slow for the profile, and its figures are lower than the profile's
 arithmetic. Measured from any moment on they are higher by at most `CREDIT_S`.
 
-The pieces last as in the simulator: one load at a time on a worker's link, one computation at a time on a worker, a
-layer of the main node from the last answer to the gate, a layer of the shadow; a message travels as `scheduler.links`
-says.
+The pieces last as in the simulator: one load at a time on a worker's link, one computation at a time on a worker or a
+host place, a layer of the main node from the last answer to the gate, a layer of the shadow; a message travels as
+`scheduler.links` says.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from scheduler.predictors import Scores
 
 
@@ -13,6 +11,8 @@ def popularity(scores: Scores, count: int) -> tuple[list[int], list[int]]:
 
     `scores`: at least one row, all of one length.
     """
+    import numpy as np  # takes a third of a second, and most commands need none of it
+
     table = np.asarray(scores, dtype=np.float64)
     best = np.argsort(-table, axis=1, kind="stable")[:, :count]
     named = np.bincount(best.ravel(), minlength=table.shape[1])
@@ -22,6 +22,8 @@ def popularity(scores: Scores, count: int) -> tuple[list[int], list[int]]:
 
 def above_percentile(scores: Scores, percentile: float) -> set[int]:
     """Experts whose score in some row is over that percentile of the row's scores (numpy's, linear between two)."""
+    import numpy as np
+
     table = np.asarray(scores, dtype=np.float64)
     over = table > np.percentile(table, percentile, axis=1, keepdims=True)
     return set(np.flatnonzero(over.any(axis=0)).tolist())

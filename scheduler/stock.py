@@ -166,7 +166,7 @@ class Stock:
             worker.enqueue(need)
         else:
             self._ready(need)
-        if held is None or not held.loaded:
+        if held is None or (not held.loaded and worker.loading[0] is not held):
             self._touched.add(need.worker)
 
     def drop(self, need: Need) -> None:
@@ -221,7 +221,7 @@ class Stock:
         del self.loads[held.load_id]
         worker = self.workers[held.worker]
         worker.loading.remove(held)
-        if worker.queue:
+        if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed):
             self._touched.add(held.worker)
 
     def evict(self, held: Held) -> None:
@@ -283,7 +283,8 @@ class Stock:
                 worker = self.workers[number]
                 if len(worker.loading) > 1:
                     self._clear_link(worker)
-                self._fill(worker)
+                if worker.queue:
+                    self._fill(worker)
                 touched.discard(number)
 
     def _clear_link(self, worker: Worker) -> None:
@@ -378,7 +379,7 @@ class Stock:
             self._ready(need)
             if held.loaded:
                 self._found(need)
-            else:
+            elif worker.loading[0] is not held:
                 self._touched.add(held.worker)
 
 

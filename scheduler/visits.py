@@ -160,10 +160,10 @@ class Visits:
     def _routed(self, opened: OpenVisit, event: t.GateFired, named: Named) -> Named:
         """What is computed, by the router."""
         request, visit = opened.request, opened.visit
-        present = {expert for expert, held in self._stock.resident(visit.layer).items() if held.loaded}
-        present |= {expert for expert, need in opened.needs.items() if need.held is not None and need.held.loaded}
+        needed = [e for e, need in opened.needs.items() if need.held is not None and need.held.loaded]
+        present = {expert for expert, held in self._stock.resident(visit.layer).items() if held.loaded}.union(needed)
         experts = event.chosen
-        if not request.prefilling and event.scores:
+        if event.scores and not request.prefilling:
             experts = self._strategy.router.route(event.chosen, event.scores, present)
         changed = experts != event.chosen
         if changed:

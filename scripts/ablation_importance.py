@@ -22,7 +22,7 @@ import compare_show as show
 import systems
 from cells import BLUE, DARK, PALE
 
-VERSION = 1
+VERSION = 2
 STEPS: dict[str, dict[str, Any]] = {
     "baseline": {"residency": "static", "router": "top-k", "predictor": "none", "placement": "device"},
     "+CE": {"residency": "score", "placement": "device"},

@@ -25,10 +25,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "The rest": ("od-moe", "mixtral-offloading", "hobbit", "adapmoe", "random-prefetch"),
 }
 REFERENCES = {"on-demand": "--", "fully-cached": ":"}
-LOOKS = ((BLUE, "o", 2.4), (AMBER, "s", 1.5), (PURPLE, "^", 1.5), (RED, "D", 1.5), ("#4f9d69", "v", 1.5))
+GREEN = "#4f9d69"
+LOOKS = dict.fromkeys(("importance", "smoe", "fate", "od-moe"), (BLUE, "o", 2.4)) | {
+    "hybrimoe": (AMBER, "s", 1.5), "moe-infinity": (PURPLE, "^", 1.5), "static": (RED, "D", 1.5),
+    "smoe-flex": (GREEN, "v", 1.5), "eap": (RED, "D", 1.5), "mixtral-offloading": (AMBER, "s", 1.5),
+    "hobbit": (PURPLE, "^", 1.5), "adapmoe": (RED, "D", 1.5), "random-prefetch": (GREEN, "v", 1.5),
+}  # fmt: skip
+OTHER = (DARK, "x", 1.5)
+"""Of a system that was added since."""
 MEDIANS = (
-    "ttft_s", "tpot_s", "hit_rate", "recall", "recall_in_time", "loads_a_token", "bytes_a_token", "prefill_bytes",
-    "stall_s_a_token", "unused_loads", "host_computed",
+    "ttft_s", "tpot_s", "cpu_s_a_token", "hit_rate", "recall", "recall_in_time", "loads_a_token", "bytes_a_token",
+    "prefill_bytes", "stall_s_a_token", "unused_loads", "host_computed",
 )  # fmt: skip
 
 
@@ -95,6 +102,7 @@ def _claim(pairs: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> str:
 
 COLUMNS = (
     ("TPOT\nms", "tpot_s", lambda v: f"{1e3 * v:.1f}"), ("of on-\ndemand's", "tpot_ratio", lambda v: f"{v:.2f}"),
+    ("CPU, ms\na token", "cpu_s_a_token", lambda v: f"{1e3 * v:.1f}"),
     ("TTFT\nms", "ttft_s", lambda v: f"{1e3 * v:.0f}"), ("of on-\ndemand's", "ttft_ratio", lambda v: f"{v:.2f}"),
     ("hit\nrate", "hit_rate", lambda v: f"{v:.1%}"), ("recall", "recall", lambda v: f"{v:.1%}"),
     ("recall\nin time", "recall_in_time", lambda v: f"{v:.1%}"),
@@ -107,7 +115,7 @@ COLUMNS = (
 
 def tables(rows: list[dict[str, Any]]) -> None:
     """To standard output, a table a model and budget."""
-    console = Console(width=150)
+    console = Console(width=160)
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
         peer = next(row for row in mine if row["system"] == TRANSFORMERS)
@@ -119,6 +127,7 @@ def tables(rows: list[dict[str, Any]]) -> None:
 def _table(title: str, rows: list[dict[str, Any]], peer: dict[str, Any]) -> Table:
     table = Table("system", *(name for name, *_ in COLUMNS), "tokens as\nTransformers", "exact", title=title)
     table.title_justify = table.caption_justify = "left"
+    table.columns[0].no_wrap = True
     for column in table.columns[1:-1]:
         column.justify = "right"
 
@@ -127,8 +136,8 @@ def _table(title: str, rows: list[dict[str, Any]], peer: dict[str, Any]) -> Tabl
 
     for row in sorted((row for row in rows if "refused" not in row), key=lambda one: float(one["tpot_s"])):
         same = f"{row['same_tokens'] / row['tokens']:.0%}"
-        table.add_row(row["system"], *shown(row), same, "yes" if row["exact"] else "approximate")
-    table.add_row("all in memory", *shown(peer), "100%", "Transformers", style="dim")
+        table.add_row(row["system"], *shown(row), same, "yes" if row["exact"] else "no")
+    table.add_row("all in memory", *shown(peer), "100%", "", style="dim")
     refused = [f"{row['system']} cannot be: {row['refused']}" for row in rows if "refused" in row]
     table.caption = "\n".join(refused) if refused else None
     return table
@@ -139,8 +148,10 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
     names = list(dict.fromkeys(row["model"] for row in rows))
     present = {row["system"] for row in rows}
     groups = {title: [one for one in of if one in present] for title, of in GROUPS.items()}
+    rest = present - set(REFERENCES) - {TRANSFORMERS} - {one for of in groups.values() for one in of}
+    groups["The rest"] += sorted(rest)
     groups = {title: of for title, of in groups.items() if of}
-    figure, panels = cells.canvas(3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 0.9, 2 * len(names), len(groups),
+    figure, panels = cells.canvas(3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 1.7, 2 * len(names), len(groups),
                                   sharex=True, sharey="row")  # fmt: skip
     for m, model in enumerate(names):
         mine = [row for row in rows if row["model"] == model]
@@ -159,8 +170,8 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
                 below.set_ylabel("hit rate in decoding, %")
             if m == len(names) - 1:
                 below.set_xlabel("device memory, % of all experts")
-            if not m:
-                above.legend(fontsize=7.5, loc="best", framealpha=0.85, edgecolor="none")
+                below.legend(*above.get_legend_handles_labels(), fontsize=8, loc="upper center",
+                             bbox_to_anchor=(0.5, -0.24), ncols=2, frameon=False)  # fmt: skip
     figure.suptitle(
         f"Time per output token and hit rate over the memory budget; medians of {cells.many(args.prompts, 'prompt')}, "
         f"answers of {args.tokens} tokens. Pale: the other systems", fontsize=11,
@@ -183,5 +194,6 @@ def _lines(panel: Any, rows: list[dict[str, Any]], name: str, scale: float, of: 
     peer = [row[name] for row in rows if row["system"] == TRANSFORMERS and name in row]
     if peer:
         panel.axhline(scale * peer[0], color=DARK, ls=":", lw=1, label="Transformers, all in memory", zorder=1)
-    for system, (colour, mark, width) in zip(of, LOOKS, strict=False):
+    for system in of:
+        colour, mark, width = LOOKS.get(system, OTHER)
         panel.plot(*line(system), color=colour, marker=mark, ms=4.5, lw=width, label=system, zorder=3)

@@ -23,7 +23,7 @@ import systems
 
 from scheduler.presets import SYSTEMS
 
-VERSION = 1
+VERSION = 2
 REFERENCE = "on-demand"
 QUICK = ("on-demand", "importance", "smoe", "fate", "hybrimoe", "eap", "static", "fully-cached")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,10 +48,12 @@ def prompts(tokenizer: Any, count: int, seed: int = 0) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A report, and the bytes that had been loaded when its first token was there."""
+    """A report, the bytes that had been loaded when its first token was there, and the processor's seconds from then to
+    the last token, of all nodes together: other than a token's time, these do not grow where others use the machine."""
 
     report: Any
     prefill_bytes: int
+    cpu_s: float
 
     def figures(self) -> dict[str, Any]:
         """What a cell keeps. Times in seconds; rates None where there was nothing to count."""
@@ -58,6 +61,7 @@ class Answered:
         count = report.new_tokens - 1
         return {
             "token_ids": list(report.token_ids), "ttft_s": report.ttft_s, "tpot_s": report.decode_s / count,
+            "cpu_s_a_token": self.cpu_s / count,
             "hit_rate": report.hits / report.named if report.named else None, "named": report.named,
             "recall": report.recall, "recall_in_time": report.recall_in_time,
             "loads_a_token": (report.loads - report.prefill_loads) / count,
@@ -74,10 +78,10 @@ def ask(cluster: Any, prompt: list[int], tokens: int) -> Answered:
     steps = cluster.generate(prompt, tokens, ignore_eos=True)
     first = next(steps)
     loaded = cluster.main.engine.core.ledgers[steps.number].bytes_loaded
-    last = first
+    began, last = time.process_time(), first
     for step in steps:
         last = step
-    return Answered(last.report, loaded)
+    return Answered(last.report, loaded, time.process_time() - began)
 
 
 @dataclass

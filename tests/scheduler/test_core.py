@@ -770,7 +770,7 @@ def test_an_expert_that_fails_too_often_fails_its_request_only() -> None:
     for _ in range(MAX_FAILURES - 1):
         assert d.load_failed(0, "checksum") == ["evict 0.0 0/3", "load 0.0 0/3", *compute("0.0 0/3")]
     failed = f"fail 1: expert 3 of layer 0 failed {MAX_FAILURES} times: checksum"
-    assert d.load_failed(0, "checksum") == ["evict 0.0 0/3", "unfollow 1", "load 0.0 1/4", failed]
+    assert d.load_failed(0, "checksum") == ["evict 0.0 0/3", "unfollow 1", failed, "load 0.0 1/4"]
     assert d.gate(1, 4, request=2) == compute("0.0 1/4", at=f"2@{P}")
     assert d.computed(0) == [f"resume 2@{P} layer 1"]
 

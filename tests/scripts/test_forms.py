@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from forms import ByPopularity
+from scripts.forms import ByPopularity
 
 
 class Still:
     """A model without layers, which is told nothing."""
 
-    experts: dict[int, Any] = {}
+    experts: ClassVar[dict[int, Any]] = {}
 
     def put(self, layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None: ...
 
