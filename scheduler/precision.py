@@ -98,16 +98,16 @@ class Popular:
     have at most the part `share` of its rows together, predicted rows where the gate has not fired. In decoding every
     expert is as important: int4 only, and one that is held in int2 since prefill is loaded again.
 
-    Assumed: the proportion is one of rows (as in the paper's Figs 9 and 10), not of experts, and 15 % where nobody
-    says (the example of its Fig 9; it searches for the proportion that costs at most 1 %). One that turns out to be
-    more popular than predicted is loaded again.
+    Assumed: the proportion is one of rows (as in the paper's Figs 9 and 10), not of experts, and 5 % where nobody says:
+    what its search for the proportion that costs at most 1 % found on models/demo-moe (`scripts/forms.py`). One that
+    turns out to be more popular than predicted is loaded again.
     """
 
     exact = False
     wants_scores = False
     forms: tuple[str, ...] = (INT4, INT2)
 
-    def __init__(self, share: float = 0.15) -> None:
+    def __init__(self, share: float = 0.05) -> None:
         if not 0 <= share <= 1:
             raise ConfigError(f"popular precision: the share of rows in int2 is {share}; allowed: 0 to 1")
         self.share = share

@@ -32,6 +32,7 @@ class Preset:
 
 SYSTEMS: dict[str, Preset] = {
     "od-moe": Preset("OD-MoE: no cache, a quantised shadow predicts", "sep", "none", machine=False),
+    "sep-arc": Preset("OD-MoE's shadow, and ARC in place of no cache", "sep", "arc", machine=False),
     "random-prefetch": Preset("OD-MoE Fig. 8, case 5: any experts are prefetched", "random", "none", machine=False),
     "on-demand": Preset("loads each expert when its gate has named it", "none", "none", machine=False),
     "fully-cached": Preset("every expert stays in a slot of its own", "none", "all", machine=False),

@@ -156,11 +156,11 @@ class Stock:
         worker = self.workers[need.worker]
         worker.named += 1
         held = need.held
-        if held is not None and not self._serves(held, need) and len(held.users) == 1:
+        if held is None:
+            worker.queue.remove(need)
+        elif self._precision is not None and len(held.users) == 1 and not self._serves(held, need):
             self.evict(held)
             need.held = held = None
-        elif held is None:
-            worker.queue.remove(need)
         need.confirmed = True
         if held is None:
             worker.enqueue(need)
@@ -278,14 +278,15 @@ class Stock:
         touched = self._touched
         if not touched:
             return
-        while touched:  # one may touch another
-            for number in sorted(touched) if len(touched) > 1 else tuple(touched):
+        while touched:  # one may touch another, or itself
+            order = sorted(touched) if len(touched) > 1 else tuple(touched)
+            touched.clear()
+            for number in order:
                 worker = self.workers[number]
                 if len(worker.loading) > 1:
                     self._clear_link(worker)
                 if worker.queue:
                     self._fill(worker)
-                touched.discard(number)
 
     def _clear_link(self, worker: Worker) -> None:
         """What is only predicted makes way for a load after it that a gate waits for now."""
@@ -312,7 +313,7 @@ class Stock:
     def _may_begin(self, worker: Worker, need: Need) -> bool:
         """Link and slot are free for its load, or have been made so."""
         if not need.confirmed:
-            if len(worker.loading) >= AHEAD:
+            if len(worker.loading) >= AHEAD or not (worker.free or worker.idle):
                 return False
         elif worker.loading:
             for held in [one for one in worker.loading if not one.urgent]:

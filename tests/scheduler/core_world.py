@@ -492,9 +492,9 @@ class Referee:
         for route in routes:
             assert route.visit == visit
             assert route.experts == (self._routed if changed else ())
-            if not books.prefilling or self.plan.prefill != "in-turn":
-                if self.owners or not (self.plan.forms or self.plan.split):
-                    assert set(route.resident) == present & set(fired.rows)
+            sent = not books.prefilling or self.plan.prefill != "in-turn"
+            if sent and (self.owners or not (self.plan.forms or self.plan.split)):
+                assert set(route.resident) == present & set(fired.rows)
             first = next((i for i, c in enumerate(commands) if isinstance(c, t.Compute)), len(commands))
             assert commands.index(route) < first
         if not books.prefilling:
@@ -734,7 +734,10 @@ class Referee:
             return
         begun = Counter(a.load.expert for a in self.slots.values() for _ in a.uses)  # who stays serves several at once
         if named - begun:
-            refuses = self.plan.policy in ("even", "quota")  # they may have nobody make room while something is computed
+            refuses = self.plan.policy in (
+                "even",
+                "quota",
+            )  # they may have nobody make room while something is computed
             stuffed = [w for w in full if (any if refuses else all)(a.uses for a in held[w])]
             assert stuffed, "a named expert waits though every worker could make room"
 

@@ -52,7 +52,9 @@ def line(c: t.Command) -> str:
         case t.Route():
             rows = " | ".join(" ".join(map(str, row)) for row in c.experts)
             here = " ".join(map(str, c.resident))
-            return f"route {c.visit.request}@{c.visit.position} layer {c.visit.layer}: {rows or 'as chosen'}, here {here}"
+            return (
+                f"route {c.visit.request}@{c.visit.position} layer {c.visit.layer}: {rows or 'as chosen'}, here {here}"
+            )
 
 
 class Driver:

@@ -92,7 +92,13 @@ def test_experts_of_one_gate_leave_each_other_the_link_in_any_order(desk: Module
 def test_links_of_other_workers_are_left_alone(desk: ModuleType) -> None:
     d = one(desk, workers=2, slots=2)
     assert d.predict(0, 0) + d.predict(1, 1) == ["load 0.0 0/0", "load 1.0 1/1"]
-    assert d.gate(0, 0, 5) == [*compute("0.0 0/0"), "evict 1.0 1/1", "load 1.0 0/5", *compute("1.0 0/5"), "load 1.1 1/1"]
+    assert d.gate(0, 0, 5) == [
+        *compute("0.0 0/0"),
+        "evict 1.0 1/1",
+        "load 1.0 0/5",
+        *compute("1.0 0/5"),
+        "load 1.1 1/1",
+    ]
     assert d.ledger().displaced == 1
 
 

@@ -82,6 +82,8 @@ def read(tmp_path: Path, data: bytes) -> Recording:
         {"predictor": "random"},
         {"predictor": "none", "prefill": "in-turn", "mini_batch": 3},
         {"predictor": "none", "residency": "all", "slots": 4},
+        {"residency": "lru", "slots": 3, "prefill": "pipelined"},
+        {"predictor": "path", "residency": "arc", "slots": 2, "prefill": "pipelined"},
     ],
 )
 def test_a_log_replays_to_the_same_commands(tmp_path: Path, said: dict[str, Any]) -> None:
@@ -116,8 +118,8 @@ def test_another_scheduler_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_have_happened_is_named() -> None:
-    events: list[tuple[float, t.Event]] = [(0.0, t.TokenDecoded(1, 0)), (1.0, t.WorkerJoined(0, 0))]
-    with pytest.raises(ConfigError, match=r"event 2 of the recording|0 slots"):
+    events: list[tuple[float, t.Event]] = [(0.0, t.TokenDecoded(1, 0)), (1.0, t.WorkerJoined(0, -1))]
+    with pytest.raises(ConfigError, match=r"event 2 of the recording|-1 slots"):
         replay(Recording({}, CHOICES, events, [[], []]))
 
 
@@ -180,11 +182,14 @@ def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:
 
 WORDS = st.text(max_size=8)
 INTS = st.integers(0, module.MAX_COUNT)
+FLOATS = st.floats(0, 1e6)
 LAYERS, EXPERTS = st.sampled_from(SHAPE.layers), st.integers(0, SHAPE.experts - 1)
 OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: INTS, str: WORDS, bool: st.booleans(), t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
     t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS), tuple[int, ...]: st.lists(EXPERTS, max_size=4).map(tuple),
-    tuple[tuple[int, int], ...]: st.lists(st.tuples(EXPERTS, INTS), max_size=4).map(tuple),
+    tuple[tuple[int, int], ...]: st.lists(st.tuples(EXPERTS, INTS), max_size=4).map(tuple), float: FLOATS,
+    tuple[tuple[int, ...], ...]: st.lists(st.lists(EXPERTS, max_size=3).map(tuple), max_size=3).map(tuple),
+    tuple[tuple[float, ...], ...]: st.lists(st.lists(FLOATS, max_size=3).map(tuple), max_size=3).map(tuple),
 }  # fmt: skip
 
 
@@ -269,7 +274,7 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
     ("where", "value", "says"),
     [
         ((0, "format"), "odmoe trace", "does not begin as one"),
-        ((0, "version"), 2, "version is 2, and 1 is read here"),
+        ((0, "version"), 1, "version is 1, and 2 is read here"),
         ((0, "about"), [], "does not say what ran"),
         ((0, "core", "group_size"), 0, "no scheduler can be made as it says .*group-size is 0"),
         ((0, "core", "predictor"), "oracle", "no scheduler can be made"),
@@ -282,8 +287,8 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
         ((3, 0), -5.0, "event 2 of it: its time is -5.0"),
         ((1, 1, 0), "WorkerBored", "'WorkerBored' is nothing that happens; known: WorkerJoined"),
         ((1, 1, 2), True, "True where int is expected"),
-        ((1, 1), ["WorkerJoined", 0], "2 values are expected"),
-        ((1, 2), [["Load", 0, 0, [77, 0], 1]], "about what the model does not have"),
+        ((1, 1), ["WorkerJoined", 0], "5 values are expected"),
+        ((1, 2), [["Load", 0, 0, [77, 0], 1, ""]], "about what the model does not have"),
         ((1, 2), {"a": 1}, "where an array is expected"),
         ((1,), 7, "says that it has 7 events, and has 0"),
         ((-1,), 3, "says that it has 3 events"),

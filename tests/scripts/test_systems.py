@@ -16,7 +16,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from scripts import ablation_importance, compare_systems, quality, quality_systems, systems  # noqa: E402 - as a script
+from scripts import ablation_importance, compare_systems, quality, quality_systems, systems, widen  # noqa: E402 - as a script
 from scripts import compare_show as show  # noqa: E402
 
 SMALL = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1"]
@@ -173,3 +173,25 @@ def test_who_is_ahead_of_whom() -> None:
 def test_medians_are_of_what_was_measured() -> None:
     assert show.middle([3.0, None, 1.0]) == 2.0
     assert show.middle([None]) is None
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_a_wider_checkpoint_says_what_it_said(kind: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"mixtral": {"num_local_experts": 4, "intermediate_size": 24},
+             "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8}}[kind]  # fmt: skip
+    config = AutoConfig.for_model(
+        kind, vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        num_experts_per_tok=2, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    wide = widen.widened(model, 5).eval()
+    ids = torch.arange(1, 20)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(wide(input_ids=ids).logits, model(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
+    experts = [sum(p.numel() for n, p in one.named_parameters() if ".experts." in n) for one in (model, wide)]
+    assert experts[1] == 5 * experts[0]
+    more = sum(p.numel() for p in wide.parameters()) - sum(p.numel() for p in model.parameters())
+    assert more == 4 * experts[0]

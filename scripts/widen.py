@@ -1,0 +1,76 @@
+"""The same checkpoint with larger experts, so that a load takes as long beside the rest as a real model's does.
+
+    .venv/bin/python scripts/widen.py models/demo-moe /tmp/wide-moe --times 32
+    .venv/bin/python scripts/compare_systems.py --models /tmp/wide-moe --dtype bfloat16
+
+Each expert's inner dimension is --times as long; what is added is zero, so the model says what it said, and its gates
+choose what they chose, while an expert's bytes, its load and its products are those of one so large. demo-moe's experts
+are 0.3 MB in bfloat16, less than a message costs; times 32 they are 10.6 MB, half of Qwen1.5-MoE-A2.7B's 17.3 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import cells
+import torch
+
+INNER = {"mixtral": "intermediate_size", "qwen3_moe": "moe_intermediate_size", "qwen2_moe": "moe_intermediate_size"}
+"""What an expert's inner dimension is called, by model type."""
+
+
+def widened(model: Any, times: int) -> Any:
+    """A copy of a Transformers model, with experts' inner dimension `times` as long. Raises SystemExit for a model
+    whose experts are not known here."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind = model.config.model_type
+    if kind not in INNER:
+        raise SystemExit(f"the model is a {kind}; allowed: {', '.join(INNER)}")
+    fields = model.config.to_dict()
+    fields[INNER[kind]] *= times
+    wide = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), dtype=model.dtype)
+    weights = {name: _wider(name, value, times) for name, value in model.state_dict().items()}
+    wide.load_state_dict(weights)
+    wide.generation_config = model.generation_config
+    return wide
+
+
+def _wider(name: str, value: torch.Tensor, times: int) -> torch.Tensor:
+    if name.endswith("experts.gate_up_proj"):  # [E, 2 I, H]: gate, then up
+        return torch.cat([_padded(part, 1, times) for part in value.chunk(2, dim=1)], dim=1)
+    if name.endswith("experts.down_proj"):  # [E, H, I]
+        return _padded(value, 2, times)
+    return value
+
+
+def _padded(value: torch.Tensor, dim: int, times: int) -> torch.Tensor:
+    shape = list(value.shape)
+    shape[dim] *= times - 1
+    return torch.cat([value, value.new_zeros(shape)], dim=dim)
+
+
+def main() -> None:
+    from transformers import AutoModelForCausalLM
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--times", type=cells.whole, default=32, help="%(default)s unless said")
+    args = parser.parse_args()
+    if not (args.model / "config.json").is_file():
+        parser.error(f"{args.model} is no checkpoint: it has no config.json")
+    if args.out.exists():
+        parser.error(f"{args.out} is there; give another place")
+    wide = widened(AutoModelForCausalLM.from_pretrained(args.model, dtype="auto"), args.times)
+    wide.save_pretrained(args.out)
+    for file in sorted([*args.model.glob("token*"), *args.model.glob("special*")]):
+        shutil.copy(file, args.out)  # the tokenizer, and what was learned of the gates, which are the same
+    print(f"{args.out}: {sum(p.nbytes for p in wide.parameters()) / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
