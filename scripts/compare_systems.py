@@ -4,6 +4,9 @@
     .venv/bin/python scripts/compare_systems.py --quick                     # some minutes
     .venv/bin/python scripts/compare_systems.py --models models/demo-moe --systems fate eap on-demand --budgets 25
 
+An expert of these models loads faster than a message is handled; scripts/widen.py makes the same model with larger
+ones, whose loads are worth sparing.
+
 One worker; experts are read from the disk into as many slots as the budget has room for. Beside them Transformers with
 every expert in memory. Each cluster first answers --history prompts, which are not measured; then, prompt by prompt,
 every system answers the same one, in an order drawn anew, so that what disturbs the machine meets all alike. Figures

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from scheduler import catalogue
 from scheduler import types as t
 from scheduler.alignment import Alignment
+from scheduler.choices import Choices
 from scheduler.core import MAX_FAILURES, Core
 from scheduler.placement import RoundRobin
 from scheduler.precision import FULL, INT4, Full, Wanted
@@ -35,9 +37,9 @@ Rows = tuple[tuple[int, ...], ...]
 @dataclass(frozen=True)
 class Plan:
     """`slots`: one number a worker. `faults`: (when, what, whom). Durations: the most ticks that a thing takes.
-    A worker without slots is a host place. `policy`: one of `POLICIES`. `predictor`: none, chance, or one that is told
-    what the main model foresees: gate, attention or token. `router`, `split`, `forms`: one that decides otherwise than
-    the gate, the device alone, and full precision."""
+    A worker without slots is a host place. `policy`: one of `POLICIES`, or the catalogue's. `predictor`: none, chance,
+    or one that is told what the main model foresees: gate, attention or token. `router`, `split`, `forms`: one that
+    decides otherwise than the gate, the device alone, and full precision."""
 
     seed: int = 0
     slots: tuple[int, ...] = (1, 1, 1, 1)
@@ -371,7 +373,7 @@ class Referee:
                 if visit in self.fired:
                     self.fired[visit].last_load = now
             for experts in self.errands.values():
-                if attempt.load.expert in experts:
+                if attempt.load.expert in experts and (attempt.keeps or self._owner_is_errand(attempt)):
                     experts.remove(attempt.load.expert)
                     self.seen["warmed"] += 1
 
@@ -571,6 +573,9 @@ class Referee:
     def _errand(self, expert: t.ExpertId) -> bool:
         return any(expert in experts for experts in self.errands.values())
 
+    def _owner_is_errand(self, attempt: _Attempt) -> bool:
+        return attempt.owner is None and not attempt.uses
+
     def _owner(self, expert: t.ExpertId) -> t.Visit | None:
         """For whom a load begins. Who is named comes first; where there are several, it cannot be told."""
         named = [
@@ -674,6 +679,7 @@ class Referee:
                 a.load for a in self.slots.values()
                 if a.load.expert.layer == c.visit.layer and not a.loaded
                 and a.load.expert.expert in self.fired[c.visit].rows and (a.owner == c.visit or a.keeps)
+                and a.load.expert.expert not in self.fired[c.visit].hosted
             ]  # fmt: skip
             assert not under_way, f"{c} before {under_way} have ended"
 
@@ -697,7 +703,9 @@ class Referee:
                     if layer > books.reached[1] and t.Visit(number, 0, layer) not in self.standing
                 )  # fmt: skip
         resident = Counter(attempt.load.expert for attempt in self.slots.values())
-        passing = Counter(attempt.load.expert for attempt in self.slots.values() if not attempt.keeps)
+        passing = Counter(
+            a.load.expert for a in self.slots.values() if not a.keeps and (a.loaded or not self._owner_is_errand(a))
+        )
         assert passing <= wanted, f"held though nobody wants it: {passing - wanted}"
         kept = Counter(a.load.expert for a in self.slots.values() if a.keeps)
         assert max(kept.values(), default=1) == 1, "kept in two slots"
@@ -734,9 +742,10 @@ class Referee:
             return
         begun = Counter(a.load.expert for a in self.slots.values() for _ in a.uses)  # who stays serves several at once
         if named - begun:
-            refuses = self.plan.policy in (
-                "even",
-                "quota",
+            refuses = self.plan.policy not in (
+                "none",
+                "all",
+                "lru",
             )  # they may have nobody make room while something is computed
             stuffed = [w for w in full if (any if refuses else all)(a.uses for a in held[w])]
             assert stuffed, "a named expert waits though every worker could make room"
@@ -989,6 +998,11 @@ def overheard(referee: Referee, predictor: Any, policy: Any, router: Any, split:
     ]  # fmt: skip
 
 
+def residency_of(plan: Plan, shape: t.ModelShape) -> Residency:
+    """One of the catalogue's."""
+    return catalogue.residency_of(Choices(shape, plan.group, residency=plan.policy))
+
+
 POLICIES: dict[str, Callable[[t.ModelShape], Residency]] = {
     "none": lambda shape: Cacheless(),
     "all": lambda shape: Everything(),
@@ -1117,7 +1131,7 @@ class World:
         foreseer = Silent(shape) if silent else Foreseer(plan, plan.predictor)
         parts: list[Any] = [
             RandomPredictor(shape, plan.seed) if chance else foreseer,
-            POLICIES[plan.policy](shape),
+            POLICIES[plan.policy](shape) if plan.policy in POLICIES else residency_of(plan, shape),
             Wanderer() if plan.router else TopK(),
             SomeHosted(plan.seed) if plan.split else DeviceOnly(),
             TwoForms() if plan.forms else Full(),

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+
+from scheduler.choices import RESIDENCIES
 
 SETTINGS = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -142,6 +145,18 @@ def test_policies_that_evict_never_leave_anybody_waiting(world: ModuleType, poli
         seen += world.live(replace(world.choosing_plan(seed), policy=policy)).referee.seen
     assert seen["hits"] > 300
     assert seen["victim"] > 300
+
+
+@pytest.mark.parametrize("policy", sorted(set(RESIDENCIES) - {"none", "all"}))
+def test_the_policies_of_systems_never_leave_anybody_waiting(world: ModuleType, policy: str) -> None:
+    """On one to three workers, with host places, failures and losses; the referee's books must agree."""
+    hits = 0
+    for seed in range(25):
+        rng = Random(f"{policy}{seed}")
+        slots = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))
+        plan = replace(world.choosing_plan(seed), policy=policy, slots=(*slots, 0) if rng.random() < 0.3 else slots)
+        hits += world.live(plan).referee.seen["hits"]
+    assert hits > 50
 
 
 def right_predictions(world: ModuleType, **fields: Any) -> Any:

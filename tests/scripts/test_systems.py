@@ -195,3 +195,20 @@ def test_a_wider_checkpoint_says_what_it_said(kind: str) -> None:
     assert experts[1] == 5 * experts[0]
     more = sum(p.numel() for p in wide.parameters()) - sum(p.numel() for p in model.parameters())
     assert more == 4 * experts[0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "words"),
+    [
+        (1.004, 0.003, "costs at most 1% of perplexity: +0.40% +- 0.30% at 0.3"),
+        (1.004, 0.03, "costs at most 1% of perplexity: +0.40% +- 3.00% at 0.3; too few tokens to be sure"),
+        (1.04, 0.01, "costs more than 1% of perplexity: +4.00% +- 1.00% at 0.3"),
+        (1.04, 0.05, "costs more than 1% of perplexity: +4.00% +- 5.00% at 0.3; too few tokens to be sure"),
+    ],
+)
+def test_a_finding_says_how_sure_it_is(ratio: float, error: float, words: str) -> None:
+    rows = [
+        {"model": "m", "variant": f"alpha {alpha}", "perplexity_ratio": more, "ratio_error": off}
+        for alpha, more, off in (("0", 1.0, 0.0), ("0.3", ratio, error), ("0.6", 2.0, 0.1))
+    ]
+    assert quality_systems.finding(rows) == [f"m: alpha up to 0.3 {words}"]
