@@ -160,8 +160,7 @@ class Visits:
     def _routed(self, opened: OpenVisit, event: t.GateFired, named: Named) -> Named:
         """What is computed, by the router."""
         request, visit = opened.request, opened.visit
-        needed = [e for e, need in opened.needs.items() if need.held is not None and need.held.loaded]
-        present = {expert for expert, held in self._stock.resident(visit.layer).items() if held.loaded}.union(needed)
+        present = self._present(opened, event, named)
         experts = event.chosen
         if event.scores and not request.prefilling:
             experts = self._strategy.router.route(event.chosen, event.scores, present)
@@ -173,6 +172,16 @@ class Visits:
         if changed or self._tells:
             self._out.append(t.Route(visit, experts if changed else (), here))
         return named
+
+    def _present(self, opened: OpenVisit, event: t.GateFired, named: Named) -> set[int]:
+        """Experts of its layer whose bytes are in a slot, in a form that will do."""
+        found = {need.expert.expert: need.held for need in opened.needs.values() if need.held is not None}
+        held = self._stock.resident(opened.visit.layer) | found if found else self._stock.resident(opened.visit.layer)
+        if not self._shapes_loads:
+            return {expert for expert, one in held.items() if one.loaded}
+        wants = wants_of(event.scores, self._shape.top_k, opened.request.prefilling, named)
+        serves = self._strategy.precision.serves
+        return {expert for expert, one in held.items() if one.loaded and serves(one.form, wants.of(expert))}
 
     def _compare(self, opened: OpenVisit, named: Named) -> None:
         """Prediction and truth: what is wrong is dropped."""

@@ -113,7 +113,7 @@ def test_cancelled_in_the_middle_of_a_load(cluster: EmbeddedCluster, reference: 
     with pytest.raises(RequestCancelledError):
         next(answer)
     core, engine = cluster.main.engine.core, cluster.main.engine
-    assert (core._requests, core._visits, core._loads, core.ledgers) == ({}, {}, {}, {})
+    assert (core._requests, core._visits.open, core._loads, core.ledgers) == ({}, {}, {}, {})
     assert (engine._requests, engine._layers, engine._failed) == ({}, {}, {})
     assert [s.token_id for s in cluster.generate(expected.prompt, 4, ignore_eos=True)] == expected.tokens[:4]
 

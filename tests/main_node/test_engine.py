@@ -24,7 +24,6 @@ from engine_world import (
     rows_of,
     shadow,
     silent,
-    worker_ready,
 )
 
 from scheduler import types as t
@@ -155,7 +154,6 @@ HANDSHAKES: list[tuple[Callable[[Fake, Any], Say], type, str]] = [
     (lambda fake, m: w.Failed("NoSuchError", "what"), ClusterError, "NoSuchError: what"),
     (silent, DeadlineError, "did not answer within"),
     (close, LinkError, "closed its stream"),
-    (lambda fake, m: worker_ready(0), ClusterError, "slots=0"),
 ]
 
 
