@@ -40,11 +40,11 @@ SYSTEMS: dict[str, Preset] = {
         "Importance-Driven Expert Scheduling", "next-layer", "score", "expert-cache", "balance", alpha=0.3
     ),
     "smoe": Preset(
-        "SMOE: Dynamic Expert Caching", "token-wise", "frequent", placement="split", prefill="pipelined", prefetch=2
+        "SMOE: Dynamic Expert Caching", "token-wise", "frequent", placement="split", prefill="pipelined", prefetch=1
     ),
     "smoe-flex": Preset(
         "SMOE-Flex: prefetches only where it pays", "token-wise-flex", "frequent", placement="split",
-        prefill="pipelined", prefetch=3,
+        prefill="pipelined", prefetch=2,
     ),
     "fate": Preset(
         "Fate: Cross-Layer Gate", "cross-layer", "shallow-arc", precision="popular", prefill="pipelined"
