@@ -30,9 +30,11 @@ def slots_of(settings: Settings, store: ExpertStore) -> int:
     beside = restoring_bytes(store, forms, "cuda" if settings.loader == "cuda" else "cpu")
     slots = min((size // settings.workers - beside) // each, -(-experts // settings.workers))
     if slots < 1:
+        bare = settings.device_memory.replace(".", "").isdigit()
+        meant = f", or is {settings.device_memory}% meant?" if bare and float(settings.device_memory) <= 100 else ""
         raise ConfigError(
             f"--device-memory {settings.device_memory} is {size} bytes for {settings.workers} worker(s), and one that "
-            f"holds one expert needs {each + beside}; give at least {(each + beside) * settings.workers} bytes"
+            f"holds one expert needs {each + beside}; give at least {(each + beside) * settings.workers} bytes{meant}"
         )
     return slots
 

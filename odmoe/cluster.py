@@ -21,6 +21,7 @@ from odmoe.settings import Settings
 from odmoe.text import make_stopper
 from scheduler.awaited import Awaited
 from scheduler.catalogue import forms_of, residency_of
+from scheduler.choices import Choices
 from scheduler.emulation import Emulation, MainPace, ShadowPace
 from scheduler.links import MainLinks
 from scheduler.profile import find_profile
@@ -101,11 +102,23 @@ def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | N
     if settings.shadowed and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     choices = choices_of(settings, model_shape(store))
-    if settings.workers_wanted:
-        residency_of(choices).check(choices.shape, settings.workers * slots_of(settings, store))
+    _check_slots(settings, store, choices)
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
     return Engine(choices.core(), hello, pace=MainPace(emulation) if emulation else None)
+
+
+def check_fits(settings: Settings, store: ExpertStore) -> None:
+    """What no node need be started for to know. Raises ConfigError where slots do not suffice, or a predictor has no
+    weights."""
+    _check_slots(settings, store, choices_of(settings, model_shape(store)))
+    if not settings.joined:
+        find_token_predictor(settings, store)
+
+
+def _check_slots(settings: Settings, store: ExpertStore, choices: Choices) -> None:
+    if settings.workers_wanted:
+        residency_of(choices).check(choices.shape, settings.workers * slots_of(settings, store))
 
 
 def make_worker(

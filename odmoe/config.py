@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from odmoe.settings import Settings, flag
+from scheduler.catalogue import PREDICTORS, heeding
 from scheduler.errors import ConfigError
 
 PREFIX = "ODMOE_"
@@ -35,7 +36,8 @@ _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG"]
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
     """The settings that hold. `flags`: those that were given; `file`: --config, else ODMOE_CONFIG, else the one under
-    `$XDG_CONFIG_HOME/odmoe` where there is one. Raises ConfigError naming where the wrong value was said."""
+    `$XDG_CONFIG_HOME/odmoe` where there is one. Raises ConfigError naming where the wrong value was said, or one that
+    nobody would heed."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     path = file or environ.get(PREFIX + "CONFIG")
@@ -54,7 +56,25 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
             values[name], origin[name] = _from_text(name, text), variable(name)
     for name, value in flags.items():
         values[name], origin[name] = value, flag(name)
-    return Effective(Settings(lambda name: origin.get(name, flag(name)), **values), origin)
+    found = Effective(Settings(lambda name: origin.get(name, flag(name)), **values), origin)
+    _check_heeded(found)
+    return found
+
+
+def _check_heeded(found: Effective) -> None:
+    settings, origin = found.settings, found.origin
+    predictor, router = f"--predictor {settings.predictor}", f"--router {settings.router}"
+    token_wise = tuple(name for name in PREDICTORS if name.startswith("token-wise"))
+    for name, heeded, chosen, said in (
+        ("alpha", heeding("alpha"), (settings.predictor, settings.router), f"{predictor} with {router} does"),
+        ("prefetch", heeding("prefetch"), (settings.predictor,), f"{predictor} does"),
+        ("token_predictor", token_wise, (settings.predictor,), f"{predictor} does"),
+    ):
+        if getattr(settings, name) is not None and name in origin and not set(heeded) & set(chosen):
+            raise ConfigError(
+                f"{origin[name]} is {getattr(settings, name)}, which {said} not heed; {', '.join(heeded)} do: "
+                "leave it out, or choose one of those"
+            )
 
 
 def default_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -102,13 +122,22 @@ def _from_text(name: str, text: str) -> Any:
 
 
 def dump(found: Effective) -> str:
-    """The effective settings as a configuration file, each with where it came from. The secret is not shown."""
+    """The effective settings as a configuration file, each with where it came from. The secret is not shown. What a
+    system chose, and slots that a budget decides on, are comments: the same holds where the file is read again."""
     lines = []
+    settings = found.settings
+    chosen = settings.preset.values() if "system" in found.origin else {}
     for name, value in found.settings.model_dump().items():
         shown: Any = list(value) if isinstance(value, tuple) else value
         if name == "secret" and value:
             lines.append(f"# secret: not shown  # {found.origin.get(name, 'default')}")
             continue
         text = yaml.safe_dump(shown, default_flow_style=True, width=1000).removesuffix("...\n")
-        lines.append(f"{name.replace('_', '-')}: {text.rstrip()}  # {found.origin.get(name, 'default')}")
+        line = f"{name.replace('_', '-')}: {text.rstrip()}"
+        if name in found.origin:
+            lines.append(f"{line}  # {found.origin[name]}")
+        elif name == "slots" and settings.device_memory is not None:
+            lines.append("# slots: as many as device-memory has room for")
+        else:
+            lines.append(f"# {line}  # by system {settings.system}" if name in chosen else f"{line}  # default")
     return "\n".join(lines) + "\n"

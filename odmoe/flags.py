@@ -42,7 +42,7 @@ def _parameter(name: str) -> inspect.Parameter:
     field, more = Settings.model_fields[name], about(name)
     default = field.default
     text = str(field.description).rstrip(".")
-    if _is_choice(field.annotation):
+    if more["listed"]:
         text += f": {more['allowed']}"
     if default not in (None, "", (), False):
         text += f" (default: {default})"
@@ -60,10 +60,6 @@ def _parts(annotation: Any) -> set[Any]:
     for part in get_args(annotation):
         found |= _parts(part)
     return found
-
-
-def _is_choice(annotation: Any) -> bool:
-    return "Literal" in str(annotation)
 
 
 def _metavar(annotation: Any) -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odmoe.places import hosted
 from odmoe.process import prepare_process
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
@@ -63,7 +64,8 @@ class Job:
         return {
             "text": text, **dataclasses.asdict(report), "cluster": self.served.cluster,
             "shadow": shadow_of(self.served), "dtype": self.dtype, "system": self.served.system,
-            **{choice: getattr(self.served, choice) for choice in CHOICES}, "device_memory": self.served.device_memory,
+            **{choice: getattr(self.served, choice) for choice in (*CHOICES, *NUMBERS)},
+            "device_memory": self.served.device_memory,
         }  # fmt: skip
 
 
@@ -89,6 +91,9 @@ def run_generate(
 
             forms = forms_of(settings.precision)
             store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
+        from odmoe.cluster import check_fits
+
+        check_fits(settings, store)
         with terminal.status() as say:
             tokenizer, ids = _tokens(settings, prompts, store, many, say)
             cluster = start_cluster(settings, store, say)
@@ -143,8 +148,7 @@ def _write_records(settings: Settings, job: Job) -> None:
 
 def check_early(settings: Settings) -> None:
     """What would otherwise be found out at the end. Raises ConfigError."""
-    if settings.profile is not None:
-        find_profile(settings.profile)
+    hosted(settings, None if settings.profile is None else find_profile(settings.profile))
     for name, file in (("--trace", settings.trace), ("--record", settings.record)):
         if file is not None:
             check_writable(name, file)
@@ -162,12 +166,13 @@ def check_writable(name: str, file: str) -> None:
 
 
 CHOICES = ("predictor", "residency", "router", "placement", "precision", "prefill")
+NUMBERS = ("alpha", "prefetch")
 
 
 def system_of(settings: Settings) -> str:
     """Its name, and what was chosen otherwise: `fate + residency lru`."""
     preset = settings.preset
-    changed = [name for name in CHOICES if getattr(settings, name) != getattr(preset, name)]
+    changed = [name for name in (*CHOICES, *NUMBERS) if getattr(settings, name) != getattr(preset, name)]
     return " + ".join([settings.system, *(f"{name} {getattr(settings, name)}" for name in changed)])
 
 
@@ -179,10 +184,12 @@ def shadow_of(settings: Settings) -> str:
 def about(settings: Settings) -> dict[str, Any]:
     """What a trace says of itself."""
     shown = (
-        "model", "cluster", "workers", "slots", "device_memory", "system", *CHOICES, "align_token", "align_kv", "dtype",
-        "loader",
+        "model", "cluster", "workers", "slots", "device_memory", "system", *CHOICES, *NUMBERS, "align_token",
+        "align_kv", "dtype", "loader",
     )  # fmt: skip
     said = {name: getattr(settings, name) for name in shown}
+    if settings.device_memory is not None:
+        del said["slots"]  # as many as that has room for
     return said | {"shadow": shadow_of(settings), "emulated": settings.profile}
 
 

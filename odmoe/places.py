@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from checkpoint.single import ExpertArithmetic
-from checkpoint.store import ExpertStore
+from typing import TYPE_CHECKING
+
 from odmoe.settings import Settings
-from scheduler.emulation import Emulation
 from scheduler.errors import ConfigError
-from worker_node.host import HostPlace
-from worker_node.pace import EmulatedPace
+from scheduler.profile import Profile
+
+if TYPE_CHECKING:
+    from checkpoint.single import ExpertArithmetic
+    from checkpoint.store import ExpertStore
+    from scheduler.emulation import Emulation
+    from worker_node.host import HostPlace
+
+
+def hosted(settings: Settings, profile: Profile | None) -> bool:
+    """Whether experts can be computed on the host, too, and are to be. `profile`: that of the settings, read.
+
+    Raises ConfigError where a second place was asked for by its flag and there is none.
+    """
+    if settings.placement == "device" or settings.cluster != "embedded":
+        return False
+    if profile.host_s is not None if profile is not None else settings.loader == "cuda":
+        return True
+    if "placement" in settings.model_fields_set:
+        raise ConfigError(
+            f"--placement {settings.placement} needs a second place to compute experts, and there is one only: take "
+            "--loader cuda where there is a GPU, or --profile with one that has times for the host (rtx3090-pcie3)"
+        )
+    return False
 
 
 def make_host(
@@ -18,15 +39,9 @@ def make_host(
 
     Raises ConfigError where a second place was asked for by its flag and there is none.
     """
-    if settings.placement == "device":
+    if not hosted(settings, None if emulation is None else emulation.profile):
         return None
-    if emulation is not None and emulation.profile.host_s is not None:
-        return HostPlace("host", store, arithmetic, EmulatedPace(emulation, host=True))
-    if emulation is None and settings.loader == "cuda":
-        return HostPlace("host", store, arithmetic)
-    if "placement" in settings.model_fields_set:
-        raise ConfigError(
-            f"--placement {settings.placement} needs a second place to compute experts, and there is one only: take "
-            "--loader cuda where there is a GPU, or --profile with one that has times for the host (rtx3090-pcie3)"
-        )
-    return None
+    from worker_node.host import HostPlace
+    from worker_node.pace import EmulatedPace
+
+    return HostPlace("host", store, arithmetic, None if emulation is None else EmulatedPace(emulation, host=True))

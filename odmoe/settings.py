@@ -68,9 +68,11 @@ Number = Annotated[float, BeforeValidator(_no_truth)]
 DeviceMemory = Annotated[str, BeforeValidator(_memory)]
 
 
-def _setting(default: Any, allowed: str, about: str, *flags: str, **bounds: Any) -> Any:
-    """`allowed`: what may be said, for help and errors; `flags`: how else the flag may be written."""
-    return Field(default, description=about, json_schema_extra={"allowed": allowed, "flags": list(flags)}, **bounds)
+def _setting(default: Any, allowed: str, about: str, *flags: str, listed: bool = False, **bounds: Any) -> Any:
+    """`allowed`: what may be said, for help and errors; `flags`: how else the flag may be written; `listed`: help names
+    all that is allowed."""
+    extra: dict[str, Any] = {"allowed": allowed, "flags": list(flags), "listed": listed}
+    return Field(default, description=about, json_schema_extra=extra, **bounds)
 
 
 def _count(default: int | None, about: str, *flags: str, least: int = 1) -> Any:
@@ -79,7 +81,7 @@ def _count(default: int | None, about: str, *flags: str, least: int = 1) -> Any:
 
 def _one_of(default: str | None, choices: tuple[str, ...], about: str) -> Any:
     """Of an `OneOf`, `choices` are what is allowed; of a Literal, they say it for people."""
-    return _setting(default, ", ".join(choices), about)
+    return _setting(default, ", ".join(choices), about, listed=True)
 
 
 def _listed(value: str, info: ValidationInfo) -> str:
@@ -109,7 +111,7 @@ class Settings(BaseModel):
     group_size: Count | None = _count(None, "Workers that serve a layer together; the model's top-k when not given.")
     slots: Count = _count(1, "Experts that a worker has room for.")
     device_memory: DeviceMemory | None = _setting(
-        None, "a share of all experts (40%), or bytes (512MiB, 2GB)",
+        None, "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)",
         "Memory for experts, all workers' together, in place of --slots.",
     )  # fmt: skip
     shadow: Shadow = _one_of("int8", SHADOWS, "The shadow's precision.")
@@ -120,8 +122,8 @@ class Settings(BaseModel):
     placement: OneOf = _one_of("device", PLACES, "Where an expert is computed, where the host is a second place.")
     precision: OneOf = _one_of("full", FORMS, "In which form experts are loaded; others than full change the answer.")
     alpha: Number | None = _setting(
-        None, "a number from 0 to 1", "How much a router may change: near-equal scores of expert-cache, share of skip.",
-        ge=0, le=1,
+        None, "a number from 0 to 1", "How much a router may change: near-equal scores of expert-cache, share of skip;"
+        " which experts next-layer brings.", ge=0, le=1,
     )  # fmt: skip
     prefetch: Count | None = _count(
         None, "Most experts of a layer that a predictor brings; its own rule when not given."
@@ -214,6 +216,11 @@ class Settings(BaseModel):
             )
         if self.device_memory is not None and "slots" in self.model_fields_set:
             raise ConfigError(f"{named('device_memory')} is given with {named('slots')}; give one of them")
+        if self.device_memory is not None and not self.workers_wanted:
+            raise ConfigError(
+                f"{named('device_memory')} is given without {named('workers')}; it is shared by all workers, and how "
+                f"many {named('cluster')} {self.cluster} has is not known here"
+            )
         if self.system_prompt is not None and not self.chat:
             raise ConfigError(
                 f"{named('system_prompt')} is given without {named('chat')}; a system message is part of a chat"
@@ -266,7 +273,8 @@ class Settings(BaseModel):
 
 def _chosen(values: dict[str, Any]) -> dict[str, Any]:
     """What the system that is named chooses, and nobody has said otherwise."""
-    preset = SYSTEMS.get(values.get("system", "od-moe"))
+    name = values.get("system", "od-moe")
+    preset = SYSTEMS.get(name) if isinstance(name, str) else None
     return {name: value for name, value in preset.values().items() if name not in values} if preset else {}
 
 
@@ -276,7 +284,7 @@ def flag(name: str) -> str:
 
 
 def about(name: str) -> dict[str, Any]:
-    """`allowed` and `flags` of a setting."""
+    """`allowed`, `flags` and `listed` of a setting."""
     found: Any = Settings.model_fields[name].json_schema_extra
     return dict(found)
 

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES
+from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES, ROUTERS
 from scheduler.errors import ConfigError
 from scheduler.presets import SYSTEMS
 
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734
 """The paper's testbed, and the recall of its int8 shadow."""
 _WORLD = ("profile", "system", "tokens", "prompt_tokens", "recall", "workers", "slots", "group_size", "align_token",
-          "align_kv", "mini_batch", "layers", "experts", "top_k", "predictor", "residency", "prefill", "placement",
-          "precision", "prefetch", "trace", "seed")  # fmt: skip
+          "align_kv", "mini_batch", "layers", "experts", "top_k", "predictor", "residency", "router", "prefill",
+          "placement", "precision", "alpha", "prefetch", "trace", "seed")  # fmt: skip
 """Flags that a replay has no use for."""
 
 
@@ -53,12 +53,16 @@ def simulate(
     top_k: Annotated[int | None, _unsaid("Experts a token; the profile's when not given.")] = None,
     predictor: Annotated[str | None, _unsaid(f"Who predicts: {', '.join(PREDICTORS)}; else the system's.")] = None,
     residency: Annotated[str | None, _unsaid(f"Who stays: {', '.join(RESIDENCIES)}; else the system's.")] = None,
+    router: Annotated[str | None, _unsaid(f"Who computes: {', '.join(ROUTERS)}; else the system's.")] = None,
     prefill: Annotated[str | None, _unsaid(f"As for generate: {', '.join(PREFILLS)} (default: ahead).")] = None,
     placement: Annotated[
         str | None, _unsaid(f"Where experts are computed: {', '.join(PLACES)}; else the system's.")
     ] = None,
     precision: Annotated[
         str | None, _unsaid(f"In which form they are loaded: {', '.join(FORMS)}; else the system's.")
+    ] = None,
+    alpha: Annotated[
+        float | None, _unsaid("How much a router may change, as for generate, 0 to 1; else the system's.")
     ] = None,
     prefetch: Annotated[
         int | None, _unsaid("Most experts of a layer that a predictor brings; else the system's.")

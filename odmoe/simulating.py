@@ -13,6 +13,7 @@ from odmoe.simulate import PROFILE, RECALL
 from odmoe.simulated_text import show
 from odmoe.terminal import Terminal
 from scheduler.alignment import Alignment
+from scheduler.catalogue import heeding
 from scheduler.errors import ConfigError
 from scheduler.ledger import Tally
 from scheduler.presets import preset_of
@@ -142,8 +143,24 @@ def _scenario(said: Said, profile: Profile, otherwise: dict[str, Any], prompt_to
         if flag in said.flags and scenario.predictor != "sep":
             named = f"--{flag.replace('_', '-')} is about the shadow's {about}"
             raise ConfigError(f"{named}, and --predictor is {scenario.predictor}: there is no shadow")
+    _check_heeded(said, scenario)
     enough = -(-profile.layers * profile.experts // workers) if scenario.residency == "all" else 1
     return replace(scenario, slots=said.get("slots", max(enough, chosen.get("slots", 1))))
+
+
+def _check_heeded(said: Said, scenario: Scenario) -> None:
+    """Raises ConfigError for a flag without effect."""
+    for name, made in (("alpha", (scenario.predictor, scenario.router)), ("prefetch", (scenario.predictor,))):
+        if name in said.flags and not set(heeding(name)) & set(made):
+            raise ConfigError(
+                f"--{name} is {said.flags[name]}, which {' with '.join(made)} does not heed; "
+                f"{', '.join(heeding(name))} do: leave it out, or choose one of those"
+            )
+    if "placement" in said.flags and scenario.placement != "device" and not scenario.host:
+        raise ConfigError(
+            f"--placement {scenario.placement} needs a second place to compute experts, and profile "
+            f"{scenario.profile.name} has no times for a host; take one that has, as rtx3090-pcie3"
+        )
 
 
 def _unsaid(system: str) -> dict[str, Any]:

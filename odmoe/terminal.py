@@ -82,7 +82,8 @@ class Terminal:
     def report(self, report: Report, cluster: str, system: str = "od-moe") -> None:
         """The last block of an answer. `system`: its name, and what was chosen otherwise."""
         memory = report.memory_bytes
-        workers = memory["workers"] if isinstance(memory["workers"], list) else []
+        of_each = memory["workers"] if isinstance(memory["workers"], list) else []
+        workers = [held for held in of_each if held]  # a host place holds nothing on the device
         rate = f"{report.decode_tokens_per_s:.1f}" if report.decode_tokens_per_s else "-"
         recall = (
             "nobody predicts"
@@ -91,7 +92,7 @@ class Terminal:
         )
         if report.unpredicted:
             recall = "nothing was predicted" if report.recall is None else recall
-            recall += f"; {report.unpredicted:,} experts not counted, whose predictions never came"
+            recall += f"; {report.unpredicted:,} experts not counted, in layers that nobody predicted"
         share = report.memory_of_whole
         whole = "not every node said what it holds" if share is None else f"{share:.0%} of the model with all experts"
         rows = {
@@ -104,8 +105,9 @@ class Terminal:
             f"{report.reloads} of them after the gate (reloads), "
             f"{report.unused_loads} unused, {report.stall_s:.2f} s stalled",
             "memory": f"main {megabytes(memory['main'])}, shadow {megabytes(memory['shadow'])}, "
-            f"{len(workers)} workers {megabytes(max(workers, default=0))} each: " + whole,
-            "residents": f"at most {max(report.resident_experts_max, default=0)} expert(s) on any worker",
+            f"{_counted(len(workers), 'worker')} {megabytes(max(workers, default=0))}"
+            f"{' each' if len(workers) > 1 else ''}: " + whole,
+            "residents": f"at most {_counted(max(report.resident_experts_max, default=0), 'expert')} on any worker",
         }
         if report.host_computed:
             rows["host"] = f"computed {report.host_computed} of {report.named} experts beside the device"
@@ -128,6 +130,10 @@ class Terminal:
         title = f"{system}, {cluster}, {exact}" + (f", emulated: {report.emulated}" if report.emulated else "")
         self.console.print()
         self.facts(title, dict(rows))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def megabytes(count: object) -> str:

@@ -78,6 +78,14 @@ FORMS: dict[str, Callable[[], Precision]] = {
 }
 
 
+def heeding(number: str) -> tuple[str, ...]:
+    """Predictors and routers that are made with that number of the choices, `alpha` or `prefetch`: those whose line
+    above reads it, and those of which that cannot be seen."""
+    makers: list[tuple[str, Any]] = [*PREDICTORS.items(), *ROUTERS.items()]
+    read = {name: getattr(getattr(make, "__code__", None), "co_names", (number,)) for name, make in makers}
+    return tuple(name for name, names in read.items() if number in names)
+
+
 def _from(module: str) -> Any:
     """A module that takes numpy: it costs a third of a second, and most commands need none of it."""
     return importlib.import_module(f"scheduler.{module}")

@@ -95,7 +95,7 @@ class Everything(Cacheless):
         if slots < needed:
             raise ConfigError(
                 f"residency all keeps every expert in a slot of its own: {needed} slots are needed, {slots} are there; "
-                "give workers more slots (--slots), or take more workers"
+                "give more (--slots, or --device-memory 100%), or take more workers"
             )
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:

@@ -33,7 +33,8 @@ from scheduler.trace import Span
 FREE_S = 15.0
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 SERVED = (
-    "workers", "group_size", "slots", "shadow", "predictor", "residency", "prefill", "align_token", "align_kv", "dtype",
+    "workers", "group_size", "slots", "device_memory", "shadow", "system", "predictor", "residency", "router",
+    "placement", "precision", "alpha", "prefetch", "token_predictor", "prefill", "align_token", "align_kv", "dtype",
     "loader", "profile", "mini_batch", "threads", "ctx_size",
 )  # fmt: skip
 """Settings that hold as long as the nodes run."""

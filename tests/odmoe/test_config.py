@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from odmoe.config import dump, effective, read_file
 from odmoe.settings import Settings
+from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES, ROUTERS
 from scheduler.errors import ConfigError
+from scheduler.presets import SYSTEMS
 
 
 def file_of(folder: Path, text: str) -> str:
@@ -108,6 +111,60 @@ def test_texts_in_the_environment() -> None:
     assert effective({}, None, {"ODMOE_CHAT": "true"}).settings.chat is True
 
 
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"alpha": 0.3}, "ODMOE_ALPHA is 0.3, which --predictor sep with --router top-k does not heed; next-layer, "),
+        ({"system": "fate", "prefetch": 2}, "ODMOE_PREFETCH is 2, which --predictor cross-layer does not heed"),
+        ({"system": "fate", "token_predictor": "f"}, "ODMOE_TOKEN_PREDICTOR is f, which --predictor cross-layer does"),
+        ({"system": ["fate"]}, r"ODMOE_SYSTEM is \['fate'\]; allowed: od-moe, "),
+        ({"system": {"fate": 1}}, "ODMOE_SYSTEM is {'fate': 1}; allowed: od-moe, "),
+        ({"device_memory": "200%"}, "ODMOE_DEVICE_MEMORY is '200%'; allowed: a share of all experts .above 0%, at"),
+        ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; it is shared"),
+    ],
+)
+def test_what_would_have_no_effect_or_no_sense(said: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """In a file as in the environment."""
+    file = file_of(tmp_path, yaml.safe_dump(said))
+    in_file = re.sub("ODMOE_([A-Z_]+)", lambda m: f"{m[1].lower().replace('_', '-')} in {re.escape(file)}", says)
+    with pytest.raises(ConfigError, match=in_file):
+        effective({}, file, {})
+    if not isinstance(said.get("system", ""), str):
+        return
+    with pytest.raises(ConfigError, match=says):
+        effective({}, None, {f"ODMOE_{name.upper()}": str(value) for name, value in said.items()})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"system": "importance", "alpha": 0.1},
+        {"system": "adapmoe", "alpha": 0.1, "prefetch": 1},
+        {"predictor": "next-layer", "alpha": 0.1},
+        {"system": "smoe", "prefetch": 1, "token_predictor": "f"},
+        {"system": "hobbit", "prefetch": 1},
+        {"system": "hybrimoe", "prefetch": 2},
+        {"system": "fully-cached", "router": "expert-cache", "alpha": 0.5},
+    ],
+)
+def test_numbers_that_are_heeded(said: dict[str, Any]) -> None:
+    settings = effective(said, None, {}).settings
+    assert {name: getattr(settings, name) for name in said} == said
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_what_a_system_chose_is_printed_and_stays_its_choice(name: str, tmp_path: Path) -> None:
+    """A file made of it says the same: what nobody said is still unsaid, and can be said otherwise."""
+    found = effective({"system": name, "device_memory": "30%"}, None, {})
+    text = dump(found)
+    chosen = found.settings.preset.values()
+    assert f"predictor: {chosen['predictor']}  # by system {name}" in text
+    again = effective({}, file_of(tmp_path, text), {}).settings
+    assert again == found.settings
+    assert not {*chosen, "slots"} & again.model_fields_set
+    assert f"system: {name}  # --system" in text
+
+
 def test_the_secret_is_never_shown(tmp_path: Path) -> None:
     found = effective({}, None, {"ODMOE_SECRET": "hush-hush"})
     assert found.settings.secret == "hush-hush"
@@ -153,6 +210,13 @@ def test_printed_lines_are_yaml_with_their_origin(cli: Any, tmp_path: Path) -> N
     assert "workers: 3  # --workers\n" in said.out
     assert "slots: 1  # default\n" in said.out
     assert "chat: false  # --chat\n" in said.out
+
+
+def test_help_names_what_can_be_chosen(cli: Any) -> None:
+    text = "".join(cli("generate", "--help").out.split("│")).split()
+    said = " ".join(text)
+    for names in (SYSTEMS, PREDICTORS, RESIDENCIES, ROUTERS, PLACES, FORMS, PREFILLS):
+        assert ", ".join(names) in said
 
 
 def test_every_setting_but_the_secret_has_a_flag(cli: Any) -> None:

@@ -82,7 +82,7 @@ def test_json_says_what_the_simulator_does(cli: Any) -> None:
     assert (found["profile"], found["bound"]) == (PAPER.name, outcome.bound)
 
 
-DRAWN = ("od-moe", "random-prefetch", "on-demand", "fully-cached", "moe-infinity", "eap", "static")
+DRAWN = ("od-moe", "sep-arc", "random-prefetch", "on-demand", "fully-cached", "moe-infinity", "eap", "static")
 """What can be simulated on routes that are drawn: nothing in it reads what a gate thinks."""
 
 
@@ -197,13 +197,18 @@ def test_a_replay_that_differs_fails(cli: Any, log: Path, tmp_path: Path) -> Non
     ("flags", "says"),
     [
         (["--profile", "none"], "no profile 'none'; allowed: rtx"),
-        (["--system", "odmoe"], "--system is 'odmoe'; allowed: od-moe, random-prefetch, on-demand, fully-cached"),
+        (["--system", "odmoe"], "--system is 'odmoe'; allowed: od-moe, sep-arc, random-prefetch"),
         (["--recall", "1.5"], "--recall is 1.5; allowed: a number from 0 to 1"),
         (["--recall", "0.5", "--system", "on-demand"], "--recall is about the shadow's predictions"),
         (["--tokens", "0"], "--tokens is 0; allowed: 1, 2, ..."),
         (["--tokens", "99999999999"], "--tokens is 99999999999; allowed: 1 to 4194304"),
         (["--experts", "1000000"], "--experts is 1000000; allowed: 1 to 65536"),
         (["--align-kv", "2", "--system", "on-demand"], "--align-kv is about the shadow's KV cache, and --predictor is"),
+        (["--alpha", "0.3"], "--alpha is 0.3, which sep with top-k does not heed; next-layer, expert-cache, skip do"),
+        (["--system", "eap", "--prefetch", "2"], "--prefetch is 2, which path does not heed; next-gate, "),
+        (["--router", "topk"], "--router is 'topk'; allowed: top-k, expert-cache, skip"),
+        (["--system", "importance", "--alpha", "2"], "--alpha is 2.0; allowed for the router expert-cache"),
+        (["--placement", "host"], "--placement host needs a second place to compute experts, and profile rtx3090-1gbe"),
         (["--trace", "FIFO"], "allowed: a file in a directory"),
         (["--tokens", "many"], "Invalid value for '--tokens'"),
         (["--top-k", "9"], "--top-k is 9 with 8 experts; allowed: 1 to 8"),

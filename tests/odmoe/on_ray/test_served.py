@@ -51,3 +51,15 @@ def test_up_brings_back_the_defaults(differs: Any) -> None:
     assert differs({"workers": 3}, {}, whole=True) == "the cluster serves with --workers 3, not with all that it has"
     assert differs({"group_size": 2}, {}, whole=True) is None  # the main node has it from the cluster file
     assert differs({"slots": 2}, {"slots": 2}, whole=True) is None
+
+
+def test_another_system_is_not_taken_for_the_one_that_is_asked(differs: Any) -> None:
+    assert differs({"system": "fate"}, {}) is None
+    assert differs({}, {"system": "fate"}) == "the cluster serves with --system od-moe, not fate"
+    assert differs({}, {"precision": "int4"}) == "the cluster serves with --precision full, not int4"
+    assert differs({"system": "importance"}, {"router": "top-k"}) is not None
+    assert differs({"system": "importance", "alpha": 0.1}, {"system": "importance", "alpha": 0.2}) is not None
+    half = {"workers": 2, "device_memory": "50%"}
+    assert differs(half, {"workers": 2, "device_memory": "40%"}) is not None
+    assert differs(half, {"workers": 2}) is None
+    assert "--device-memory" in differs({"workers": 2}, half, whole=True)
