@@ -126,6 +126,10 @@ class Gates:
         raised above the others by the highest score."""
         return self._ranked(layer, (self._last if heard is None else heard)[layer])
 
+    def forget(self, layer: int) -> None:
+        """What its gate said last is not asked for any more: of a long prompt, megabytes a layer."""
+        self._last.pop(layer, None)
+
     def at(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """Scores [T, E] of any gate inputs [T, H]. What `scores` tells stays."""
         return self._scores(layer, self._ask(layer, hidden))

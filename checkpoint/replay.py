@@ -52,7 +52,7 @@ class Replay:
             for part in _parts_before(self._blocks[layer], experts):
                 self._wrap(part, self._part(layer, part))
         for layer, block in enumerate(self._blocks):
-            if layer not in gates.layers:
+            if layer not in gates.layers and layer < gates.layers[-1]:  # behind the last gate nothing is run ahead
                 self._undo.append(block.register_forward_pre_hook(self._called(layer), with_kwargs=True).remove)
         try:
             self._prove(model)

@@ -25,6 +25,11 @@ class TokenPredictor:
     weights: dict[int, torch.Tensor]
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """All weights."""
+        return sum(weight.nbytes for weight in self.weights.values())
+
     def scores(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """[T, E], each row's sum 1, of gate inputs [T, H]."""
         return (hidden.float() @ self.weights[layer].T).softmax(-1)

@@ -22,7 +22,11 @@ Partial = Callable[[], torch.Tensor | None]
 
 
 class Foresight(Protocol):
-    """Called by the main thread from within a layer's experts, once its gate has fired."""
+    """Called by the main thread from within a layer's experts, once its gate has fired. `nbytes`: memory that it takes
+    beside the model's."""
+
+    @property
+    def nbytes(self) -> int: ...
 
     def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
         """`hidden` [T, H]: this layer's gate input. `partial`: asked at most once, [T, H], the weighted sum of what the
@@ -34,6 +38,8 @@ class Foresight(Protocol):
 
 class GateForesight:
     """The gates of the next `depth` MoE layers on this layer's gate input: for every row, in prefill too."""
+
+    nbytes = 0
 
     def __init__(self, gates: Gates, depth: int = 1) -> None:
         self._gates = gates
@@ -55,6 +61,8 @@ class AttentionForesight:
 
     In decode passes only. Nothing for the first MoE layer after an attention of a kind that no layer before it has.
     """
+
+    nbytes = 0
 
     def __init__(self, model: Any, gates: Gates, cache: Callable[[], Any]) -> None:
         self._replay = Replay(model, gates, cache)
@@ -86,6 +94,10 @@ class TokenForesight:
         self.predictor = predictor
         self._gates, self._top_k, self._rate = gates, shape.top_k, learning_rate
         self._before: dict[int, tuple[int, int, torch.Tensor]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return self.predictor.nbytes
 
     def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
         row, then = hidden[-1:], visit.position + len(hidden)

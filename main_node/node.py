@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -158,6 +159,15 @@ class MainNode:
         """Of the request whose pass is under way."""
         return self._sequence.cache if self._sequence is not None else None
 
+    @contextlib.contextmanager
+    def _passing(self, sequence: Sequence) -> Iterator[None]:
+        """Around a pass: an answer that is over leaves no cache behind."""
+        self._sequence = sequence
+        try:
+            yield
+        finally:
+            self._sequence = None
+
     def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             return self.engine.experts(self._pass._replace(layer=layer), hidden, index, weights)
@@ -245,8 +255,8 @@ class MainNode:
     def _forward(self, answer: Answer, tokens: list[int], position: int) -> int:
         """One pass; the next token."""
         number, sequence = answer.number, answer.sequence
-        with self._turns, torch.inference_mode(), sequence.passing():
-            self._pass, self._sequence = t.Visit(number, position, 0), sequence
+        with self._turns, torch.inference_mode(), sequence.passing(), self._passing(sequence):
+            self._pass = t.Visit(number, position, 0)
             self.engine.pace.begin_pass(len(tokens), first=position == 0)
             self.engine.record.begin_pass(number, position)
             self.engine.post(t.PassStarted(number, position, len(tokens), prefill=position == 0))
@@ -264,8 +274,10 @@ class MainNode:
 
     @property
     def device_bytes(self) -> int:
-        """Weights, buffers and the most that the KV caches of open requests took, from the tensors."""
-        return self.weight_bytes + self._cache_bytes_max
+        """Weights, those of a predictor too, buffers and the most that the KV caches of open requests took, from the
+        tensors."""
+        watch = self.engine.watch
+        return self.weight_bytes + self._cache_bytes_max + (watch.nbytes if watch is not None else 0)
 
     @property
     def weight_bytes(self) -> int:

@@ -41,15 +41,27 @@ class Watch:
         gates, number = self._gates, visit.layer
 
         def reweigh(experts: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
-            return gates.reweigh(number, index, weights, experts)
+            new_index, new = gates.reweigh(number, index, weights, experts)
+            lacking = [(row, len(some)) for row, some in enumerate(experts) if len(some) < new_index.shape[1]]
+            for row, count in lacking:  # an expert that stands there again would compute the row twice
+                new_index[row, count:] = -1
+            return new_index, new
 
         layer.reweigh = reweigh
 
     def ahead(self, visit: t.Visit, layer: LayerWork) -> Iterable[t.Foreseen]:
         """What is to be expected of gates to come, while the workers compute."""
-        if self._foresight is None:
-            return ()
-        return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S))
+        try:
+            if self._foresight is None:
+                return ()
+            return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S))
+        finally:
+            self._gates.forget(visit.layer)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes beside the model's: a predictor's weights."""
+        return self._foresight.nbytes if self._foresight is not None else 0
 
 
 def wanted(strategy: Strategy) -> bool:

@@ -14,18 +14,18 @@ testbed (`scripts/sweep_minibatch.py`), and each part costs a message and a star
 
 
 class Calls:
-    """`owed`: needs by the ids of their calls that were not answered. `ahead`: see Core's `prefill_ahead`.
+    """`owed`: needs by the ids of their calls that were not answered. `at_once`: not as Core's prefill `in-turn`.
 
     `ready` is told of each need that the gate has named and that has its slot: its rows are sent now, or together.
     """
 
     def __init__(
-        self, out: list[t.Command], ids: Iterator[int], mini_batch: int | None, residency: Residency, ahead: bool
+        self, out: list[t.Command], ids: Iterator[int], mini_batch: int | None, residency: Residency, at_once: bool
     ) -> None:
         self.owed: dict[int, Need] = {}
         self.held_back: dict[t.Visit, OpenVisit] = {}
-        self.ready = self._send if ahead else self._send_in_turn
-        self._ahead = ahead
+        self.ready = self._send if at_once else self._send_in_turn
+        self._at_once = at_once
         self._out = out
         self._ids = ids
         self._mini_batch = mini_batch
@@ -39,7 +39,7 @@ class Calls:
 
     def changed(self, opened: OpenVisit) -> None:
         """A load that the visit was waiting for is over. In-turn prefill may have rows to send."""
-        if not self._ahead and opened.request.prefilling:
+        if not self._at_once and opened.request.prefilling:
             self.held_back[opened.visit] = opened
 
     def send_together(self) -> None:

@@ -9,6 +9,7 @@ from heapq import nlargest
 
 from scheduler.precision import Wanted
 from scheduler.predictors import Scores
+from scheduler.routers import Chosen
 
 
 @dataclass(slots=True)
@@ -48,14 +49,18 @@ def top_k(scores: tuple[float, ...], k: int) -> list[int]:
     return nlargest(k, range(len(scores)), key=lambda e: (scores[e], -e))
 
 
-def wants_of(scores: Scores, k: int, prefill: bool, named: Mapping[int, int] | None = None) -> Wants:
-    """`named`: what the gate chose, expert -> rows; None: nothing yet, and each row wants its k best."""
+def wants_of(
+    scores: Scores, k: int, prefill: bool, named: Mapping[int, int] | None = None, chosen: Chosen = ()
+) -> Wants:
+    """`named`: what the gate chose, expert -> rows; None: nothing yet, and each row wants its k best. `chosen`: which
+    of them for each row, where that is known: not all families choose by these scores alone."""
     totals: dict[int, float] = {}
     rank: dict[int, int] = {}
     better: dict[int, float] = {}
     counts: Counter[int] = Counter()
-    for row in scores:
-        best = top_k(row, k)
+    known = len(chosen) == len(scores)
+    for number, row in enumerate(scores):
+        best = sorted(chosen[number], key=lambda e: (-row[e], e)) if known else top_k(row, k)
         before, total = 0.0, sum(row[expert] for expert in best)
         for place, expert in enumerate(best):
             better[expert] = min(better.get(expert, 1.0), before / total if total else 0.0)

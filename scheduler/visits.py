@@ -179,7 +179,7 @@ class Visits:
         held = self._stock.resident(opened.visit.layer) | found if found else self._stock.resident(opened.visit.layer)
         if not self._shapes_loads:
             return {expert for expert, one in held.items() if one.loaded}
-        wants = wants_of(event.scores, self._shape.top_k, opened.request.prefilling, named)
+        wants = wants_of(event.scores, self._shape.top_k, opened.request.prefilling, named, event.chosen)
         serves = self._strategy.precision.serves
         return {expert for expert, one in held.items() if one.loaded and serves(one.form, wants.of(expert))}
 
@@ -222,7 +222,7 @@ class Visits:
 
     def _weigh(self, opened: OpenVisit, event: t.GateFired, named: Named) -> None:
         """How much each expert is wanted, for the choice of its form, and for who is loaded first."""
-        opened.wants = wants_of(event.scores, self._shape.top_k, opened.request.prefilling, named)
+        opened.wants = wants_of(event.scores, self._shape.top_k, opened.request.prefilling, named, event.chosen)
         for expert, need in opened.needs.items():
             need.wanted = opened.wants.of(expert)
 

@@ -81,7 +81,7 @@ class HostPlace:
             bound = self._arithmetic.bind(layer, self.store.views(blob, layer))
         self._bound[layer, expert] = bound  # the last used stand last
         if len(self._bound) > MAX_BOUND:
-            del self._bound[next(iter(self._bound))]
+            self._bound.pop(next(iter(self._bound)), None)
         return bound(hidden, weights)
 
     def close(self) -> None:

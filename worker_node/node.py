@@ -45,6 +45,10 @@ from worker_node.slots import Slots
 SLOT_DEADLINE_S = 60.0
 """How long a load may wait for a computation to leave its slot."""
 
+MAX_BOUND = 4096
+"""So many modules on views of slots are kept, the last used: a few KiB each, and a cache of thousands of slots would
+make one for every slot and layer."""
+
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
@@ -130,10 +134,13 @@ class Worker:
             hidden, weights = hidden.to(buffer.device), weights.to(buffer.device)
             if form and self._restorer:
                 return self._restorer.compute(buffer, layer, form, hidden, weights)
-            key = (slot, layer)
-            if key not in self._bound:
-                self._bound[key] = self._arithmetic.bind(layer, self.store.views(buffer, layer))
-            return self._bound[key](hidden, weights).cpu()
+            bound = self._bound.pop((slot, layer), None)
+            if bound is None:
+                bound = self._arithmetic.bind(layer, self.store.views(buffer, layer))
+            self._bound[slot, layer] = bound  # the last used stand last
+            if len(self._bound) > MAX_BOUND:
+                self._bound.pop(next(iter(self._bound)), None)
+            return bound(hidden, weights).cpu()
 
     def share(self, expert: ExpertId, form: str) -> float:
         """Of an expert's bytes, those that its form has."""
@@ -207,7 +214,7 @@ class _Session(Session):
             raise ProtocolError(f"slot {message.slot} does not exist; {self._worker.name} has slots 0 to "
                                 f"{len(self._worker.slots.buffers) - 1}")  # fmt: skip
         if message.form not in self._worker.forms:
-            raise ProtocolError(f"{self._worker.name} does not load experts in form {message.form!r}; it was started "
+            raise ProtocolError(f"{self._worker.name} does not load experts in form {message.form!r:.40}; it was started "
                                 f"for {', '.join(map(repr, self._worker.forms))}")  # fmt: skip
         self._worker.store.locate(message.layer, message.expert, message.form)
         expert, asked = ExpertId(message.layer, message.expert), self._worker.pace.now()
