@@ -23,8 +23,8 @@ class Report:
     `decode_tokens_per_s` does not count that wait; `longest_gap_s`: the longest time from a token to the next,
     without it too. `finish`: stop (end of sequence), stop_text, length, or context (full). `lost`: workers, or the
     shadow, lost since the cluster started; `rejoined`: those that came back.
-    `ignored`: generation settings of the model that
-    are not heeded; where there are any, or the router or the experts' form change the answer, `exact` is False. `seed`: of the draws, None where the likeliest was taken.
+    `ignored`: generation settings of the model that are not heeded; where there are any, or the router or the experts'
+    form change the answer, `exact` is False. `seed`: of the draws, None where the likeliest was taken.
     `loads`: all, of which `prefill_loads`; `reloads`: begun after the gate for want of a prediction;
     `named`: experts that decoding's gates named, after the router; `hits`: of them those whose bytes were in a slot by
     then, the papers' hit rate being the one by the other; `host_computed`: of them those that a host place computed.

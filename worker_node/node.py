@@ -214,8 +214,8 @@ class _Session(Session):
             raise ProtocolError(f"slot {message.slot} does not exist; {self._worker.name} has slots 0 to "
                                 f"{len(self._worker.slots.buffers) - 1}")  # fmt: skip
         if message.form not in self._worker.forms:
-            raise ProtocolError(f"{self._worker.name} does not load experts in form {message.form!r:.40}; it was started "
-                                f"for {', '.join(map(repr, self._worker.forms))}")  # fmt: skip
+            raise ProtocolError(f"{self._worker.name} does not load experts in form {message.form!r:.40}; it was "
+                                f"started for {', '.join(map(repr, self._worker.forms))}")  # fmt: skip
         self._worker.store.locate(message.layer, message.expert, message.form)
         expert, asked = ExpertId(message.layer, message.expert), self._worker.pace.now()
         ticket = _Ticket(message.load_id, message.slot, expert, asked, message.form)

@@ -46,6 +46,14 @@ def test_what_a_gate_says_of_its_experts() -> None:
     assert wants.of(2) == Wanted(False, False, 1, 0.75, 0.6, 0, 0.0)
 
 
+def test_experts_that_a_gate_chose_by_more_than_their_scores_are_the_chosen_ones() -> None:
+    """Expert 0 scores best and is not chosen, as where a correction is added: its place is not counted."""
+    wants = wants_of(((0.5, 0.1, 0.3),), 2, False, {1: 1, 2: 1}, ((1, 2),))
+    assert wants.of(2) == Wanted(False, False, 1, 0.5, 0.3, 0, 0.0)
+    assert wants.of(1) == Wanted(False, False, 1, 0.0, 0.1, 1, pytest.approx(0.75))
+    assert wants.of(0).score is None
+
+
 def test_what_is_foreseen_is_only_predicted_and_each_row_wants_its_best() -> None:
     wants = wants_of(((0.5, 0.3, 0.1), (0.6, 0.1, 0.2)), 2, True)
     assert [wants.of(e).rows for e in range(3)] == [0, 0, 0]

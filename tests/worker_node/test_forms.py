@@ -114,6 +114,14 @@ def test_every_form_in_turn_in_the_same_slot(forming: Any, expected_in: Any, for
         assert expected_in[form].fits(answers["Computed", asked.call_id], asked), (number, form)
 
 
+def test_a_form_that_a_stranger_made_up_is_refused_in_few_words(forming: Any) -> None:
+    main = forming.welcome(forming.worker(forms=("", "int4")))
+    main.send(Load(1, 0, 0, 0, "\0" * 100_000))
+    said = main.failure("ProtocolError", load_id=1).message
+    assert "it was started for '', 'int4'" in said
+    assert len(said) < 200
+
+
 def test_computations_of_two_streams_do_not_meet_where_experts_are_restored(forming: Any, expected_in: Any) -> None:
     """The main node that has just been replaced may still be computing."""
     worker = forming.worker(slots=2, forms=("int4",))

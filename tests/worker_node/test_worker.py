@@ -24,6 +24,7 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
+from worker_node import node
 
 pytestmark = [
     pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
@@ -264,3 +265,15 @@ def test_rows_that_do_not_fit_the_expert(desk: Any, expected: Any, hidden: Tenso
     assert expected.fits(main.next(), right)
     main.send(Load(3, 0, 1, 1))
     assert isinstance(main.next(), Loaded)
+
+
+def test_few_modules_are_kept_however_many_slots_and_layers_there_are(
+    desk: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "MAX_BOUND", 3)
+    worker = desk.worker(slots=4)
+    main = desk.welcome(worker)
+    for number in range(1, 17):
+        asked = desk.compute(100 + number, number % 4, number % 2, number * 3 % 4)
+        main.loads_and_computes(number, asked, expected)
+        assert len(worker._bound) <= 3
