@@ -4,8 +4,9 @@
     .venv/bin/python scripts/train.py OUT --shape fine --data DIRECTORY --held-out gsm8k_test.jsonl --seconds 3600
 
 Shapes: `demo` (Mixtral: 8 layers, 8 experts, top-2), `deep` (Mixtral: 32 layers), `fine` (Qwen3-MoE: 32 small experts,
-top-4), `shared` (Qwen2-MoE: 32 small experts beside a shared one, top-4). A .jsonl file holds GSM8K's `question` and `answer`, or `text`, a line; any other file is text. Runs on the GPU
-where there is one. Interrupted or killed, the same command goes on from its last snapshot (OUT/training.pt).
+top-4), `shared` (Qwen2-MoE: 32 small experts beside a shared one, top-4). A .jsonl file holds GSM8K's `question` and
+`answer`, or `text`, a line; any other file is text. Runs on the GPU where there is one. Interrupted or killed, the same
+command goes on from its last snapshot (OUT/training.pt).
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ GIVEN_UP_S = 3.0
 MAX_CALLERS = 1024
 
 COME_AGAIN = b"\0\0\x08\x07" + bytes(13)
-"""An HTTP/2 GOAWAY frame: what a caller that was examined and is welcome hears before it is hung up on. gRPC tries again
-(it expects SETTINGS first), and a `wire.probe` knows from any answer that nothing is wrong with its certificate."""
+"""An HTTP/2 GOAWAY frame: what a caller that was examined and is welcome hears before it is hung up on. gRPC tries
+again (it expects SETTINGS first), and a `wire.probe` knows from any answer that its certificate is not at fault."""
 
 log = logging.getLogger("wire")
 
