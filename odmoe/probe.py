@@ -58,22 +58,26 @@ def certificate():
 
 
 def store(folder):
-    """What a store's manifest says, and whether its files are there in full size; None: no store."""
+    """What a store's manifest says, and whether its files are there in full size, those of its forms too; None: no
+    store."""
     text = read(os.path.join(folder, "manifest.json"), 1 << 28)
     if not text:
         return None
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
+    texts = [read(os.path.join(folder, name), 1 << 28) for name in names]
     try:
         said = json.loads(text)
         sizes = {
             layer["file"]: max(blob["offset"] + blob["length"] for blob in layer["blobs"])
-            for layer in said["layers"].values()
+            for manifest in map(json.loads, texts)
+            for layer in manifest["layers"].values()
         }
         dense = [os.path.join("dense", name) for name in said["dense"]]
         found = {"fingerprint": said["fingerprint"], "dtype": said["dtype"], "format": said["format"]}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"fault": f"manifest.json is damaged ({error!r})"}
     found["bytes"], found["fault"] = 0, None
-    found["manifest"] = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    found["manifest"] = hashlib.sha256("".join(texts).encode("utf-8", "replace")).hexdigest()
     for name in [*sizes, *dense]:
         try:
             size = os.stat(os.path.join(folder, name)).st_size

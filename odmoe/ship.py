@@ -122,7 +122,9 @@ def has_store(facts: dict[str, Any], name: str, manifest: str) -> bool:
 
 
 def manifest_digest(store: Path) -> str:
-    return hashlib.sha256((store / "manifest.json").read_bytes()).hexdigest()
+    """Of its manifest and those of its forms, as `odmoe.probe` gives it: a form that was added since is to be copied,
+    too."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(store.glob("*.json")))).hexdigest()
 
 
 def certificate_digest(keys: Path) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from random import Random
 from typing import Literal, NamedTuple, Protocol
 
@@ -92,6 +92,3 @@ class RandomPredictor(Silent):
     def _guess(self, visit: Visit, experts: int) -> Forecast:
         number = ((self.seed * 1_000_003 + visit.request) * 1_000_003 + visit.position) * 1_000_003 + visit.layer
         return Forecast(visit, tuple(Random(number).sample(range(experts), min(self.shape.top_k, experts))))
-
-
-MakePredictor = Callable[[ModelShape], Predictor]

@@ -197,7 +197,7 @@ def _finite(value: Any) -> float:
 _int = _typed(int)
 _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     int: _int, int | None: _or_none(_int),
-    float: _typed(float), str: _typed(str), bool: _typed(bool), t.Visit: _fixed(t.Visit, _int, _int, _int),
+    float: _finite, str: _typed(str), bool: _typed(bool), t.Visit: _fixed(t.Visit, _int, _int, _int),
     t.ExpertId: _fixed(t.ExpertId, _int, _int), tuple[int, ...]: _several(_int), Alignment: _typed(Alignment),
     t.ModelShape: _typed(t.ModelShape), float | None: _or_none(_finite),
     tuple[tuple[int, int], ...]: _several(_fixed(lambda *pair: pair, _int, _int)),

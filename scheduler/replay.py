@@ -34,7 +34,7 @@ def replay(recording: Recording) -> Replayed:
         now, number, event = heapq.heappop(heap)
         try:
             decided = core.handle(event, now)
-        except (LookupError, ValueError, TypeError, AttributeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             where = f"event {number + 1} of the recording, {event}"
             raise ConfigError(f"{where}, cannot have happened ({error!r})") from error
         recorded = recording.commands[number]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -312,6 +314,10 @@ def test_closing_early_leaves_nothing(taken: int, house: House, nf4: ShadowModel
     house.nothing_left()
     opened, closed = (sum(isinstance(m, kind) for m in told.sent) for kind in (w.OpenRequest, w.CloseRequest))
     assert opened == closed == (taken > 0)
+    cache = weakref.ref(steps.sequence.cache)
+    del steps
+    gc.collect()
+    assert cache() is None, "nobody keeps the cache of an answer that is over"
     assert house.answer(expected.prompt, 3, ignore_eos=True)[0] == expected.tokens[:3]
 
 

@@ -123,6 +123,20 @@ def test_a_log_that_cannot_have_happened_is_named() -> None:
         replay(Recording({}, CHOICES, events, [[], []]))
 
 
+def test_a_load_that_takes_next_to_no_time_is_named_and_no_traceback() -> None:
+    """As many loads a layer as no integer counts: Fate's budget."""
+    choices = Choices(t.ModelShape((0, 1), 4, 2), 2, Alignment(), predictor="cross-layer")
+    facts: list[t.Event] = [t.WorkerJoined(0, 4, 1e-320), t.RequestOpened(1, 1)]
+    facts += [t.PassStarted(1, 0, 1, True), t.TokenDecoded(1, 0), t.PassStarted(1, 1, 1, False)]
+    facts += [t.GateFired(t.Visit(1, 1, layer), ((0, 1),)) for layer in (0, 1)]
+    facts += [t.TokenDecoded(1, 1), t.PassStarted(1, 2, 1, False)]
+    core = choices.core()
+    log = [(float(now), fact) for now, fact in enumerate(facts)]
+    said = [core.handle(fact, now) for now, fact in log[:-1]]
+    with pytest.raises(ConfigError, match=r"event 9 of the recording, PassStarted.* cannot have happened"):
+        replay(Recording({}, choices, log, [*said, []]))
+
+
 @pytest.mark.parametrize("alignment", [Alignment(1, 1), Alignment(0, 0)])
 def test_recorded_routes_simulate_to_the_same_times(tmp_path: Path, alignment: Alignment) -> None:
     """The simulator's own log, on the same profile: nothing may be lost on the way."""
@@ -288,6 +302,7 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
         ((1, 1, 0), "WorkerBored", "'WorkerBored' is nothing that happens; known: WorkerJoined"),
         ((1, 1, 2), True, "True where int is expected"),
         ((1, 1), ["WorkerJoined", 0], "5 values are expected"),
+        ((1, 1), ["WorkerJoined", 0, 1, float("inf"), 0.0, 0.0], "inf where a number is expected"),
         ((1, 2), [["Load", 0, 0, [77, 0], 1, ""]], "about what the model does not have"),
         ((1, 2), {"a": 1}, "where an array is expected"),
         ((1,), 7, "says that it has 7 events, and has 0"),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from checkpoint.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe import ship
 from odmoe.hosts import Host
@@ -214,6 +215,24 @@ def test_a_store_on_every_host_and_only_where_it_is_not(
     os.truncate(layer, 4096)
     assert push_store(ssh, machines, store, facts_of(ssh, machines)) == {}
     assert pushed == [hosts.addresses[2]]
+
+
+def test_a_form_that_the_store_got_since_is_copied_too(
+    hosts: Any, ssh: Ssh, store: Path, machines: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert push_store(ssh, machines[:1], store, facts_of(ssh, machines[:1])) == {}
+    add_forms(ExpertStore.open(store), ["int4"])
+    assert push_store(ssh, machines[:1], store, facts_of(ssh, machines[:1])) == {}
+    there = hosts.home(hosts.addresses[0]) / "odmoe" / "stores" / store.name
+    assert digest(there) == digest(store)
+    assert list(ExpertStore.open(there).manifest.forms) == ["int4"]
+    pushed: list[str] = []
+    monkeypatch.setattr(Ssh, "push", lambda self, host, *rest, **how: pushed.append(host.address))
+    assert push_store(ssh, machines[:1], store, facts_of(ssh, machines[:1])) == {}
+    assert pushed == []
+    os.truncate(there / "layer-00000.int4", 4096)
+    assert push_store(ssh, machines[:1], store, facts_of(ssh, machines[:1])) == {}
+    assert pushed == [hosts.addresses[0]]
 
 
 def test_an_interrupted_copy_is_no_store_and_is_taken_up_again(
