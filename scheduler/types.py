@@ -117,8 +117,8 @@ class Predicted:
 class GateFired:
     """The main model's gate: (expert, rows) of `layer`, ascending by expert, rows > 0.
 
-    Where the scheduler wants scores (`Strategy.wants_scores`): `chosen`, for each row the experts that the gate chose, best
-    first; `scores`, for each row the score of every expert, as the routing weights are proportional to them.
+    Where the scheduler wants scores (`Strategy.wants_scores`): `chosen`, for each row the experts that the gate chose,
+    best first; `scores`, for each row the score of every expert, as the routing weights are proportional to them.
     """
 
     visit: Visit
