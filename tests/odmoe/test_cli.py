@@ -52,7 +52,7 @@ def test_the_answer_alone_is_on_standard_output(cli: Any, demo: Path, expected: 
     said = cli("generate", "-m", str(demo), "-n", "24", *LITTLE, PROMPT)
     assert (said.code, said.out) == (0, text + "\n")
     assert "\x1b" not in said.err
-    for word in ("OD-MoE, embedded, exact", "tokens", "speed", "recall", "loads", "memory", "residents"):
+    for word in ("od-moe, embedded, exact", "tokens", "speed", "recall", "loads", "memory", "residents"):
         assert word in said.err
 
 
