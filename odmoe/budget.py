@@ -34,7 +34,8 @@ def slots_of(settings: Settings, store: ExpertStore) -> int:
         meant = f", or is {settings.device_memory}% meant?" if bare and float(settings.device_memory) <= 100 else ""
         raise ConfigError(
             f"--device-memory {settings.device_memory} is {size} bytes for {settings.workers} worker(s), and one that "
-            f"holds one expert needs {each + beside}; give at least {(each + beside) * settings.workers} bytes{meant}"
+            f"holds one expert needs {each + beside}{f', {beside} of it to restore one' if beside else ''}; "
+            f"give at least {(each + beside) * settings.workers} bytes{meant}"
         )
     return slots
 

@@ -107,7 +107,9 @@ class Settings(BaseModel):
         "embedded", f"{', '.join(CLUSTERS)}, a Ray head's host:port or a cluster file (.yaml)",
         "All nodes in this process, in processes of this machine, on a Ray cluster, or on the machines of a file.",
     )  # fmt: skip
-    workers: Count = _count(8, "How many worker nodes; on a Ray cluster all that it has, when not given.")
+    workers: Count = _count(
+        8, "How many worker nodes, or as the system says; on a Ray cluster all that it has, when not given."
+    )
     group_size: Count | None = _count(None, "Workers that serve a layer together; the model's top-k when not given.")
     slots: Count = _count(1, "Experts that a worker has room for.")
     device_memory: DeviceMemory | None = _setting(
@@ -122,8 +124,8 @@ class Settings(BaseModel):
     placement: OneOf = _one_of("device", PLACES, "Where an expert is computed, where the host is a second place.")
     precision: OneOf = _one_of("full", FORMS, "In which form experts are loaded; others than full change the answer.")
     alpha: Number | None = _setting(
-        None, "a number from 0 to 1", "How much a router may change: near-equal scores of expert-cache, share of skip;"
-        " which experts next-layer brings.", ge=0, le=1,
+        None, "a number from 0 to 1", "expert-cache, next-layer: how far apart scores count as near; skip: the weight that"
+        " may be left out.", ge=0, le=1,
     )  # fmt: skip
     prefetch: Count | None = _count(
         None, "Most experts of a layer that a predictor brings; its own rule when not given."
