@@ -89,7 +89,7 @@ def _row(model: str, budget: int, name: str, of: dict[int, Any], base: dict[int,
 def parse() -> Any:
     parser = systems.flags(__doc__ or "", prompts=(6, 2), tokens=(64, 16))
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME",
-                        help=f"all unless said (with --quick: {', '.join(QUICK)}); there are: {', '.join(SYSTEMS)}")  # fmt: skip
+                        help=f"all unless said, with --quick some; there are: {', '.join(SYSTEMS)}")  # fmt: skip
     args = systems.parse(parser)
     args.systems = args.systems or list(QUICK if args.quick else SYSTEMS)
     return args
