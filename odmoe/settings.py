@@ -124,8 +124,8 @@ class Settings(BaseModel):
     placement: OneOf = _one_of("device", PLACES, "Where an expert is computed, where the host is a second place.")
     precision: OneOf = _one_of("full", FORMS, "In which form experts are loaded; others than full change the answer.")
     alpha: Number | None = _setting(
-        None, "a number from 0 to 1", "expert-cache, next-layer: how far apart scores count as near; skip: what weight may"
-        " be left out.", ge=0, le=1,
+        None, "a number from 0 to 1", "expert-cache, next-layer: how far apart scores count as near; skip: what weight"
+        " may be left out.", ge=0, le=1,
     )  # fmt: skip
     prefetch: Count | None = _count(
         None, "Most experts of a layer that a predictor brings; its own rule when not given."
