@@ -160,7 +160,7 @@ class Visits:
     def _routed(self, opened: OpenVisit, event: t.GateFired, named: Named) -> Named:
         """What is computed, by the router."""
         request, visit = opened.request, opened.visit
-        present = self._present(opened, event, named)
+        present = self._present(opened)
         experts = event.chosen
         if event.scores and not request.prefilling:
             experts = self._strategy.router.route(event.chosen, event.scores, present)
@@ -173,15 +173,10 @@ class Visits:
             self._out.append(t.Route(visit, experts if changed else (), here))
         return named
 
-    def _present(self, opened: OpenVisit, event: t.GateFired, named: Named) -> set[int]:
-        """Experts of its layer whose bytes are in a slot, in a form that will do."""
-        found = {need.expert.expert: need.held for need in opened.needs.values() if need.held is not None}
-        held = self._stock.resident(opened.visit.layer) | found if found else self._stock.resident(opened.visit.layer)
-        if not self._shapes_loads:
-            return {expert for expert, one in held.items() if one.loaded}
-        wants = wants_of(event.scores, self._shape.top_k, opened.request.prefilling, named, event.chosen)
-        serves = self._strategy.precision.serves
-        return {expert for expert, one in held.items() if one.loaded and serves(one.form, wants.of(expert))}
+    def _present(self, opened: OpenVisit) -> set[int]:
+        """Experts of its layer whose bytes are in a slot, in whatever form."""
+        needed = {need.expert.expert for need in opened.needs.values() if need.held is not None and need.held.loaded}
+        return needed.union(e for e, held in self._stock.resident(opened.visit.layer).items() if held.loaded)
 
     def _compare(self, opened: OpenVisit, named: Named) -> None:
         """Prediction and truth: what is wrong is dropped."""
