@@ -158,8 +158,8 @@ def test_no_copy_of_an_expert_outside_the_slots(
     request.addfinalizer(gc.unfreeze)
     compute = Worker.compute
 
-    def counting(worker: Worker, message: Any) -> torch.Tensor:
-        output = compute(worker, message)
+    def counting(worker: Worker, *what: Any) -> torch.Tensor:
+        output = compute(worker, *what)
         counts.append(len(live().keys() - before - slots))
         return output
 

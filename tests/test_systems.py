@@ -79,7 +79,7 @@ def test_what_everything_has_room_for_is_loaded_once(embedded: Any, reference: A
     cluster = embedded(system="on-demand", residency="lru", workers=1, device_memory="100%", **WHOLE)
     first = is_exact(cluster, reference("float32", 0, TOKENS))
     second = is_exact(cluster, reference("float32", 4, TOKENS))
-    assert first.loads + second.loads <= 64
+    assert first.loads + second.loads <= 64 + 8  # a load that makes way for a more urgent one begins again
     missed = first.named - first.hits + second.named - second.hits
     assert missed <= 64 - first.prefill_loads <= 8  # prefill gives up the loads of those that its gates do not name
 
@@ -89,7 +89,7 @@ def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded
     cluster = embedded(system=name, device_memory="40%")
     report, _ = answered(cluster, reference("float32", 0, TOKENS).prompt)
     assert len(report.token_ids) == TOKENS
-    assert report.exact == (name == "random-prefetch")
+    assert report.exact == (name in ("random-prefetch", "sep-arc"))
     assert report.bytes_loaded > 0
 
 
