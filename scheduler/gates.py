@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from scheduler.errors import ConfigError
 from scheduler.predictors import Forecast, Foresight, Scores, Silent
-from scheduler.ranking import above_percentile, popularity
+from scheduler.ranking import above_percentile, popularity, top_k
 from scheduler.types import ModelShape, Visit
 
 
@@ -115,7 +115,7 @@ class NextLayer(Silent):
         highest: dict[int, float] = {}
         wanted: set[int] = set()
         for row in scores:
-            ranking = sorted(range(len(row)), key=lambda e, row=row: (-row[e], e))  # type: ignore[misc]
+            ranking = top_k(row, self.shape.top_k + 1)
             top = ranking[: self.shape.top_k]
             beta = row[ranking[len(top)]] if len(ranking) > len(top) else 0.0
             for expert in top:

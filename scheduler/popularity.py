@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from heapq import nlargest
 
 from scheduler.precision import Wanted
 from scheduler.predictors import Scores
+from scheduler.ranking import top_k
 from scheduler.routers import Chosen
 
 
@@ -42,11 +42,6 @@ def shares(rows: Mapping[int, int]) -> dict[int, float]:
         found[expert] = before / total if total else 0.0
         before += rows[expert]
     return found
-
-
-def top_k(scores: tuple[float, ...], k: int) -> list[int]:
-    """The k best experts of a row, best first; of equal ones the lower number."""
-    return nlargest(k, range(len(scores)), key=lambda e: (scores[e], -e))
 
 
 def wants_of(

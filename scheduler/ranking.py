@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from heapq import nlargest
+
 from scheduler.predictors import Scores
+
+
+def top_k(scores: tuple[float, ...], k: int) -> list[int]:
+    """The k best experts of a row, best first; of equal ones the lower number."""
+    return nlargest(k, range(len(scores)), key=lambda e: (scores[e], -e))
 
 
 def popularity(scores: Scores, count: int) -> tuple[list[int], list[int]]:

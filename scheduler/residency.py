@@ -100,6 +100,3 @@ class Everything(Cacheless):
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return True
-
-
-CACHELESS = Cacheless()

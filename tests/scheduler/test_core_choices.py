@@ -15,7 +15,7 @@ from scheduler.errors import ConfigError
 from scheduler.homes import Homes
 from scheduler.placement import RoundRobin
 from scheduler.predictors import Forecast, RandomPredictor, Silent
-from scheduler.residency import CACHELESS, Everything
+from scheduler.residency import Cacheless, Everything
 from scheduler.types import ExpertId
 
 P = 60
@@ -148,7 +148,7 @@ def test_too_few_slots_fail_the_request_and_say_how_many_are_needed(desk: Module
     Everything().check(shape, 7)
     with pytest.raises(ConfigError, match="7 slots are needed, 6 are there"):
         Everything().check(shape, 6)
-    CACHELESS.check(shape, 0)
+    Cacheless().check(shape, 0)
 
 
 def test_experts_of_a_lost_worker_find_another_home_and_nobody_else_moves(desk: ModuleType) -> None:
