@@ -18,7 +18,7 @@ from main_node.roster import NodeFacts, Role, Roster
 from main_node.sequence import RequestData, shadow_messages
 from main_node.watch import Watch
 from scheduler import types as t
-from scheduler.core import Core
+from scheduler.core.machine import Core
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError, RequestFailedError
 from scheduler.trace import Span
 from wire import messages as w

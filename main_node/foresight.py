@@ -14,7 +14,7 @@ from checkpoint.replay import Replay
 from checkpoint.token_predictor import TokenPredictor, load, targets
 from scheduler import types as t
 from scheduler.errors import ConfigError
-from scheduler.predictors import Foresight as Kind
+from scheduler.policies.predictors.base import Foresight as Kind
 
 SEVERAL = 3
 """How many layers `gates` looks ahead (HOBBIT stacks the gates of the next few; HybriMoE prefetches for three)."""

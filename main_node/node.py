@@ -59,7 +59,7 @@ class ShadowStart:
     def _run(self) -> None:
         try:
             self._join()
-        except Exception as error:  # noqa: BLE001 - told to whoever waits
+        except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
             self._error = error
 
     def wait(self, deadline_s: float, given_up: threading.Event | None = None) -> None:

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Pace(Protocol):
-    """See `scheduler.emulation.MainPace`, which keeps a profile's times."""
+    """See `scheduler.emulation.clock.MainPace`, which keeps a profile's times."""
 
     @property
     def emulated(self) -> str | None:

@@ -67,7 +67,7 @@ class Keeper:
     def _attempt(self, kind: Kind, number: int) -> bool:
         try:
             self._join(kind, number)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the node is asked again
+        except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
             _log.info("%s %d is not back: %r", kind, number, error)
             return False
         _log.warning("%s %d is back", kind, number)

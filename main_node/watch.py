@@ -12,7 +12,7 @@ from checkpoint.gates import Gates
 from main_node.foresight import make_foresight
 from main_node.layer import LayerWork
 from scheduler import types as t
-from scheduler.strategy import Strategy
+from scheduler.policies.strategy import Strategy
 
 PARTIAL_S = 1.0
 """Most seconds that a prediction waits for the resident experts' outputs."""

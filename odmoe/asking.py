@@ -22,8 +22,8 @@ from odmoe.settings import Settings
 from odmoe.ssh import Ssh
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
-from scheduler.catalogue import forms_of
 from scheduler.errors import HostError, LaunchError, ODMoEError
+from scheduler.policies.registry import forms_of
 
 FETCH_S = 120.0
 STATUS_S = 30.0

@@ -29,8 +29,8 @@ from odmoe.ship import (
 from odmoe.ssh import Ssh, size_of
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
-from scheduler.catalogue import forms_of
 from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
+from scheduler.policies.registry import forms_of
 
 SILENT_S = 60.0
 """A node that was not heard of for that long is said to be."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from checkpoint.store import ExpertStore
 from checkpoint.token_predictor import FILE
 from odmoe.settings import Settings, parse_memory
-from scheduler.catalogue import forms_of
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import forms_of
 from worker_node.restoring import restoring_bytes
 
 

@@ -19,12 +19,13 @@ from odmoe.process import prepare_libraries
 from odmoe.recording import choices_of, record, taken
 from odmoe.settings import Settings
 from odmoe.text import make_stopper
-from scheduler.awaited import Awaited
-from scheduler.catalogue import forms_of, residency_of
-from scheduler.choices import Choices
-from scheduler.emulation import Emulation, MainPace, ShadowPace
-from scheduler.links import MainLinks
-from scheduler.profile import find_profile
+from scheduler.build import make_core
+from scheduler.emulation.clock import Emulation, MainPace, ShadowPace
+from scheduler.emulation.expected import Awaited
+from scheduler.policies.choices import Choices
+from scheduler.policies.registry import forms_of, residency_of
+from scheduler.timing.links import MainLinks
+from scheduler.timing.profile import find_profile
 from scheduler.trace import Span
 from wire import inprocess
 from wire.base import Channel, Handler, Node
@@ -105,7 +106,7 @@ def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | N
     _check_slots(settings, store, choices)
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
-    return Engine(choices.core(), hello, pace=MainPace(emulation) if emulation else None)
+    return Engine(make_core(choices), hello, pace=MainPace(emulation) if emulation else None)
 
 
 def check_fits(settings: Settings, store: ExpertStore) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from odmoe.settings import Settings, flag
-from scheduler.catalogue import PREDICTORS, heeding
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import PREDICTORS, heeding
 
 PREFIX = "ODMOE_"
 

@@ -19,10 +19,10 @@ from odmoe.process import prepare_process
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
-from scheduler.catalogue import forms_of
 from scheduler.errors import ConfigError, ODMoEError, PromptError, RequestError
 from scheduler.files import write_whole
-from scheduler.profile import find_profile
+from scheduler.policies.registry import forms_of
+from scheduler.timing.profile import find_profile
 from scheduler.trace import write_trace
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from odmoe.settings import Settings
 from scheduler.errors import ConfigError
-from scheduler.profile import Profile
+from scheduler.timing.profile import Profile
 
 if TYPE_CHECKING:
     from checkpoint.single import ExpertArithmetic
     from checkpoint.store import ExpertStore
-    from scheduler.emulation import Emulation
+    from scheduler.emulation.clock import Emulation
     from worker_node.host import HostPlace
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odmoe.settings import DTYPES, SHADOWS
-from scheduler.choices import PREFILLS
 from scheduler.errors import ConfigError
+from scheduler.policies.choices import PREFILLS
 
 if TYPE_CHECKING:
-    from scheduler.planning import Hardware, Policy
+    from scheduler.planning.scaling import Hardware, Policy
 
 CONTEXT = 4096
 
@@ -55,8 +55,8 @@ def plan(
     The exit code is 1 where --device-memory has no room for what is asked.
     """
     from odmoe.units import parse_bytes, parse_link, parse_rate
-    from scheduler.planning import Hardware, Policy
-    from scheduler.profile import find_profile
+    from scheduler.planning.scaling import Hardware, Policy
+    from scheduler.timing.profile import find_profile
 
     base = find_profile(profile)
     for name, value, allowed in (("shadow", shadow, SHADOWS), ("prefill", prefill, PREFILLS), ("dtype", dtype, DTYPES)):
@@ -92,7 +92,8 @@ def _run(
     from odmoe.plan_text import as_dict, as_text
     from odmoe.process import prepare_process
     from odmoe.terminal import Terminal
-    from scheduler.planning import Setup, make_plan
+    from scheduler.planning.plan import make_plan
+    from scheduler.planning.scaling import Setup
 
     prepare_process(debug)
     fields, stored = read_config(name)  # before torch is imported: a wrong path is answered at once

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scheduler.errors import CheckpointError, MissingShardError
-from scheduler.planning import Model
+from scheduler.planning.scaling import Model
 
 if TYPE_CHECKING:
     from checkpoint.counting import Counts

@@ -9,8 +9,9 @@ from typing import Any
 
 from odmoe.simulated_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
-from scheduler.planning import RECALLS, Change, Hardware, Plan, Policy, best, workers_needed
-from scheduler.profile import Profile
+from scheduler.planning.plan import Plan
+from scheduler.planning.scaling import RECALLS, Change, Hardware, Policy, best, workers_needed
+from scheduler.timing.profile import Profile
 
 _NOTHING = 0.01
 _WIDEST = 100

@@ -10,9 +10,9 @@ from checkpoint.store import ExpertStore
 from main_node.engine import Engine
 from odmoe.budget import slots_of
 from odmoe.settings import Settings
-from scheduler.choices import Choices
 from scheduler.errors import ConfigError
-from scheduler.recording import Recorder
+from scheduler.eventlog.recording import Recorder
+from scheduler.policies.choices import Choices
 from scheduler.types import ModelShape
 from wire.messages import PROTOCOL_VERSION
 

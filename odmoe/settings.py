@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from scheduler.alignment import Alignment
-from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES, ROUTERS
 from scheduler.errors import ConfigError
-from scheduler.presets import SYSTEMS, Preset
+from scheduler.policies.choices import PREFILLS
+from scheduler.policies.registry import FORMS, PLACES, PREDICTORS, RESIDENCIES, ROUTERS
+from scheduler.policies.systems import SYSTEMS, Preset
 
 MAX_PARALLEL = 16
 """Most answers that a cluster of processes gives at once."""
@@ -79,7 +80,7 @@ def _count(default: int | None, about: str, *flags: str, least: int = 1) -> Any:
     return _setting(default, f"{least}, {least + 1}, ...", about, *flags, ge=least)
 
 
-def _one_of(default: str | None, choices: tuple[str, ...], about: str) -> Any:
+def _one_of(default: str | None, choices: Iterable[str], about: str) -> Any:
     """Of an `OneOf`, `choices` are what is allowed; of a Literal, they say it for people."""
     return _setting(default, ", ".join(choices), about, listed=True)
 

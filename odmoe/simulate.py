@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES, ROUTERS
 from scheduler.errors import ConfigError
-from scheduler.presets import SYSTEMS
+from scheduler.policies.choices import PREFILLS
+from scheduler.policies.registry import FORMS, PLACES, PREDICTORS, RESIDENCIES, ROUTERS
+from scheduler.policies.systems import SYSTEMS
 
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734
 """The paper's testbed, and the recall of its int8 shadow."""

@@ -17,7 +17,8 @@ CAUSES = {
     "load": "loads, however early",
     "shadow": "loads predicted late or wrongly",
 }
-"""What `scheduler.waits` tells apart, in words. Where nobody predicts, no load is early: it is just "loads"."""
+"""What `scheduler.simulation.time_breakdown` tells apart, in words. Where nobody predicts, no load is early: it is just
+"loads"."""
 _UNFORESEEN = {cause: words for cause, words in CAUSES.items() if cause != "shadow"} | {"load": "loads"}
 _SAYS = {"sep": "a shadow predicts", "random": "random prefetch", "none": "nobody predicts"}
 

@@ -13,20 +13,21 @@ from odmoe.simulate import PROFILE, RECALL
 from odmoe.simulated_text import show
 from odmoe.terminal import Terminal
 from scheduler.alignment import Alignment
-from scheduler.catalogue import heeding
+from scheduler.core.stats import Tally
 from scheduler.errors import ConfigError
-from scheduler.ledger import Tally
-from scheduler.presets import preset_of
-from scheduler.profile import Profile, find_profile
-from scheduler.recorded import RecordedWorkload, recorded_workloads
-from scheduler.recording import MAX_COUNT, MAX_EXPERTS, Recording, read_recording
-from scheduler.replay import replay
-from scheduler.simulator import Outcome, Scenario, simulate
-from scheduler.timing import luck
+from scheduler.eventlog.recording import MAX_COUNT, MAX_EXPERTS, Recording, read_recording
+from scheduler.eventlog.replay import replay
+from scheduler.policies.registry import heeding
+from scheduler.policies.systems import preset_of
+from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import Outcome, simulate
+from scheduler.simulation.time_breakdown import bound_by
+from scheduler.simulation.workload import Workload, random_workload
+from scheduler.timing.load_budget import luck
+from scheduler.timing.profile import Profile, find_profile
 from scheduler.trace import write_trace
 from scheduler.types import WorkerJoined
-from scheduler.waits import bound_by
-from scheduler.workload import Workload, random_workload
 
 _CHOICES = ("predictor", "residency", "prefill", "router", "placement", "precision", "alpha", "prefetch")
 _OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k")

@@ -23,7 +23,7 @@ from cells import BLUE, DARK, PALE
 
 from odmoe.settings import Settings
 from scheduler.alignment import Alignment
-from scheduler.profile import Profile
+from scheduler.timing.profile import Profile
 
 VERSION = 1
 CASES: dict[int, tuple[str, dict[str, Any]]] = {

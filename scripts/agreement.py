@@ -27,11 +27,11 @@ import recorded
 from cells import AMBER, BLUE, DARK, PALE
 
 from odmoe.settings import Settings
+from scheduler.eventlog.recording import Recording, read_recording
+from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
-from scheduler.profile import find_profile
-from scheduler.recorded import RecordedWorkload, recorded_workloads
-from scheduler.recording import Recording, read_recording
-from scheduler.replay import replay
+from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
+from scheduler.timing.profile import find_profile
 from scheduler.types import WorkerJoined, WorkerLost
 
 VERSION = 1

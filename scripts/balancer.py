@@ -21,7 +21,7 @@ from typing import Any
 
 from common import command, header, machine
 
-from scheduler.splits import Balance, Costs, Hybrid
+from scheduler.policies.placement import Balance, Costs, Hybrid
 
 Rows = Mapping[int, int]
 Takes = Callable[[Rows, Rows, Collection[int], Costs], float]

@@ -24,7 +24,7 @@ import compare_show as show
 import quality
 import systems
 
-from scheduler.presets import SYSTEMS
+from scheduler.policies.systems import SYSTEMS
 
 VERSION = 2
 REFERENCE = "on-demand"

@@ -35,8 +35,8 @@ from checkpoint.store import ExpertStore
 from odmoe.process import prepare_libraries
 from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
-from scheduler.popularity import shares
-from scheduler.precision import Popular, Wanted
+from scheduler.policies.demand import shares
+from scheduler.policies.precision import Popular, Wanted
 
 ALLOWED_LOSS = 0.01
 TIMED = 8

@@ -34,8 +34,8 @@ from rich.progress import track
 from checkpoint.manifest import Blob, LayerSpec, Manifest, TensorSpec
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
-from scheduler.emulation import Emulation
-from scheduler.profile import find_profile
+from scheduler.emulation.clock import Emulation
+from scheduler.timing.profile import find_profile
 from worker_node import loaders
 from worker_node.loaders import DiskLoader, Loader, MemoryLoader, make_loader
 

@@ -1,6 +1,6 @@
 """Draws docs/pipeline.png: one token through ten nodes, in the manner of the OD-MoE paper's Figs 2 and 5.
 
-Simulated, not measured: the scheduler's own core on the paper's timings (scheduler/profiles/rtx3090-1gbe.yaml).
+Simulated, not measured: the scheduler's own core on the paper's timings (scheduler/timing/profiles/rtx3090-1gbe.yaml).
 
     .venv/bin/python scripts/pipeline.py
 """
@@ -12,9 +12,10 @@ from pathlib import Path
 
 from timeline import draw
 
-from scheduler.profile import find_profile
-from scheduler.simulator import Scenario, simulate
-from scheduler.workload import random_workload
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import simulate
+from scheduler.simulation.workload import random_workload
+from scheduler.timing.profile import find_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN_S = 0.125

@@ -30,9 +30,9 @@ from checkpoint import token_predictor
 from checkpoint.replay import Replay
 from checkpoint.source import open_source
 from checkpoint.token_predictor import FILE
-from scheduler.gates import CrossLayer, NextGate, NextLayer, Stacked
-from scheduler.scored import ScoreWindow
-from scheduler.tokenwise import TokenWise
+from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked
+from scheduler.policies.predictors.token_wise import TokenWise
+from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.types import Visit
 
 VERSION = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from scheduler.paths import ActivationPath, RequestTraces
-from scheduler.predictors import Predictor, RandomPredictor
+from scheduler.policies.predictors.base import Predictor, RandomPredictor
+from scheduler.policies.predictors.history import ActivationPath, RequestTraces
 from scheduler.types import ModelShape, Visit
 
 PLAIN: dict[str, Any] = {"path": ActivationPath, "traces": RequestTraces, "random": RandomPredictor}

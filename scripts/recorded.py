@@ -15,11 +15,12 @@ import cells
 
 from main_node.node import model_shape
 from odmoe.settings import Settings
+from scheduler.eventlog.recording import read_recording
 from scheduler.files import write_whole
-from scheduler.profile import Profile, find_profile
-from scheduler.recorded import RecordedWorkload, recorded_workloads
-from scheduler.recording import read_recording
-from scheduler.simulator import Outcome, Scenario, simulate
+from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import Outcome, simulate
+from scheduler.timing.profile import Profile, find_profile
 from scheduler.types import ModelShape
 
 NEEDED: dict[str, Any] = {"workers": 1, "slots": 4, "loader": "memory"}
@@ -60,5 +61,5 @@ def requests(path: Path, prompts: list[list[int]], tokens: int) -> list[Recorded
 
 
 def simulated(profile: Profile, of: RecordedWorkload, **choices: Any) -> Outcome:
-    """As `Settings.alignment` and the rest say in `choices`; see `scheduler.simulator.Scenario`."""
+    """As `Settings.alignment` and the rest say in `choices`; see `scheduler.simulation.simulate.Scenario`."""
     return simulate(Scenario(profile, prompt_tokens=of.prompt_tokens, tokens=of.tokens, **choices), of)

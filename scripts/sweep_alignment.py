@@ -25,7 +25,7 @@ from matplotlib.patches import Rectangle
 
 from odmoe.settings import Settings
 from scheduler.alignment import Alignment
-from scheduler.profile import Profile
+from scheduler.timing.profile import Profile
 
 VERSION = 1
 PERIODS = (1, 2, 4, 8, 16)

@@ -24,7 +24,7 @@ import recorded
 from cells import AMBER, BLUE, DARK, PALE
 
 from odmoe.settings import Settings
-from scheduler.profile import Profile
+from scheduler.timing.profile import Profile
 
 VERSION = 2
 OWN = -1

@@ -23,8 +23,8 @@ import quality
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import with_forms
-from scheduler.catalogue import forms_of
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import forms_of
 from worker_node.loaders import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")

@@ -29,7 +29,7 @@ import table2_show as show
 from cells import Cell
 
 from odmoe.settings import Settings
-from scheduler.profile import find_profile
+from scheduler.timing.profile import find_profile
 
 VERSION = 2
 OURS: dict[str, dict[str, Any]] = {

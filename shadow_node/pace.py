@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Pace(Protocol):
-    """See `scheduler.emulation.ShadowPace`, which keeps a profile's times."""
+    """See `scheduler.emulation.clock.ShadowPace`, which keeps a profile's times."""
 
     def now(self) -> float: ...
 

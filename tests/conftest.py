@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
+from support.paths import DEMO, ROOT
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 _CACHE = tempfile.TemporaryDirectory(prefix="odmoe-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 os.environ["XDG_CONFIG_HOME"] = _CACHE.name
-
-ROOT = Path(__file__).resolve().parent.parent
-DEMO = ROOT / "models" / "demo-moe"
 
 
 @dataclass

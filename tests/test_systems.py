@@ -12,8 +12,8 @@ import torch
 from odmoe.cluster import EmbeddedCluster
 from odmoe.settings import Settings
 from odmoe.stores import with_forms
-from scheduler.catalogue import forms_of
-from scheduler.presets import SYSTEMS
+from scheduler.policies.registry import forms_of
+from scheduler.policies.systems import SYSTEMS
 
 TOKENS = 20
 WHOLE = {"mini_batch": 4096}

@@ -14,10 +14,10 @@ import pytest
 
 from odmoe.cluster import EmbeddedCluster
 from odmoe.settings import Settings
-from scheduler.profile import find_profile
+from scheduler.timing.profile import find_profile
 from scheduler.trace import Span, read_trace
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 COUNT = 16
 
 

@@ -1,8 +1,8 @@
 """A stream whose messages arrive when they would over another network: each says when, and is kept until then.
 
 The stream itself may take a part of that time, which then is not added to it; where it takes more, the message is late
-by the rest. Times are those of the sender's `scheduler.emulation`. Another machine's clock says nothing here: of its
-messages only how long they are to take is known, which counts from when they came.
+by the rest. Times are those of the sender's `scheduler.emulation.clock`. Another machine's clock says nothing here: of
+its messages only how long they are to take is known, which counts from when they came.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Agenda(Protocol):
-    """See `scheduler.agenda.Agenda`."""
+    """See `scheduler.emulation.agenda.Agenda`."""
 
     def at(self, due: float, act: Callable[[], object], as_of: float | None = None) -> None: ...
 
@@ -33,7 +33,7 @@ class Agenda(Protocol):
 
 
 class Time(Protocol):
-    """What a timed stream needs of an emulation's time: see `scheduler.emulation.Emulation`."""
+    """What a timed stream needs of an emulation's time: see `scheduler.emulation.clock.Emulation`."""
 
     @property
     def clock(self) -> Callable[[], float]: ...
@@ -47,7 +47,7 @@ class Time(Protocol):
 
 
 class Links(Protocol):
-    """When what leaves at a given moment arrives: see `scheduler.links.MainLinks`."""
+    """When what leaves at a given moment arrives: see `scheduler.timing.links.MainLinks`."""
 
     def sent(self, at: float, rows: int) -> float: ...
 
@@ -59,7 +59,7 @@ class Links(Protocol):
 
 
 class Owed(Protocol):
-    """See `scheduler.awaited.Awaited`."""
+    """See `scheduler.emulation.expected.Awaited`."""
 
     def opened(self, request: int, prompt_tokens: int) -> None: ...
 
@@ -192,7 +192,7 @@ class TimedHandler:
             return
         try:
             due = self._way.comes(message, at)
-        except Exception as error:  # noqa: BLE001 - it has what no such message has: lost, it would be waited for
+        except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
             self._fail(error)
             return
         self._last = max(self._last, due)

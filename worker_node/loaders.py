@@ -13,7 +13,7 @@ import torch
 
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import PAGE
-from scheduler.emulation import Emulation
+from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError
 from worker_node.mapped import MappedStore
 from worker_node.pace import EmulatedPace, Pace, RealPace
@@ -87,7 +87,7 @@ class HostLoader:
 
 
 class EmulatedLoader:
-    """Moves the bytes as the loader inside does, in the time of a profile: see `scheduler.emulation`."""
+    """Moves the bytes as the loader inside does, in the time of a profile: see `scheduler.emulation.clock`."""
 
     name = "emulated"
 

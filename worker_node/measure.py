@@ -12,7 +12,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.store import ExpertStore
-from scheduler.emulation import GivenUp
+from scheduler.emulation.clock import GivenUp
 from scheduler.errors import LaunchError
 from wire.place import memory_bytes, processor_name
 from worker_node.costs import computing_costs

@@ -16,7 +16,7 @@ import torch
 from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
-from scheduler.emulation import GivenUp
+from scheduler.emulation.clock import GivenUp
 from scheduler.errors import ConfigError, LinkError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel

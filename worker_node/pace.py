@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from scheduler.emulation import Emulation, GivenUp, Lane
+from scheduler.emulation.clock import Emulation, GivenUp, Lane
 
 
 class Pace(Protocol):

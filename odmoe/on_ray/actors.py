@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
     from main_node.engine import Engine
     from odmoe.on_ray.fleet import Fleet
-    from scheduler.recording import Recorder
+    from scheduler.eventlog.recording import Recorder
 
 WORKER_S = 60.0  # how long a request waits for a worker where every one is lost
 
@@ -131,7 +131,7 @@ class Main(_Actor):
     def _start_by_itself(self) -> None:
         try:
             self.start()
-        except Exception:  # noqa: BLE001 - the last frame of a thread
+        except Exception:  # noqa: BLE001 - a dead thread would stop all that is to come
             _log.exception("the main node was made anew and does not start; whoever asks next starts it")
 
     def _start(self) -> None:

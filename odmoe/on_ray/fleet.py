@@ -23,7 +23,7 @@ from odmoe.on_ray.ending import end
 from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, offered
 from odmoe.settings import Settings
 from odmoe.tls import credentials
-from scheduler.emulation import Emulation
+from scheduler.emulation.clock import Emulation
 from scheduler.errors import LinkError, ODMoEError
 from wire.grpc_client import connect
 

@@ -37,7 +37,7 @@ def start(settings: Settings, store: Path) -> Iterator[dict[str, Any]]:
             made.append(RayCluster(settings, opened, replace=True))
         except ODMoEError as error:
             failure.append(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must be told to whoever waits
+        except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
             failure.append(ClusterError(f"the nodes were not started: {error!r}"))
 
     thread = threading.Thread(target=run, daemon=True)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from support.paths import ROOT
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
@@ -17,8 +19,6 @@ from safetensors.torch import load_file, save_file
 from checkpoint.shard import shard
 from checkpoint.source import open_source
 from checkpoint.store import ExpertStore
-
-ROOT = Path(__file__).resolve().parents[2]
 
 _BASE: dict[str, Any] = {
     "vocab_size": 96,

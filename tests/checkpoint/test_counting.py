@@ -13,8 +13,7 @@ import torch
 from checkpoint.counting import Counts, count
 from checkpoint.family import config_from_dict, stored_dtype
 from checkpoint.source import read_header
-
-CONFIGS = Path(__file__).resolve().parents[1] / "data" / "configs"
+from support.paths import CONFIGS
 
 
 def counts(name: str, context: int = 4096) -> Counts:

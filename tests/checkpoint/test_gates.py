@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 from checkpoint import family as families
 from checkpoint.gates import Gates
 from scheduler.errors import UnsupportedFamilyError
+from support.paths import ROOT
 
 TOKENS = torch.tensor([[5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]])
 FAMILIES = (
@@ -25,7 +25,7 @@ FAMILIES = (
 @pytest.fixture(scope="module")
 def build() -> Callable[[str], Any]:
     """A tiny model of a family, every weight random."""
-    path = Path(__file__).resolve().parents[1] / "families" / "catalogue.py"
+    path = ROOT / "tests" / "families" / "catalogue.py"
     spec = importlib.util.spec_from_file_location("gates_catalogue", path)
     assert spec is not None
     assert spec.loader is not None

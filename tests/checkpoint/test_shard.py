@@ -27,7 +27,6 @@ from scheduler.errors import (
     StoreWriteError,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS = ("one file", "many files", "old names", "fused names")
 FAMILIES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe",

@@ -26,8 +26,8 @@ from checkpoint.source import Source, open_source
 from checkpoint.store import ExpertStore
 from checkpoint.weights import Place, places
 from scheduler.errors import CorruptCheckpointError, StoreMismatchError, StoreNotFoundError, StoreWriteError
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LAYERS = 8
 CHILD = """
 import os, sys
@@ -43,7 +43,7 @@ for line in sys.stdin:
         try:
             made = make_store(open_source(Path(sys.argv[1])), Path(line.strip()))
             os.write(1, f"done {made.resumed} {made.written}\\n".encode())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             os.write(1, f"{type(error).__name__} {error}\\n".encode())
         finally:
             os._exit(0)

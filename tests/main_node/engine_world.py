@@ -16,12 +16,12 @@ from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from main_node.engine import Engine
 from scheduler import types as t
 from scheduler.alignment import Alignment
-from scheduler.core import Core
+from scheduler.core.groups import RoundRobin
+from scheduler.core.machine import Core
 from scheduler.errors import (
     HandshakeError,
     ODMoEError,
 )
-from scheduler.placement import RoundRobin
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler

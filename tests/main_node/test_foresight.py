@@ -26,6 +26,7 @@ from scheduler.errors import (
     MissingShardError,
     UnsupportedFamilyError,
 )
+from support.paths import ROOT
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
 STEPS = 6
@@ -41,7 +42,7 @@ def build() -> Callable[[str], Any]:
     """A tiny model of a family, every weight random, whose experts are computed by `dispatch_experts`."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    path = Path(__file__).resolve().parents[1] / "families" / "catalogue.py"
+    path = ROOT / "tests" / "families" / "catalogue.py"
     spec = importlib.util.spec_from_file_location("foresight_catalogue", path)
     assert spec is not None
     assert spec.loader is not None

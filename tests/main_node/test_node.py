@@ -18,9 +18,9 @@ from main_node.node import MainNode, ShadowStart, Step, model_shape
 from main_node.report import Report
 from scheduler import types as t
 from scheduler.alignment import Alignment
-from scheduler.core import Core
+from scheduler.core.groups import RoundRobin
+from scheduler.core.machine import Core
 from scheduler.errors import ConfigError, HandshakeError, LaunchError, PromptError, RequestFailedError
-from scheduler.placement import RoundRobin
 from shadow_node.model import ShadowModel
 from shadow_node.node import Shadow
 from wire import inprocess

@@ -12,8 +12,8 @@ from checkpoint.single import ExpertArithmetic
 from main_node.engine import Connect, Engine
 from main_node.node import MainNode, model_shape
 from scheduler.alignment import Alignment
-from scheduler.core import Core
-from scheduler.placement import RoundRobin
+from scheduler.core.groups import RoundRobin
+from scheduler.core.machine import Core
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler

@@ -23,8 +23,10 @@ from main_node.layer import LayerWork
 from main_node.watch import Watch
 from scheduler import types as t
 from scheduler.alignment import Alignment
-from scheduler.choices import Choices
-from scheduler.strategy import Strategy
+from scheduler.build import make_core
+from scheduler.policies.choices import Choices
+from scheduler.policies.strategy import Strategy
+from support.paths import ROOT
 from wire import messages as w
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60]
@@ -36,7 +38,7 @@ def model() -> Any:
     their hooks."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    path = Path(__file__).resolve().parents[1] / "families" / "catalogue.py"
+    path = ROOT / "tests" / "families" / "catalogue.py"
     spec = importlib.util.spec_from_file_location("watch_catalogue", path)
     assert spec is not None
     assert spec.loader is not None
@@ -53,7 +55,7 @@ def shape_of(model: Any) -> t.ModelShape:
 
 
 def strategy(model: Any, **names: str) -> Strategy:
-    return Choices(shape_of(model), 2, Alignment(), **names).core().strategy  # type: ignore[arg-type]
+    return make_core(Choices(shape_of(model), 2, Alignment(), **names)).strategy  # type: ignore[arg-type]
 
 
 def eager(model: Any, layer: int, *rows: torch.Tensor) -> torch.Tensor:

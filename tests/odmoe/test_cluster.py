@@ -12,7 +12,7 @@ import pytest
 
 from odmoe.cluster import EmbeddedCluster, make_engine
 from odmoe.settings import Settings
-from scheduler.placement import RoundRobin
+from scheduler.core.groups import RoundRobin
 from scheduler.types import ModelShape
 
 
@@ -73,6 +73,6 @@ def test_groups_of_a_model_of_top_10(said: dict[str, Any], group: int, monkeypat
     monkeypatch.setattr("odmoe.cluster.model_shape", lambda store: ModelShape(layers=(0,), experts=64, top_k=10))
     store: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
     chosen: list[int] = []
-    monkeypatch.setattr("scheduler.choices.RoundRobin", lambda size: chosen.append(size) or RoundRobin(size))
+    monkeypatch.setattr("scheduler.build.RoundRobin", lambda size: chosen.append(size) or RoundRobin(size))
     make_engine(Settings(model="m", shadow="none", **said), store).close()
     assert chosen == [group]

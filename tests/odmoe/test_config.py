@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from odmoe.config import dump, effective, read_file
 from odmoe.settings import Settings
-from scheduler.choices import FORMS, PLACES, PREDICTORS, PREFILLS, RESIDENCIES, ROUTERS
 from scheduler.errors import ConfigError
-from scheduler.presets import SYSTEMS
+from scheduler.policies.choices import PREFILLS
+from scheduler.policies.registry import FORMS, PLACES, PREDICTORS, RESIDENCIES, ROUTERS
+from scheduler.policies.systems import SYSTEMS
 
 
 def file_of(folder: Path, text: str) -> str:

@@ -10,8 +10,7 @@ import yaml
 
 from odmoe.hosts import read_cluster_file
 from scheduler.errors import ConfigError
-
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
 
 
 def write(path: Path, hosts: Any, **changed: Any) -> Path:

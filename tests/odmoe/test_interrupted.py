@@ -19,9 +19,9 @@ from main_node.node import Step
 from odmoe.generate import Job, _in_order
 from odmoe.settings import Settings
 from scheduler.errors import RequestCancelledError
+from support.paths import ROOT
 
 WAIT_S = 20.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Waiting(Iterator[Step]):

@@ -24,9 +24,9 @@ from odmoe.process import prepare_ray
 from odmoe.settings import Settings
 from odmoe.start import start_cluster
 from scheduler.errors import ClusterError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
+from scheduler.eventlog.recording import read_recording
+from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
-from scheduler.recording import read_recording
-from scheduler.replay import replay
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ import pytest
 from odmoe.plan_model import model_of
 from odmoe.units import parse_bytes, parse_link, parse_rate
 from scheduler.errors import ConfigError
-from scheduler.planning import Hardware, Policy, Setup, memory
-from scheduler.profile import PROFILES, find_profile
+from scheduler.planning.scaling import Hardware, Policy, Setup, memory
+from scheduler.timing.profile import PROFILES, find_profile
 from shadow_node.model import ShadowModel
+from support.paths import CONFIGS
 
-CONFIGS = Path(__file__).resolve().parents[1] / "data" / "configs"
 MIXTRAL = str(CONFIGS / "mixtral-8x7b.json")
 
 

@@ -15,10 +15,10 @@ from odmoe.cluster import EmbeddedCluster
 from odmoe.generate import Job
 from odmoe.settings import Settings
 from scheduler.errors import ConfigError
+from scheduler.eventlog.recording import Recording, read_recording
+from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
-from scheduler.recorded import recorded_workloads
-from scheduler.recording import Recording, read_recording
-from scheduler.replay import replay
+from scheduler.simulation.recorded_routes import recorded_workloads
 from scheduler.trace import read_trace
 from scheduler.types import WorkerLost
 

@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 
 from scheduler.alignment import Alignment
-from scheduler.choices import Choices
+from scheduler.build import make_core
+from scheduler.eventlog.recording import Recorder
 from scheduler.files import write_whole
-from scheduler.links import MainLinks
-from scheduler.presets import SYSTEMS
-from scheduler.profile import find_profile
-from scheduler.recording import Recorder
-from scheduler.simulated import World
-from scheduler.simulator import Scenario, simulate
+from scheduler.policies.choices import Choices
+from scheduler.policies.systems import SYSTEMS
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import simulate
+from scheduler.simulation.time_breakdown import Waits
+from scheduler.simulation.workload import random_workload
+from scheduler.simulation.world import World
+from scheduler.timing.links import MainLinks
+from scheduler.timing.profile import find_profile
 from scheduler.trace import read_trace
-from scheduler.waits import Waits
-from scheduler.workload import random_workload
 
 PAPER = find_profile("rtx3090-1gbe")
 SCENARIO = Scenario(PAPER, prompt_tokens=5, tokens=6, alignment=Alignment(2, 1))
@@ -40,7 +42,7 @@ def facts(cli: Any, *flags: str) -> dict[str, Any]:
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording, of a simulated run."""
     choices: Choices = SCENARIO.choices
-    core, recorder = choices.core(), Recorder({"profile": PAPER.name}, choices)
+    core, recorder = make_core(choices), Recorder({"profile": PAPER.name}, choices)
     decide = core.handle
 
     def handle(event: Any, now: float) -> Any:

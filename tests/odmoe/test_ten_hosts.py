@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 BIN = Path(sys.executable).parent
 TESTBED = [sys.executable, str(ROOT / "scripts" / "testbed.py")]
 TOKENS = 32

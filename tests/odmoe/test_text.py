@@ -16,8 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from odmoe.text import TextStream, encode, load_tokenizer
 from scheduler.errors import CorruptStoreError, PromptError
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
     "One line.\nAnother line,\n\n  indented;\tand a tab.",
     "naïve café 你好世界 \N{FAMILY}\N{ZERO WIDTH JOINER}\N{GRINNING FACE}\n\N{GRINNING FACE}\n ok",

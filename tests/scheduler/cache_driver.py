@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from scheduler.predictors import Scores
-from scheduler.residency import Residency
+from scheduler.policies.predictors.base import Scores
+from scheduler.policies.residency.base import Residency
 from scheduler.types import ExpertId, ModelShape, Visit
 
 

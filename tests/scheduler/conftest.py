@@ -11,9 +11,9 @@ import pytest
 
 
 def _load(file: str) -> ModuleType:
-    name = f"scheduler_{file}"
+    name = f"scheduler_{file}".replace("/", "_")
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{file}.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{file}.py")
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -29,8 +29,8 @@ def world() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def desk() -> ModuleType:
-    """test_core.py, for its Driver."""
-    return _load("test_core")
+    """core/test_core.py, for its Driver."""
+    return _load("core/test_core")
 
 
 @pytest.fixture(scope="session")

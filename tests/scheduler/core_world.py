@@ -15,19 +15,19 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from scheduler import catalogue
 from scheduler import types as t
 from scheduler.alignment import Alignment
-from scheduler.choices import Choices
-from scheduler.core import MAX_FAILURES, Core
-from scheduler.placement import RoundRobin
-from scheduler.precision import FULL, INT4, Full, Wanted
-from scheduler.predictors import Forecast, RandomPredictor, Silent
-from scheduler.residency import Cacheless, Everything, Residency
-from scheduler.routers import TopK
-from scheduler.splits import DeviceOnly
-from scheduler.stock import AHEAD
-from scheduler.strategy import Strategy
+from scheduler.core.groups import RoundRobin
+from scheduler.core.machine import MAX_FAILURES, Core
+from scheduler.core.slots import AHEAD
+from scheduler.policies import registry
+from scheduler.policies.choices import Choices
+from scheduler.policies.placement import DeviceOnly
+from scheduler.policies.precision import FULL, INT4, Full, Wanted
+from scheduler.policies.predictors.base import Forecast, RandomPredictor, Silent
+from scheduler.policies.residency.base import Cacheless, Everything, Residency
+from scheduler.policies.routers import TopK
+from scheduler.policies.strategy import Strategy
 
 NBYTES = 7
 
@@ -1000,7 +1000,7 @@ def overheard(referee: Referee, predictor: Any, policy: Any, router: Any, split:
 
 def residency_of(plan: Plan, shape: t.ModelShape) -> Residency:
     """One of the catalogue's."""
-    return catalogue.residency_of(Choices(shape, plan.group, residency=plan.policy))
+    return registry.residency_of(Choices(shape, plan.group, residency=plan.policy))
 
 
 POLICIES: dict[str, Callable[[t.ModelShape], Residency]] = {

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.errors import ConfigError
-from scheduler.profile import find_profile
-from scheduler.simulator import Scenario, simulate
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import simulate
+from scheduler.simulation.workload import random_workload
+from scheduler.timing.profile import find_profile
 from scheduler.trace import CAME, SENT, Span, Tracer, assemble, read_trace, write_trace
-from scheduler.workload import random_workload
 
 ROWS = st.sampled_from(["main", "shadow", "worker 0", "worker 11", "worker 2"])
 WHAT = st.sampled_from(

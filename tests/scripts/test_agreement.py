@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 sys.path.append(str(ROOT / "scripts"))
 
-from scheduler.choices import Choices  # noqa: E402
-from scheduler.recording import Recording  # noqa: E402
-from scheduler.types import Event, ModelShape, RequestOpened, WorkerJoined, WorkerLost  # noqa: E402
-from scripts import agreement  # noqa: E402 - it imports its neighbours as a script does
+from scheduler.eventlog.recording import Recording
+from scheduler.policies.choices import Choices
+from scheduler.types import Event, ModelShape, RequestOpened, WorkerJoined, WorkerLost
+from scripts import agreement
 
 
 def recording(*events: Event) -> Recording:

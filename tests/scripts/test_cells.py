@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 PROGRAM = """
 import os, signal, sys, time
 sys.path.insert(0, {scripts!r})

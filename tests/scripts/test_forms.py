@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -11,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from support.paths import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
 
 from scripts.forms import ByPopularity
 

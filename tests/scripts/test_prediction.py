@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from scheduler.types import ModelShape
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from scripts import prediction_count  # noqa: E402 - it imports its neighbours as scripts do
+from scripts import prediction_count
 
 
 def test_one_short_run(tmp_path: Path, demo: Path) -> None:

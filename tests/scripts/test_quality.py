@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from scripts import quality
+from support.paths import ROOT
 
-DATA = Path(__file__).resolve().parents[2] / "scripts" / "data"
+DATA = ROOT / "scripts" / "data"
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import sys
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 sys.path.append(str(ROOT / "scripts"))
 
-from scripts import common, recall  # noqa: E402 - they import their neighbours as scripts do
+from scripts import common, recall
 
 
 def test_an_answer_that_has_ended_does_not_count_any_more() -> None:

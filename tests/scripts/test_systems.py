@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 sys.path.append(str(ROOT / "scripts"))
 
-from scripts import ablation_importance, compare_systems, quality, quality_systems, systems, widen  # noqa: E402 - as a script
-from scripts import compare_show as show  # noqa: E402
+from scripts import ablation_importance, compare_systems, quality, quality_systems, systems, widen
+from scripts import compare_show as show
 
 SMALL = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1"]
 

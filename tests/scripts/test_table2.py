@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 sys.path.append(str(ROOT / "scripts"))
 
-from scripts import table2_show as show  # noqa: E402 - it imports its neighbours as a script does
+from scripts import table2_show as show
 
 
 @pytest.mark.parametrize(

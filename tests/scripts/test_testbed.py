@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 SCRIPT = ROOT / "scripts" / "testbed.py"
 PRIVATE = Path("/var/tmp/odmoe-testbed")
 NUMBERS = {"main": 2, "shadow": 11, "worker-0": 200}

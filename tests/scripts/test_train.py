@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 SCRIPT = ROOT / "scripts" / "train.py"
 SMALL = ["--batch", "4", "--length", "48", "--seconds", "0"]
 sys.path.append(str(ROOT / "scripts"))

@@ -15,11 +15,11 @@ from safetensors import safe_open
 
 from checkpoint import token_predictor
 from checkpoint.gates import Gates
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
-from scripts import train_predictor  # noqa: E402 - it imports its neighbours as scripts do
+from scripts import train_predictor
 
 SCRIPT = ROOT / "scripts" / "train_predictor.py"
 

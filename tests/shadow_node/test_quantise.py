@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from shadow_node.quantise import (
     quantise_linear,
     quantise_model,
 )
+from support.paths import ROOT
 
 HIDDEN, INNER, EXPERTS, TOP_K = 192, 288, 4, 2  # INNER is not a multiple of 64, as in the demo model
 FAMILIES = {
@@ -245,7 +245,7 @@ def test_bitsandbytes_is_quiet_about_the_cast_only(caplog: pytest.LogCaptureFixt
 
 def test_importing_does_not_import_bitsandbytes() -> None:
     code = "import sys, shadow_node.quantise; sys.exit('bitsandbytes' in sys.modules)"
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60, check=False).returncode == 0
 
 

@@ -12,15 +12,14 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from scheduler.errors import LinkError
+from support.paths import ROOT
 from wire.messages import Compute, Evict, Load, Loaded, Tensor
 from wire.pulse import PULSE, Pulse
 
-ROOT = Path(__file__).resolve().parents[2]
 ECHO = [Loaded(1, 10, 0.25)]
 
 

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.awaited import Awaited
-from scheduler.emulation import CREDIT_S, Emulation
+from scheduler.emulation.clock import CREDIT_S, Emulation
+from scheduler.emulation.expected import Awaited
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
-from scheduler.links import MainLinks
-from scheduler.profile import find_profile
+from scheduler.timing.links import MainLinks
+from scheduler.timing.profile import find_profile
 from wire import inprocess
 from wire.messages import (
     Align,

@@ -17,12 +17,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization as s
 
 from scheduler.errors import CertificateError, LinkError
+from support.paths import ROOT
 from wire import doorman
 from wire.codec import TO_WORKER
 from wire.messages import AskUsage, Load, Loaded, WorkerUsage
 from wire.tls import Identity
 
-ROOT = Path(__file__).resolve().parents[2]
 ECHO = [Loaded(1, 10, 0.25)]
 
 

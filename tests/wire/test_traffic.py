@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from scheduler.emulation import Emulation
-from scheduler.profile import find_profile
+from scheduler.emulation.clock import Emulation
+from scheduler.timing.profile import find_profile
 from wire import inprocess, odmoe_pb2
 from wire.messages import Beat, Compute, Computed, Load, Loaded, Stamped, Tensor
 from wire.pulse import Pulse

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from checkpoint.store import ExpertStore
-from scheduler.emulation import Emulation
+from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, ODMoEError
-from scheduler.profile import find_profile
+from scheduler.timing.profile import find_profile
 from wire import inprocess
 from wire.messages import Computed, Evict, Load, Loaded, Message, Stamped, WorkerReady
 from wire.timed import TimedNode

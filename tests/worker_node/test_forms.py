@@ -16,9 +16,9 @@ from checkpoint.form_files import add_forms
 from checkpoint.forms import FORMS, GROUP
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_from_bytes
-from scheduler.emulation import Emulation
+from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, StoreError
-from scheduler.profile import find_profile
+from scheduler.timing.profile import find_profile
 from wire.messages import Evict, Load, Loaded, WorkerReady
 from worker_node.loaders import DiskLoader, EmulatedLoader, MemoryLoader, make_loader
 from worker_node.restoring import restoring_bytes

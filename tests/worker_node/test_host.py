@@ -15,9 +15,9 @@ import torch
 
 from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
-from scheduler.emulation import Emulation
+from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
-from scheduler.profile import find_profile
+from scheduler.timing.profile import find_profile
 from wire import inprocess
 from wire.messages import (
     PROTOCOL_VERSION,

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from checkpoint.store import ExpertStore
-from scheduler.emulation import Emulation
+from scheduler.emulation.clock import Emulation
 from scheduler.errors import CorruptStoreError, LaunchError
-from scheduler.profile import find_profile
+from scheduler.timing.profile import find_profile
 from wire.messages import WorkerUsage
 from worker_node import measure
 from worker_node.loaders import DiskLoader, EmulatedLoader, HostLoader, MemoryLoader, make_loader

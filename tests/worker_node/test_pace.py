@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.emulation import Emulation, GivenUp
+from scheduler.emulation.clock import Emulation, GivenUp
 from scheduler.errors import ConfigError
-from scheduler.profile import find_profile
+from scheduler.timing.profile import find_profile
 from worker_node.pace import EmulatedPace, RealPace
 
 PROFILE = replace(

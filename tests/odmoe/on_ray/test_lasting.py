@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
+from support.paths import ROOT
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).with_name("lasting.py")
-ROOT = SCRIPT.parents[3]
 HOST = "127.0.0.2"  # Ray takes 127.0.0.1 for the address of this machine on its network
 RESOURCES = {"main_node": 1, "worker_node": 2}
 

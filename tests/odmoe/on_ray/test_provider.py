@@ -14,8 +14,7 @@ import yaml
 
 from odmoe.process import prepare_ray
 from scheduler.errors import ConfigError
-
-ROOT = Path(__file__).resolve().parents[3]
+from support.paths import ROOT
 
 
 @pytest.fixture

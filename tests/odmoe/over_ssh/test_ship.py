@@ -25,6 +25,7 @@ from odmoe.ship import code_archive, code_digest, push_keys, push_store
 from odmoe.ssh import Ssh
 from odmoe.stores import prepare_store
 from scheduler.errors import ConfigError, HostError
+from support.paths import ROOT
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_a_copy_written_at_another_time_is_the_same_code(project: Path) -> None:
 
 def test_make_has_nothing_to_do_in_an_environment_made_after_the_sources(project: Path, tmp_path: Path) -> None:
     """make itself says so, with the Makefile of this project, on what tar has unpacked later."""
-    shutil.copy(Path(__file__).parents[3] / "Makefile", project / "Makefile")
+    shutil.copy(ROOT / "Makefile", project / "Makefile")
     for name in ship.FILES:
         os.utime(project / name, (time.time() - 100,) * 2)
     venv = tmp_path / "venv"

@@ -1,0 +1,271 @@
+"""A record of what the scheduler was told, when, and what it decided: enough to make the same scheduler, tell it the
+same and compare (`scheduler.eventlog.replay`), or to take a real run's routes and predictions elsewhere
+(`scheduler.simulation.recorded_routes`).
+
+The file is msgpack, one object after another: a head {format, version, about, core}; of each event an array
+[now, event, [command, ...]], events and commands as [name, field, ...] in the order of `scheduler.types`; and the
+number of events, without which the file is cut off. `now`: seconds on the main node's clock, never falling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgpack
+
+from scheduler import types as t
+from scheduler.alignment import Alignment
+from scheduler.build import make_core
+from scheduler.errors import ConfigError
+from scheduler.policies.choices import Choices
+
+FORMAT, VERSION = "odmoe recording", 2
+LIMIT_BYTES = 256 << 20
+"""A record grows no further in memory; one that would is refused when it is asked for."""
+_MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16
+MAX_EXPERTS = 1 << 16
+MAX_COUNT = 1 << 22
+"""Tokens, rows, slots: no more are believed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recording:
+    """`about`: what ran, for people. `events`: (now, event); `commands`: of each event, those that followed."""
+
+    about: dict[str, Any]
+    choices: Choices
+    events: list[tuple[float, t.Event]]
+    commands: list[list[t.Command]]
+
+
+class Recorder:
+    """Keeps every event, from a scheduler's first on. One thread at a time tells it; any may take."""
+
+    def __init__(self, about: dict[str, Any], choices: Choices) -> None:
+        core = dataclasses.asdict(choices)
+        self._head = msgpack.packb({"format": FORMAT, "version": VERSION, "about": about, "core": core})
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    def decided(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
+        """See `main_node.engine.Engine.on_decided`."""
+        if self._bytes <= LIMIT_BYTES:
+            self._parts.append(msgpack.packb((now, _row(event), [_row(command) for command in commands])))
+            self._bytes += len(self._parts[-1])
+
+    def take(self) -> bytes:
+        """The file's bytes, so far; nothing is forgotten. Raises ConfigError where there was too much to keep."""
+        if self._bytes > LIMIT_BYTES:
+            raise ConfigError(
+                f"the recording has outgrown {LIMIT_BYTES >> 20} MiB after {len(self._parts)} events and is not whole; "
+                "record fewer tokens, on nodes that were started for it"
+            )
+        parts = self._parts.copy()
+        return b"".join((self._head, *parts, msgpack.packb(len(parts))))
+
+
+def read_recording(path: Path) -> Recording:
+    """Raises ConfigError naming the file and what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            unpacker = msgpack.Unpacker(
+                file, use_list=False, max_buffer_size=64 << 20, max_array_len=_MAX_ITEMS, max_str_len=_MAX_TEXT,
+                max_map_len=1024, max_bin_len=0, max_ext_len=0,
+            )  # fmt: skip
+            return _read(_objects(unpacker))
+    except OSError as error:
+        raise ConfigError(f"recording {path} cannot be read: {error}") from error
+    except _WrongError as error:
+        made = "make one with odmoe generate --record FILE"
+        raise ConfigError(f"{path} is no recording of ours: {error}; {made}") from error
+
+
+class _WrongError(Exception):
+    """What is wrong with a file."""
+
+
+def _objects(unpacker: Any) -> Iterator[Any]:
+    """Every whole object, one after another. Raises _WrongError for what is no msgpack."""
+    while True:
+        try:
+            yield unpacker.unpack()
+        except msgpack.OutOfData:
+            return
+        except (msgpack.UnpackException, ValueError, TypeError) as error:
+            raise _WrongError(f"it is not msgpack, or damaged ({error or type(error).__name__})") from error
+
+
+def _read(objects: Iterator[Any]) -> Recording:
+    about, choices = _read_head(next(objects, None))
+    events: list[tuple[float, t.Event]] = []
+    commands: list[list[t.Command]] = []
+    for row in objects:
+        if type(row) is int:
+            _check_end(row, len(events), next(objects, None))
+            return Recording(about, choices, events, commands)
+        try:
+            now, event, followed = row
+            if type(now) is not float or not math.isfinite(now) or (events and now < events[-1][0]):
+                raise _WrongError(f"its time is {now!r}, after {events[-1][0] if events else 'nothing'}")
+            events.append((now, _fact(event, _EVENTS, choices.shape)))
+            commands.append([_fact(command, _COMMANDS, choices.shape) for command in _tuple(followed)])
+        except (_WrongError, TypeError, ValueError) as error:
+            raise _WrongError(f"event {len(events)} of it: {error}") from error
+    raise _WrongError(f"it is cut off after {len(events)} events")
+
+
+def _check_end(said: int, found: int, beyond: Any) -> None:
+    if said != found:
+        raise _WrongError(f"it says that it has {said} events, and has {found}")
+    if beyond is not None:
+        raise _WrongError("something follows its end")
+
+
+def _read_head(head: Any) -> tuple[dict[str, Any], Choices]:
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise _WrongError("it does not begin as one" if head is not None else "it is empty or cut off")
+    if head.get("version") != VERSION:
+        raise _WrongError(f"its version is {head.get('version')!r}, and {VERSION} is read here")
+    about, core = head.get("about"), head.get("core")
+    if not isinstance(about, dict) or not isinstance(core, dict):
+        raise _WrongError("it does not say what ran")
+    try:
+        shape = _made(t.ModelShape, core["shape"])
+        if not _possible(shape):  # before a scheduler makes room for it
+            raise _WrongError(f"no model has the shape {shape!r:.200}")
+        alignment = _made(Alignment, core["alignment"])
+        choices = _made(Choices, core | {"shape": shape, "alignment": alignment})
+        make_core(choices)
+    except (_WrongError, KeyError, TypeError, ValueError, ConfigError) as error:
+        raise _WrongError(f"no scheduler can be made as it says ({error})") from error
+    return about, choices
+
+
+def _possible(shape: t.ModelShape) -> bool:
+    layers, counts = shape.layers, shape.by_layer or (shape.experts,)
+    return (
+        0 < len(layers) and list(layers) == sorted(set(layers)) and len(counts) in (1, len(layers))
+        and 1 <= min(counts) and max(counts) <= shape.experts <= MAX_EXPERTS and 1 <= shape.top_k <= shape.experts
+        and len(layers) * shape.experts <= _MAX_ITEMS
+    )  # fmt: skip
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+
+def _typed(kind: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            raise _WrongError(f"{value!r} where {kind.__name__} is expected")
+        return value
+
+    return check
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    if type(value) is not tuple:
+        raise _WrongError(f"{value!r} where an array is expected")
+    return value
+
+
+def _several(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: tuple([check(item) for item in _tuple(value)])
+
+
+def _fixed(kind: Callable[..., Any], *checks: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if len(_tuple(value)) != len(checks):
+            raise _WrongError(f"{value!r} where {len(checks)} values are expected")
+        return kind(*[one(item) for one, item in zip(checks, value, strict=True)])
+
+    return check
+
+
+def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
+def _finite(value: Any) -> float:
+    if type(value) is not float or not math.isfinite(value):
+        raise _WrongError(f"{value!r} where a number is expected")
+    return value
+
+
+_int = _typed(int)
+_OF_TYPE: dict[Any, Callable[[Any], Any]] = {
+    int: _int, int | None: _or_none(_int),
+    float: _finite, str: _typed(str), bool: _typed(bool), t.Visit: _fixed(t.Visit, _int, _int, _int),
+    t.ExpertId: _fixed(t.ExpertId, _int, _int), tuple[int, ...]: _several(_int), Alignment: _typed(Alignment),
+    t.ModelShape: _typed(t.ModelShape), float | None: _or_none(_finite),
+    tuple[tuple[int, int], ...]: _several(_fixed(lambda *pair: pair, _int, _int)),
+    tuple[tuple[int, ...], ...]: _several(_several(_int)), tuple[tuple[float, ...], ...]: _several(_several(_finite)),
+}  # fmt: skip
+
+
+def _made(cls: Any, fields: dict[str, Any]) -> Any:
+    """A dataclass from all of its fields, each of its type. Raises _WrongError, KeyError, TypeError, ConfigError."""
+    hints = get_type_hints(cls)
+    if not isinstance(fields, dict) or fields.keys() != hints.keys():
+        raise _WrongError(f"{cls.__name__} has {', '.join(hints)}, and this is {fields!r:.200}")
+    return cls(**{name: _OF_TYPE[hints[name]](value) for name, value in fields.items()})
+
+
+def _forms(union: Any) -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+    """name -> (class, what makes one of its fields)."""
+    return {
+        cls.__name__: (cls, _fixed(cls, *(_OF_TYPE[kind] for kind in get_type_hints(cls).values())))
+        for cls in get_args(union)
+    }
+
+
+_EVENTS, _COMMANDS = _forms(t.Event), _forms(t.Command)
+_FIELDS = {
+    cls: [attrgetter(field.name) for field in dataclasses.fields(cls)] for cls, _ in (_EVENTS | _COMMANDS).values()
+}
+
+
+def _row(fact: t.Event | t.Command) -> list[Any]:
+    kind = type(fact)
+    return [kind.__name__, *[read(fact) for read in _FIELDS[kind]]]
+
+
+def _fact(row: Any, forms: dict[str, tuple[Any, Callable[[Any], Any]]], shape: t.ModelShape) -> Any:
+    """The event or command that a row is. Raises _WrongError."""
+    name, *fields = _tuple(row) or (None,)
+    if name not in forms:
+        raise _WrongError(f"{name!r} is nothing that happens; known: {', '.join(forms)}")
+    fact = forms[name][1](tuple(fields))
+    layers, experts = _named(fact)
+    if not set(layers) <= set(shape.layers) or not all(0 <= expert < shape.experts for expert in experts):
+        raise _WrongError(f"{fact} is about what the model does not have")
+    if not all(0 <= count <= MAX_COUNT for count in _counts(fact)):
+        raise _WrongError(f"{fact} has a number that cannot be")
+    return fact
+
+
+def _named(fact: Any) -> tuple[list[int], list[int]]:
+    """Layers and experts that an event or a command is about."""
+    if isinstance(fact, t.Predicted):
+        return [fact.layer], list(fact.experts)
+    if isinstance(fact, t.GateFired):
+        return [fact.visit.layer], [*(expert for expert, _ in fact.rows), *(e for row in fact.chosen for e in row)]
+    if isinstance(fact, t.Foreseen):
+        return [fact.layer], []
+    if isinstance(fact, t.Route):
+        return [fact.visit.layer], [*(expert for row in fact.experts for expert in row), *fact.resident]
+    if isinstance(fact, t.Load | t.Evict | t.Compute):
+        return [fact.expert.layer], [fact.expert.expert]
+    return [], []
+
+
+def _counts(fact: Any) -> list[int]:
+    """What is as much as it says: tokens, rows, slots."""
+    counts = [getattr(fact, name, 0) for name in ("slots", "prompt_tokens", "position", "tokens", "index", "step")]
+    if isinstance(fact, t.GateFired):
+        counts += [fact.visit.position, *(rows for _, rows in fact.rows)]
+    return counts

@@ -1,0 +1,299 @@
+"""What to expect of a model on hardware that need not be there: equation (1), tokens/s, memory, and what would help.
+
+A profile's timings were taken on one model and one kind of device. Each is split into what moving bytes takes, which is
+scaled to the other model and device, and a rest (launches, packing, wake-ups) that is taken to stay. The scheduler
+itself then decodes on these timings in the simulator: no formula stands for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from scheduler.alignment import Alignment
+from scheduler.errors import ConfigError, DoesNotFitError
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import Outcome, simulate
+from scheduler.simulation.workload import random_workload
+from scheduler.timing.load_budget import LoadBudget, load_budget
+from scheduler.timing.profile import Profile
+
+PAGE = 4096
+MINI_BATCH = 128
+PROMPTS = (16, 128)
+RECALLS = {"fp16": 0.9994, "int8": 0.9734, "nf4": 0.9567}
+"""OD-MoE section 3.2: tokens and KV rows aligned after every token."""
+
+SHADOW_BYTES = {"fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
+"""An element of a quantised layer; nf4 with a float32 scale a block of 64. int8's scales, one a row, do not count."""
+
+_REST_BYTES = 2  # of what a shadow on a GPU does not quantise, and its KV rows
+_VISITS = 4096  # computations of an expert that a simulated answer should have, for a steady figure
+_LEAST, _MOST = 16, 64  # tokens of such an answer
+_LOOK = 8  # tokens of one that only ranks
+_KEPT = 3
+_EVEN = 0.005  # speeds that differ by less are the same
+_MOST_SLOTS = 4
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Numbers of elements, for all layers together where not said; see `checkpoint.counting.Counts`. `depth`: layers of
+    any kind; `layers`: those with experts. `cache_token`, `cache`: elements of keys, values and states after one token
+    and after `context` tokens."""
+
+    name: str
+    depth: int
+    layers: int
+    experts: int
+    top_k: int
+    hidden: int
+    expert: int
+    experts_all: int
+    dense: int
+    read: int
+    linear: int
+    cache_token: int
+    cache: int
+    context: int
+    item_bytes: int
+
+    @property
+    def expert_bytes(self) -> int:
+        """One expert's, as it travels: a slot, and a blob of the store, are whole pages."""
+        return -(-self.expert * self.item_bytes // PAGE) * PAGE
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What a worker needs beside its slots: a mini-batch going through an expert."""
+        return MINI_BATCH * (self.expert // self.hidden + self.hidden) * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """`base`: whose timings are scaled. None: as in `base`; of `device_bytes`, as much as one slot needs.
+    `main`, `worker`, `shadow`, `messages`: how many times as fast as there."""
+
+    base: Profile
+    workers: int
+    device_bytes: float | None = None
+    load_bytes_per_s: float | None = None
+    link_bits_per_s: float | None = None
+    main: float = 1.0
+    worker: float = 1.0
+    shadow: float = 1.0
+    messages: float = 1.0
+
+    def slots(self, model: Model) -> int:
+        """How many experts fit on a worker. Raises DoesNotFitError where not even one does."""
+        if self.device_bytes is None:
+            return 1
+        found = int((self.device_bytes - model.workspace_bytes) // model.expert_bytes)
+        if found < 1:
+            whole = size_text(model.expert_bytes + model.workspace_bytes)
+            raise DoesNotFitError(
+                f"--device-memory is {size_text(self.device_bytes)}, and one expert of {model.name} takes {whole} "
+                f"({size_text(model.expert_bytes)} and room to compute {MINI_BATCH} rows); give workers that much, "
+                f"or a smaller dtype{' (bfloat16 halves it)' if model.item_bytes == 4 else ''}"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`shadow`: a scheme of SHADOW_BYTES, or none. `recall`: of its predictions; as the paper's when None.
+    `group_size`, `slots` None: the best are looked for."""
+
+    shadow: str = "int8"
+    recall: float | None = None
+    prefill: str = "ahead"
+    residency: str = "none"
+    alignment: Alignment = field(default_factory=lambda: Alignment(1, 1))
+    group_size: int | None = None
+    slots: int | None = None
+
+    @property
+    def expected(self) -> float:
+        return self.recall if self.recall is not None else RECALLS.get(self.shadow, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a figure depends on."""
+
+    model: Model
+    hardware: Hardware
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing done differently. `factor`: tokens/s over what they were. `price`: what it costs elsewhere.
+    `real`: it can be had; else it is there for comparison. `alone`: it is to do without the shadow."""
+
+    what: str
+    tokens_per_s: float
+    factor: float
+    price: str = ""
+    real: bool = True
+    alone: bool = False
+
+
+def scaled(setup: Setup) -> Profile:
+    """The base profile's timings for this model on this hardware. Raises ConfigError where it does not say on what
+    they were taken."""
+    model, hardware, base = setup.model, setup.hardware, setup.hardware.base
+    if base.model_sizes is None or base.device_rates is None:
+        raise ConfigError(
+            f"profile {base.name} does not say on what its timings were taken (model.expert_bytes and the like, and "
+            "devices); it can be replayed but not scaled to another model"
+        )
+    expert_bytes, expert_elements, main_bytes, shadow_bytes = base.model_sizes
+    main_rate, worker_rate, shadow_rate = base.device_rates
+    link = hardware.link_bits_per_s or base.link_bits_per_s
+    hidden_bytes = model.hidden * model.item_bytes
+    read = model.read / model.layers  # a layer with experts carries its share of those without, and of the head
+    deeper = model.depth / model.layers
+    main_s = _rest(base.main_layer_s, main_bytes, main_rate) * deeper + read * model.item_bytes / main_rate
+    shadow_s = _rest(base.shadow_layer_s, shadow_bytes, shadow_rate) * deeper
+    shadow_s += _shadow_read(model, setup.policy.shadow) / shadow_rate
+    expert_s = _rest(base.expert_s, expert_bytes, worker_rate) + model.expert_bytes / worker_rate
+    packing_s = _rest(base.hop_s, base.hidden_bytes * 8, base.link_bits_per_s)
+    load_rate = hardware.load_bytes_per_s or (expert_bytes / base.load_s if base.load_s else math.inf)
+    return replace(
+        base,
+        layers=model.layers,
+        experts=model.experts,
+        top_k=model.top_k,
+        hidden_bytes=hidden_bytes,
+        kv_bytes=-(-model.cache_token * model.item_bytes // model.layers),
+        workers=hardware.workers,
+        group_size=min(model.top_k, hardware.workers),
+        main_layer_s=main_s / hardware.main,
+        main_extra_s=base.main_extra_s * read * expert_bytes / expert_elements / main_bytes / hardware.main,
+        expert_s=expert_s / hardware.worker,
+        expert_extra_s=base.expert_extra_s * model.expert / expert_elements / hardware.worker,
+        load_s=model.expert_bytes / load_rate,
+        hop_s=packing_s / hardware.messages + hidden_bytes * 8 / link,
+        link_bits_per_s=link,
+        shadow_layer_s=shadow_s / hardware.shadow,
+    )
+
+
+def _rest(seconds: float, amount: float, rate: float) -> float:
+    return max(0.0, seconds - amount / rate)
+
+
+def _shadow_read(model: Model, shadow: str) -> float:
+    """Bytes that a shadow reads for one token, a layer with experts."""
+    item = SHADOW_BYTES.get(shadow, 0.0)
+    dense = model.linear * item + (model.read - model.linear) * _REST_BYTES
+    return dense / model.layers + model.top_k * model.expert * item
+
+
+def equation_1(profile: Profile, group_size: int) -> LoadBudget:
+    """Equation (1), with what the main node's link needs for the embeddings of all top-k experts each way. A worker
+    that serves several experts of a layer loads them, and computes them, one after the other."""
+    each = -(-profile.top_k // group_size)
+    way_s = max(profile.hop_s, profile.top_k * profile.hidden_bytes * 8 / profile.link_bits_per_s)
+    main_s, worker_s = profile.main_layer_s + way_s, each * profile.expert_s + way_s
+    return load_budget(profile.workers, group_size, main_s, worker_s, each * profile.load_s)
+
+
+def workers_needed(budget: LoadBudget) -> int:
+    """The fewest workers, in groups as these, with which equation (1) holds."""
+    groups = (budget.load_s + budget.worker_s) / (budget.main_s + budget.worker_s)
+    return max(1, math.ceil(groups - 1e-9)) * budget.group_size
+
+
+def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str, int]:
+    """Bytes: device memory of the main node, the shadow and each worker; all of it; what one device would need for the
+    whole model; and `store`, host memory or disk of each worker. `rest_bytes`: an element of what the shadow does not
+    quantise, and of its cache; 4 on a CPU."""
+    model, shadow = setup.model, setup.policy.shadow
+    cache = model.cache * model.item_bytes
+    main = model.dense * model.item_bytes + cache
+    worker = slots * model.expert_bytes + model.workspace_bytes
+    held = 0
+    if shadow != "none":
+        quantised, rest = model.linear + model.experts_all, model.dense - model.linear
+        held = int(quantised * SHADOW_BYTES[shadow]) + (rest + model.cache) * rest_bytes
+    return {
+        "main": main,
+        "shadow": held,
+        "worker": worker,
+        "together": main + held + setup.hardware.workers * worker,
+        "whole": (model.dense + model.experts_all) * model.item_bytes + cache,
+        "store": model.experts_all * model.item_bytes,
+    }
+
+
+def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 16) -> Outcome:
+    """What the simulator says of an answer of so many tokens; None: as many as make a steady figure."""
+    tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
+    scenario = Scenario(
+        scaled(setup), prompt_tokens=prompt_tokens, tokens=tokens, workers=setup.hardware.workers, slots=slots,
+        group_size=group_size, alignment=setup.policy.alignment,
+        predictor="none" if setup.policy.shadow == "none" else "sep",
+        residency=setup.policy.residency, prefill=setup.policy.prefill, mini_batch=None,
+    )  # fmt: skip
+    return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
+
+
+def choose(setup: Setup, step: Callable[[], None] = lambda: None) -> dict[tuple[int, int], float]:
+    """(group size, slots) -> tokens/s, best first; of several that are as fast, the least memory, then the group
+    nearest to top-k. Raises DoesNotFitError where no expert, or fewer than were asked for, fit on a worker."""
+    policy, workers, top_k = setup.policy, setup.hardware.workers, setup.model.top_k
+    room = setup.hardware.slots(setup.model)
+    if policy.slots and setup.hardware.device_bytes is not None and policy.slots > room:
+        raise DoesNotFitError(
+            f"--slots is {policy.slots}, and --device-memory {size_text(setup.hardware.device_bytes)} has room for "
+            f"{room} expert{'s' * (room > 1)} of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
+        )
+    groups = [policy.group_size] if policy.group_size else _sizes(workers, top_k)
+    least = policy.slots or 1
+    rough = {group: _told(step, setup, group, least, _LOOK) for group in groups} if len(groups) > _KEPT else {}
+    groups = sorted(groups, key=lambda group: -rough.get(group, 0.0))[:_KEPT]
+    found = {(group, least): _told(step, setup, group, least) for group in groups}
+    fastest = max(found, key=lambda pair: found[pair])[0]
+    for slots in [] if policy.slots else range(2, min(room, _MOST_SLOTS) + 1):
+        found[fastest, slots] = _told(step, setup, fastest, slots)
+    enough = (1 - _EVEN) * max(found.values())
+    rank = sorted(
+        found, key=lambda p: (found[p] < enough, p[1], abs(p[0] - top_k) if found[p] >= enough else -found[p])
+    )
+    return {pair: found[pair] for pair in rank}
+
+
+def _sizes(workers: int, top_k: int) -> list[int]:
+    """Of the sizes that give a worker as many experts of a layer each, only the smallest: it leaves the most groups."""
+    each = {-(-top_k // size) for size in range(1, min(workers, top_k) + 1)}
+    return sorted({-(-top_k // count) for count in each})
+
+
+def speed(setup: Setup, group_size: int, slots: int, tokens: int | None = None) -> float:
+    """Decode tokens/s, simulated."""
+    return outcome(setup, group_size, slots, tokens).decode_tokens_per_s or 0.0
+
+
+def at_once(setup: Setup) -> Setup:
+    """With loads that take no time."""
+    return replace(setup, hardware=replace(setup.hardware, load_bytes_per_s=math.inf))
+
+
+def size_text(count: float) -> str:
+    """`12.3 MB`, `4.56 GB`."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def best(found: Iterable[Change]) -> Change | None:
+    """The change that brings most and can be had, if any brings a hundredth."""
+    top = max((change for change in found if change.real), key=lambda change: change.factor, default=None)
+    return top if top is not None and top.factor >= 1.01 else None
+
+
+def _told(step: Callable[[], None], setup: Setup, group_size: int, slots: int, tokens: int | None = None) -> float:
+    step()
+    return speed(setup, group_size, slots, tokens)

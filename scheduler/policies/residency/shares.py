@@ -1,0 +1,82 @@
+"""Residencies that give each layer a share of the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from scheduler.policies.residency.base import PASSING, kept_slots
+from scheduler.policies.residency.lru import LRU
+from scheduler.types import ExpertId, ModelShape
+
+
+class Shares(LRU):
+    """A base: each layer has its own share of the slots, and the least recently used of a layer makes room in it.
+
+    Shares are over all workers together. What its layer's share has no room for is loaded all the same, and evicted
+    once it was computed; so shares are never exceeded, and when they shrink, the loads that follow bring them down.
+
+    `passing`: slots that are in no share, at most half of all; none where every expert has a slot.
+    """
+
+    def __init__(self, shape: ModelShape, passing: int = PASSING) -> None:
+        super().__init__(shape)
+        self.passing = passing
+        self.counts = [shape.count(ordinal) for ordinal in range(len(shape.layers))]
+        self.share: dict[int, int] = dict.fromkeys(shape.layers, 0)
+        self.kept: dict[int, set[ExpertId]] = {layer: set() for layer in shape.layers}
+        self._workers: set[int] = set()
+
+    def shares(self, slots: int) -> Sequence[int]:
+        """How many of `slots` each layer gets, in their order. To be overridden where they are not to be equal."""
+        return evenly(slots, self.counts)
+
+    def weakest(self, layer: int, wanted: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
+        """Who of `among` (not empty; all of `layer`) makes room for `wanted`."""
+        return min(among, key=self.age)
+
+    def check(self, shape: ModelShape, slots: int) -> None:
+        self.set_shares(self.shares(kept_slots(shape, slots, self.passing)))
+
+    def set_shares(self, shares: Sequence[int]) -> None:
+        self.share = dict(zip(self.shape.layers, shares, strict=True))
+
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
+        self._workers.add(worker)
+        self._touch(expert)
+        stays = expert in self.kept[expert.layer] or not self.full(expert)
+        if stays:
+            self.kept[expert.layer].add(expert)
+        return stays
+
+    def left(self, worker: int, expert: ExpertId) -> None:
+        self.kept[expert.layer].discard(expert)
+
+    def full(self, wanted: ExpertId) -> bool:
+        return len(self.kept[wanted.layer]) >= self.share[wanted.layer]
+
+    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+        own = [expert for expert in evictable if expert.layer == wanted.layer]
+        if own and self.full(wanted):
+            return self.weakest(wanted.layer, wanted, own)
+        over = [expert for expert in evictable if len(self.kept[expert.layer]) > self.share[expert.layer]]
+        if over:
+            layer = max(over, key=lambda expert: len(self.kept[expert.layer]) - self.share[expert.layer]).layer
+            return self.weakest(layer, wanted, [expert for expert in over if expert.layer == layer])
+        if self.full(wanted) or len(self._workers) < 2:
+            return None  # a passing slot comes free
+        layer = wanted.layer if own else min(evictable, key=self.age).layer  # this worker's slots may hold no other
+        return self.weakest(layer, wanted, [expert for expert in evictable if expert.layer == layer])
+
+
+def evenly(slots: int, counts: Sequence[int]) -> list[int]:
+    """`slots` in equal shares, none above its count; what does not divide goes to the first ones."""
+    shares = [0] * len(counts)
+    left = min(slots, sum(counts))
+    while left:
+        open_ = [i for i, count in enumerate(counts) if shares[i] < count]
+        each, rest = divmod(left, len(open_))
+        for place, i in enumerate(open_):
+            more = min(each or place < rest, counts[i] - shares[i])
+            shares[i] += more
+            left -= more
+    return shares

@@ -1,0 +1,39 @@
+"""The five choices of a system, as the objects that make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.policies.placement import DeviceOnly, Split
+from scheduler.policies.precision import Full, Precision
+from scheduler.policies.predictors.base import Predictor, Silent
+from scheduler.policies.residency.base import Cacheless, Residency
+from scheduler.policies.routers import Router, TopK
+from scheduler.types import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Of one scheduler. `predicts`: whether the predictor, and not the shadow or nobody, says what is coming."""
+
+    predictor: Predictor
+    residency: Residency
+    router: Router
+    split: Split
+    precision: Precision
+    predicts: bool = False
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether any of them reads what gates think of the experts that they did not choose."""
+        return self.residency.wants_scores or self.router.wants_scores or self.precision.wants_scores
+
+    @property
+    def exact(self) -> bool:
+        """Whether the answer is the model's own."""
+        return self.router.exact and self.precision.exact
+
+
+def od_moe(shape: ModelShape) -> Strategy:
+    """Nobody stays, the shadow predicts, and nothing is approximated."""
+    return Strategy(Silent(shape), Cacheless(), TopK(), DeviceOnly(), Full())

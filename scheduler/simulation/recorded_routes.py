@@ -1,0 +1,163 @@
+"""A real run's routes and predictions, taken out of its recording, as workloads for the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from scheduler import types as t
+from scheduler.errors import ConfigError
+from scheduler.eventlog.recording import Recording
+from scheduler.policies.predictors.base import Scores
+from scheduler.policies.registry import strategy_of
+from scheduler.simulation.workload import Gate, Rows, mistaken
+
+
+@dataclass(slots=True)
+class RecordedWorkload:
+    """One recorded request, of `tokens` tokens; see `Workload`. What the run itself took by its main node's clock:
+    `ttft_s` from the prefill's start until its last answer, `decode_s` from the first decode pass until the last one's
+    last answer. `gates`: by (index, layer), -1 for prefill, what its run was told beside the routes.
+    """
+
+    number: int
+    prompt_tokens: int
+    experts: int
+    prefill: list[Rows] = field(default_factory=list)
+    passes: list[list[tuple[int, ...]]] = field(default_factory=list)
+    predictions: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+    recall: float | None = None
+    seed: int = 0
+    foresight: str | None = None
+    gates: dict[tuple[int, int], Gate] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer; of one that was cut short those whose pass was whole."""
+        return 1 + len(self.passes)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """As the run measured it."""
+        return len(self.passes) / self.decode_s if self.passes and self.decode_s > 0 else None
+
+    @property
+    def scored(self) -> bool:
+        """Whether every gate's scores were recorded."""
+        asked = ((index, layer) for index in range(-1, len(self.passes)) for layer in range(len(self.prefill)))
+        return all(key in self.gates and bool(self.gates[key].scores) for key in asked)
+
+    def gate(self, index: int, layer: int) -> Gate:
+        return self.gates[index, layer]
+
+    def prompt(self, layer: int) -> Rows:
+        return self.prefill[layer]
+
+    def routes(self, index: int, layer: int) -> tuple[int, ...]:
+        return self.passes[index][layer]
+
+    def predict(self, index: int, layer: int) -> tuple[int, ...] | None:
+        """As recorded; or, where `recall` is said, drawn by chance for the recorded routes."""
+        if self.recall is None:
+            return self.predictions.get((index, layer))
+        draw: Callable[[], float] = Random(f"{self.seed} {self.number} {index} {layer}").random
+        return mistaken(draw, self.passes[index][layer], self.experts, self.recall)
+
+
+def recorded_workload(recording: Recording, request: int | None = None) -> RecordedWorkload:
+    """That request, or the first that has a whole prefill. Raises ConfigError where there is none."""
+    found = recorded_workloads(recording)
+    for one in found:
+        if request in (None, one.number):
+            return one
+    known = ", ".join(str(one.number) for one in found)
+    raise ConfigError(f"the recording has no request {request} with a whole prefill; it has {known or 'none'}")
+
+
+def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
+    """Every request whose prefill is whole, in the order in which they were opened. A pass that was cut short, and what
+    comes after it, is left out."""
+    readers: dict[int, _Reader] = {}
+    found: list[_Reader] = []
+    for (now, event), commands in zip(recording.events, recording.commands, strict=True):
+        if isinstance(event, t.RequestOpened):
+            readers[event.request] = _Reader(recording.choices.shape, event)
+            found.append(readers[event.request])
+        for command in commands:
+            if isinstance(command, t.Resume) and command.visit.request in readers:
+                readers[command.visit.request].resumed(command.visit, now)
+        if isinstance(event, t.PassStarted | t.GateFired | t.Predicted | t.Foreseen):
+            number = event.visit.request if isinstance(event, t.GateFired) else event.request
+            if number in readers:
+                readers[number].take(event, now)
+    whole = [one for reader in found if (one := reader.workload()) is not None]
+    foresight = strategy_of(recording.choices).predictor.foresight
+    for one in whole:
+        one.foresight = foresight
+    return whole
+
+
+class _Reader:
+    """Collects one request's events. `_gates`: (position, ordinal) -> rows; `_ends`: position -> its last answer;
+    `_said`: (index, ordinal) -> what else its gate said; `_foreseen`: likewise, what followed it."""
+
+    def __init__(self, shape: t.ModelShape, opened: t.RequestOpened) -> None:
+        self._shape = shape
+        self._opened = opened
+        self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
+        self._gates: dict[tuple[int, int], Rows] = {}
+        self._predictions: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._said: dict[tuple[int, int], t.GateFired] = {}
+        self._foreseen: dict[tuple[int, int], list[tuple[int, int, Scores]]] = {}
+        self._last = (-1, 0)
+        self._from: dict[bool, float] = {}  # when prefill, and the first pass of decoding, began
+        self._ends: dict[int, float] = {}
+
+    def take(self, event: t.PassStarted | t.GateFired | t.Predicted | t.Foreseen, now: float) -> None:
+        if isinstance(event, t.GateFired):
+            position, ordinal = event.visit.position, self._ordinal[event.visit.layer]
+            self._gates[position, ordinal] = event.rows
+            self._last = self._index(position), ordinal
+            self._said[self._last] = event
+        elif isinstance(event, t.Foreseen):
+            seen = self._index(event.position), self._ordinal[event.layer], event.scores
+            self._foreseen.setdefault(self._last, []).append(seen)
+        elif isinstance(event, t.Predicted):
+            index = event.position - self._opened.prompt_tokens
+            self._predictions[index, self._ordinal[event.layer]] = event.experts
+        else:
+            self._from.setdefault(event.prefill, now)
+
+    def _index(self, position: int) -> int:
+        """Of a decode pass; -1: prefill."""
+        return max(-1, position - self._opened.prompt_tokens)
+
+    def resumed(self, visit: t.Visit, now: float) -> None:
+        if visit.layer == self._shape.layers[-1]:
+            self._ends[visit.position] = now
+
+    def workload(self) -> RecordedWorkload | None:
+        first = self._opened.prompt_tokens
+        prefill = self._rows(0)
+        if prefill is None or first < 1:
+            return None
+        one = RecordedWorkload(self._opened.request, first, self._shape.experts, prefill)
+        while (rows := self._rows(first + len(one.passes))) is not None:
+            one.passes.append([tuple(expert for expert, _ in of_layer) for of_layer in rows])
+        one.predictions = {key: experts for key, experts in self._predictions.items() if key[0] < len(one.passes)}
+        for key, said in self._said.items():
+            if key[0] < len(one.passes):
+                one.gates[key] = Gate(said.chosen, said.scores, tuple(self._foreseen.get(key, ())))
+        one.ttft_s = self._ends[0] - self._from.get(True, self._ends[0])
+        if one.passes and False in self._from:
+            one.decode_s = self._ends[first + len(one.passes) - 1] - self._from[False]
+        return one
+
+    def _rows(self, position: int) -> list[Rows] | None:
+        """Of every layer of a pass; None where it is not whole."""
+        found = [self._gates.get((position, layer)) for layer in range(len(self._shape.layers))]
+        rows = [one for one in found if one is not None]
+        return rows if position in self._ends and len(rows) == len(found) else None

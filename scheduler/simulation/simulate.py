@@ -1,0 +1,102 @@
+"""The scheduler on a virtual clock: a heap of events, the very same core, timings from a profile.
+
+scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=64)
+simulate(scenario, random_workload(scenario, recall=0.97)).decode_tokens_per_s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.build import make_core
+from scheduler.core.stats import RequestLedger
+from scheduler.errors import ConfigError
+from scheduler.policies.strategy import Strategy
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.time_breakdown import Waits, bound_by
+from scheduler.simulation.workload import Workload
+from scheduler.simulation.world import REQUEST, World
+from scheduler.timing.links import MainLinks
+from scheduler.trace import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request, simulated. Seconds from its start: `ttft_s`, the first token; `token_s`, the end of each decode
+    pass. `where`: seconds of a mean decode token by cause, see `scheduler.simulation.time_breakdown`. `events`: how
+    many there were."""
+
+    ttft_s: float
+    token_s: list[float]
+    ledger: RequestLedger
+    spans: list[Span]
+    where: dict[str, float]
+    events: int
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """None for an answer of one token."""
+        return len(self.token_s) / (self.token_s[-1] - self.ttft_s) if self.token_s else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole answer, prefill included."""
+        return (1 + len(self.token_s)) / (self.token_s[-1] if self.token_s else self.ttft_s)
+
+    @property
+    def bound(self) -> str | None:
+        """What takes most of a decode token: compute, network, load or shadow. None where nothing was decoded."""
+        return bound_by(self.where) if self.token_s else None
+
+
+def simulate(
+    scenario: Scenario,
+    workload: Workload,
+    spans: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Outcome:
+    """Answer one request. `spans`: keep what every node did; `progress` is told how many tokens there are.
+
+    Raises ConfigError where slots do not suffice for what stays, or somebody reads scores that the workload has not.
+    """
+    profile = scenario.profile
+    core = make_core(scenario.choices)
+    core.strategy.residency.check(scenario.shape, scenario.worker_count * scenario.slots)
+    _check_scores(scenario, core.strategy, workload)
+    waits = Waits(profile.load_s, scenario.predictor != "none")
+    kept: list[Span] | None = [] if spans else None
+    links = MainLinks(profile, duplex=scenario.prefill == "ahead")
+    world = World(core, profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept)
+    world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep", scenario.host)
+    for count in range(1, scenario.tokens + 1):
+        if not world.run(count):
+            raise ConfigError(f"the simulated request stopped after {count - 1} tokens: nothing can happen any more")
+        progress(count)
+    world.drain()
+    ledger = world.core.ledgers[REQUEST]
+    ledger.close()
+    first, *rest = world.done
+    where = {cause: seconds / max(1, len(rest)) for cause, seconds in waits.seconds.items()}
+    return Outcome(first, rest, ledger, kept or [], where, world.events)
+
+
+def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) -> None:
+    """Raises ConfigError naming the flag whose choice reads what the workload does not know."""
+    needed = strategy.predictor.foresight
+    readers = [
+        ("router", scenario.router, strategy.router.wants_scores),
+        ("residency", scenario.residency, strategy.residency.wants_scores),
+        ("precision", scenario.precision, strategy.precision.wants_scores),
+    ]
+    for flag, name, reads in readers:
+        if reads and not workload.scored:
+            raise ConfigError(
+                f"--{flag} {name} reads the scores of gates, and these routes have none; simulate those (--routes) "
+                "of a run that was recorded with such a choice"
+            )
+    if needed is not None and workload.foresight != needed:
+        raise ConfigError(
+            f"--predictor {scenario.predictor} reads what the main model foresees ({needed}), and these routes come "
+            f"with {workload.foresight or 'none of it'}; simulate those (--routes) of a run with this predictor"
+        )

@@ -1,0 +1,133 @@
+"""A worker's link, exact decisions: what is only predicted is asked for two loads at a time, and makes way."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from scheduler import types as t
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import simulate
+from scheduler.simulation.workload import random_workload
+from scheduler.timing.profile import find_profile
+
+P = 60
+
+
+def compute(*places: str, at: str = f"1@{P}", last: bool = True) -> list[str]:
+    return [f"compute {place} {at} 0:1{' last' if last else ''}" for place in places]
+
+
+def one(desk: ModuleType, **fields: Any) -> Any:
+    d = desk.Driver(**({"workers": 1, "slots": 4, "group": 1, "layers": 4} | fields))
+    d.open()
+    return d
+
+
+def test_predicted_loads_are_asked_for_two_at_a_time(desk: ModuleType) -> None:
+    d = one(desk)
+    assert d.predict(0, 0, 1, 2) == ["load 0.0 0/0", "load 0.1 0/1"]
+    assert d.predict(1, 3) == []
+    assert d.loaded(0) == ["load 0.2 0/2"]
+    assert d.loaded(0, slot=1) == ["load 0.3 1/3"]
+    assert d.loaded(0, slot=2) + d.loaded(0, slot=3) == []
+    assert d.gate(0, 0, 1, 2) == compute("0.0 0/0", "0.1 0/1", "0.2 0/2")
+    assert d.ledger().displaced == 0
+
+
+def test_a_wrong_prediction_leaves_the_link_to_the_next(desk: ModuleType) -> None:
+    d = one(desk)
+    assert d.predict(0, 0, 1) + d.predict(1, 2, 3) == ["load 0.0 0/0", "load 0.1 0/1"]
+    assert d.gate(0, 1) == ["evict 0.0 0/0", *compute("0.1 0/1"), "load 0.0 1/2"]
+    assert d.loaded(0, slot=1) == ["load 0.2 1/3"]
+
+
+def test_a_load_that_a_gate_waits_for_has_the_link_to_itself(desk: ModuleType) -> None:
+    """What was only predicted is asked for again behind it, nearest first."""
+    d = one(desk)
+    assert d.predict(1, 1) + d.predict(2, 2) + d.predict(3, 3) == ["load 0.0 1/1", "load 0.1 2/2"]
+    assert d.gate(0, 5) == ["evict 0.0 1/1", "evict 0.1 2/2", "load 0.0 0/5", *compute("0.0 0/5"), "load 0.1 1/1"]
+    assert (d.ledger().displaced, d.ledger().reloads) == (2, 1)
+    assert d.loaded(0) == ["load 0.2 2/2"]
+    assert d.loaded(0, slot=1) == ["load 0.3 3/3"]
+    assert d.computed(0) == [f"resume 1@{P} layer 0"]
+    assert d.ledger().loads == 6
+
+
+def test_what_is_there_already_stays_where_there_is_a_slot(desk: ModuleType) -> None:
+    d = one(desk)
+    d.predict(1, 1)
+    d.loaded(0)
+    assert d.gate(0, 5, 6) == ["load 0.1 0/5", *compute("0.1 0/5"), "load 0.2 0/6", *compute("0.2 0/6")]
+    assert d.ledger().displaced == 0
+
+
+def test_loads_that_gates_wait_for_do_not_make_way_for_each_other(desk: ModuleType) -> None:
+    d = one(desk, slots=3)
+    d.predict(1, 1)
+    assert d.gate(0, 5, 6, 7) == [
+        "evict 0.0 1/1", "load 0.0 0/5", *compute("0.0 0/5"), "load 0.1 0/6", *compute("0.1 0/6"),
+        "load 0.2 0/7", *compute("0.2 0/7"),
+    ]  # fmt: skip
+    assert d.ledger().displaced == 1
+
+
+def test_a_prediction_that_is_named_while_another_is_before_it_on_the_link(desk: ModuleType) -> None:
+    """Layer 1's was predicted first. Layer 0's gate waits for the load behind it."""
+    d = one(desk)
+    assert d.predict(1, 1) + d.predict(0, 0) == ["load 0.0 1/1", "load 0.1 0/0"]
+    assert d.gate(0, 0) == [*compute("0.1 0/0"), "evict 0.0 1/1", "load 0.0 1/1"]
+    assert [held.expert for held in d.core._workers[0].loading] == [(0, 0), (1, 1)]
+    assert (d.ledger().displaced, d.ledger().loads) == (1, 3)
+
+
+def test_experts_of_one_gate_leave_each_other_the_link_in_any_order(desk: ModuleType) -> None:
+    d = one(desk)
+    assert d.predict(0, 7, 2) == ["load 0.0 0/7", "load 0.1 0/2"]
+    assert d.gate(0, 2, 7) == compute("0.1 0/2", "0.0 0/7")
+    assert d.ledger().displaced == 0
+
+
+def test_links_of_other_workers_are_left_alone(desk: ModuleType) -> None:
+    d = one(desk, workers=2, slots=2)
+    assert d.predict(0, 0) + d.predict(1, 1) == ["load 0.0 0/0", "load 1.0 1/1"]
+    assert d.gate(0, 0, 5) == [
+        *compute("0.0 0/0"),
+        "evict 1.0 1/1",
+        "load 1.0 0/5",
+        *compute("1.0 0/5"),
+        "load 1.1 1/1",
+    ]
+    assert d.ledger().displaced == 1
+
+
+def test_what_stays_and_is_loaded_for_nobody_makes_way_too(desk: ModuleType, world: ModuleType) -> None:
+    d = one(desk, residency=world.LastUsed())
+    assert d.predict(0, 0) == ["load 0.0 0/0"]
+    assert d.gate(0, 3) == ["evict 0.0 0/0", "load 0.0 0/3", *compute("0.0 0/3", last=False)]
+    assert (d.ledger().unused, d.ledger().displaced) == (1, 1)
+
+
+def test_a_load_that_is_given_up_leaves_the_link_and_its_late_word_is_nothing(desk: ModuleType) -> None:
+    d = one(desk)
+    d.predict(1, 1)
+    given_up = d.held[0, 0].load_id
+    d.gate(0, 5)
+    assert d.do(t.LoadEnded(given_up, 10)) == []
+    assert d.do(t.LoadFailed(given_up, "x")) == []
+    assert d.loaded(0) == []
+    assert d.ledger().bytes_loaded == 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_slots_are_not_slower(seed: int) -> None:
+    """On the paper's testbed, simulated: a second slot lets loads begin earlier, and the link rule keeps late ones
+    from waiting behind them."""
+    speed = []
+    for slots in (1, 2, 3, 4):
+        scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=48, slots=slots)
+        outcome = simulate(scenario, random_workload(scenario, 0.9734, seed))
+        speed.append(outcome.decode_tokens_per_s or 0.0)
+    assert speed[0] < speed[1] <= speed[2] <= speed[3]

@@ -1,0 +1,346 @@
+"""What was recorded is read back as it was, replayed to the same commands, and refused by name where it is damaged."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import types as t
+from scheduler.alignment import Alignment
+from scheduler.build import make_core
+from scheduler.core.machine import Core
+from scheduler.errors import ConfigError
+from scheduler.eventlog import recording as module
+from scheduler.eventlog.recording import Recorder, Recording, read_recording
+from scheduler.eventlog.replay import replay
+from scheduler.files import write_whole
+from scheduler.policies.choices import Choices
+from scheduler.simulation.recorded_routes import recorded_workload, recorded_workloads
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import Outcome, simulate
+from scheduler.simulation.time_breakdown import Waits
+from scheduler.simulation.workload import random_workload
+from scheduler.simulation.world import World
+from scheduler.timing.links import MainLinks
+from scheduler.timing.profile import Profile
+
+PROFILE = Profile(
+    name="small", layers=4, experts=4, top_k=2, hidden_bytes=100, kv_bytes=10, workers=4, group_size=2,
+    main_layer_s=4e-3, expert_s=2e-3, expert_extra_s=1e-5, load_s=20e-3, hop_s=1e-3, link_bits_per_s=1e9,
+    shadow_layer_s=2e-3,
+)  # fmt: skip
+SHAPE = t.ModelShape(layers=(1, 2, 5), experts=4, top_k=2, hidden=8, context=100, by_layer=(4, 3, 4))
+CHOICES = Choices(SHAPE, 2, Alignment(1, 2), 16)
+
+
+class Watched(Core):
+    """A core that tells a recorder, as the engine does."""
+
+    def __init__(self, recorder: Recorder, choices: Choices) -> None:
+        made = make_core(choices)
+        self.__dict__.update(made.__dict__)
+        self._made, self._recorder = made, recorder
+
+    def handle(self, event: t.Event, now: float) -> list[t.Command]:
+        commands = list(self._made.handle(event, now))
+        self._recorder.decided(event, now, commands)
+        return commands
+
+
+def recorded(scenario: Scenario, recall: float | None = 0.8) -> tuple[Recorder, Outcome]:
+    """A simulated run, and its log."""
+    recorder = Recorder({"model": "none"}, scenario.choices)
+    links = MainLinks(scenario.profile, scenario.prefill == "ahead")
+    workload = random_workload(scenario, recall, 3)
+    core = Watched(recorder, scenario.choices)
+    waits = Waits(scenario.profile.load_s, predicted=True)
+    world = World(core, scenario.profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits)
+    world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep")
+    assert world.run(scenario.tokens)
+    world.drain()
+    return recorder, simulate(scenario, workload)
+
+
+def read(tmp_path: Path, data: bytes) -> Recording:
+    file = tmp_path / "log"
+    file.write_bytes(data)
+    return read_recording(file)
+
+
+# --- the whole way ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"alignment": Alignment(0, 0), "slots": 2},
+        {"predictor": "random"},
+        {"predictor": "none", "prefill": "in-turn", "mini_batch": 3},
+        {"predictor": "none", "residency": "all", "slots": 4},
+        {"residency": "lru", "slots": 3, "prefill": "pipelined"},
+        {"predictor": "path", "residency": "arc", "slots": 2, "prefill": "pipelined"},
+    ],
+)
+def test_a_log_replays_to_the_same_commands(tmp_path: Path, said: dict[str, Any]) -> None:
+    recorder, _ = recorded(Scenario(PROFILE, tokens=5, **said))
+    found = read(tmp_path, recorder.take())
+    done = replay(found)
+    assert done.difference is None
+    assert done.events == len(found.events) > 90
+    assert done.commands == sum(map(len, found.commands)) > 50
+    assert str(done) == f"{done.events} events, {done.commands} commands: identical, in order"
+
+
+def test_another_scheduler_is_told_apart(tmp_path: Path) -> None:
+    """The first difference is named: an event, which of its commands, and both of them."""
+    recorder, _ = recorded(Scenario(PROFILE, tokens=5))
+    found = read(tmp_path, recorder.take())
+    at = next(n for n, commands in enumerate(found.commands) if len(commands) > 1)
+    for change in (
+        lambda commands: commands[:-1],
+        lambda commands: [*commands, t.Unfollow(1)],
+        lambda commands: commands[::-1],
+    ):
+        changed = [change(c) if n == at else c for n, c in enumerate(found.commands)]
+        done = replay(Recording(found.about, found.choices, found.events, changed))
+        assert done.difference is not None
+        assert f"event {at + 1}, {type(found.events[at][1]).__name__}(" in done.difference
+        assert done.commands == sum(map(len, found.commands[:at])) + min(
+            n for n, (a, b) in enumerate(itertools.zip_longest(changed[at], found.commands[at])) if a != b
+        )
+    other = Choices(found.choices.shape, 3, found.choices.alignment)
+    assert replay(Recording(found.about, other, found.events, found.commands)).difference is not None
+
+
+def test_a_log_that_cannot_have_happened_is_named() -> None:
+    events: list[tuple[float, t.Event]] = [(0.0, t.TokenDecoded(1, 0)), (1.0, t.WorkerJoined(0, -1))]
+    with pytest.raises(ConfigError, match=r"event 2 of the recording|-1 slots"):
+        replay(Recording({}, CHOICES, events, [[], []]))
+
+
+def test_a_load_that_takes_next_to_no_time_is_named_and_no_traceback() -> None:
+    """As many loads a layer as no integer counts: Fate's budget."""
+    choices = Choices(t.ModelShape((0, 1), 4, 2), 2, Alignment(), predictor="cross-layer")
+    facts: list[t.Event] = [t.WorkerJoined(0, 4, 1e-320), t.RequestOpened(1, 1)]
+    facts += [t.PassStarted(1, 0, 1, True), t.TokenDecoded(1, 0), t.PassStarted(1, 1, 1, False)]
+    facts += [t.GateFired(t.Visit(1, 1, layer), ((0, 1),)) for layer in (0, 1)]
+    facts += [t.TokenDecoded(1, 1), t.PassStarted(1, 2, 1, False)]
+    core = make_core(choices)
+    log = [(float(now), fact) for now, fact in enumerate(facts)]
+    said = [core.handle(fact, now) for now, fact in log[:-1]]
+    with pytest.raises(ConfigError, match=r"event 9 of the recording, PassStarted.* cannot have happened"):
+        replay(Recording({}, choices, log, [*said, []]))
+
+
+@pytest.mark.parametrize("alignment", [Alignment(1, 1), Alignment(0, 0)])
+def test_recorded_routes_simulate_to_the_same_times(tmp_path: Path, alignment: Alignment) -> None:
+    """The simulator's own log, on the same profile: nothing may be lost on the way."""
+    scenario = Scenario(PROFILE, tokens=6, alignment=alignment)
+    recorder, outcome = recorded(scenario)
+    workload = recorded_workload(read(tmp_path, recorder.take()))
+    again = simulate(scenario, workload)
+    assert (again.ttft_s, again.token_s, again.where) == (outcome.ttft_s, outcome.token_s, outcome.where)
+    assert (workload.number, workload.prompt_tokens, workload.tokens) == (1, 16, 6)
+    assert workload.ttft_s == pytest.approx(outcome.ttft_s)
+    assert workload.decode_tokens_per_s == pytest.approx(outcome.decode_tokens_per_s)
+
+
+def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:
+    """Two, of which the second is cut short in its second decode pass, and a third that never began."""
+    core, recorder = make_core(CHOICES), Recorder({}, CHOICES)
+    clock = itertools.count()
+
+    def post(event: t.Event) -> None:
+        """Whatever is asked for is done at once."""
+        todo = [event]
+        while todo:
+            now, one = float(next(clock)), todo.pop(0)
+            commands = list(core.handle(one, now))
+            recorder.decided(one, now, commands)
+            todo += [t.LoadEnded(c.load_id) for c in commands if isinstance(c, t.Load)]
+            todo += [t.ComputeEnded(c.call_id) for c in commands if isinstance(c, t.Compute)]
+
+    def gate(request: int, position: int, layer: int, rows: tuple[tuple[int, int], ...]) -> None:
+        post(t.GateFired(t.Visit(request, position, layer), rows))
+
+    for worker in range(2):
+        post(t.WorkerJoined(worker, 1))
+    for request in (1, 2, 3):
+        post(t.RequestOpened(request, 10 * request))
+    for request in (1, 2):
+        post(t.PassStarted(request, 0, 10 * request, prefill=True))
+        for layer in SHAPE.layers:
+            gate(request, 0, layer, ((request, 10 * request),))
+        post(t.TokenDecoded(request, 0))
+    for position in (0, 1):
+        for request in (1, 2):
+            post(t.PassStarted(request, 10 * request + position, 1, prefill=False))
+            post(t.Predicted(request, 10 * request + position, 2, (2, 1)))
+            for layer in SHAPE.layers[: 2 if (request, position) == (2, 1) else 3]:
+                gate(request, 10 * request + position, layer, ((request - 1, 1), (2, 1)))
+    first, second = recorded_workloads(read(tmp_path, recorder.take()))
+    assert (first.prompt_tokens, first.tokens, second.prompt_tokens, second.tokens) == (10, 3, 20, 2)
+    assert [second.prompt(layer) for layer in range(3)] == [((2, 20),)] * 3
+    assert (first.routes(1, 2), second.routes(0, 0)) == ((0, 2), (1, 2))
+    assert (first.predict(1, 1), first.predict(1, 0), second.predict(1, 1)) == ((2, 1), None, None)
+    with pytest.raises(ConfigError, match="no request 3 with a whole prefill; it has 1, 2"):
+        recorded_workload(read(tmp_path, recorder.take()), 3)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------
+
+WORDS = st.text(max_size=8)
+INTS = st.integers(0, module.MAX_COUNT)
+FLOATS = st.floats(0, 1e6)
+LAYERS, EXPERTS = st.sampled_from(SHAPE.layers), st.integers(0, SHAPE.experts - 1)
+OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    int: INTS, str: WORDS, bool: st.booleans(), t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
+    t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS), tuple[int, ...]: st.lists(EXPERTS, max_size=4).map(tuple),
+    tuple[tuple[int, int], ...]: st.lists(st.tuples(EXPERTS, INTS), max_size=4).map(tuple), float: FLOATS,
+    tuple[tuple[int, ...], ...]: st.lists(st.lists(EXPERTS, max_size=3).map(tuple), max_size=3).map(tuple),
+    tuple[tuple[float, ...], ...]: st.lists(st.lists(FLOATS, max_size=3).map(tuple), max_size=3).map(tuple),
+}  # fmt: skip
+
+
+def facts(union: Any) -> st.SearchStrategy[Any]:
+    """Any of them, with any fields that this model can have."""
+    made = []
+    for cls in get_args(union):
+        fields = {name: OF_TYPE[kind] for name, kind in get_type_hints(cls).items()}
+        made.append(st.builds(cls, **(fields | ({"layer": LAYERS} if "layer" in fields else {}))))
+    return st.one_of(made)
+
+
+LOGS = st.lists(st.tuples(st.floats(0, 1e6), facts(t.Event), st.lists(facts(t.Command), max_size=3)), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(log=LOGS)
+def test_every_event_and_command_is_read_back(tmp_path_factory: pytest.TempPathFactory, log: list[Any]) -> None:
+    log.sort(key=lambda row: row[0])
+    recorder = Recorder({"model": "m", "workers": 2}, CHOICES)
+    for now, event, commands in log:
+        recorder.decided(event, now, commands)
+    found = read(tmp_path_factory.mktemp("log"), recorder.take())
+    assert found.about == {"model": "m", "workers": 2}
+    assert found.choices == CHOICES
+    assert found.events == [(now, event) for now, event, _ in log]
+    assert found.commands == [commands for _, _, commands in log]
+
+
+@pytest.fixture(scope="module")
+def log() -> bytes:
+    return recorded(Scenario(PROFILE, tokens=2))[0].take()
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_log_that_is_cut_off_is_named(tmp_path_factory: pytest.TempPathFactory, log: bytes, data: Any) -> None:
+    cut = data.draw(st.integers(0, len(log) - 1))
+    with pytest.raises(ConfigError, match=r"no recording of ours: .*(cut off|empty)"):
+        read(tmp_path_factory.mktemp("log"), log[:cut])
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_log_is_named_or_is_another(tmp_path_factory: pytest.TempPathFactory, log: bytes, data: Any) -> None:
+    """Nothing but ConfigError comes out, from reading as from replaying and from taking its routes."""
+    at, byte = data.draw(st.integers(0, len(log) - 1)), data.draw(st.integers(0, 255))
+    try:
+        found = read(tmp_path_factory.mktemp("log"), log[:at] + bytes([byte]) + log[at + 1 :])
+        recorded_workloads(found)
+        replay(found)
+    except ConfigError:
+        pass
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_garbage_is_named(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    with pytest.raises(ConfigError, match="no recording of ours"):
+        read(tmp_path_factory.mktemp("log"), data)
+
+
+def objects(log: bytes) -> list[Any]:
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(log)
+    return list(unpacker)
+
+
+def packed(rows: list[Any]) -> bytes:
+    return b"".join(msgpack.packb(row) for row in rows)
+
+
+def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
+    part: Any = rows
+    for step in where[:-1]:
+        part = part[step]
+    part[where[-1]] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "says"),
+    [
+        ((0, "format"), "odmoe trace", "does not begin as one"),
+        ((0, "version"), 1, "version is 1, and 2 is read here"),
+        ((0, "about"), [], "does not say what ran"),
+        ((0, "core", "group_size"), 0, "no scheduler can be made as it says .*group-size is 0"),
+        ((0, "core", "predictor"), "oracle", "no scheduler can be made"),
+        ((0, "core", "alignment", "kv_period"), "1", "no scheduler can be made"),
+        ((0, "core", "shape", "layers"), [3, 1], "no model has the shape"),
+        ((0, "core", "shape", "experts"), 1 << 40, "no model has the shape"),
+        ((0, "core", "shape", "layers"), list(range(1 << 19)), "no model has the shape"),
+        ((1, 0), "now", "event 0 of it: its time is 'now'"),
+        ((1, 0), float("nan"), "event 0 of it: its time is nan"),
+        ((3, 0), -5.0, "event 2 of it: its time is -5.0"),
+        ((1, 1, 0), "WorkerBored", "'WorkerBored' is nothing that happens; known: WorkerJoined"),
+        ((1, 1, 2), True, "True where int is expected"),
+        ((1, 1), ["WorkerJoined", 0], "5 values are expected"),
+        ((1, 1), ["WorkerJoined", 0, 1, float("inf"), 0.0, 0.0], "inf where a number is expected"),
+        ((1, 2), [["Load", 0, 0, [77, 0], 1, ""]], "about what the model does not have"),
+        ((1, 2), {"a": 1}, "where an array is expected"),
+        ((1,), 7, "says that it has 7 events, and has 0"),
+        ((-1,), 3, "says that it has 3 events"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, log: bytes, where: tuple[Any, ...], value: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read(tmp_path, packed(changed(objects(log), where, value)))
+
+
+def test_what_follows_the_end_is_refused(tmp_path: Path, log: bytes) -> None:
+    with pytest.raises(ConfigError, match="something follows its end"):
+        read(tmp_path, log + b"\x01")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"recording .*none cannot be read"):
+        read_recording(tmp_path / "none")
+
+
+def test_a_log_that_outgrows_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_BYTES", 1000)
+    recorder = Recorder({}, CHOICES)
+    for number in range(1000):
+        recorder.decided(t.RequestOpened(number, 10), 0.0, [])
+    assert sum(map(len, recorder._parts)) < 2000
+    with pytest.raises(ConfigError, match="outgrown"):
+        recorder.take()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    write_whole(file, b"old")
+    with pytest.raises(TypeError):
+        write_whole(file, "text")  # type: ignore[arg-type]
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (b"old", [file])
+    with pytest.raises(OSError, match="none"):
+        write_whole(tmp_path / "none" / "log", b"")

@@ -1,0 +1,246 @@
+"""ARC against the published algorithm, written once more as it is printed, and against a trace worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.errors import ConfigError
+from scheduler.policies.residency.arc import ARC, AdaptiveReplacement, ShallowARC
+from scheduler.types import ExpertId, ModelShape
+
+ONE_LAYER = ModelShape((0,), 12, 2)
+
+
+class Published:
+    """Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache" (FAST 2003), Figure 4, line by line.
+    Lists run from LRU to MRU."""
+
+    def __init__(self, c: int) -> None:
+        self.c, self.p = c, 0.0
+        self.t1: list[int] = []
+        self.t2: list[int] = []
+        self.b1: list[int] = []
+        self.b2: list[int] = []
+
+    def request(self, x: int) -> bool:
+        c = self.c
+        if x in self.t1 or x in self.t2:  # Case I
+            (self.t1 if x in self.t1 else self.t2).remove(x)
+            self.t2.append(x)
+            return True
+        if x in self.b1:  # Case II
+            delta = 1 if len(self.b1) >= len(self.b2) else len(self.b2) / len(self.b1)
+            self.p = min(self.p + delta, c)
+            self.replace(x)
+            self.b1.remove(x)
+            self.t2.append(x)
+        elif x in self.b2:  # Case III
+            delta = 1 if len(self.b2) >= len(self.b1) else len(self.b1) / len(self.b2)
+            self.p = max(self.p - delta, 0)
+            self.replace(x)
+            self.b2.remove(x)
+            self.t2.append(x)
+        else:  # Case IV
+            l1, l2 = len(self.t1) + len(self.b1), len(self.t2) + len(self.b2)
+            if l1 == c:
+                if len(self.t1) < c:
+                    self.b1.pop(0)
+                    self.replace(x)
+                else:
+                    self.t1.pop(0)
+            elif l1 < c and l1 + l2 >= c:
+                if l1 + l2 == 2 * c:
+                    self.b2.pop(0)
+                self.replace(x)
+            self.t1.append(x)
+        return False
+
+    def replace(self, x: int) -> None:
+        if self.t1 and (len(self.t1) > self.p or (x in self.b2 and len(self.t1) == self.p)):
+            self.b1.append(self.t1.pop(0))
+        else:
+            self.b2.append(self.t2.pop(0))
+
+    @property
+    def state(self) -> tuple[float, list[int], list[int], list[int], list[int]]:
+        return self.p, self.t1, self.t2, self.b1, self.b2
+
+
+def state(lists: AdaptiveReplacement[ExpertId]) -> tuple[float, list[int], list[int], list[int], list[int]]:
+    parts = [[expert.expert for expert in part] for part in (lists.t1, lists.t2, lists.b1, lists.b2)]
+    return lists.p, parts[0], parts[1], parts[2], parts[3]
+
+
+# c = 3, worked with pencil from the paper's figure: request, hit, p, T1, T2, B1, B2 (LRU first).
+WORKED = [
+    ("a", False, 0, "a", "", "", ""),
+    ("b", False, 0, "ab", "", "", ""),
+    ("a", True, 0, "b", "a", "", ""),
+    ("c", False, 0, "bc", "a", "", ""),
+    ("d", False, 0, "cd", "a", "b", ""),  # IV B: |T1| 2 > 0, b goes
+    ("e", False, 0, "de", "a", "c", ""),  # IV A: b is forgotten, c goes
+    ("c", False, 1, "e", "ac", "d", ""),  # II: p 0 + 1; d goes
+    ("f", False, 1, "ef", "c", "d", "a"),  # IV B: |T1| 1 is not > 1, a goes
+    ("a", False, 0, "f", "ca", "de", ""),  # III: p 1 - 1; e goes
+    ("d", False, 1, "f", "ad", "e", "c"),  # II: p 0 + 1; c goes
+    ("g", False, 1, "fg", "d", "e", "ca"),  # IV B: a goes
+    ("e", False, 3, "fg", "e", "", "cad"),  # II: p 1 + 2/1; d goes
+    ("h", False, 3, "fgh", "", "", "ade"),  # IV B at 2c: c is forgotten, e goes
+    ("i", False, 3, "ghi", "", "", "ade"),  # IV A, |T1| = c: f is forgotten at once
+    ("a", False, 2, "hi", "a", "g", "de"),  # III: p 3 - 1; g goes
+    ("d", False, 1, "i", "ad", "gh", "e"),  # III: p 2 - 1; h goes
+    ("e", False, 0, "", "ade", "ghi", ""),  # III: p 1 - 2/1, at least 0; i goes
+    ("a", True, 0, "", "dea", "ghi", ""),
+]
+
+
+def numbers(letters: str) -> list[int]:
+    return ["abcdefghi".index(letter) for letter in letters]
+
+
+def test_a_trace_worked_by_hand(device: type) -> None:
+    policy, reference = ARC(ONE_LAYER), Published(3)
+    cache = device(policy, ONE_LAYER, 3)
+    for step, (asked, hit, p, *lists) in enumerate(WORKED):
+        [number] = numbers(asked)
+        expected = (p, *map(numbers, lists))
+        assert cache.gate(0, [number]) == [hit], step
+        assert state(policy.lists) == expected, step
+        assert reference.request(number) == hit
+        assert reference.state == expected, step
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 6), st.lists(st.integers(0, 11), max_size=150))
+def test_every_step_is_the_published_algorithms(device: type, slots: int, asked: list[int]) -> None:
+    policy, reference = ARC(ONE_LAYER), Published(slots)
+    cache = device(policy, ONE_LAYER, slots)
+    for number in asked:
+        assert cache.gate(0, [number]) == [reference.request(number)]
+        assert state(policy.lists) == reference.state
+        lists = policy.lists
+        assert set(cache.kept) == {*lists.t1, *lists.t2}
+        assert len(lists.t1) + len(lists.b1) <= slots
+        assert len(lists) + len(lists.b1) + len(lists.b2) <= 2 * slots
+        assert 0 <= lists.p <= slots
+
+
+def test_a_scan_does_not_wash_out_what_is_used_often(device: type) -> None:
+    """What ARC is for: a loop over many experts passes by the two that every second access wants."""
+    cache = device(ARC(ONE_LAYER), ONE_LAYER, 4)
+    for _ in range(2):
+        cache.gate(0, [0])
+        cache.gate(0, [1])
+    scanned = [cache.gate(0, [number]) for number in range(2, 12)]
+    assert not any(hit for [hit] in scanned)
+    assert cache.gate(0, [0]) == cache.gate(0, [1]) == [True]
+
+
+def test_what_is_in_use_is_passed_over() -> None:
+    lists: AdaptiveReplacement[str] = AdaptiveReplacement(3)
+    for key in "abc":
+        lists.add(key)
+    assert lists.choose("d", "abc") == "a"
+    assert lists.choose("d", "cb") == "b"
+    assert lists.choose("d", "xy") is None
+    lists.use("b")
+    assert lists.choose("d", "b") == "b", "from T2, since nobody of T1 may go"
+    assert (lists.t1, lists.t2, lists.p) == (["a", "c"], ["b"], 0), "choosing changes nothing"
+
+
+def test_a_prediction_is_no_use() -> None:
+    lists: AdaptiveReplacement[str] = AdaptiveReplacement(2)
+    lists.add("a", referenced=False)
+    assert lists.is_fresh("a")
+    lists.use("a")
+    assert (lists.t1, lists.t2) == (["a"], []), "its first use is what a miss would have been"
+    lists.use("a")
+    assert (lists.t1, lists.t2) == ([], ["a"])
+    lists.add("b", referenced=False)
+    lists.remove("b")
+    assert (lists.b1, lists.b2, "b" in lists) == ([], [], False), "nobody asked for it: it is not remembered"
+    lists.add("c")
+    lists.remove("c")
+    lists.add("c", referenced=False)
+    assert (lists.p, lists.b1) == (0, ["c"]), "a wrong prediction teaches nothing"
+    lists.use("c")
+    assert (lists.p, lists.t2, lists.b1) == (1, ["a", "c"], []), "a right one is a miss that B1 remembered"
+
+
+def test_a_predicted_expert_is_used_once_by_the_gate_that_it_was_loaded_for(device: type) -> None:
+    policy = ARC(ONE_LAYER)
+    cache = device(policy, ONE_LAYER, 4)
+    cache.predict(0, [5, 6])
+    assert cache.gate(0, [5]) == [True]
+    assert state(policy.lists)[1:3] == ([6, 5], [])
+    cache.gate(0, [5])
+    assert state(policy.lists)[1:3] == ([6], [5])
+
+
+def test_fewer_slots() -> None:
+    lists: AdaptiveReplacement[int] = AdaptiveReplacement(4)
+    for key in range(4):
+        lists.add(key)
+    for key in (0, 1):
+        lists.remove(key)
+    lists.resize(2)
+    assert (lists.t1, lists.b1, lists.capacity) == ([2, 3], [], 2)
+    assert lists.choose(9, [2, 3]) == 2
+
+
+SIX = ModelShape(tuple(range(6)), 4, 2)
+QWEN = ModelShape(tuple(range(24)), 60, 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "shallow", "slots", "expected"),
+    [
+        (SIX, 2, 2 + 16, [4, 4, 2, 2, 2, 2]),  # (16 - 2 x 4) / (6 - 2)
+        (SIX, 2, 2 + 18, [4, 4, 3, 3, 2, 2]),  # what does not divide
+        (SIX, 2, 2 + 7, [4, 3, 0, 0, 0, 0]),  # too little for the shallow ones: in their order
+        (SIX, 0, 2 + 12, [2] * 6),
+        (SIX, 6, 2 + 9, [4, 4, 1, 0, 0, 0]),
+        (SIX, 2, 24, [4] * 6),  # all: no slot need be kept free
+        (SIX, None, 2 + 9, [4, 1, 1, 1, 1, 1]),
+        (QWEN, None, 2 + 4 * 60 + 20 * 8, [60] * 4 + [8] * 20),  # Fate's boundary, layers 0 to 3
+    ],
+)
+def test_fates_shares(shape: ModelShape, shallow: int | None, slots: int, expected: list[int]) -> None:
+    policy = ShallowARC(shape, shallow, passing=2)
+    policy.check(shape, slots)
+    assert list(policy.share.values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("slots", "expected"),
+    [
+        (2 + 8 + 2 * 5, [4, 4, 2, 2, 2, 2, 2]),  # each layer holds a token's experts: two slots pass
+        (2 + 8 + 2 * 5 - 1, [4, 4, 2, 2, 1, 1, 1]),  # one does not: four
+        (5, [3, 0, 0, 0, 0, 0, 0]),  # at most half
+    ],
+)
+def test_slots_for_what_is_fetched_ahead(slots: int, expected: list[int]) -> None:
+    policy = ShallowARC(ModelShape(tuple(range(7)), 4, 2))
+    policy.check(policy.shape, slots)
+    assert list(policy.share.values()) == expected
+
+
+@pytest.mark.parametrize("shallow", [-1, 7])
+def test_a_boundary_outside_the_model_is_refused(shallow: int) -> None:
+    with pytest.raises(ConfigError, match=f"shallow is {shallow}; allowed: 0 to 6"):
+        ShallowARC(SIX, shallow)
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 26), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=120))
+def test_each_layer_is_an_arc_of_its_own(device: type, slots: int, asked: list[tuple[int, int]]) -> None:
+    policy = ShallowARC(SIX, 2)
+    cache = device(policy, SIX, slots)
+    references = {layer: Published(share) for layer, share in policy.share.items() if share}
+    for layer, number in asked:
+        reference = references.get(layer)
+        assert cache.gate(layer, [number]) == [reference is not None and reference.request(number)]
+        if reference is not None:
+            assert state(policy.lists[layer]) == reference.state

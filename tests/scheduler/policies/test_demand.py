@@ -1,0 +1,76 @@
+"""How much an expert is wanted: Fate's popularity and the places and scores of rows, against counting by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.policies.demand import shares, top_k, wants_of
+from scheduler.policies.precision import Wanted
+
+ROWS = st.lists(st.lists(st.integers(0, 20), min_size=5, max_size=5), min_size=1, max_size=6)
+
+
+@given(row=st.lists(st.integers(0, 5), min_size=1, max_size=9), k=st.integers(1, 4))
+def test_the_best_of_a_row_are_those_that_a_stable_sort_puts_first(row: list[int], k: int) -> None:
+    scores = tuple(float(score) for score in row)
+    assert top_k(scores, k) == [e for _, e in sorted((-score, e) for e, score in enumerate(scores))][:k]
+
+
+def test_a_share_is_what_more_popular_ones_have_of_all_rows() -> None:
+    assert shares({0: 1, 1: 8, 2: 5, 3: 2}) == {1: 0.0, 2: 8 / 16, 3: 13 / 16, 0: 15 / 16}
+    assert shares({4: 3, 2: 3}) == {2: 0.0, 4: 0.5}  # of equal ones the lower number counts as more popular
+    assert shares({}) == {}
+    assert shares({7: 0}) == {7: 0.0}
+
+
+@given(rows=st.dictionaries(st.integers(0, 20), st.integers(1, 50), min_size=1))
+def test_shares_and_rows_together_fill_the_layer(rows: dict[int, int]) -> None:
+    """The least popular one's share, and its own part, make up the whole."""
+    found, total = shares(rows), sum(rows.values())
+    assert min(found.values()) == 0.0
+    assert max(found[e] + rows[e] / total for e in rows) == pytest.approx(1.0)
+    for one in rows:
+        for other in rows:
+            assert not (rows[one] > rows[other] and found[one] > found[other])
+
+
+def test_what_a_gate_says_of_its_experts() -> None:
+    """Two rows of three experts, two chosen each: 0.5, 0.3 | 0.2, 0.6 of those."""
+    wants = wants_of(((0.5, 0.3, 0.1), (0.2, 0.1, 0.6)), 2, False, {0: 2, 1: 1, 2: 1})
+    assert wants.of(0) == Wanted(False, False, 2, 0.0, 0.35, 0, 0.0)
+    assert wants.of(1) == Wanted(False, False, 1, 0.5, 0.3, 1, pytest.approx(0.5 / 0.8))
+    assert wants.of(2) == Wanted(False, False, 1, 0.75, 0.6, 0, 0.0)
+
+
+def test_experts_that_a_gate_chose_by_more_than_their_scores_are_the_chosen_ones() -> None:
+    """Expert 0 scores best and is not chosen, as where a correction is added: its place is not counted."""
+    wants = wants_of(((0.5, 0.1, 0.3),), 2, False, {1: 1, 2: 1}, ((1, 2),))
+    assert wants.of(2) == Wanted(False, False, 1, 0.5, 0.3, 0, 0.0)
+    assert wants.of(1) == Wanted(False, False, 1, 0.0, 0.1, 1, pytest.approx(0.75))
+    assert wants.of(0).score is None
+
+
+def test_what_is_foreseen_is_only_predicted_and_each_row_wants_its_best() -> None:
+    wants = wants_of(((0.5, 0.3, 0.1), (0.6, 0.1, 0.2)), 2, True)
+    assert [wants.of(e).rows for e in range(3)] == [0, 0, 0]
+    assert all(wants.of(e).predicted and wants.of(e).prefill for e in range(3))
+    assert [wants.of(e).share for e in range(3)] == [0.0, 0.5, 0.75]
+    assert wants.of(9).score is None
+    assert wants.of(9).rank > 1000
+
+
+@given(rows=ROWS, k=st.integers(1, 5))
+def test_means_and_places_are_those_of_counting(rows: list[list[int]], k: int) -> None:
+    scores = tuple(tuple(float(s) for s in row) for row in rows)
+    best = [sorted(range(5), key=lambda e, row=row: (-row[e], e))[:k] for row in scores]
+    wants = wants_of(scores, k, False)
+    assert dict(wants.rows) == dict(Counter(e for row in best for e in row))
+    for expert in {e for row in best for e in row}:
+        mine = [(row, chosen) for row, chosen in zip(scores, best, strict=True) if expert in chosen]
+        said = wants.of(expert)
+        assert said.score == pytest.approx(sum(row[expert] for row, _ in mine) / len(mine))
+        assert said.rank == min(chosen.index(expert) for _, chosen in mine)

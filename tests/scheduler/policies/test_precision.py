@@ -1,0 +1,103 @@
+"""Which form is asked for, and what an expert that is held in another is good for."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.errors import ConfigError
+from scheduler.policies.precision import (
+    FORMS,
+    FULL,
+    INT2,
+    INT4,
+    PREDICTED,
+    Full,
+    Mixed,
+    Popular,
+    Precision,
+    Uniform,
+    Wanted,
+)
+
+BITS = {FULL: 16, INT4: 4, INT2: 2}
+
+
+def wanted(
+    rows: int = 1, share: float = 0.0, rank: int = 0, prefill: bool = False, better: float | None = None
+) -> Wanted:
+    return Wanted(prefill, rows == 0, rows, share, None, rank, better)
+
+
+ANY = st.builds(
+    wanted, st.integers(0, 5), st.floats(0, 0.99), st.integers(0, 7), st.booleans(), st.none() | st.floats(0, 1)
+)
+
+
+@pytest.mark.parametrize("choice", [Full(), Uniform(INT4), Uniform(INT2), Popular(), Mixed(), Mixed(0.5, INT4, INT2)])
+@given(asked=ANY)
+def test_it_asks_for_its_forms_and_takes_what_has_as_many_bits(choice: Precision, asked: Wanted) -> None:
+    form = choice.form(asked)
+    assert form in choice.forms
+    assert [BITS[f] for f in choice.forms] == sorted((BITS[f] for f in choice.forms), reverse=True)
+    assert choice.exact == (set(choice.forms) == {FULL})
+    for held in choice.forms:
+        assert choice.serves(held, asked) == (BITS[held] >= BITS[form])
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.floats(0, 1))
+def test_in_prefill_the_least_popular_with_at_most_that_share_of_the_rows_are_int2(
+    rows: list[int], share: float
+) -> None:
+    rows = sorted(rows, reverse=True)
+    total = sum(rows)
+    before = [sum(rows[:i]) / total for i in range(len(rows))]
+    forms = [Popular(share).form(wanted(n, s, prefill=True)) for n, s in zip(rows, before, strict=True)]
+    assert forms == sorted(forms, key=lambda f: -BITS[f])  # never less for the more popular
+    covered = sum(n for n, form in zip(rows, forms, strict=True) if form == INT2)
+    assert covered <= share * total + 1e-6
+    left = [n for n, form in zip(rows, forms, strict=True) if form == INT4]
+    if left and share > 0:
+        assert covered + left[-1] > share * total - 1e-6  # and as many as that
+
+
+def test_in_decoding_every_expert_is_as_important_and_int2_from_prefill_is_loaded_again() -> None:
+    fate = Popular(0.3)
+    assert fate.form(wanted(1, 0.9)) == INT4
+    assert fate.form(wanted(1, 0.9, prefill=True)) == INT2
+    assert not fate.serves(INT2, wanted(1, 0.9))
+    assert fate.serves(INT2, wanted(1, 0.9, prefill=True))
+    assert not fate.serves(INT2, wanted(9, 0.0, prefill=True))
+    assert fate.form(PREDICTED) == INT4  # nobody knows how popular
+    assert fate.form(wanted(0, 0.9, prefill=True)) == INT2  # predicted to be unpopular
+
+
+def test_no_share_is_int4_throughout_and_the_whole_share_int2_throughout_prefill() -> None:
+    for n, s in product((1, 9), (0.0, 0.5, 0.99)):
+        assert Popular(0).form(wanted(n, s, prefill=True)) == INT4
+        assert Popular(1).form(wanted(n, s, prefill=True)) == INT2
+
+
+def test_hobbits_rule() -> None:
+    """T1 = 0.6: of two with weights 0.7 and 0.3, the second is unimportant; of 0.55 and 0.45 it is not."""
+    hobbit = Mixed(0.6)
+    assert [hobbit.form(wanted(better=b)) for b in (0.0, 0.55, 0.6, 0.7)] == [FULL, FULL, FULL, INT4]
+    assert [hobbit.form(wanted(0, rank=r)) for r in (0, 1, 5)] == [FULL, INT4, INT4]  # only predicted
+    assert not hobbit.serves(INT4, wanted(better=0.1))
+    assert hobbit.serves(INT4, wanted(better=0.9))
+    assert hobbit.serves(FULL, wanted(better=0.9))
+
+
+def test_what_cannot_be_is_named() -> None:
+    assert FORMS == ("", "int4", "int2")
+    with pytest.raises(ConfigError, match="int3"):
+        Uniform("int3")
+    with pytest.raises(ConfigError, match=r"1\.2"):
+        Popular(1.2)
+    with pytest.raises(ConfigError, match="larger form"):
+        Mixed(0.6, INT4, FULL)
+    with pytest.raises(ConfigError, match="threshold is -1"):
+        Mixed(-1)

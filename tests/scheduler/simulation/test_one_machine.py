@@ -1,0 +1,249 @@
+"""One machine with two places, simulated: worked out by hand in whole seconds, and against the papers' own figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from scheduler import types as t
+from scheduler.errors import ConfigError
+from scheduler.eventlog.recording import Recording
+from scheduler.policies.choices import Choices
+from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workload
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import Outcome, simulate
+from scheduler.simulation.workload import Gate, random_workload
+from scheduler.timing.profile import Profile, find_profile
+
+ONE = Profile(
+    name="one", layers=1, experts=3, top_k=3, hidden_bytes=1, kv_bytes=0, workers=1, group_size=1, main_layer_s=4.0,
+    expert_s=1.0, expert_extra_s=0.0, load_s=10.0, hop_s=0.0, link_bits_per_s=math.inf, shadow_layer_s=1.0,
+    host_s=3.0, host_extra_s=2.0,
+)  # fmt: skip
+"""Every token needs all three experts of the only layer. What travels takes no time."""
+PC = find_profile("rtx3090-pcie3")
+
+
+def run(profile: Profile, spans: bool = False, **said: Any) -> Outcome:
+    fields = {"tokens": 6, "prompt_tokens": 1, "slots": 3, "predictor": "none", "prefill": "pipelined"} | said
+    scenario = Scenario(profile, **fields)
+    return simulate(scenario, random_workload(scenario), spans)
+
+
+def token_s(outcome: Outcome) -> float:
+    """A steady one."""
+    return outcome.token_s[-1] - outcome.token_s[-2]
+
+
+# --- two places -------------------------------------------------------------------------------------------------------
+
+
+def test_all_on_the_device() -> None:
+    """One load after the other, each expert computed while the next one loads: 4 + 3 x 10 + 1."""
+    outcome = run(ONE)
+    assert token_s(outcome) == pytest.approx(35.0)
+    assert outcome.ledger.decode_host_calls == 0
+    assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 1, "load": 30, "shadow": 0})
+
+
+def test_all_on_the_host() -> None:
+    """One after the other, without a load: 4 + 3 x 3."""
+    outcome = run(ONE, placement="host", host=True)
+    assert token_s(outcome) == pytest.approx(13.0)
+    assert (outcome.ledger.decode_loads, outcome.ledger.decode_host_calls) == (0, 5 * 3)
+    assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 9, "load": 0, "shadow": 0})
+
+
+def test_the_host_takes_longer_for_more_rows() -> None:
+    """Three experts with five rows each: 4 + 3 x (3 + 4 x 2)."""
+    assert run(ONE, tokens=1, prompt_tokens=5, placement="host", host=True).ttft_s == pytest.approx(4 + 33)
+
+
+def test_both_beside_each_other() -> None:
+    """Algorithm 2 loads one and gives two to the host: 4 + max(10 + 1, 2 x 3)."""
+    outcome = run(ONE, placement="balance", host=True)
+    assert token_s(outcome) == pytest.approx(15.0)
+    assert (outcome.ledger.decode_loads, outcome.ledger.decode_host_calls) == (5, 10)
+    slow = run(replace(ONE, host_s=9.0), placement="balance", host=True)
+    assert token_s(slow) == pytest.approx(4 + 18), "the same split, and now the host is waited for"
+
+
+def test_without_a_host_everything_is_on_the_device() -> None:
+    assert token_s(run(ONE, placement="balance")) == token_s(run(ONE))
+
+
+def test_what_stays_is_computed_on_the_device_while_the_host_has_the_rest() -> None:
+    """One slot, one layer: one expert stays, the host computes the other two."""
+    outcome = run(ONE, residency="static", placement="resident", slots=1, host=True, tokens=9)
+    assert token_s(outcome) == pytest.approx(4 + 2 * 3)
+    assert outcome.ledger.decode_loads <= 1, "the hot one, once the prompt has shown who that is"
+
+
+def test_a_host_place_does_one_thing_at_a_time() -> None:
+    spans = run(replace(ONE, layers=3), True, placement="host", host=True).spans
+    times = sorted((s.start, s.end) for s in spans if s.row == "worker 1" and s.what == "compute")
+    assert len(times) == 6 * 3 * 3
+    assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(times))
+    assert not [s for s in spans if s.row == "worker 1" and s.what in ("load", "evict", "given up")]
+
+
+def test_a_profile_without_a_host_has_none() -> None:
+    with pytest.raises(ConfigError, match="profile rtx3090-1gbe has no times for experts computed in host memory"):
+        run(find_profile("rtx3090-1gbe"), placement="host", host=True)
+
+
+# --- smaller forms ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "bits"), [("int4", 4.5), ("int2", 2.5)])
+def test_a_smaller_form_loads_faster(form: str, bits: float) -> None:
+    assert token_s(run(ONE, precision=form)) == pytest.approx(4 + 30 * bits / 16 + 1)
+
+
+def test_a_smaller_form_is_waited_for_as_long_as_it_loads() -> None:
+    """The causes add up, and nobody predicted: what is not the main node's or a computation's is the loads'."""
+    outcome = run(ONE, precision="int4")
+    assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 1, "load": 30 * 4.5 / 16, "shadow": 0})
+
+
+# --- the Fate paper's PC ----------------------------------------------------------------------------------------------
+
+
+def test_load_on_demand_is_as_slow_as_the_paper_says() -> None:
+    """14 tokens/s, and Load on Demand 4.1 times as slow (Fate, sections 1 and 5.2.2); no cache, no prediction."""
+    assert run(PC, slots=4).decode_tokens_per_s == pytest.approx(14 / 4.1, rel=0.005)
+
+
+def test_with_all_experts_there_it_is_as_fast_as_the_paper_says() -> None:
+    one = replace(PC, experts=4)  # the first token brings all of them
+    outcome = run(one, residency="all", slots=96, tokens=4)
+    assert 1 / token_s(outcome) == pytest.approx(14.0, rel=0.001)
+    assert outcome.ledger.decode_loads == 0
+
+
+def test_the_papers_order_of_sections_3_and_6() -> None:
+    """Of one token's four missing experts: a load takes longer than the CPU, both far longer than the GPU; so both
+    places together beat either alone (importance, section 5.4)."""
+    device, cpu = run(PC, slots=4), run(PC, placement="host", host=True)
+    both = run(PC, slots=4, placement="balance", host=True)
+    assert token_s(both) < token_s(cpu) < token_s(device)
+    assert token_s(cpu) == pytest.approx(24 * (2.576e-3 + 4 * 1e-3))
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+SHAPE = replace(ONE, layers=4, experts=6, top_k=2)
+
+
+def scored(passes: int = 5, foresight: str | None = "gate", right: bool = True) -> RecordedWorkload:
+    """Routes of four layers in turn. Each gate foresees the next layer's, rightly or not at all."""
+    routes = [[((n + layer) % 6, (n + layer + 2) % 6) for layer in range(4)] for n in range(passes)]
+    gates = {}
+    for index in range(-1, passes):
+        for layer in range(4):
+            named = routes[max(index, 0)][layer]
+            ahead = [] if layer == 3 else [routes[max(index, 0)][layer + 1]]
+            told = [(index, layer + 1, (_scores(one, right),)) for one in ahead]
+            gates[index, layer] = Gate((named,), (_scores(named),), tuple(told))
+    prefill = [tuple((expert, 1) for expert in sorted(route)) for route in routes[0]]
+    return RecordedWorkload(1, 1, 6, prefill, routes, foresight=foresight, gates=gates)
+
+
+def _scores(named: tuple[int, ...], right: bool = True) -> tuple[float, ...]:
+    return tuple(0.4 if (expert in named) == right else 0.05 for expert in range(6))
+
+
+def gated(workload: RecordedWorkload, **said: Any) -> Outcome:
+    fields = {"tokens": 6, "prompt_tokens": 1, "slots": 6, "prefill": "pipelined"} | said
+    return simulate(Scenario(SHAPE, **fields), workload)
+
+
+def test_a_gate_that_foresees_the_next_one() -> None:
+    """Always right, of three layers in four, nothing being said of the first; always wrong."""
+    ledger = gated(scored(), predictor="next-gate").ledger
+    assert (ledger.overall.activated, ledger.overall.recall, ledger.unpredicted) == (5 * 3 * 2, 1.0, 5 * 2)
+    wrong = gated(scored(right=False), predictor="next-gate").ledger.overall
+    assert wrong.recall == 0.0
+
+
+def test_what_is_foreseen_is_loaded_while_the_layer_before_is_computed() -> None:
+    """The first layer waits for both loads, 4 + 20 + 1. From its gate on the link is busy with them, then with what was
+    foreseen: two loads a layer, back to back."""
+    ahead, after = gated(scored(), predictor="next-gate"), gated(scored(), predictor="none")
+    assert token_s(after) == pytest.approx(4 * (4 + 20 + 1))
+    loads_s = 4 * 2 * SHAPE.load_s
+    assert 4 + loads_s + 1 == pytest.approx(token_s(ahead))
+
+
+def test_a_layer_ahead_is_known_a_layer_later_than_a_gate() -> None:
+    """Loads of 1 s. A layer that waits for its two takes 4 + 1 + 2, one that was foreseen in time 4 + 2. With nothing
+    resident the next layer's attention is over 4 after the gate: in time. With both experts resident it is over 4 after
+    their answers: when the next gate fires, too late for its loads. So every other layer waits."""
+    quick = replace(SHAPE, load_s=1.0)
+    fields = {"tokens": 6, "prompt_tokens": 1, "slots": 6, "prefill": "pipelined"}
+    gate, attention = (
+        simulate(Scenario(quick, predictor=name, **fields), scored(foresight=kind))
+        for kind, name in (("gate", "next-gate"), ("attention", "next-layer"))
+    )
+    assert gate.ledger.overall.recall == attention.ledger.overall.recall == 1.0
+    assert token_s(gate) == pytest.approx(7 + 6 + 6 + 6)
+    assert token_s(attention) == pytest.approx(7 + 6 + 7 + 6)
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        ({"predictor": "next-gate"}, r"--predictor next-gate reads what the main model foresees \(gate\)"),
+        ({"residency": "score"}, "--residency score reads the scores"),
+        ({"router": "expert-cache", "alpha": 0.3}, "--router expert-cache reads the scores"),
+        ({"precision": "mixed"}, "--precision mixed reads the scores"),
+    ],
+)
+def test_routes_by_chance_have_no_scores(said: dict[str, Any], names: str) -> None:
+    scenario = Scenario(SHAPE, prompt_tokens=1, **({"predictor": "none", "slots": 6} | said))
+    with pytest.raises(ConfigError, match=names):
+        simulate(scenario, random_workload(scenario))
+
+
+def test_scores_that_are_there_serve_whoever_reads_them() -> None:
+    for said in ({"residency": "score"}, {"router": "expert-cache", "alpha": 0.3}, {"precision": "mixed"}):
+        assert len(gated(scored(), predictor="none", **said).token_s) == 5
+
+
+def test_another_foresight_than_the_recorded_one() -> None:
+    with pytest.raises(ConfigError, match=r"reads what the main model foresees \(token\).*come with gate"):
+        gated(scored(), predictor="token-wise")
+    with pytest.raises(ConfigError, match="come with none of it"):
+        gated(scored(foresight=None), predictor="next-gate")
+
+
+def test_a_recording_keeps_what_gates_said() -> None:
+    """Prompt of three tokens, two decode passes of two layers, 5 and 8 of the model; each gate tells of the next."""
+    choices = Choices(t.ModelShape((5, 8), 3, 1), 1, predictor="next-gate")
+    events: list[tuple[float, t.Event]] = [(0.0, t.RequestOpened(1, 3))]
+    commands: list[list[t.Command]] = [[]]
+    for position, tokens in ((0, 3), (3, 1), (4, 1)):
+        events.append((0.0, t.PassStarted(1, position, tokens, position == 0)))
+        commands.append([])
+        for layer in (5, 8):
+            visit = t.Visit(1, position, layer)
+            scores = tuple((0.1 * position, 0.2, 0.01 * layer) for _ in range(tokens))
+            events.append((1.0, t.GateFired(visit, ((1, tokens),), ((1,),) * tokens, scores)))
+            events.append((1.0, t.Foreseen(1, position, 8, scores)) if layer == 5 else (1.0, t.ShadowJoined()))
+            commands += [[t.Resume(visit)], []]
+    workload = recorded_workload(Recording({}, choices, events, commands))
+    assert (workload.scored, workload.foresight, workload.tokens) == (True, "gate", 3)
+    assert set(workload.gates) == {(index, layer) for index in (-1, 0, 1) for layer in (0, 1)}
+    prefill, second = workload.gate(-1, 0), workload.gate(1, 0)
+    assert prefill.chosen == ((1,),) * 3
+    assert prefill.foreseen == ((-1, 1, prefill.scores),)
+    assert second.scores == ((0.4, 0.2, 0.05),)
+    assert second.foreseen == ((1, 1, second.scores),)
+    assert workload.gate(1, 1).foreseen == ()
+    bare = [(now, replace(e, scores=()) if isinstance(e, t.GateFired) else e) for now, e in events]
+    without = recorded_workload(Recording({}, choices, bare, commands))
+    assert (without.scored, without.gate(1, 0).foreseen) == (False, second.foreseen), "nobody read its gates' scores"

@@ -1,0 +1,278 @@
+"""Profiles: found by name or path, and refused by name."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scheduler.errors import ConfigError
+from scheduler.timing.links import MainLinks
+from scheduler.timing.profile import PROFILES, find_profile, load_profile
+from support.paths import ROOT
+
+NAME = "rtx3090-1gbe"
+
+
+def test_by_name_it_is_the_papers_testbed() -> None:
+    profile = find_profile(NAME)
+    fields = yaml.safe_load((PROFILES / f"{NAME}.yaml").read_text())
+    assert profile.name == NAME
+    assert (profile.load_s, profile.main_layer_s, profile.shadow_layer_s) == (0.025, 0.0036, 0.002)
+    assert profile.hidden_bytes == fields["model"]["hidden_bytes"] == 16384
+    assert profile.link_bits_per_s == 1e9
+
+
+def test_every_profile_that_comes_along_is_named_as_its_file() -> None:
+    files = sorted(PROFILES.glob("*.yaml"))
+    assert files
+    assert [find_profile(file.stem).name for file in files] == [file.stem for file in files]
+
+
+def test_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.yaml"
+    text = (PROFILES / f"{NAME}.yaml").read_text()
+    file.write_text(text.replace(f"name: {NAME}", "name: mine").replace("load_ms: 25.0", "load_ms: 7"))
+    assert find_profile(file) == find_profile(str(file)) == load_profile(file)
+    assert find_profile(file).load_s == 0.007
+    monkeypatch.chdir(tmp_path)
+    assert find_profile("mine.yaml").name == "mine"
+
+
+def test_from_any_folder(tmp_path: Path) -> None:
+    """Also where the packages are installed and the working directory is another."""
+    code = f"from scheduler.timing.profile import find_profile; print(find_profile({NAME!r}).workers)"
+    root = str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r}); {code}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == "8\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["rtx9090", "", "..", "../profiles", f"{NAME}.yaml", "no/such/file.yaml"])
+def test_one_that_is_not_there_lists_those_that_are(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        find_profile(name)
+    assert repr(name) in str(caught.value)
+    assert NAME in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["0", ".inf", ".nan", "-1", "fast", "[1]"])
+def test_a_link_that_cannot_be(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "bad.yaml"
+    text = (PROFILES / f"{NAME}.yaml").read_text()
+    file.write_text(text.replace("link_bits_per_s: 1000000000", f"link_bits_per_s: {value}"))
+    with pytest.raises(ConfigError, match=r"bad\.yaml"):
+        load_profile(file)
+
+
+def written(tmp_path: Path, old: str, new: str) -> Path:
+    text = (PROFILES / f"{NAME}.yaml").read_text()
+    assert old in text
+    (tmp_path / "bad.yaml").write_text(text.replace(old, new, 1))
+    return tmp_path / "bad.yaml"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("load_ms: 25.0", "load_ms: 25.0\nlaod_ms: 3", "laod_ms is no key of a profile; allowed: .*load_ms"),
+        ("  top_k: 2", "  top_k: 2\n  topk: 3", r"model\.topk is no key"),
+        ("cluster: {", "cluster: {slots: 2, ", r"cluster\.slots is no key"),
+        ("devices: {", "devices: {gpu: 2, ", r"devices\.gpu is no key"),
+        ("main_layer_ms_per_extra_token: 0.005", "main_layer_ms_per_extra_token: -1", "per_extra_token is -1"),
+        ("load_ms: 25.0", "load_ms: yes", "load_ms is True"),
+        ("workers: 8", "workers: 0", "workers is 0; it must be 1, 2"),
+        ("workers: 8", "workers: 1", "group_size is 2 with 1 workers; allowed: 1 to 1"),
+        ("  top_k: 2", "  top_k: 9", "top_k is 9 with 8 experts; allowed: 1 to 8"),
+        ("  layers: 32", "  layers: 32.5", "layers is 32.5; it must be 1, 2"),
+        ("  expert_bytes: 704643072", "  expert_bytes: 0", "expert_bytes is 0"),
+        ("worker_bytes_per_s: 936200000000, ", "", "lacks 'worker_bytes_per_s'"),
+        ("worker_bytes_per_s: 936200000000", "worker_bytes_per_s: 0", "worker_bytes_per_s is 0"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_profile(written(tmp_path, old, new))
+
+
+def test_what_only_plans_need_may_be_left_out(tmp_path: Path) -> None:
+    file = written(tmp_path, "main_layer_ms_per_extra_token: 0.005", "")
+    fields = yaml.safe_load(file.read_text())
+    del fields["devices"], fields["model"]["expert_bytes"]
+    file.write_text(yaml.safe_dump(fields))
+    profile = load_profile(file)
+    assert (profile.model_sizes, profile.device_rates, profile.main_extra_s) == (None, None, 0)
+    assert profile.main_s(100) == profile.main_layer_s
+
+
+def test_a_pass_over_many_tokens_takes_the_main_node_longer() -> None:
+    profile = find_profile(NAME)
+    assert profile.main_s(1) == profile.main_layer_s
+    assert profile.main_s(128) == pytest.approx(0.0036 + 127 * 0.000005)
+
+
+def test_the_rtx3080_by_public_figures() -> None:
+    """Memory buses of 384 bits at 19.5 Gbit/s and 320 at 19; 10496 and 8704 multiply-adds a cycle at 1.695 and 1.71
+    GHz; both on PCIe 4.0 x16. Only the workers' own work may differ."""
+    old, new = find_profile(NAME), find_profile("rtx3080-1gbe")
+    assert (old.device_rates or ())[1] == pytest.approx(384 / 8 * 19.5e9, rel=1e-3)
+    assert (new.device_rates or ())[1] == pytest.approx(320 / 8 * 19e9, rel=1e-3)
+    longer = 704_643_072 * (8 / (320 * 19e9) - 8 / (384 * 19.5e9))
+    assert new.expert_s == pytest.approx(old.expert_s + longer, rel=1e-3)
+    rates = (10496 * 1.695, 8704 * 1.71)
+    assert new.expert_extra_s == pytest.approx(old.expert_extra_s * rates[0] / rates[1], rel=5e-3)
+    assert 704_643_072 / new.load_s < 16 * 16e9 / 8 * 128 / 130  # what sixteen lanes of 16 GT/s carry
+    for name in ("main_layer_s", "main_extra_s", "shadow_layer_s", "hop_s", "link_bits_per_s", "load_s", "model_sizes"):
+        assert getattr(new, name) == getattr(old, name), name
+
+
+def test_what_a_profile_was_taken_on_is_mixtral_in_float32() -> None:
+    """From its public configuration: 4096 wide, 14336 in an expert, 8 heads for keys and values, 32000 tokens."""
+    expert, expert_parameters, main, shadow = find_profile(NAME).model_sizes or (0, 0, 0, 0)
+    attention = 2 * 4096 * 4096 + 2 * 4096 * 8 * 128
+    rest = 4096 * 8 + 2 * 4096 + (4096 * 32000 + 4096) // 32
+    assert (expert_parameters, expert) == (3 * 4096 * 14336, 4 * 3 * 4096 * 14336)
+    assert main == 4 * (attention + rest)
+    assert shadow == attention + 2 * expert_parameters + 2 * rest
+
+
+def test_what_travels_takes_its_hop_or_what_the_link_needs() -> None:
+    """1 Gbit/s: 16,384 bytes a token and 8,192 bytes of KV a token a layer."""
+    profile = find_profile(NAME)
+    assert [profile.transfer_s(n) for n in (1, 3)] == [0.00045, 0.00045]
+    assert profile.transfer_s(128) == pytest.approx(128 * 131_072e-9)
+    assert profile.align_s(0) == profile.align_s(1) == 0.00045
+    assert profile.align_s(32) == pytest.approx(32 * 65_536e-9)
+    assert profile.align_s(16 * 32) == pytest.approx(16 * 32 * 65_536e-9)
+    assert [profile.compute_s(n) for n in (1, 128)] == pytest.approx([0.0014, 0.0014 + 127 * 0.00002])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("load_ms: 25.0", "load_ms: quick", "load_ms is 'quick'; it must be a number"),
+        ("cluster: {workers: 8, group_size: 2}", "cluster: 8", "cluster is 8; it must be lines of `key: value`"),
+        ("load_ms: 25.0", "", "lacks 'load_ms'"),
+    ],
+)
+def test_a_wrong_form_is_named_by_its_key(tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=r"bad\.yaml") as caught:
+        load_profile(written(tmp_path, old, new))
+    assert says in str(caught.value)
+
+
+# --- one machine ------------------------------------------------------------------------------------------------------
+
+HERE = "rtx3090-pcie3"
+
+
+def test_one_machine_has_no_network() -> None:
+    """What travels inside it takes no time, however much it is."""
+    profile = find_profile(HERE)
+    assert (profile.hop_s, profile.link_bits_per_s) == (0.0, math.inf)
+    assert profile.transfer_s(100_000) == profile.align_s(100_000) == 0.0
+    links = MainLinks(profile)
+    assert [links.sent(3.0, 10**9), links.answered(3.0, 1), links.aligned(3.0, 10**9), links.predicted(3.0)] == [
+        3.0
+    ] * 4
+    assert (profile.workers, profile.group_size) == (1, 1)
+
+
+def test_one_machine_runs_qwens_shape() -> None:
+    """From its public configuration: 24 layers, 60 experts, top-4, 2048 wide, 1408 and 5632 inside, 151936 tokens."""
+    profile = find_profile(HERE)
+    assert (profile.layers, profile.experts, profile.top_k, profile.hidden_bytes) == (24, 60, 4, 2048 * 2)
+    expert, parameters, main, shadow = profile.model_sizes or (0, 0, 0, 0)
+    assert (parameters, expert) == (3 * 2048 * 1408, 2 * 3 * 2048 * 1408)
+    attention, shared = 4 * 2048 * 2048, 3 * 2048 * 5632
+    rest = 3 * 2048 + 2048 + 2048 * 60 + 2 * 2048 + (151936 * 2048 + 2048) / 24
+    assert main == int(2 * (attention + shared + rest))
+    assert shadow == int(attention + shared + 4 * parameters + 2 * rest)
+    assert profile.kv_bytes == 2 * 16 * 128 * 2
+    assert 17_301_504 / profile.load_s < 16 * 8e9 / 8 * 128 / 130, "what sixteen lanes of 8 GT/s carry"
+
+
+def test_the_host_is_one_order_slower_and_linear_in_tokens() -> None:
+    """As the importance paper says."""
+    profile = find_profile(HERE)
+    assert profile.host_compute_s(1) == pytest.approx(10 * profile.compute_s(1))
+    assert profile.host_compute_s(7) == pytest.approx(7 * profile.host_compute_s(1))
+
+
+def test_costs_are_a_call_and_its_rows() -> None:
+    profile = replace(find_profile(HERE), expert_s=0.5, expert_extra_s=0.1, host_s=3.0, host_extra_s=2.0)
+    for (call_s, row_s), lasts in (
+        (profile.device_costs, profile.compute_s),
+        (profile.host_costs, profile.host_compute_s),
+    ):
+        assert [call_s + rows * row_s for rows in (1, 2, 9)] == pytest.approx([lasts(rows) for rows in (1, 2, 9)])
+
+
+def test_a_profile_without_a_host_says_so() -> None:
+    profile = find_profile(NAME)
+    assert profile.host_s is None
+    with pytest.raises(ConfigError, match="rtx3090-1gbe has no times for experts computed in host memory"):
+        profile.host_compute_s(1)
+    with pytest.raises(ConfigError, match="host_ms"):
+        _ = profile.host_costs
+
+
+@pytest.mark.parametrize(("name", "bits"), [(NAME, 32), (HERE, 16)])
+def test_a_smaller_form_loads_in_the_share_of_its_bits(name: str, bits: int) -> None:
+    """Groups of 64 weights with a scale and a zero of 16 bits each."""
+    profile = find_profile(name)
+    assert profile.form_share("") == 1.0
+    assert profile.form_share("int4") == pytest.approx((4 + 32 / 64) / bits)
+    assert profile.form_share("int2") == pytest.approx((2 + 32 / 64) / bits)
+    assert replace(profile, model_sizes=None).form_share("int4") == pytest.approx(4.5 / 16)
+    with pytest.raises(ConfigError, match="'int3'; allowed: int4, int2"):
+        profile.form_share("int3")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("host_ms: 1.0\n", "", "lacks 'host_ms'"),
+        ("host_ms_per_extra_token: 1.0\n", "", "lacks 'host_ms_per_extra_token'"),
+        ("host_ms: 1.0\n", "host_ms: 0.5\n", "host_ms is 0.5, less than host_ms_per_extra_token, 1.0"),
+        ("host_ms: 1.0\n", "host_ms: -1\n", "host_ms is -1; it must be a number"),
+        ("host_ms: 1.0\n", "host_ms: 1.0\nhop_ms: 0.45\n", "lacks 'link_bits_per_s'"),
+        ("host_ms: 1.0\n", "host_ms: 1.0\nlink_bits_per_s: 1e9\n", "lacks 'hop_ms'"),
+    ],
+)
+def test_a_host_or_a_network_that_is_half_said(tmp_path: Path, old: str, new: str, says: str) -> None:
+    text = (PROFILES / f"{HERE}.yaml").read_text()
+    assert old in text
+    (tmp_path / "bad.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=r"bad\.yaml") as caught:
+        load_profile(tmp_path / "bad.yaml")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [NAME, HERE])
+def test_one_that_is_so_many_times_slower(name: str) -> None:
+    """Whatever takes time takes as much longer, and nothing else changes."""
+    plain, slow = find_profile(name), find_profile(f"{name}@8")
+    for times in (
+        lambda p: p.main_s(1), lambda p: p.main_s(50), lambda p: p.compute_s(1), lambda p: p.compute_s(50),
+        lambda p: p.load_s, lambda p: p.hop_s, lambda p: p.shadow_layer_s, lambda p: p.transfer_s(3000),
+        lambda p: p.align_s(3000), lambda p: p.host_compute_s(1) if p.host_s else 0, lambda p: p.host_extra_s,
+    ):  # fmt: skip
+        assert times(slow) == pytest.approx(8 * times(plain))
+    assert slow.name == f"{name}@8"
+    same = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes", "workers", "group_size", "model_sizes")
+    assert [getattr(slow, field) for field in same] == [getattr(plain, field) for field in same]
+
+
+@pytest.mark.parametrize("name", [f"{NAME}@", f"{NAME}@0", f"{NAME}@-1", f"{NAME}@x", "rtx9090@2", f"{NAME}@2.5"])
+def test_so_many_times_slower_is_a_whole_number(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no profile"):
+        find_profile(name)
