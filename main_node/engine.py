@@ -9,14 +9,14 @@ from functools import partial
 
 import torch
 
-from main_node.debts import Debts
+from main_node.gate_watch import Watch
 from main_node.layer import LayerWork, UnderWay
+from main_node.owed import Debts
 from main_node.pace import Pace, RealPace
 from main_node.peers import PeerHandler, ask_usage, prediction_of, worker_of
-from main_node.record import MainRecord, gather
 from main_node.roster import NodeFacts, Role, Roster
 from main_node.sequence import RequestData, shadow_messages
-from main_node.watch import Watch
+from main_node.tracing import MainRecord, gather
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError, RequestFailedError

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from checkpoint.gates import Gates
-from checkpoint.replay import Replay
+from checkpoint.run_ahead import Replay
 from checkpoint.token_predictor import TokenPredictor, load, targets
 from scheduler import types as t
 from scheduler.errors import ConfigError

@@ -17,11 +17,11 @@ from checkpoint import family
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
 from main_node.engine import Engine
+from main_node.gate_watch import Watch, wanted
 from main_node.report import Report, Times, build_report
 from main_node.sampling import GREEDY, Chooser, Sampling
 from main_node.sequence import Sequence
 from main_node.turns import Turns
-from main_node.watch import Watch, wanted
 from scheduler import types as t
 from scheduler.errors import ConfigError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
 

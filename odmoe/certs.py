@@ -30,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from odmoe.clusters import cluster_dir
 from odmoe.hosts import read_cluster_file
 from scheduler.errors import CertificateError, ConfigError
-from wire.tls import CA_FILE, CHAIN_FILE, KEY_FILE
+from wire.rpc.tls import CA_FILE, CHAIN_FILE, KEY_FILE
 
 if TYPE_CHECKING:
     from odmoe.terminal import Terminal

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol, Unpack
 
 from checkpoint import kv
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
-from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from main_node.engine import Connect, Engine
 from main_node.node import Answer, MainNode, ShadowStart, Step, model_shape

@@ -9,7 +9,7 @@ from scheduler.errors import ConfigError
 from scheduler.timing.profile import Profile
 
 if TYPE_CHECKING:
-    from checkpoint.single import ExpertArithmetic
+    from checkpoint.expert import ExpertArithmetic
     from checkpoint.store import ExpertStore
     from scheduler.emulation.clock import Emulation
     from worker_node.host import HostPlace

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from odmoe.settings import Settings
 from scheduler.errors import ConfigError
-from wire.tls import Identity
+from wire.rpc.tls import Identity
 
 SECRET = "secret"
 

@@ -24,11 +24,11 @@ from odmoe.certs import ensure_certs
 from scheduler.errors import ODMoEError
 from wire import inprocess
 from wire.base import Channel
-from wire.grpc_client import connect
-from wire.grpc_server import GrpcServer
-from wire.grpc_stream import CLIENT_OPTIONS, SERVER_OPTIONS
 from wire.messages import Compute, Computed, Message, Tensor
-from wire.tls import Identity
+from wire.rpc.client import connect
+from wire.rpc.server import GrpcServer
+from wire.rpc.stream import CLIENT_OPTIONS, SERVER_OPTIONS
+from wire.rpc.tls import Identity
 
 METHOD = "/bare.Echo/Echo"
 HOST = "127.0.0.1"

@@ -27,7 +27,7 @@ from prediction_count import Counts, replayed
 from routes import MEASURED, Pass, Watched, hits, problems
 
 from checkpoint import token_predictor
-from checkpoint.replay import Replay
+from checkpoint.run_ahead import Replay
 from checkpoint.source import open_source
 from checkpoint.token_predictor import FILE
 from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked

@@ -26,7 +26,7 @@ from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
 from scheduler.trace import Span
-from wire.record import NodeRecord
+from wire.tracing import NodeRecord
 
 PARTS = {
     "attention": "main node: attention, norms, gate",

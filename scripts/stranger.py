@@ -14,8 +14,8 @@ from pathlib import Path
 
 from scheduler.errors import ODMoEError
 from wire import messages as w
-from wire.grpc_client import connect
-from wire.tls import _CLIENT, _SERVER, Identity, _context, _lenient
+from wire.rpc.client import connect
+from wire.rpc.tls import _CLIENT, _SERVER, Identity, _context, _lenient
 
 
 class Listener:

@@ -15,6 +15,7 @@ from scheduler.errors import LinkError, ProtocolError
 from shadow_node.model import ShadowModel
 from shadow_node.pace import Pace, RealPace
 from wire.base import Channel
+from wire.machine import host_name, processor_name
 from wire.messages import (
     PROTOCOL_VERSION,
     Align,
@@ -27,7 +28,6 @@ from wire.messages import (
     ShadowReady,
     ShadowUsage,
 )
-from wire.place import host_name, processor_name
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 

@@ -13,7 +13,7 @@ from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from wire.base import Channel
 from wire.handshake import check_hello
 from wire.messages import AskTrace, Echo, Failed, Hello, Message, Stamped
-from wire.record import NodeRecord
+from wire.tracing import NodeRecord
 
 
 class Session(ABC):

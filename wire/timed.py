@@ -17,7 +17,7 @@ from typing import Protocol
 from scheduler.errors import LinkError, ODMoEError
 from wire.base import Channel, Handler, Node
 from wire.messages import Align, CloseRequest, Compute, Computed, Message, OpenRequest, Prediction, Stamped
-from wire.record import machine
+from wire.tracing import machine
 from wire.traffic import Traffic, traffic_of
 
 _machine = cache(machine)

@@ -15,11 +15,12 @@ from functools import partial
 import torch
 
 from checkpoint import family
-from checkpoint.single import ExpertArithmetic
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from scheduler.errors import LaunchError, LinkError, ODMoEError, ProtocolError
 from wire.base import Channel
+from wire.machine import host_name
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -33,7 +34,6 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
-from wire.place import host_name
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 from worker_node.costs import computing_costs

@@ -14,7 +14,7 @@ from checkpoint import family
 from checkpoint.store import ExpertStore
 from scheduler.emulation.clock import GivenUp
 from scheduler.errors import LaunchError
-from wire.place import memory_bytes, processor_name
+from wire.machine import memory_bytes, processor_name
 from worker_node.costs import computing_costs
 from worker_node.loaders import Loader
 

@@ -13,13 +13,14 @@ from functools import partial
 
 import torch
 
-from checkpoint.single import ExpertArithmetic
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from scheduler.emulation.clock import GivenUp
 from scheduler.errors import ConfigError, LinkError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel
+from wire.machine import host_name
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -34,7 +35,6 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
-from wire.place import host_name
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 from worker_node.loaders import Loader

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.forms import Scratch, restore_into
-from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import LaunchError

@@ -23,7 +23,7 @@ from odmoe.tls import credentials
 from scheduler.errors import LaunchError
 from scheduler.trace import Span
 from wire.base import Node
-from wire.grpc_stream import check_access
+from wire.rpc.stream import check_access
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
@@ -78,9 +78,9 @@ class Served(_Actor):
             return str(self._server.address)
 
     def _build(self, role: Kind, number: int) -> None:
-        from checkpoint.single import ExpertArithmetic
+        from checkpoint.expert import ExpertArithmetic
         from odmoe.cluster import emulation_of, make_shadow, make_worker
-        from wire.grpc_server import GrpcServer
+        from wire.rpc.server import GrpcServer
 
         secret, identity = credentials(self._settings)
         store, emulation = open_verified(self._store), emulation_of(self._settings)

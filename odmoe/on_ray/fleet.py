@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from main_node.engine import Connect, Engine, Kind
-from main_node.rejoin import Keeper
+from main_node.keeper import Keeper
 from odmoe.cluster import travelled
 from odmoe.on_ray.actors import Served
 from odmoe.on_ray.calls import get
@@ -25,7 +25,7 @@ from odmoe.settings import Settings
 from odmoe.tls import credentials
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import LinkError, ODMoEError
-from wire.grpc_client import connect
+from wire.rpc.client import connect
 
 TRIES = 3  # how often a node whose process dies while the cluster starts is asked again
 AGAIN_S = 2.0  # how long the address that a lost node had is tried, before Ray is asked where it is now

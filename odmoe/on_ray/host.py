@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from scheduler.errors import LaunchError
-from wire.grpc_stream import is_loopback
+from wire.rpc.stream import is_loopback
 
 REACH_S = 5.0
 

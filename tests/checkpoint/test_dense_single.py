@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import parse_dtype
-from checkpoint.single import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptStoreError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.single import ExpertArithmetic
+from checkpoint.expert import ExpertArithmetic
 from main_node.engine import Engine
 from main_node.node import MainNode, ShadowStart, Step, model_shape
 from main_node.report import Report

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import parse_dtype
-from checkpoint.single import ExpertArithmetic
 from main_node.engine import Connect, Engine
 from main_node.node import MainNode, model_shape
 from scheduler.alignment import Alignment
@@ -17,8 +17,8 @@ from scheduler.core.machine import Core
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler
-from wire.grpc_client import connect
-from wire.grpc_server import GrpcServer
+from wire.rpc.client import connect
+from wire.rpc.server import GrpcServer
 from wire.traffic import Traffic, traffic_of
 from worker_node.loaders import DiskLoader, MemoryLoader
 from worker_node.node import Worker

@@ -16,7 +16,7 @@ from odmoe import certs
 from odmoe.certs import default_folder, ensure_certs, give_secret, run_certs, write_cluster_secret
 from odmoe.terminal import Terminal
 from scheduler.errors import CertificateError, ConfigError
-from wire.tls import Identity
+from wire.rpc.tls import Identity
 
 HOSTS = [("main", "10.77.0.11"), ("worker-0", "10.77.0.13")]
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

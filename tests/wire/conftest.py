@@ -21,9 +21,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from scheduler.errors import ODMoEError
 from wire import inprocess
 from wire.base import Channel, Handler
-from wire.grpc_client import connect
-from wire.grpc_server import GrpcServer
 from wire.messages import AskUsage, Compute, Computed, Load, Loaded, Message, WorkerUsage
+from wire.rpc.client import connect
+from wire.rpc.server import GrpcServer
 
 
 class Recorder:

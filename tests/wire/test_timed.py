@@ -44,8 +44,8 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
-from wire.record import machine
 from wire.timed import MainWay, TimedChannel, TimedHandler, TimedNode, Way
+from wire.tracing import machine
 
 WAIT_S = 20.0
 PROFILE = find_profile("rtx3090-1gbe")

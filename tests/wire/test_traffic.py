@@ -8,7 +8,7 @@ from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
 from wire import inprocess, odmoe_pb2
 from wire.messages import Beat, Compute, Computed, Load, Loaded, Stamped, Tensor
-from wire.pulse import Pulse
+from wire.rpc.pulse import Pulse
 from wire.timed import TimedChannel, TimedHandler, TimedNode, Way
 from wire.traffic import traffic_of
 

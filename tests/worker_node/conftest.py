@@ -15,8 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.shard import shard
-from checkpoint.single import ExpertArithmetic
 from checkpoint.source import open_source
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes

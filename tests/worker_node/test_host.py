@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from checkpoint.single import ExpertArithmetic
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError

@@ -15,11 +15,11 @@ import pytest
 from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError, SecretError
 from wire import odmoe_pb2
 from wire.codec import MAX_ENCODED_BYTES
-from wire.grpc_stream import ACCEPTED_KEY, MAX_QUEUED, MAX_QUEUED_BYTES
 from wire.messages import Align, Evict, Load, Loaded, Tensor
 from wire.odmoe_pb2_grpc import WorkerStub
-from wire.pulse import Pulse
-from wire.tls import Identity
+from wire.rpc.pulse import Pulse
+from wire.rpc.stream import ACCEPTED_KEY, MAX_QUEUED, MAX_QUEUED_BYTES
+from wire.rpc.tls import Identity
 
 ECHO = [Loaded(1, 10, 0.25)]
 

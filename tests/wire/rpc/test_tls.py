@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives import serialization as s
 
 from scheduler.errors import CertificateError, LinkError
 from support.paths import ROOT
-from wire import doorman
 from wire.codec import TO_WORKER
 from wire.messages import AskUsage, Load, Loaded, WorkerUsage
-from wire.tls import Identity
+from wire.rpc import doorman
+from wire.rpc.tls import Identity
 
 ECHO = [Loaded(1, 10, 0.25)]
 
@@ -208,7 +208,7 @@ def test_another_users(authority):
         for path in (folder.parent, folder):
             path.chmod(0o755)
         code = (
-            "import os\nfrom pathlib import Path\nfrom wire.tls import Identity\n"
+            "import os\nfrom pathlib import Path\nfrom wire.rpc.tls import Identity\n"
             f"os.setuid(65534)\nIdentity.read(Path({str(folder)!r}))"
         )
         done = subprocess.run(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from main_node.peers import PeerHandler
 from scheduler.trace import Record, Span, assemble
 from wire import messages as w
-from wire.record import NodeRecord, machine
+from wire.tracing import NodeRecord, machine
 
 
 class MainRecord(NodeRecord):

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from scheduler.errors import CertificateError
-from wire.tls import NO_TLS, Identity, dates_wrong, is_for, ours_wrong, same_host, theirs_wrong
+from wire.rpc.tls import NO_TLS, Identity, dates_wrong, is_for, ours_wrong, same_host, theirs_wrong
 
 LOOK_S = 1.0
 """How long one look may take."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from wire.place import host_name, memory_bytes, processor_name
+from wire.machine import host_name, memory_bytes, processor_name
 
 
 def test_this_machine():

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from urllib.parse import unquote
 
 from scheduler.errors import CertificateError, ODMoEError
-from wire.tls import NO_CERTIFICATE, NO_TLS, Identity, ours_wrong, theirs_wrong
+from wire.rpc.tls import NO_CERTIFICATE, NO_TLS, Identity, ours_wrong, theirs_wrong
 
 EXAMINE_S = 0.25
 """How long one examination may take; it needs some milliseconds. gRPC's thread waits meanwhile, and new connections."""
@@ -38,7 +38,7 @@ MAX_CALLERS = 1024
 
 COME_AGAIN = b"\0\0\x08\x07" + bytes(13)
 """An HTTP/2 GOAWAY frame: what a caller that was examined and is welcome hears before it is hung up on. gRPC tries
-again (it expects SETTINGS first), and a `wire.probe` knows from any answer that its certificate is not at fault."""
+again (it expects SETTINGS first), and `tls_probe` knows from any answer that its certificate is not at fault."""
 
 log = logging.getLogger("wire")
 

@@ -11,10 +11,10 @@ import grpc
 
 from scheduler.errors import ConfigError, LinkError, ODMoEError
 from wire.base import Channel, Handler
-from wire.grpc_stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Kind, Stream, check_access, error_of
-from wire.probe import Probe
-from wire.pulse import PULSE, Pulse
-from wire.tls import Identity
+from wire.rpc.pulse import PULSE, Pulse
+from wire.rpc.stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Kind, Stream, check_access, error_of
+from wire.rpc.tls import Identity
+from wire.rpc.tls_probe import Probe
 
 PROBE_AFTER_S, PROBE_EACH_S = 0.25, 0.5
 """When a stream is not open after so long, it is looked into why; and then again and again until the deadline."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from wire.pulse import PULSE, Monitor
+from wire.rpc.pulse import PULSE, Monitor
 
 BEAT = PULSE.beat_s
 
@@ -38,7 +38,7 @@ def watch(monkeypatch: pytest.MonkeyPatch):
         monitor._heard = False
         wakes = Wakes(monitor, lasts, heard or {})
         monitor._stopped = wakes
-        monkeypatch.setattr("wire.pulse.time", SimpleNamespace(monotonic=lambda: wakes.at))
+        monkeypatch.setattr("wire.rpc.pulse.time", SimpleNamespace(monotonic=lambda: wakes.at))
         monitor._run()
         assert len(lost) <= 1
         return (lost[0] if lost else None), len(beats)

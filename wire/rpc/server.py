@@ -15,8 +15,9 @@ import grpc
 
 from scheduler.errors import HandshakeError, LaunchError, ODMoEError, SecretError
 from wire.base import Handler, Node
-from wire.doorman import Doorman, Refusals
-from wire.grpc_stream import (
+from wire.rpc.doorman import Doorman, Refusals
+from wire.rpc.pulse import PULSE, Pulse
+from wire.rpc.stream import (
     ACCEPTED_KEY,
     EDGES,
     LINGER_S,
@@ -28,8 +29,7 @@ from wire.grpc_stream import (
     metadata_of,
     status_of,
 )
-from wire.pulse import PULSE, Pulse
-from wire.tls import Identity
+from wire.rpc.tls import Identity
 
 MAX_STREAMS = 64
 """Streams that one server serves at a time."""

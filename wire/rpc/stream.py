@@ -24,9 +24,9 @@ from wire import codec
 from wire.base import Handler
 from wire.codec import MAX_ENCODED_BYTES, Codec
 from wire.messages import Beat, Message
-from wire.outbox import Outbox
-from wire.pulse import Monitor, Pulse
-from wire.tls import Identity
+from wire.rpc.outbox import Outbox
+from wire.rpc.pulse import Monitor, Pulse
+from wire.rpc.tls import Identity
 from wire.traffic import Tally, Traffic, kind_of
 
 MAX_QUEUED = 4096

@@ -18,7 +18,7 @@ import pytest
 from scheduler.errors import LinkError
 from support.paths import ROOT
 from wire.messages import Compute, Evict, Load, Loaded, Tensor
-from wire.pulse import PULSE, Pulse
+from wire.rpc.pulse import PULSE, Pulse
 
 ECHO = [Loaded(1, 10, 0.25)]
 
@@ -41,8 +41,8 @@ def process(code: str):
 
 NODE = """
 import sys, time
-from wire.grpc_client import connect
-from wire.grpc_server import GrpcServer
+from wire.rpc.client import connect
+from wire.rpc.server import GrpcServer
 from wire.messages import Load, Loaded
 class Node:
     def accept(self, reply): self.reply = reply; return self

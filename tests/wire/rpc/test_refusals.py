@@ -24,12 +24,12 @@ from scheduler.errors import (
     SecretError,
     VersionError,
 )
-from wire import doorman
 from wire.handshake import check_hello
 from wire.messages import PROTOCOL_VERSION, Failed, Hello, Load, Loaded, WorkerReady
-from wire.probe import Probe
+from wire.rpc import doorman
+from wire.rpc.tls import Identity
+from wire.rpc.tls_probe import Probe
 from wire.sessions import Session, Sessions
-from wire.tls import Identity
 
 ECHO = [Loaded(1, 10, 0.25)]
 

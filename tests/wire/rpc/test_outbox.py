@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from wire.outbox import Outbox
+from wire.rpc.outbox import Outbox
 
 
 def drain(box: Outbox, written: list[bytes]) -> threading.Thread:
