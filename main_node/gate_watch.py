@@ -64,7 +64,7 @@ class Watch:
         return self._foresight.nbytes if self._foresight is not None else 0
 
 
-def wanted(strategy: Strategy) -> bool:
+def needs_watch(strategy: Strategy) -> bool:
     """Whether a strategy asks for anything of it."""
     return strategy.wants_scores or strategy.predictor.foresight is not None
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,105 +14,21 @@ import torch
 from checkpoint import family
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
+from main_node.answer import Answer, Step
 from main_node.engine import Engine
-from main_node.gate_watch import Watch, wanted
-from main_node.report import Report, Times, build_report
+from main_node.gate_watch import Watch, needs_watch
+from main_node.report import MainMemory, Report, Times, build_report
 from main_node.sampling import GREEDY, Chooser, Sampling
 from main_node.sequence import Sequence
+from main_node.shadow_start import ShadowStart
+from main_node.shape import check_prompt, limited, model_shape
 from main_node.turns import Turns
 from scheduler import types as t
-from scheduler.errors import ConfigError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
+from scheduler.errors import ConfigError, RequestCancelledError
 
 Stopper = Callable[[tuple[str, ...]], Callable[[int], bool]]
 DRAIN_S = 10.0
 """After an answer, how long its last predictions are waited for, so that recall counts them."""
-LOOK_S = 0.1
-"""How often an answer that waits for the shadow looks whether it was cancelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One token of an answer; the last one carries the report."""
-
-    token_id: int
-    report: Report | None = None
-
-
-class ShadowStart:
-    """Brings the shadow up beside the first prefill, which needs no predictions."""
-
-    def __init__(self, join: Callable[[], None]) -> None:
-        self._join = join
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="shadow-start", daemon=True)
-        self._begun = False
-        self._lock = threading.Lock()
-
-    def begin(self) -> None:
-        with self._lock:
-            if not self._begun:
-                self._begun = True
-                self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._join()
-        except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
-            self._error = error
-
-    def wait(self, deadline_s: float, given_up: threading.Event | None = None) -> None:
-        """Until the shadow has joined, or `given_up` is set. Raises LaunchError."""
-        self.begin()
-        end = time.monotonic() + deadline_s
-        while self._thread.is_alive() and time.monotonic() < end:
-            if given_up is not None and given_up.is_set():
-                return
-            self._thread.join(min(LOOK_S, max(0.0, end - time.monotonic())))
-        if self._thread.is_alive():
-            raise LaunchError(f"the shadow was not ready within {deadline_s:g} s; try --shadow none")
-        if self._error is not None:
-            raise LaunchError(f"the shadow did not come up: {self._error}") from self._error
-
-
-class Answer(Iterator[Step]):
-    """One request. Iterating gives its tokens; `close` and `cancel` give it up, loads under way included."""
-
-    def __init__(
-        self,
-        main: MainNode,
-        number: int,
-        sequence: Sequence,
-        chooser: Chooser,
-        stopped: Callable[[int], bool] | None,
-    ) -> None:
-        self.number = number
-        self.sequence = sequence
-        self.chooser = chooser
-        self.stopped = stopped
-        self._engine = main.engine
-        self._steps = main.steps(self)
-        self.cancelled = threading.Event()
-
-    def __next__(self) -> Step:
-        """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""
-        if self.cancelled.is_set():
-            self.close()
-            raise RequestCancelledError(f"request {self.number} was cancelled")
-        try:
-            return next(self._steps)
-        except RequestFailedError as error:
-            if self.cancelled.is_set():
-                raise RequestCancelledError(f"request {self.number} was cancelled") from error
-            raise
-
-    def cancel(self) -> None:
-        """From any thread, at any time: its loads end at once, and whoever waits for its next token hears of it."""
-        self.cancelled.set()
-        self._engine.close_request(self.number)
-
-    def close(self) -> None:
-        """Give the answer up, from the thread that iterates over it."""
-        self._steps.close()  # type: ignore[attr-defined]
 
 
 class MainNode:
@@ -151,7 +65,7 @@ class MainNode:
         self._cache_bytes_max = 0
         self._sequence: Sequence | None = None
         strategy = engine.core.strategy
-        if wanted(strategy):
+        if needs_watch(strategy):
             engine.watch = Watch(self.model, strategy, self.shape, self._cache, token_predictor)
         dispatch_experts(self.model, self._experts_of)
 
@@ -198,9 +112,9 @@ class MainNode:
         chooser = Chooser(self.model, sampling, prompt, room, ignore_eos)
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
         stopped = self.stopper(stop) if stop and self.stopper else None
-        return Answer(self, next(self._numbers), sequence, chooser, stopped)
+        return Answer(self.engine, next(self._numbers), sequence, chooser, stopped, self._steps)
 
-    def steps(self, answer: Answer) -> Iterator[Step]:
+    def _steps(self, answer: Answer) -> Iterator[Step]:
         """What `answer` iterates over."""
         self.engine.open_request(answer.number, answer.sequence, len(answer.sequence.prompt))
         self._open[answer.number] = answer.sequence
@@ -238,7 +152,11 @@ class MainNode:
         end = time.perf_counter()
         self.engine.wait_for_predictions(number, DRAIN_S)
         times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s, longest_s, carried)
-        yield Step(token, build_report(self, answer, times, finish))
+        yield Step(token, self._report(answer, times, finish))
+
+    def _report(self, answer: Answer, times: Times, finish: str) -> Report:
+        memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
+        return build_report(self.engine, answer.number, answer.sequence, answer.chooser, memory, times, finish)
 
     def _finish(self, answer: Answer, token: int) -> str | None:
         """Take a token into the answer; why it ends there, None where it goes on."""
@@ -289,31 +207,3 @@ class MainNode:
 
     def close(self) -> None:
         self.engine.close()
-
-
-def model_shape(store: ExpertStore) -> t.ModelShape:
-    """What the scheduler must know of a store's model."""
-    manifest = store.manifest
-    config = family.config_from_dict(manifest.config)
-    by_layer = tuple(len(manifest.layers[layer].blobs) for layer in manifest.moe_layers)
-    return family.shape_of(config, manifest.moe_layers, manifest.experts, by_layer)
-
-
-def limited(shape: t.ModelShape, context: int | None) -> t.ModelShape:
-    """The shape with a smaller context. Raises ConfigError for one beyond the model's own."""
-    if context is None:
-        return shape
-    if not 2 <= context <= shape.context:
-        raise ConfigError(f"ctx-size is {context}; allowed: 2 to {shape.context}, the model's own limit")
-    return replace(shape, context=context)
-
-
-def check_prompt(prompt: list[int], context: int, vocabulary: int) -> None:
-    """Raises PromptError for a prompt that is empty, leaves no room for an answer or has a token that is none."""
-    if not prompt:
-        raise PromptError("the prompt is empty; give at least one token")
-    if len(prompt) >= context:
-        raise PromptError(f"the prompt has {len(prompt)} tokens, the model's context is {context}; shorten it")
-    wrong = [token for token in prompt if not 0 <= token < vocabulary]
-    if wrong:
-        raise PromptError(f"the prompt has token {wrong[0]}; allowed: 0 to {vocabulary - 1}; is it another model's?")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from scheduler.errors import RequestFailedError
 
 if TYPE_CHECKING:
-    from main_node.node import Answer, MainNode
+    from main_node.engine import Engine
+    from main_node.sampling import Chooser
+    from main_node.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +91,33 @@ class Times:
     carried: dict[str, int] | None
 
 
-def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> Report:
-    """Ask the ledger and every node. Raises RequestFailedError for a request that was closed meanwhile."""
-    sequence = answer.sequence
-    ledger = main.engine.core.ledgers.get(answer.number)
+@dataclass(frozen=True, slots=True)
+class MainMemory:
+    """Bytes of the main node: all that it holds (`device_bytes`), of that weights and buffers (`weight_bytes`); and of
+    all experts, wherever they are (`expert_bytes`)."""
+
+    device_bytes: int
+    weight_bytes: int
+    expert_bytes: int
+
+
+def build_report(
+    engine: Engine, number: int, sequence: Sequence, chooser: Chooser, memory: MainMemory, times: Times, finish: str
+) -> Report:
+    """Ask the ledger of request `number` and every node. Raises RequestFailedError for a request that was closed
+    meanwhile."""
+    ledger = engine.core.ledgers.get(number)
     if ledger is None:
-        raise RequestFailedError(f"request {answer.number} was closed")
-    workers, shadow = main.engine.usage()
-    told = len(workers) == len(main.engine.workers) and (shadow is None) is (main.engine.shadow is None)
-    count = len(sequence.tokens)
+        raise RequestFailedError(f"request {number} was closed")
+    workers, shadow = engine.usage()
+    told = len(workers) == len(engine.workers) and (shadow is None) is (engine.shadow is None)
+    count, shape = len(sequence.tokens), engine.core.shape
     ledger.close()
     overall = ledger.overall
     activated = overall.activated + ledger.unpredicted
     slots = [usage.device_bytes_max for usage in workers.values()]
     held = shadow.device_bytes_max if shadow else 0
-    whole = main.weight_bytes + main.store.manifest.expert_bytes
+    whole = memory.weight_bytes + memory.expert_bytes
     return Report(
         token_ids=list(sequence.tokens),
         prompt_tokens=len(sequence.prompt),
@@ -129,28 +143,28 @@ def build_report(main: MainNode, answer: Answer, times: Times, finish: str) -> R
         stall_s=ledger.stall_s,
         prefill_stall_s=ledger.prefill_stall_s,
         memory_bytes={
-            "main": main.device_bytes,
+            "main": memory.device_bytes,
             "shadow": held,
             "workers": slots,
         },
-        memory_of_whole=(main.device_bytes + held + sum(slots)) / whole if told else None,
+        memory_of_whole=(memory.device_bytes + held + sum(slots)) / whole if told else None,
         resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
         bytes_loaded=ledger.bytes_loaded,
         finish=finish,
-        lost=list(main.engine.lost),
-        rejoined=list(main.engine.rejoined),
-        ignored=answer.chooser.ignored,
-        exact=main.engine.core.strategy.exact and not answer.chooser.ignored,
-        seed=answer.chooser.seed,
-        emulated=main.engine.pace.emulated,
-        wire_bytes_per_token=_wire_bytes(main, answer, times.carried),
-        embedding_bytes_per_token=4 * main.shape.hidden * main.shape.top_k * len(main.shape.layers),
+        lost=list(engine.lost),
+        rejoined=list(engine.rejoined),
+        ignored=chooser.ignored,
+        exact=engine.core.strategy.exact and not chooser.ignored,
+        seed=chooser.seed,
+        emulated=engine.pace.emulated,
+        wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.carried),
+        embedding_bytes_per_token=4 * shape.hidden * shape.top_k * len(shape.layers),
     )
 
 
-def _wire_bytes(main: MainNode, answer: Answer, before: dict[str, int] | None) -> dict[str, float] | None:
-    """What each decode token of an answer has cost so far; `before`: carried when its first token was there."""
-    after, tokens = main.engine.carried(answer.number), len(answer.sequence.tokens) - 1
+def _wire_bytes(engine: Engine, number: int, tokens: int, before: dict[str, int] | None) -> dict[str, float] | None:
+    """What each of an answer's decode tokens has cost so far; `before`: carried when its first token was there."""
+    after = engine.carried(number)
     if before is None or after is None or tokens < 1:
         return None
     return {name: round((after[name] - before[name]) / tokens, 1) for name in after}

@@ -10,9 +10,13 @@ from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.store import ExpertStore
+from main_node.answer import Answer, Step
 from main_node.engine import Connect, Engine
-from main_node.node import Answer, MainNode, ShadowStart, Step, model_shape
+from main_node.node import MainNode
+from main_node.pace import MainPace
 from main_node.sampling import How
+from main_node.shadow_start import ShadowStart
+from main_node.shape import model_shape
 from odmoe.budget import find_token_predictor, slots_of
 from odmoe.places import make_host
 from odmoe.process import prepare_libraries
@@ -20,18 +24,19 @@ from odmoe.recording import choices_of, record, taken
 from odmoe.settings import Settings
 from odmoe.text import make_stopper
 from scheduler.build import make_core
-from scheduler.emulation.clock import Emulation, MainPace, ShadowPace
+from scheduler.emulation.clock import Emulation
 from scheduler.emulation.expected import Awaited
 from scheduler.policies.choices import Choices
 from scheduler.policies.registry import forms_of, residency_of
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
 from scheduler.trace import Span
+from shadow_node.pace import ShadowPace
 from wire import inprocess
 from wire.base import Channel, Handler, Node
 from wire.messages import PROTOCOL_VERSION, Hello
 from wire.timed import MainWay, TimedChannel, TimedHandler, TimedNode
-from worker_node.loaders import make_loader
+from worker_node.loaders.make import make_loader
 from worker_node.node import Worker
 
 Say = Callable[[str], None]

@@ -122,7 +122,7 @@ def _tokens(
 ) -> tuple[Any, list[list[int]]]:
     """The store's tokenizer, and every prompt's tokens. Raises PromptError."""
     say("reading the tokenizer")
-    from main_node.node import limited, model_shape
+    from main_node.shape import limited, model_shape
     from odmoe.text import load_tokenizer
 
     tokenizer = load_tokenizer(store.dense)

@@ -36,8 +36,10 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
-from worker_node import loaders
-from worker_node.loaders import DiskLoader, Loader, MemoryLoader, make_loader
+from worker_node.loaders.base import Loader
+from worker_node.loaders.disk import DiskLoader
+from worker_node.loaders.make import make_loader
+from worker_node.loaders.memory import MemoryLoader
 
 DD_BLOCKS = ("1M", "4M", "8M", "20M")
 AT_ONCE = 16
@@ -114,23 +116,21 @@ def bandwidth(store: ExpertStore, turns: int, chunks: list[int]) -> list[Row]:
     what its disk has left, is shared by all."""
     file, first = store.locate(0, 0)
     into = aligned_buffer(first.length)
-    usual = loaders._CHUNK
-    chunked = {"loader": usual} | {f"loader, {chunk} MiB a read": chunk << 20 for chunk in chunks}
+    loader, cpu = DiskLoader(store), 0.0
+    chunked = {"loader": loader.chunk} | {f"loader, {chunk} MiB a read": chunk << 20 for chunk in chunks}
     names = [*chunked, *(f"dd bs={block}" for block in DD_BLOCKS)]
     seconds: dict[str, list[float]] = {name: [0.0] * turns for name in names}
-    loader, cpu = DiskLoader(store), 0.0
     for turn in track(range(turns), console=Console(stderr=True), description="turns"):
         for at in range(0, store.manifest.experts, AT_ONCE):
             part = range(at, min(at + AT_ONCE, store.manifest.experts))
             for name in random.sample(names, len(names)):
                 if name in chunked:
-                    loaders._CHUNK = chunked[name]
+                    loader.chunk = chunked[name]
                     took, used = timed_loads(loader, into, part)
                     cpu += used if name == "loader" else 0.0
                 else:
                     took = dd(file, name.partition("=")[2], at * first.length, len(part) * first.length)
                 seconds[name][turn] += took
-    loaders._CHUNK = usual
     loader.close()
     if not loader.direct:
         print("this file system has no O_DIRECT: the figures are those of its cache")

@@ -21,7 +21,7 @@ import common
 import recorded
 from cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
 
-from main_node.node import model_shape
+from main_node.shape import model_shape
 from odmoe.settings import Settings
 from odmoe.text import encode
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import cells
 
-from main_node.node import model_shape
+from main_node.shape import model_shape
 from odmoe.settings import Settings
 from scheduler.eventlog.recording import read_recording
 from scheduler.files import write_whole

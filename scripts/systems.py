@@ -25,7 +25,7 @@ from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
-from worker_node.loaders import DiskLoader
+from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")
 BUDGETS = (10, 25, 50, 100)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
+from scheduler.emulation.clock import Emulation, SerialResource
+
 
 class Pace(Protocol):
-    """See `scheduler.emulation.clock.ShadowPace`, which keeps a profile's times."""
+    """See `ShadowPace`, which keeps a profile's times."""
 
     def now(self) -> float: ...
 
@@ -32,3 +35,28 @@ class RealPace:
 
     def layer(self) -> None:
         pass
+
+
+class ShadowPace:
+    """The shadow: `shadow_layer_s` a layer, passes one after the other."""
+
+    def __init__(self, emulation: Emulation) -> None:
+        self._emulation = emulation
+        self._lane = SerialResource(emulation)
+        self._arrived = -math.inf
+
+    def now(self) -> float:
+        """The calling thread's time."""
+        return self._emulation.now()
+
+    def arrived(self) -> None:
+        """On the thread that brings a message which may let a pass start."""
+        self._arrived = self._emulation.now()
+
+    def begin_pass(self) -> None:
+        """On the thread that runs the model."""
+        self._lane.begin(self._arrived)
+
+    def layer(self) -> None:
+        """Likewise, when a layer has routed and before anyone is told."""
+        self._lane.begin(self._lane.end(self._emulation.profile.shadow_layer_s))

@@ -16,7 +16,7 @@ from scheduler.emulation.clock import GivenUp
 from scheduler.errors import LaunchError
 from wire.machine import memory_bytes, processor_name
 from worker_node.costs import computing_costs
-from worker_node.loaders import Loader
+from worker_node.loaders.base import Loader
 
 LOADS = 5
 BYTES = 64 << 20

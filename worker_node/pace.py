@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from scheduler.emulation.clock import Emulation, GivenUp, Lane
+from scheduler.emulation.clock import Emulation, GivenUp, SerialResource
 
 
 class Pace(Protocol):
@@ -65,7 +65,7 @@ class EmulatedPace:
         self.costs: tuple[float, float] | None = profile.host_costs if host else profile.device_costs
         self._emulation = emulation
         self._host = host
-        self._link, self._processor = Lane(emulation), Lane(emulation)
+        self._link, self._processor = SerialResource(emulation), SerialResource(emulation)
 
     def now(self) -> float:
         return self._emulation.now()

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
+from main_node.answer import Step
 from main_node.engine import Kind
-from main_node.node import MainNode, Step
+from main_node.node import MainNode
 from odmoe.on_ray.answers import Answers
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
 from odmoe.process import prepare_libraries, prepare_process
@@ -156,7 +157,7 @@ class Main(_Actor):
             raise
 
     def _begin(self, store: ExpertStore, engine: Engine, fleet: Fleet) -> MainNode:
-        from main_node.node import ShadowStart
+        from main_node.shadow_start import ShadowStart
         from odmoe.cluster import make_main
 
         if self._stopped.is_set():  # before it could end this fleet

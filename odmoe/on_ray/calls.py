@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from main_node.node import Step
+from main_node.answer import Step
 from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
 
 STEP_S = 600.0

@@ -8,7 +8,7 @@ import torch
 
 from checkpoint import family as families
 from checkpoint import kv
-from main_node.node import model_shape
+from main_node.shape import model_shape
 
 
 def test_top_k_is_what_the_routers_choose(family: str, tiny: Any, record_property: Any) -> None:

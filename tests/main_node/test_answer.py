@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from main_node.node import ShadowStart
+from main_node.shadow_start import ShadowStart
 from odmoe.cluster import EmbeddedCluster
 from odmoe.settings import Settings
 from scheduler.errors import ConfigError, ODMoEError, RequestCancelledError

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from checkpoint.expert import ExpertArithmetic
+from main_node.answer import Step
 from main_node.engine import Engine
-from main_node.node import MainNode, ShadowStart, Step, model_shape
+from main_node.node import MainNode
 from main_node.report import Report
+from main_node.shadow_start import ShadowStart
+from main_node.shape import model_shape
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
@@ -26,7 +29,7 @@ from shadow_node.node import Shadow
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler, Node
-from worker_node.loaders import MemoryLoader
+from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
 pytestmark = pytest.mark.timeout(90)

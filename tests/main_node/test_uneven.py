@@ -10,7 +10,8 @@ import pytest
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import parse_dtype
 from main_node.engine import Connect, Engine
-from main_node.node import MainNode, model_shape
+from main_node.node import MainNode
+from main_node.shape import model_shape
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
@@ -20,7 +21,8 @@ from wire.base import Channel, Handler
 from wire.rpc.client import connect
 from wire.rpc.server import GrpcServer
 from wire.traffic import Traffic, traffic_of
-from worker_node.loaders import DiskLoader, MemoryLoader
+from worker_node.loaders.disk import DiskLoader
+from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
 WAIT_S, TOKENS = 30.0, 16

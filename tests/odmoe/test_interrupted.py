@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from main_node.node import Step
+from main_node.answer import Step
 from odmoe.generate import Job, _in_order
 from odmoe.settings import Settings
 from scheduler.errors import RequestCancelledError

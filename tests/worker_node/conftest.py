@@ -36,7 +36,8 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
-from worker_node.loaders import HostLoader, Loader, MemoryLoader
+from worker_node.loaders.base import HostLoader, Loader
+from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
 WAIT_S = 20.0

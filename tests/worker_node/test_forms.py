@@ -20,9 +20,12 @@ from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, StoreError
 from scheduler.timing.profile import find_profile
 from wire.messages import Evict, Load, Loaded, WorkerReady
-from worker_node.loaders import DiskLoader, EmulatedLoader, MemoryLoader, make_loader
+from worker_node.loaders.disk import DiskLoader
+from worker_node.loaders.emulated import EmulatedLoader
+from worker_node.loaders.make import make_loader
+from worker_node.loaders.memory import MemoryLoader
+from worker_node.loaders.slab import HostSlab
 from worker_node.restoring import restoring_bytes
-from worker_node.slab import HostSlab
 
 PROFILE = find_profile("rtx3090-1gbe")
 forms = pytest.mark.parametrize("form", FORMS)

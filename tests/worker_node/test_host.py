@@ -319,7 +319,8 @@ class Stamps:
 
 def test_a_device_and_a_host_compute_beside_each_other(desk: Any, store: ExpertStore, expected: Any) -> None:
     """By a clock that stands still: one processor each, and each with its own times; both answers are right."""
-    from worker_node.loaders import EmulatedLoader, MemoryLoader
+    from worker_node.loaders.emulated import EmulatedLoader
+    from worker_node.loaders.memory import MemoryLoader
 
     emulation = Emulation(replace(PROFILE, load_s=0.0, expert_s=0.007, expert_extra_s=0.001), lambda: 100.0)
     place = HostPlace("host", store, desk.arithmetic, EmulatedPace(emulation, host=True))

@@ -17,7 +17,11 @@ from scheduler.errors import CorruptStoreError, LaunchError
 from scheduler.timing.profile import find_profile
 from wire.messages import WorkerUsage
 from worker_node import measure
-from worker_node.loaders import DiskLoader, EmulatedLoader, HostLoader, MemoryLoader, make_loader
+from worker_node.loaders.base import HostLoader
+from worker_node.loaders.disk import DiskLoader
+from worker_node.loaders.emulated import EmulatedLoader
+from worker_node.loaders.make import make_loader
+from worker_node.loaders.memory import MemoryLoader
 from worker_node.measure import load_bandwidth
 from worker_node.pace import RealPace
 

@@ -13,7 +13,8 @@ import torch
 
 from checkpoint.store import ExpertStore
 from wire.messages import Evict, Load, Loaded
-from worker_node.loaders import DiskLoader, MemoryLoader
+from worker_node.loaders.disk import DiskLoader
+from worker_node.loaders.memory import MemoryLoader
 
 PAGE = mmap.PAGESIZE
 

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.emulation.clock import CREDIT_S, Emulation, GivenUp, Lane, MainPace, ShadowPace
+from main_node.pace import MainPace
+from scheduler.emulation.clock import CREDIT_S, Emulation, GivenUp, SerialResource
 from scheduler.timing.profile import find_profile
+from shadow_node.pace import ShadowPace
 
 WAIT_S = 20.0
 PROFILE = find_profile("rtx3090-1gbe")
@@ -78,7 +80,7 @@ def test_a_report_says_what_it_is(world: World) -> None:
 def test_the_errors_of_sleeps_do_not_add_up(steps: list[tuple[float, float, float]]) -> None:
     """(should last, does work for, wakes late by): the sum is the plain one; nothing ends before its time."""
     world, due = World(), 100.0
-    lane = Lane(world.emulation)
+    lane = SerialResource(world.emulation)
     for least, work, overshoot in steps:
         world.overshoot = overshoot
         start = lane.begin(world.emulation.now())
@@ -97,7 +99,7 @@ def test_the_errors_of_sleeps_do_not_add_up(steps: list[tuple[float, float, floa
 def test_what_is_late_by_more_than_the_credit_is_lost(late: float, least: float) -> None:
     """After a stop of the whole machine the emulation does not run on at full speed until it has caught up."""
     world = World()
-    lane = Lane(world.emulation)
+    lane = SerialResource(world.emulation)
     lane.begin(world.time)
     lane.wait(0.001, Sleep(world))
     world.work(late)
@@ -113,7 +115,7 @@ def test_what_is_late_by_more_than_the_credit_is_lost(late: float, least: float)
 def test_a_lane_does_one_thing_after_the_other(jobs: list[tuple[float, float, bool]]) -> None:
     """(there so long after the one before, lasts, is waited for): as in a queue with one server."""
     world, at = World(), 100.0
-    lane, arrivals, lasting, ends = Lane(world.emulation), [], [], []
+    lane, arrivals, lasting, ends = SerialResource(world.emulation), [], [], []
     for gap, lasts, waits in jobs:
         at += gap
         world.time = max(world.time, at)
@@ -130,7 +132,7 @@ def test_a_lane_does_one_thing_after_the_other(jobs: list[tuple[float, float, bo
 
 
 def test_a_computation_is_done_at_once_and_counts_as_ended_later(world: World) -> None:
-    lane = Lane(world.emulation)
+    lane = SerialResource(world.emulation)
     for number in range(1, 6):
         lane.begin(100.0)
         world.work(0.001)
@@ -144,7 +146,7 @@ def test_what_is_given_up_frees_its_lane_as_of_then(lasts: float, after: float, 
     """However late its thread notices; and what has ended before ends when it should."""
     world = World()
     world.overshoot = overshoot
-    lane = Lane(world.emulation)
+    lane = SerialResource(world.emulation)
     assert lane.begin(100.0) == 100.0
     ended = lane.wait(lasts, Sleep(world, after))
     assert ended == pytest.approx(min(100 + after, 100 + lasts))
@@ -157,7 +159,7 @@ def test_given_up_as_of_another_moment(at: float, ended: float) -> None:
     """Not before it began, nor after it would have ended."""
     world = World()
     world.time = 100.04
-    lane, given_up = Lane(world.emulation), GivenUp()
+    lane, given_up = SerialResource(world.emulation), GivenUp()
     assert lane.begin(100.02) == 100.02
     given_up.give_up(at)
     assert lane.wait(0.03, given_up) == pytest.approx(ended)
@@ -181,7 +183,7 @@ def test_a_wait_that_is_given_up_ends_at_once() -> None:
 
 def test_real_waits_never_end_early() -> None:
     emulation, never = Emulation(replace(PROFILE, load_s=0.003)), GivenUp()
-    lane, start = Lane(emulation), time.monotonic()
+    lane, start = SerialResource(emulation), time.monotonic()
     end = lane.begin(start)
     for n in range(1, 11):
         lane.begin(end)

@@ -10,8 +10,8 @@ import torch
 
 from checkpoint.store import ExpertStore
 from scheduler.errors import ConfigError
+from worker_node.loaders.slab import HostSlab, shared_slab
 from worker_node.pace import Pace, RealPace
-from worker_node.slab import HostSlab, shared_slab
 
 
 def _event() -> torch.cuda.Event:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import ConfigError, CorruptStoreError, StoreError
-from worker_node import loaders as module
-from worker_node.loaders import DiskLoader, make_loader
+from worker_node.loaders.disk import DiskLoader
+from worker_node.loaders.make import make_loader
 
 BlobOf = Callable[[int, int], bytes]
 each_loader = pytest.mark.parametrize("name", ["disk", "memory"])
@@ -56,8 +56,8 @@ def test_exactly_the_blob(
 def test_in_several_chunks(
     store: ExpertStore, blob: BlobOf, monkeypatch: pytest.MonkeyPatch, name: str, chunk: int
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK", chunk)
     loader = make_loader(name, store)
+    loader.chunk = chunk
     for expert in range(4):
         assert_loads(loader, blob, 1, expert)
     loader.close()
@@ -79,8 +79,8 @@ def test_after_close_it_opens_again(store: ExpertStore, blob: BlobOf, name: str)
 def test_a_load_that_is_given_up_stops_at_the_next_chunk(
     store: ExpertStore, blob: BlobOf, monkeypatch: pytest.MonkeyPatch, name: str, after: int
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 4096)
     loader = make_loader(name, store)
+    loader.chunk = 4096
     into = aligned_buffer(store.manifest.blob_bytes)
     into.fill_(0xA5)
     asked = iter(range(100))

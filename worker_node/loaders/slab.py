@@ -12,7 +12,7 @@ import torch
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptStoreError, LaunchError
-from worker_node.loaders import DiskLoader
+from worker_node.loaders.disk import DiskLoader
 
 SPARE = 1 << 30
 """Host memory that is left to everything else."""

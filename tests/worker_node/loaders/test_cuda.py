@@ -12,7 +12,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_from_bytes
 from scheduler.errors import ConfigError, LaunchError
 from wire.messages import Computed, Evict, Load, Loaded, WorkerReady
-from worker_node.loaders import make_loader
+from worker_node.loaders.make import make_loader
 from worker_node.slots import Slots
 
 BlobOf = Callable[[int, int], bytes]
@@ -48,7 +48,7 @@ def test_exactly_the_blob(store: ExpertStore, blob: BlobOf) -> None:
 
 @needs_gpu
 def test_the_slab_is_page_locked(store: ExpertStore) -> None:
-    from worker_node.slab import shared_slab
+    from worker_node.loaders.slab import shared_slab
 
     loader = make_loader("cuda", store)
     slab = shared_slab(store, pinned=True)

@@ -13,8 +13,8 @@ import pytest
 
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, LaunchError
-from worker_node import slab as module
-from worker_node.slab import SPARE, HostSlab, available_memory, check_room, shared_slab
+from worker_node.loaders import slab as module
+from worker_node.loaders.slab import SPARE, HostSlab, available_memory, check_room, shared_slab
 
 BlobOf = Callable[[int, int], bytes]
 GIB = 1 << 30

@@ -18,7 +18,9 @@ from scheduler.timing.profile import find_profile
 from wire import inprocess
 from wire.messages import Computed, Evict, Load, Loaded, Message, Stamped, WorkerReady
 from wire.timed import TimedNode
-from worker_node.loaders import EmulatedLoader, MemoryLoader, make_loader
+from worker_node.loaders.emulated import EmulatedLoader
+from worker_node.loaders.make import make_loader
+from worker_node.loaders.memory import MemoryLoader
 
 BlobOf = Callable[[int, int], bytes]
 PROFILE = find_profile("rtx3090-1gbe")

@@ -1,0 +1,38 @@
+"""What the scheduler must know of a store's model, and which prompts fit it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from checkpoint import family
+from checkpoint.store import ExpertStore
+from scheduler import types as t
+from scheduler.errors import ConfigError, PromptError
+
+
+def model_shape(store: ExpertStore) -> t.ModelShape:
+    """What the scheduler must know of a store's model."""
+    manifest = store.manifest
+    config = family.config_from_dict(manifest.config)
+    by_layer = tuple(len(manifest.layers[layer].blobs) for layer in manifest.moe_layers)
+    return family.shape_of(config, manifest.moe_layers, manifest.experts, by_layer)
+
+
+def limited(shape: t.ModelShape, context: int | None) -> t.ModelShape:
+    """The shape with a smaller context. Raises ConfigError for one beyond the model's own."""
+    if context is None:
+        return shape
+    if not 2 <= context <= shape.context:
+        raise ConfigError(f"ctx-size is {context}; allowed: 2 to {shape.context}, the model's own limit")
+    return replace(shape, context=context)
+
+
+def check_prompt(prompt: list[int], context: int, vocabulary: int) -> None:
+    """Raises PromptError for a prompt that is empty, leaves no room for an answer or has a token that is none."""
+    if not prompt:
+        raise PromptError("the prompt is empty; give at least one token")
+    if len(prompt) >= context:
+        raise PromptError(f"the prompt has {len(prompt)} tokens, the model's context is {context}; shorten it")
+    wrong = [token for token in prompt if not 0 <= token < vocabulary]
+    if wrong:
+        raise PromptError(f"the prompt has token {wrong[0]}; allowed: 0 to {vocabulary - 1}; is it another model's?")

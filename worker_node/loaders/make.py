@@ -1,0 +1,39 @@
+"""Loaders by name."""
+
+from __future__ import annotations
+
+from checkpoint.store import ExpertStore
+from scheduler.emulation.clock import Emulation
+from scheduler.errors import ConfigError
+from worker_node.loaders.base import Loader
+from worker_node.loaders.disk import DiskLoader
+from worker_node.loaders.emulated import EmulatedLoader
+from worker_node.loaders.memory import MemoryLoader
+
+LOADERS = ("disk", "memory", "cuda", "emulated")
+
+
+def make_loader(
+    name: str,
+    store: ExpertStore,
+    emulation: Emulation | None = None,
+    moved_by: str = "disk",
+    forms: tuple[str, ...] = ("",),
+) -> Loader:
+    """`emulation`: needed by `emulated`, whose bytes are `moved_by` another loader. `forms`: all that will be loaded.
+    Raises ConfigError for an unknown name, LaunchError where memory does not suffice."""
+    if name == "disk":
+        return DiskLoader(store)
+    if name == "memory":
+        return MemoryLoader(store)
+    if name == "cuda":
+        from worker_node.loaders.cuda import CudaLoader
+
+        return CudaLoader(store, forms=forms)
+    if name == "emulated":
+        if emulation is None:
+            raise ConfigError("loader 'emulated' needs a profile, whose times it keeps")
+        if moved_by != "emulated":
+            return EmulatedLoader(make_loader(moved_by, store, forms=forms), emulation)
+        raise ConfigError("an emulated loader's bytes are moved by disk, memory or cuda")
+    raise ConfigError(f"loader {name!r} is unknown; allowed: {', '.join(LOADERS)}")
