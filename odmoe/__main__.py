@@ -1,5 +1,5 @@
 """`python -m odmoe`: the command line where no console script was installed."""
 
-from odmoe.cli import main
+from odmoe.cli.main import main
 
 main()

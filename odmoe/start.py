@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from odmoe.process import prepare_ray
-from odmoe.settings import Settings
+from odmoe.clusters.process import prepare_ray
+from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
-    from odmoe.cluster import Cluster
+    from odmoe.clusters.base import Cluster
 
 
 def start_cluster(
@@ -24,7 +24,7 @@ def start_cluster(
     if store is None and not settings.joined:
         raise ConfigError(f"--model is not given; --cluster {settings.cluster} needs one")
     if settings.cluster == "embedded" and store is not None:
-        from odmoe.cluster import EmbeddedCluster
+        from odmoe.clusters.embedded import EmbeddedCluster
 
         return EmbeddedCluster(settings, store, say)
     prepare_ray(settings.cluster)

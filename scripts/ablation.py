@@ -21,7 +21,7 @@ import common
 import recorded
 from cells import BLUE, DARK, PALE
 
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.timing.profile import Profile
 

@@ -26,7 +26,7 @@ import common
 import recorded
 from cells import AMBER, BLUE, DARK, PALE
 
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole

@@ -359,8 +359,8 @@ class Kept:
             cluster.close()
 
     def cluster(self, settings: Any, warm: list[int] | None = None) -> Any:
-        """Started with `settings`, an odmoe.settings.Settings; another one is closed first. A new one answers the
-        prompt `warm` before anything is measured, if there is one."""
+        """Started with `settings`, an odmoe.settings.settings.Settings; another one is closed first. A new one answers
+        the prompt `warm` before anything is measured, if there is one."""
         from odmoe.start import start_cluster
 
         if self._cluster is None or settings != self._settings:
@@ -373,8 +373,8 @@ class Kept:
 
 def open_model(args: argparse.Namespace, dtype: str) -> tuple[Any, Any]:
     """The model's store and tokenizer, of a process made ready for both."""
-    from odmoe.process import prepare_libraries, prepare_process
-    from odmoe.settings import Settings
+    from odmoe.clusters.process import prepare_libraries, prepare_process
+    from odmoe.settings.settings import Settings
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 

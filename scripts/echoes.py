@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from odmoe.certs import ensure_certs
+from odmoe.machines.certs import ensure_certs
 from scheduler.errors import ODMoEError
 from wire import inprocess
 from wire.base import Channel

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from checkpoint.family import parse_dtype
-from odmoe.process import prepare_libraries, prepare_process
-from odmoe.settings import Settings
+from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer

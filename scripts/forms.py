@@ -32,7 +32,7 @@ from checkpoint import family
 from checkpoint.form_files import add_forms
 from checkpoint.forms import FORMS, GROUP, Scratch, quantise, restore, restore_into
 from checkpoint.store import ExpertStore
-from odmoe.process import prepare_libraries
+from odmoe.clusters.process import prepare_libraries
 from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.demand import shares

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from odmoe.process import prepare_libraries
-from odmoe.settings import Settings
+from odmoe.clusters.process import prepare_libraries
+from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from scheduler.errors import ODMoEError

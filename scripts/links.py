@@ -19,7 +19,7 @@ from pathlib import Path
 
 from testbed_layout import Layout, TestbedError, call, tool
 
-from odmoe.hosts import Host
+from odmoe.machines.cluster_file import Host
 
 DEVICE = "eth0"
 """A host's own side of its link."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from common import ROOT
 from testbed_layout import BASE, NAMESPACES, Layout, TestbedError, call, tool, wait_until
 
-from odmoe.hosts import Host
+from odmoe.machines.cluster_file import Host
 
 PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{sys.base_prefix}/bin"
 VENV = "odmoe/venv"

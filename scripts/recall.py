@@ -22,7 +22,7 @@ import recorded
 from cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
 
 from main_node.shape import model_shape
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from odmoe.text import encode
 
 VERSION = 2

@@ -14,7 +14,7 @@ from typing import Any
 import cells
 
 from main_node.shape import model_shape
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from scheduler.eventlog.recording import read_recording
 from scheduler.files import write_whole
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads

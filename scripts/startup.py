@@ -53,7 +53,7 @@ def main() -> None:
     prompt = common.prompts(1)[0]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     python = sys.executable
-    ours = [python, "-m", "odmoe.cli", "generate", "-m", args.model, "--shadow", args.shadow, "-n", "4", prompt]
+    ours = [python, "-m", "odmoe.cli.main", "generate", "-m", args.model, "--shadow", args.shadow, "-n", "4", prompt]
     commands = {"odmoe generate, embedded": ours, "Transformers": [python, "-c", PEER, args.model, prompt]}
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in track(range(args.turns), console=Console(stderr=True), description="turns"):

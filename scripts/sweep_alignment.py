@@ -23,7 +23,7 @@ import recorded
 from cells import DARK, RED
 from matplotlib.patches import Rectangle
 
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.timing.profile import Profile
 

@@ -23,7 +23,7 @@ import common
 import recorded
 from cells import AMBER, BLUE, DARK, PALE
 
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from scheduler.timing.profile import Profile
 
 VERSION = 2

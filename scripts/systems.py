@@ -20,7 +20,7 @@ import common
 import peers
 import quality
 
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError

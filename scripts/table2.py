@@ -28,7 +28,7 @@ import quality
 import table2_show as show
 from cells import Cell
 
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from scheduler.timing.profile import find_profile
 
 VERSION = 2

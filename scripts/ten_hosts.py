@@ -31,9 +31,9 @@ from kills import greedy
 from rich.console import Console
 from rich.table import Table
 
-from odmoe import certs
-from odmoe.clusters import cluster_dir
-from odmoe.hosts import read_cluster_file
+from odmoe.machines import certs
+from odmoe.machines.cluster_file import read_cluster_file
+from odmoe.machines.home import cluster_dir
 
 BIN = Path(sys.executable).parent
 STEPS = ("up", "links", "answers", "traffic", "refusals", "faults", "emulated", "down")

@@ -36,7 +36,7 @@ from testbed_layout import BASE, Layout, TestbedError, check_machine, layout_of,
 from testbed_measure import measure_link
 from testbed_status import host_status, table
 
-from odmoe.hosts import Host, read_cluster_file
+from odmoe.machines.cluster_file import Host, read_cluster_file
 from scheduler.errors import ODMoEError
 
 HELP = (__doc__ or "").replace("\n\n", "\n\n\b\n", 1)  # \b: the commands keep their lines

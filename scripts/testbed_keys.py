@@ -11,7 +11,7 @@ from pathlib import Path
 
 from testbed_layout import Layout, TestbedError, call, tool, wait_until
 
-from odmoe.hosts import Host
+from odmoe.machines.cluster_file import Host
 
 LOGIN_S = 60.0
 

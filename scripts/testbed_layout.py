@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from odmoe.hosts import ClusterFile, Host
+from odmoe.machines.cluster_file import ClusterFile, Host
 from scheduler.errors import ODMoEError
 
 BASE = Path("/var/tmp/odmoe-testbed")

@@ -13,7 +13,7 @@ import links
 from namespaces import enter
 from testbed_layout import Layout, TestbedError
 
-from odmoe.hosts import Host
+from odmoe.machines.cluster_file import Host
 
 ECHOES = {64: 300, 16384: 300}
 """Sizes of message, the second that of an embedding of Mixtral's in the paper, and how many of each."""

@@ -13,7 +13,7 @@ from namespaces import Running
 from rich.table import Table
 from testbed_layout import Layout
 
-from odmoe.hosts import Host
+from odmoe.machines.cluster_file import Host
 
 SSH_S = 2.0
 

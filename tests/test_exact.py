@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from odmoe.cluster import EmbeddedCluster
-from odmoe.settings import Settings
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
 
 TOKENS = 24
 PROMPTS = (0, 4, 8)  # 88, 149 and 120 tokens

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from odmoe.cluster import EmbeddedCluster
-from odmoe.settings import Settings
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
 from odmoe.stores import with_forms
 from scheduler.policies.registry import forms_of
 from scheduler.policies.systems import SYSTEMS

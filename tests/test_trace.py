@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from odmoe.cluster import EmbeddedCluster
-from odmoe.settings import Settings
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
 from scheduler.timing.profile import find_profile
 from scheduler.trace import Span, read_trace
 from support.paths import ROOT

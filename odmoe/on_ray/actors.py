@@ -4,7 +4,6 @@ no embeddings; workers and shadow are served over gRPC."""
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,17 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray
 
 from main_node.answer import Step
-from main_node.engine import Kind
 from main_node.node import MainNode
+from odmoe.clusters.credentials import credentials
 from odmoe.on_ray.answers import Answers
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
-from odmoe.process import prepare_libraries, prepare_process
-from odmoe.settings import Settings
+from odmoe.on_ray.served import NodeProcess, own_host
+from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
-from odmoe.tls import credentials
 from scheduler.errors import LaunchError
 from scheduler.trace import Span
-from wire.base import Node
 from wire.rpc.stream import check_access
 
 if TYPE_CHECKING:
@@ -46,63 +43,7 @@ class Serving(NamedTuple):
     dtype: str
 
 
-class _Actor:
-    """What every process of ours does first."""
-
-    def __init__(self, settings: Settings, store: str) -> None:
-        prepare_process()
-        prepare_libraries(settings.threads_a_node)
-        self._settings = settings
-        self._store = store
-
-    def pid(self) -> int:
-        return os.getpid()
-
-
-class Served(_Actor):
-    """A node of one role, served over gRPC once `start` has been called. Ray makes a new one where it has died."""
-
-    def __init__(self, settings: Settings, store: str) -> None:
-        super().__init__(settings, store)
-        self._server: Any = None
-        self._node: Node | None = None
-        self._starting = threading.Lock()
-        self._stopped = False
-
-    def start(self, role: Kind, number: int) -> str:
-        """Build the node and serve it; the address. A node that runs already says its address again."""
-        with self._starting:
-            if self._stopped:
-                raise LaunchError(f"the {role} was stopped; start the cluster again")
-            if self._server is None:
-                self._build(role, number)
-            return str(self._server.address)
-
-    def _build(self, role: Kind, number: int) -> None:
-        from checkpoint.expert import ExpertArithmetic
-        from odmoe.cluster import emulation_of, make_shadow, make_worker
-        from wire.rpc.server import GrpcServer
-
-        secret, identity = credentials(self._settings)
-        store, emulation = open_verified(self._store), emulation_of(self._settings)
-        if role == "shadow":
-            self._node = make_shadow(self._settings, store, emulation)
-        else:
-            manifest = store.manifest
-            arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
-            self._node = make_worker(number, self._settings, store, arithmetic, emulation)
-        host, port = own_host(self._settings), self._settings.node_port
-        self._server = GrpcServer(self._node, role, host, port, secret=secret, identity=identity)
-
-    def stop(self) -> None:
-        self._stopped = True
-        if self._server is not None:
-            self._server.close()
-        if self._node is not None:
-            self._node.close()
-
-
-class Main(_Actor):
+class Main(NodeProcess):
     """The main node. Its generator's steps stream back to whoever asked.
 
     Where Ray has made it anew since its process died, it starts by itself, and takes the nodes over that are there.
@@ -136,9 +77,9 @@ class Main(_Actor):
             _log.exception("the main node was made anew and does not start; whoever asks next starts it")
 
     def _start(self) -> None:
-        from odmoe.cluster import emulation_of, make_engine
+        from odmoe.clusters.event_log import record
+        from odmoe.clusters.nodes import emulation_of, make_engine
         from odmoe.on_ray.fleet import Fleet
-        from odmoe.recording import record
 
         check_access(own_host(self._settings), *credentials(self._settings))  # what no node could do without
         store, emulation = open_verified(self._store), emulation_of(self._settings)
@@ -158,7 +99,7 @@ class Main(_Actor):
 
     def _begin(self, store: ExpertStore, engine: Engine, fleet: Fleet) -> MainNode:
         from main_node.shadow_start import ShadowStart
-        from odmoe.cluster import make_main
+        from odmoe.clusters.nodes import make_main
 
         if self._stopped.is_set():  # before it could end this fleet
             raise LaunchError("the main node was stopped while it started; start the cluster again")
@@ -204,7 +145,7 @@ class Main(_Actor):
         return self._main.engine.trace() if self._main is not None else []
 
     def recording(self) -> bytes:
-        from odmoe.recording import taken
+        from odmoe.clusters.event_log import taken
 
         return taken(self._recorder)
 
@@ -223,8 +164,3 @@ class Main(_Actor):
             fleet.close()
         if main is not None:
             main.close()
-
-
-def own_host(settings: Settings) -> str:
-    """Where this node's server listens: loopback for `local`, this host's cluster address otherwise."""
-    return str(ray.util.get_node_ip_address()) if settings.joined else settings.host

@@ -16,13 +16,13 @@ from ray.exceptions import ActorDiedError, RayError
 
 from main_node.engine import Connect, Engine, Kind
 from main_node.keeper import Keeper
-from odmoe.cluster import travelled
-from odmoe.on_ray.actors import Served
+from odmoe.clusters.credentials import credentials
+from odmoe.clusters.nodes import travelled
 from odmoe.on_ray.calls import get
 from odmoe.on_ray.ending import end
 from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, offered
-from odmoe.settings import Settings
-from odmoe.tls import credentials
+from odmoe.on_ray.served import Served
+from odmoe.settings.settings import Settings
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import LinkError, ODMoEError
 from wire.rpc.client import connect

@@ -18,7 +18,7 @@ from odmoe.on_ray.calls import QUICK, get
 from odmoe.on_ray.cluster import RayCluster, connect_ray
 from odmoe.on_ray.ending import stop_nodes
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from scheduler.errors import ClusterError, LaunchError, ODMoEError
 
 EVERY_S = 1.0

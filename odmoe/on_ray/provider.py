@@ -28,9 +28,9 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from odmoe.clusters import cluster_dir, write_token
-from odmoe.hosts import Host, parse_cluster, read_hosts
-from odmoe.ship import code_archive
+from odmoe.machines.cluster_file import Host, parse_cluster, read_hosts
+from odmoe.machines.home import cluster_dir, write_token
+from odmoe.machines.ship import code_archive
 from scheduler.errors import ConfigError, ODMoEError
 
 HEAD_KEY = "~/ray_bootstrap_key.pem"  # where Ray puts the ssh key on the head

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from odmoe.hosts import Host, read_hosts
+from odmoe.machines.cluster_file import Host, read_hosts
 from scheduler.errors import ConfigError
 
 NAMESPACE = "odmoe"

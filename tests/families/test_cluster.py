@@ -14,8 +14,8 @@ import torch
 
 from checkpoint import kv
 from main_node.sequence import Sequence
-from odmoe.cluster import EmbeddedCluster
-from odmoe.settings import Settings
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
 from shadow_node.node import _Session
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -14,8 +14,8 @@ from checkpoint import family as families
 from checkpoint import kv
 from checkpoint.shard import shard
 from checkpoint.source import open_source
-from odmoe.cluster import EmbeddedCluster
-from odmoe.settings import Settings
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
 from scheduler import errors
 
 NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from main_node.shadow_start import ShadowStart
-from odmoe.cluster import EmbeddedCluster
-from odmoe.settings import Settings
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, ODMoEError, RequestCancelledError
 from wire import inprocess
 from wire import messages as w

@@ -414,8 +414,8 @@ def test_the_shadow_is_started_once() -> None:
 
 def test_the_report_says_why_the_answer_ended(demo_store: Any) -> None:
     """Of its length, or because the context is full; and which of the model's settings were not heeded."""
-    from odmoe.cluster import EmbeddedCluster
-    from odmoe.settings import Settings
+    from odmoe.clusters.embedded import EmbeddedCluster
+    from odmoe.settings.settings import Settings
 
     cluster = EmbeddedCluster(Settings(model="demo", shadow="none", threads=1), demo_store("bfloat16"))
     try:

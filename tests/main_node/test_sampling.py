@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from main_node.sampling import GREEDY, Sampling, ignored
-from odmoe.cluster import EmbeddedCluster
-from odmoe.settings import Settings
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, RequestFailedError
 
 COUNT = 32

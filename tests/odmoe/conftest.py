@@ -47,7 +47,7 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
     """`cli("generate", ..., stdin=b"", tty=False)`: the command line in this process."""
 
     def call(*args: str, stdin: bytes | None = None, tty: bool = False) -> Said:
-        from odmoe.cli import run
+        from odmoe.cli.main import run
 
         out, err = Screen(), Screen(tty=tty)
         monkeypatch.setattr(sys, "argv", ["odmoe", *args])

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from main_node.sampling import Sampling
-from odmoe.cluster import EmbeddedCluster
-from odmoe.process import prepare_ray
-from odmoe.settings import Settings
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.clusters.process import prepare_ray
+from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from scheduler.errors import ClusterError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
 from scheduler.eventlog.recording import read_recording

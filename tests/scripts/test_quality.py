@@ -120,8 +120,8 @@ def test_held_out_text_is_half_problems_half_sonnets(demo: Path, text: list[int]
 def test_a_cluster_that_is_forced_through_a_text(
     demo: Path, demo_store: Callable[[str], Any], model: Any, text: list[int]
 ) -> None:
-    from odmoe.cluster import EmbeddedCluster
-    from odmoe.settings import Settings
+    from odmoe.clusters.embedded import EmbeddedCluster
+    from odmoe.settings.settings import Settings
 
     window = text[:20]
     with torch.inference_mode():

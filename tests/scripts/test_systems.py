@@ -126,8 +126,8 @@ def test_a_run_that_goes_on_asks_what_was_asked_before(side: Any) -> None:
 def test_a_forced_text_after_a_prompt_of_some_tokens(given: int, demo_store: Any) -> None:
     from transformers import AutoModelForCausalLM
 
-    from odmoe.cluster import EmbeddedCluster
-    from odmoe.settings import Settings
+    from odmoe.clusters.embedded import EmbeddedCluster
+    from odmoe.settings.settings import Settings
 
     window = [0, 5, 17, 300, 41, 7, 90, 1200, 33, 8, 2]
     cluster = EmbeddedCluster(Settings(model="demo", shadow="none", workers=2, threads=1), demo_store("float32"))

@@ -48,8 +48,8 @@ def test_a_checkpoint_that_works(shape: str, texts: Path, tmp_path: Path, run: A
     import torch
     from transformers import AutoModelForCausalLM
 
-    from odmoe.cluster import EmbeddedCluster
-    from odmoe.settings import Settings
+    from odmoe.clusters.embedded import EmbeddedCluster
+    from odmoe.settings.settings import Settings
     from odmoe.stores import prepare_store
 
     out = tmp_path / shape

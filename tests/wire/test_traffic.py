@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
+from odmoe.clusters.timed import TimedChannel, TimedHandler, TimedNode, Way
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
 from wire import inprocess, odmoe_pb2
 from wire.messages import Beat, Compute, Computed, Load, Loaded, Stamped, Tensor
 from wire.rpc.pulse import Pulse
-from wire.timed import TimedChannel, TimedHandler, TimedNode, Way
 from wire.traffic import traffic_of
 
 ROW, WEIGHT = Tensor("float32", (1, 4096), bytes(16384)), Tensor("float32", (1,), bytes(4))

@@ -15,6 +15,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
+from odmoe.clusters.timed import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
 from scheduler.timing.profile import find_profile
@@ -35,7 +36,6 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
-from wire.timed import TimedNode
 from worker_node import host
 from worker_node.host import HostPlace
 from worker_node.pace import EmulatedPace

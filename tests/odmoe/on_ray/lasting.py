@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from odmoe.process import prepare_ray
+from odmoe.clusters.process import prepare_ray
 
 prepare_ray("auto")
 
@@ -22,7 +22,7 @@ from checkpoint.store import ExpertStore  # noqa: E402
 from odmoe.on_ray.cluster import RayCluster, connect_ray  # noqa: E402
 from odmoe.on_ray.ending import stop_nodes  # noqa: E402
 from odmoe.on_ray.seats import MAIN, NAMESPACE  # noqa: E402
-from odmoe.settings import Settings  # noqa: E402
+from odmoe.settings.settings import Settings  # noqa: E402
 from scheduler.errors import ODMoEError  # noqa: E402
 
 WAIT_S = 90.0

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import odmoe.cluster
+import odmoe.clusters.base
+from odmoe.clusters.process import prepare_ray
 from odmoe.on_ray.seats import Seat
-from odmoe.process import prepare_ray
-from odmoe.settings import Settings
+from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, LaunchError, LinkError, StoreNotFoundError
 
 pytestmark = pytest.mark.timeout(60)
@@ -75,8 +75,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(actors.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(actors, "open_verified", lambda store: None)
     monkeypatch.setattr(module("fleet"), "Fleet", made.fleet)
-    monkeypatch.setattr(odmoe.cluster, "make_engine", made.engine)
-    monkeypatch.setattr(odmoe.cluster, "make_main", lambda settings, *rest: made.main(*rest))
+    monkeypatch.setattr(odmoe.clusters.base, "make_engine", made.engine)
+    monkeypatch.setattr(odmoe.clusters.base, "make_main", lambda settings, *rest: made.main(*rest))
     return made
 
 

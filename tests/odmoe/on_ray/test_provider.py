@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from odmoe.process import prepare_ray
+from odmoe.clusters.process import prepare_ray
 from scheduler.errors import ConfigError
 from support.paths import ROOT
 

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odmoe.hosts import read_hosts
+from odmoe.machines.cluster_file import read_hosts
 from odmoe.on_ray.seats import Seat, group_size, hosts_of_launcher, offered
 
 

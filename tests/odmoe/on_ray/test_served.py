@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from odmoe.process import prepare_ray
-from odmoe.settings import Settings
+from odmoe.clusters.process import prepare_ray
+from odmoe.settings.settings import Settings
 
 STORE: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
 OTHER: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="g", dtype="float32"))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from odmoe.hosts import ClusterFile, Host, read_cluster_file
-from odmoe.ssh import Ssh
+from odmoe.machines.cluster_file import ClusterFile, Host, read_cluster_file
+from odmoe.machines.ssh import Ssh
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 COUNT = 4

@@ -21,16 +21,16 @@ import pytest
 from rich.console import Console
 
 from checkpoint.store import ExpertStore
-from odmoe import preflight, ray_cli
-from odmoe.bringup import up
-from odmoe.certs import ensure_certs
-from odmoe.cluster_status import status
-from odmoe.clusters import cluster_dir, only_one
-from odmoe.host_table import HostTable
-from odmoe.hosts import ClusterFile
-from odmoe.settings import Settings
-from odmoe.ship import code_digest
-from odmoe.takedown import down
+from odmoe.machines import preflight, ray_cli
+from odmoe.machines.certs import ensure_certs
+from odmoe.machines.cluster_file import ClusterFile
+from odmoe.machines.down import down
+from odmoe.machines.home import cluster_dir, only_one
+from odmoe.machines.ship import code_digest
+from odmoe.machines.status import status
+from odmoe.machines.table import HostTable
+from odmoe.machines.up import up
+from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError
 
@@ -47,7 +47,7 @@ for home in {homes}:
     if sys.argv[1] == "up":
         shutil.copy(sys.argv[-1], home + "/ray_bootstrap_config.yaml")
         subprocess.run("cd $H/odmoe && mkdir -p code && tar -xzf {archive} -C code && "
-                       "cp {at_head} code/odmoe/at_head.py", shell=True, check=True, env=dict(os.environ, H=home))
+                       "cp {at_head} code/odmoe/cli/at_head.py", shell=True, check=True, env=dict(os.environ, H=home))
         subprocess.Popen(["sleep", "300"], env=dict(os.environ, RAY_AUTH_TOKEN_PATH=keys), start_new_session=True,
                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 """
@@ -128,7 +128,7 @@ def tiny_store(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(hosts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_store: Path) -> Iterator[World]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("odmoe.ssh.PORT", hosts.port)
+    monkeypatch.setattr("odmoe.machines.ssh.PORT", hosts.port)
     cluster = hosts.cluster(tmp_path)
     made = World(hosts, cluster, tmp_path, str(tiny_store))
     homes = [str(hosts.home(address)) for address in hosts.addresses]
@@ -139,13 +139,14 @@ def world(hosts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_stor
     at_head.write_text(AT_HEAD)
     ray = tmp_path / "ray"
     text = RAY.format(python=sys.executable, base=tmp_path, homes=homes, archive=archive, at_head=at_head)
-    ray.write_text(text.replace("import os,", "import os, odmoe.ship, pathlib,", 1).replace(
-        "for home in", f"odmoe.ship.code_archive(pathlib.Path({str(archive)!r}))\nfor home in", 1))  # fmt: skip
+    archived = f"odmoe.machines.ship.code_archive(pathlib.Path({str(archive)!r}))"
+    ray.write_text(text.replace("import os,", "import os, odmoe.machines.ship, pathlib,", 1).replace(
+        "for home in", f"{archived}\nfor home in", 1))  # fmt: skip
     ray.chmod(0o755)
     monkeypatch.setattr(ray_cli, "RAY", ray)
     yield made
-    from odmoe.preflight import stop_processes
-    from odmoe.ssh import Ssh
+    from odmoe.machines.preflight import stop_processes
+    from odmoe.machines.ssh import Ssh
 
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         ssh.each(cluster.hosts, lambda host: stop_processes(ssh, host))
@@ -335,7 +336,7 @@ def test_it_never_waits_without_a_bound_and_says_who_is_behind(world: World) -> 
 
 @pytest.mark.parametrize("script", [[], [(30.0, {})]])
 def test_a_head_that_says_nothing(world: World, monkeypatch: pytest.MonkeyPatch, script: Any) -> None:
-    monkeypatch.setattr("odmoe.head_link.IDLE_S", 2.0)
+    monkeypatch.setattr("odmoe.machines.head.IDLE_S", 2.0)
     world.head(start=script)
     what = "nothing was heard for 2 s" if script else "the head stopped before all was ready"
     with pytest.raises(LaunchError, match=what):
@@ -485,7 +486,7 @@ def test_of_ray_s_own_log_the_grave_line_is_told() -> None:
 def test_ray_s_own_logs_are_read_on_the_host_and_the_launcher_s_on_the_head(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from odmoe.ssh import Ssh
+    from odmoe.machines.ssh import Ssh
 
     logs = world.base / "logs"
     logs.mkdir()

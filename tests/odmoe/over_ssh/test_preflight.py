@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from odmoe import preflight as module
-from odmoe.hosts import Host
-from odmoe.preflight import Wanted, check, pinned_versions, preflight, probe, stop_processes
-from odmoe.ssh import Ssh
+from odmoe.machines import preflight as module
+from odmoe.machines.cluster_file import Host
+from odmoe.machines.preflight import Wanted, check, pinned_versions, preflight, probe, stop_processes
+from odmoe.machines.ssh import Ssh
 from scheduler.errors import HostError
 
 

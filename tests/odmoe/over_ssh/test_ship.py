@@ -18,11 +18,11 @@ import pytest
 
 from checkpoint.form_files import add_forms
 from checkpoint.store import ExpertStore
-from odmoe import ship
-from odmoe.hosts import Host
-from odmoe.preflight import probe
-from odmoe.ship import code_archive, code_digest, push_keys, push_store
-from odmoe.ssh import Ssh
+from odmoe.machines import ship
+from odmoe.machines.cluster_file import Host
+from odmoe.machines.preflight import probe
+from odmoe.machines.ship import code_archive, code_digest, push_keys, push_store
+from odmoe.machines.ssh import Ssh
 from odmoe.stores import prepare_store
 from scheduler.errors import ConfigError, HostError
 from support.paths import ROOT
@@ -129,7 +129,7 @@ def test_this_project_runs_from_its_archive(tmp_path: Path) -> None:
     unpacked(tmp_path / "code.tar.gz", tmp_path / "odmoe" / "code")
     os.symlink(sys.prefix, tmp_path / "odmoe" / "venv")
     script = (
-        '. ~/odmoe/code/env.sh && python -c "import odmoe.ship, os; print(odmoe.ship.code_digest());'
+        '. ~/odmoe/code/env.sh && python -c "import odmoe.machines.ship, os; print(odmoe.machines.ship.code_digest());'
         " print(os.environ['RAY_AUTH_MODE'], os.environ.get('OMP_NUM_THREADS'), os.environ['ODMOE_TLS'])\""
     )
     done = subprocess.run(

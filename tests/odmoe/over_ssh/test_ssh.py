@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from odmoe.hosts import Host
-from odmoe.ssh import Ssh
+from odmoe.machines.cluster_file import Host
+from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError, LinkError
 
 
@@ -103,7 +103,7 @@ def test_refused_and_unreachable(hosts: Any, tmp_path: Path) -> None:
 def test_a_host_that_takes_the_connection_and_says_nothing(
     hosts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("odmoe.ssh.CONNECT_S", 1)
+    monkeypatch.setattr("odmoe.machines.ssh.CONNECT_S", 1)
     with socket.socket() as silent:
         silent.bind(("127.0.99.1", 0))
         silent.listen()

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from checkpoint.store import ExpertStore
+from odmoe.clusters.timed import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, ODMoEError
 from scheduler.timing.profile import find_profile
 from wire import inprocess
 from wire.messages import Computed, Evict, Load, Loaded, Message, Stamped, WorkerReady
-from wire.timed import TimedNode
 from worker_node.loaders.emulated import EmulatedLoader
 from worker_node.loaders.make import make_loader
 from worker_node.loaders.memory import MemoryLoader

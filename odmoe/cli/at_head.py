@@ -1,0 +1,71 @@
+"""`python -m odmoe.cli.at_head`, on the main host: does what the launching machine asks by one JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from odmoe.cli.exit import outcome
+from odmoe.clusters.process import prepare_process, prepare_ray
+from odmoe.settings.settings import Settings
+from odmoe.settings.sources import effective
+
+
+def settings_here(said: dict[str, Any]) -> Settings:
+    """As on the launching machine, but with the directories and ports of this host, which its environment says."""
+    return effective(said).settings
+
+
+def _generate(request: dict[str, Any]) -> int:
+    """`request`: settings, prompts and how to print, as `odmoe.commands.generate_remote` writes them. The exit code."""
+
+    def work() -> int:
+        from odmoe.commands.generate import run_generate
+        from odmoe.terminal import Terminal
+
+        said = request["settings"]
+        said |= {name: os.path.expanduser(said[name]) for name in ("trace", "record") if name in said}
+        settings = settings_here({**said, "cluster": "auto"})
+        terminal = Terminal(request["quiet"], request["debug"])
+        prompts, named = request["prompts"], request.get("named")
+        run_generate(settings, prompts, request["json"], terminal, request["parallel"], request["many"], named)
+        return 0
+
+    return outcome(work)
+
+
+def _follow_launcher() -> None:
+    """When standard input ends, the launching machine has gone: as Ctrl-C here."""
+    while sys.stdin.readline():
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def main() -> int:
+    """The exit code; 130 where the launching machine has gone."""
+    prepare_process()
+    prepare_ray("auto")
+    line = sys.stdin.readline()
+    if not line:
+        return 130
+    request = json.loads(line)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_follow_launcher, daemon=True).start()
+    if request.get("do") == "generate":
+        return _generate(request)
+    from odmoe.on_ray.head import serve
+
+    return serve(request, settings_here)
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+    sys.stdout.flush()
+    os._exit(code)  # without waiting for Ray's threads

@@ -1,0 +1,152 @@
+"""The command line. Answers go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import os
+import signal
+import sys
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from odmoe.cli.exit import one_interrupt, outcome
+from odmoe.cli.flags import with_settings
+from odmoe.cli.machines import add_commands
+from odmoe.cli.plan import add_plan
+from odmoe.cli.prompts import read_prompts
+from odmoe.cli.simulate import add_simulate
+from odmoe.settings.settings import DTYPES, MAX_PARALLEL
+from odmoe.settings.sources import dump, effective
+from scheduler.errors import ConfigError
+
+app = typer.Typer(
+    help="Run a Mixture-of-Experts model on a handful of weak machines.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from, and what the libraries say.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but the answer.")]
+Config = Annotated[
+    str | None,
+    typer.Option("--config", help="Settings as YAML; else ODMOE_CONFIG, else ~/.config/odmoe/config.yaml."),
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"odmoe {version('odmoe')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Run a Mixture-of-Experts model on a handful of weak machines."""
+
+
+@app.command()
+@with_settings
+def generate(
+    flags: dict[str, Any],
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input when not given.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file of prompts, one a line; text, or JSON strings.", show_default=False)
+    ] = None,
+    parallel: Annotated[int, typer.Option(help="With --prompts: how many are answered at once.")] = 4,
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object (one a line) instead of text.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Answer a prompt; the text streams as it comes."""
+    settings = effective(flags, config).settings
+    if not settings.model and not settings.joined:
+        raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
+    if not 1 <= parallel <= MAX_PARALLEL:
+        raise ConfigError(f"--parallel is {parallel}; allowed: 1 to {MAX_PARALLEL}")
+    asked = read_prompts(prompt, prompts)
+    how = {"json": as_json, "quiet": quiet, "debug": debug, "parallel": parallel, "many": prompts is not None}
+    if settings.cluster_file:
+        from odmoe.commands.generate_remote import ask
+
+        raise typer.Exit(ask(settings, asked, how))
+    from odmoe.commands.generate import run_generate
+    from odmoe.terminal import Terminal
+
+    run_generate(settings, asked, as_json, Terminal(quiet, debug), parallel, many=prompts is not None)
+
+
+@app.command()
+@with_settings
+def config(flags: dict[str, Any], config: Config = None) -> None:
+    """Print the settings that hold and where each was said: flags, then ODMOE_*, then the file, then defaults."""
+    print(dump(effective(flags, config)), end="")
+
+
+@app.command()
+def shard(
+    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
+    store: Annotated[str, typer.Argument(help="Where to write the expert store.")],
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DTYPES)}; as stored unless said.", show_default=False)
+    ] = None,
+    forms: Annotated[
+        str | None,
+        typer.Option(help="Add smaller forms of every expert: int4, int2, or int4,int2.", show_default=False),
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every expert back and compare its checksum.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object about the store.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Split a model into dense weights and an expert store; takes up where one that was interrupted stopped."""
+    from odmoe.commands.shard import run_shard
+    from odmoe.terminal import Terminal
+
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
+    named = [name.strip() for name in forms.split(",")] if forms else []
+    run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug), named)
+
+
+add_commands(app)
+add_plan(app)
+add_simulate(app)
+
+
+def run() -> int:
+    """Do what the command line says; the exit code."""
+    return outcome(lambda: app(standalone_mode=False))  # gives what an Exit says, in which it also hides Ctrl-C
+
+
+def main() -> NoReturn:
+    """Ends the process without waiting for threads that are deep in a library: the interpreter's own way out would
+    wait for such a one, or abort because of it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    one_interrupt()
+    code = 1
+    try:
+        code = run()
+    except Exception:  # noqa: BLE001 - a fault of ours: all that is known of it
+        traceback.print_exc()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends already
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

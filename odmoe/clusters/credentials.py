@@ -1,0 +1,32 @@
+"""What a node must know and show off loopback, read on its own host: secrets and keys do not travel with settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from odmoe.settings.settings import Settings
+from scheduler.errors import ConfigError
+from wire.rpc.tls import Identity
+
+SECRET = "secret"
+
+
+def credentials(settings: Settings) -> tuple[str | None, Identity | None]:
+    """The cluster's secret and this host's identity: from the directory `settings.tls`, if there is one.
+
+    Raises ConfigError for a secret that cannot be read, CertificateError.
+    """
+    if settings.tls is None:
+        return settings.secret, None
+    folder = Path(os.path.expanduser(settings.tls))
+    return settings.secret or _secret(folder / SECRET), Identity.read(folder)
+
+
+def _secret(file: Path) -> str | None:
+    try:
+        return file.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the cluster's secret {file} cannot be read: {error}") from error

@@ -1,0 +1,95 @@
+"""The cluster that is made of this process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Unpack
+
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.store import ExpertStore
+from main_node.answer import Answer
+from main_node.sampling import How
+from main_node.shadow_start import ShadowStart
+from odmoe.clusters.base import Say
+from odmoe.clusters.event_log import record, taken
+from odmoe.clusters.host_place import make_host
+from odmoe.clusters.nodes import emulation_of, make_engine, make_main, make_shadow, make_worker, travelled, travelling
+from odmoe.clusters.process import prepare_libraries
+from odmoe.settings.settings import Settings
+from scheduler.trace import Span
+from wire import inprocess
+from wire.base import Channel, Handler, Node
+
+
+class EmbeddedCluster:
+    """Every node in this process: one main, one shadow, `settings.workers` workers, messages handed over in memory.
+
+    The shadow is made ready after the first token, which needs no predictions.
+    """
+
+    def __init__(self, settings: Settings, store: ExpertStore, say: Say = lambda text: None) -> None:
+        prepare_libraries(settings.threads_a_node)
+        self._nodes: list[Node] = []
+        self._settings = settings
+        self._store = store
+        self._closed = False
+        say(f"loading the main model and {settings.workers} worker(s)")
+        emulation = self._emulation = emulation_of(settings)
+        engine = make_engine(settings, store, emulation)
+        self._travelled = travelled(emulation, engine)
+        self._recorder = record(engine, settings, store)
+        arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
+        shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
+        try:
+            for number in range(settings.workers):
+                worker = make_worker(number, settings, store, arithmetic, emulation)
+                self._nodes.append(worker)
+                engine.add_worker(number, self._travelled(_to(worker)), settings.launch_s)
+            host = make_host(settings, store, arithmetic, emulation)
+            if host is not None:
+                node = travelling(host, emulation)
+                self._nodes.append(node)
+                engine.add_worker(settings.workers, self._travelled(_to(node)), settings.launch_s)
+            self.main = make_main(settings, store, engine, shadow)
+        except BaseException:
+            engine.close()
+            self._close_nodes()
+            raise
+
+    def _join_shadow(self) -> None:
+        shadow = make_shadow(self._settings, self._store, self._emulation)
+        if self._closed:
+            return
+        self._nodes.append(shadow)
+        self.main.engine.add_shadow(self._travelled(_to(shadow)), self._settings.launch_s)
+
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answer:
+        return self.main.generate(prompt, max_new_tokens, **how)
+
+    def trace(self) -> list[Span]:
+        return self.main.engine.trace()
+
+    def recording(self) -> bytes:
+        return taken(self._recorder)
+
+    def store(self) -> Path:
+        return self._store.path
+
+    def serves(self) -> Settings:
+        return self._settings
+
+    def close(self) -> None:
+        self._closed = True
+        self.main.close()
+        self._close_nodes()
+
+    def _close_nodes(self) -> None:
+        if self._emulation is not None:
+            self._emulation.close()
+        for node in self._nodes:
+            node.close()
+
+
+def _to(node: Node) -> Callable[[Handler], Channel]:
+    return lambda handler: inprocess.connect(node, handler)

@@ -1,0 +1,109 @@
+"""The nodes of a cluster, made from its settings: the same for every kind of cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from checkpoint import kv
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.family import config_from_dict, parse_dtype
+from checkpoint.store import ExpertStore
+from main_node.engine import Connect, Engine
+from main_node.node import MainNode
+from main_node.pace import MainPace
+from main_node.shadow_start import ShadowStart
+from main_node.shape import model_shape
+from odmoe.clusters.budget import find_token_predictor, slots_of
+from odmoe.clusters.event_log import choices_of
+from odmoe.clusters.timed import MainWay, TimedChannel, TimedHandler, TimedNode
+from odmoe.settings.settings import Settings
+from odmoe.text import make_stopper
+from scheduler.build import make_core
+from scheduler.emulation.clock import Emulation
+from scheduler.emulation.expected import Awaited
+from scheduler.policies.choices import Choices
+from scheduler.policies.registry import forms_of, residency_of
+from scheduler.timing.links import MainLinks
+from scheduler.timing.profile import find_profile
+from shadow_node.pace import ShadowPace
+from wire.base import Node
+from wire.messages import PROTOCOL_VERSION, Hello
+from worker_node.loaders.make import make_loader
+from worker_node.node import Worker
+
+
+def emulation_of(settings: Settings) -> Emulation | None:
+    """The time that --profile keeps, one for all nodes of a process. Raises ConfigError for a profile that is none."""
+    if settings.profile is None:
+        return None
+    return Emulation(find_profile(settings.profile), duplex=settings.prefill == "ahead")
+
+
+def travelling(node: Node, emulation: Emulation | None) -> Node:
+    """The node, whose end of each stream keeps the profile's times."""
+    return node if emulation is None else TimedNode(node, emulation)
+
+
+def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect], Connect]:
+    """As `travelling`, for the main node's end of its streams, which all share its link."""
+    if emulation is None:
+        return lambda to: to
+    owed = emulation.agenda.awaited = Awaited(emulation.profile, engine.core.shape.layers[-1])
+    way = MainWay(MainLinks(emulation.profile, emulation.duplex), owed)
+
+    def timed(to: Connect) -> Connect:
+        return lambda handler: TimedChannel(to(TimedHandler(handler, way, emulation)), way, emulation)
+
+    return timed
+
+
+def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | None = None) -> Engine:
+    """The scheduler with its choices, and the engine around it. Raises ConfigError where slots do not suffice."""
+    if settings.shadowed and settings.align_kv:
+        kv.kinds(config_from_dict(store.manifest.config))
+    choices = choices_of(settings, model_shape(store))
+    _check_slots(settings, store, choices)
+    manifest, traced = store.manifest, settings.trace is not None
+    hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
+    return Engine(make_core(choices), hello, pace=MainPace(emulation) if emulation else None)
+
+
+def check_fits(settings: Settings, store: ExpertStore) -> None:
+    """What no node need be started for to know. Raises ConfigError where slots do not suffice, or a predictor has no
+    weights."""
+    _check_slots(settings, store, choices_of(settings, model_shape(store)))
+    if not settings.joined:
+        find_token_predictor(settings, store)
+
+
+def _check_slots(settings: Settings, store: ExpertStore, choices: Choices) -> None:
+    if settings.workers_wanted:
+        residency_of(choices).check(choices.shape, settings.workers * slots_of(settings, store))
+
+
+def make_worker(
+    number: int, settings: Settings, store: ExpertStore, arithmetic: ExpertArithmetic, emulation: Emulation | None
+) -> Node:
+    """Raises LaunchError where the loader's memory does not suffice."""
+    name = settings.loader if emulation is None else "emulated"
+    slots, forms = slots_of(settings, store), forms_of(settings.precision)
+    loader = make_loader(name, store, emulation, settings.loader, forms)
+    return travelling(Worker(f"worker {number}", store, arithmetic, loader, slots, forms), emulation)
+
+
+def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | None) -> Node:
+    """Quantises the whole model: takes as long as reading it."""
+    from shadow_node.model import ShadowModel
+    from shadow_node.node import Shadow
+
+    manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
+    shadow = Shadow("shadow", ShadowModel(store, settings.shadow), manifest.fingerprint, manifest.dtype, pace)
+    return travelling(shadow, emulation)
+
+
+def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:
+    """Raises ConfigError where --ctx-size is beyond the model."""
+    dtype = parse_dtype(store.manifest.dtype)
+    stopper = make_stopper(store.dense)
+    token_file = find_token_predictor(settings, store)
+    return MainNode(store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file)

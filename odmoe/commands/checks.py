@@ -1,0 +1,34 @@
+"""What is checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from odmoe.clusters.host_place import hosted
+from odmoe.settings.settings import Settings
+from scheduler.errors import ConfigError
+from scheduler.timing.profile import find_profile
+
+if TYPE_CHECKING:
+    pass
+
+
+def check_early(settings: Settings) -> None:
+    """What would otherwise be found out at the end. Raises ConfigError."""
+    hosted(settings, None if settings.profile is None else find_profile(settings.profile))
+    for name, file in (("--trace", settings.trace), ("--record", settings.record)):
+        if file is not None:
+            check_writable(name, file)
+    files = {Path(file).resolve() for file in (settings.trace, settings.record) if file is not None}
+    if settings.trace is not None and settings.record is not None and len(files) == 1:
+        raise ConfigError(f"--trace and --record are both {settings.record!r}; give each a file of its own")
+
+
+def check_writable(name: str, file: str) -> None:
+    """Raises ConfigError where nothing can be written there. `name`: the flag that says so."""
+    path = Path(file)  # written whole and then renamed, which would put a file in a device's place
+    other = path.exists() and not path.is_file()
+    if other or not file or not os.access(path.resolve().parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name} is {file!r}; allowed: a file in a directory that can be written to")

@@ -1,0 +1,122 @@
+"""`odmoe generate --cluster FILE`: asks the main host of a cluster file over ssh, and passes on what it says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+from odmoe.commands.checks import check_early
+from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
+from odmoe.machines.head import AT_HEAD, HERE_ONLY, Head
+from odmoe.machines.home import cluster_dir
+from odmoe.machines.ssh import Ssh
+from odmoe.machines.ssh_process import Remote
+from odmoe.machines.up import up
+from odmoe.settings.settings import Settings
+from odmoe.stores import prepare_store
+from odmoe.terminal import Terminal
+from scheduler.errors import HostError, LaunchError, ODMoEError
+from scheduler.policies.registry import forms_of
+
+FETCH_S = 120.0
+STATUS_S = 30.0
+RECORDS = ("trace", "record")
+
+
+def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
+    """Have the cluster's main host answer; the exit code that it ended with. `how`: json, quiet, debug, parallel, many.
+
+    Raises HostError, ConfigError.
+    """
+    file = Path(settings.cluster)
+    cluster = read_cluster_file(file)
+    check_early(settings)
+    if settings.model and not _served(settings, cluster):
+        up(file, settings, Terminal(how["quiet"], how["debug"]), settings.launch_s)
+    dumped = settings.model_dump(mode="json", exclude_unset=True)
+    said = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
+    kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in RECORDS if name in said}
+    said |= kept
+    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+        remote = ssh.start(cluster.main, AT_HEAD)
+        try:
+            request = {"do": "generate", "settings": said, "prompts": prompts, "named": file.name, **how}
+            remote.send(json.dumps(request) + "\n")
+            code, heard = relay(remote)
+        finally:
+            remote.close()
+        with ExitStack() as both:  # one that is not there does not keep the other from coming
+            for name, there in kept.items():
+                both.callback(_fetch, ssh, cluster, there, Path(dumped[name]), code)
+    if code == 255:
+        raise remote.failure(code, heard)
+    return code
+
+
+def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> None:
+    """The record that the main host has written. Raises HostError: it did not; where the answer has failed (`code`),
+    that was told already."""
+    try:
+        to.write_bytes(base64.b64decode(ssh.run(cluster.main, f"base64 {there} && rm -f {there}", FETCH_S)))
+    except HostError:
+        if code == 0:
+            raise
+
+
+def _served(settings: Settings, cluster: ClusterFile) -> bool:
+    """Whether the cluster serves this model; a node that is not there at the moment is no reason to bring all up.
+
+    Raises LaunchError: it serves another one.
+    """
+    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+        try:
+            seen = Head(ssh, cluster).status(STATUS_S)
+        except ODMoEError:
+            return False
+    if seen.get("fingerprint") is None:
+        return False
+    store = prepare_store(settings.model, settings.store, settings.dtype, forms=forms_of(settings.precision))
+    if seen["fingerprint"] != store.manifest.fingerprint:
+        raise LaunchError(
+            f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "
+            "changes that, or leave out --model to ask what is served"
+        )
+    return True
+
+
+def relay(remote: Remote) -> tuple[int, str]:
+    """Pass on both streams until they end; the exit code, and the end of what standard error had. Raises OSError where
+    whoever reads here has gone: what comes from there would wait for ever."""
+    broken: list[OSError] = []
+    said = bytearray()
+    threads = [
+        threading.Thread(target=_pass_on, args=(stream, out, broken, kept), daemon=True)
+        for stream, out, kept in ((remote.stdout, sys.stdout, None), (remote.stderr, sys.stderr, said))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not broken:  # so that Ctrl-C is heard
+            thread.join(0.2)
+    if broken:
+        raise broken[0]
+    return remote.process.wait(10), said[-4000:].decode(errors="replace")
+
+
+def _pass_on(stream: IO[bytes], out: Any, broken: list[OSError], kept: bytearray | None) -> None:
+    """Bytes as they come: an answer is shown a token at a time."""
+    try:
+        while data := os.read(stream.fileno(), 1 << 16):
+            if kept is not None:
+                kept += data
+            out.buffer.write(data)
+            out.buffer.flush()
+    except OSError as error:
+        broken.append(error)

@@ -1,0 +1,147 @@
+"""A cluster file: which machine has which role. The same file that `ray up` takes; no ray here."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from odmoe.settings.settings import Settings
+from scheduler.errors import ConfigError
+
+ROLES = ("main_node", "shadow_node", "worker_node")
+"""Also the names of Ray's node types, and of the custom resource that each of them has one of."""
+
+OWN_SETTINGS = ("slots", "loader", "threads")
+"""What may be said of one machine, besides its address: settings that hold there and nowhere else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine. `number`: of a worker, in the order of the file; 0 for others. `group`: of a worker, from 0."""
+
+    role: str
+    number: int
+    address: str
+    group: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """`main`, `shadow`, `worker-0`, ..."""
+        return f"worker-{self.number}" if self.role == "worker_node" else self.role.removesuffix("_node")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """What a cluster file says of machines and how to reach them. `key`: of ssh, where one is named."""
+
+    path: Path
+    name: str
+    hosts: tuple[Host, ...]
+    user: str
+    key: Path | None
+
+    @property
+    def main(self) -> Host:
+        return self.hosts[0]
+
+    def of(self, role: str) -> list[Host]:
+        return [host for host in self.hosts if host.role == role]
+
+    def find(self, name: str) -> Host:
+        """The host of that name or address. Raises ConfigError."""
+        for host in self.hosts:
+            if name in (host.name, host.address):
+                return host
+        known = ", ".join(host.name for host in self.hosts)
+        raise ConfigError(f"{name!r} is no host of {self.path}; there are: {known}")
+
+
+def read_cluster_file(path: Path) -> ClusterFile:
+    """Raises ConfigError naming the file, what is wrong in it and what is allowed."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"the cluster file {path} is not there; the project's cluster.yaml is an example") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the cluster file {path} cannot be read: {' '.join(str(error).split())}") from error
+    return parse_cluster(found, path)
+
+
+def parse_cluster(found: Any, path: Path) -> ClusterFile:
+    """A cluster file's content, as YAML gives it. Raises ConfigError."""
+    name, provider, auth = (_part(found, key, kind, path) for key, kind in _PARTS)
+    hosts = tuple(read_hosts(_part(provider, "hosts", dict, path), str(path)))
+    user, key = _part(auth, "ssh_user", str, path), auth.get("ssh_private_key")
+    for said, text in (("cluster_name", name), ("ssh_user", user)):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", text):
+            raise ConfigError(f"{path}: {said} is {text!r}; allowed: letters, digits, _ . - and no . or - at the front")
+    if key is not None and not isinstance(key, str):
+        raise ConfigError(f"{path}: ssh_private_key is {key!r}; allowed: a path, or nothing for ssh's own keys")
+    return ClusterFile(path, name, hosts, user, Path(key).expanduser() if key else None)
+
+
+_PARTS: tuple[tuple[str, type], ...] = (("cluster_name", str), ("provider", dict), ("auth", dict))
+
+
+def _part(found: Any, key: str, kind: type, path: Path) -> Any:
+    value = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(value, kind) or not value:
+        wanted = "text" if kind is str else "a block of settings"
+        raise ConfigError(f"{path}: {key} is {value!r}; allowed: {wanted}, as in the project's cluster.yaml")
+    return value
+
+
+def read_hosts(roles: dict[str, Any], where: str) -> Iterator[Host]:
+    """Main, shadow if there is one, workers. Raises ConfigError.
+
+    A role has an address or a mapping with `host` and settings of its own; workers are a list of these, or of groups.
+    """
+    strangers = [role for role in roles if role not in ROLES]
+    if strangers:
+        raise ConfigError(f"{where}: hosts has the role {strangers[0]!r}; allowed: {', '.join(ROLES)}")
+    seats: list[tuple[str, int, int | None, Any]] = [("main_node", 0, None, roles.get("main_node"))]
+    if roles.get("shadow_node") is not None:
+        seats.append(("shadow_node", 0, None, roles["shadow_node"]))
+    seats += _workers(roles.get("worker_node"), where)
+    taken: dict[str, str] = {}
+    for role, number, group, said in seats:
+        host = _host(role, number, group, said, where)
+        if host.address in taken:
+            raise ConfigError(
+                f"{where}: {host.address} is both {taken[host.address]} and {host.name}; every node needs a host of "
+                "its own, since a worker's memory is for its experts"
+            )
+        taken[host.address] = host.name
+        yield host
+
+
+def _workers(said: Any, where: str) -> list[tuple[str, int, int | None, Any]]:
+    if not isinstance(said, list) or not said or [] in said:
+        raise ConfigError(f"{where}: worker_node is {said!r}; allowed: a list of at least one host, or of groups")
+    groups = [group if isinstance(group, list) else [group] for group in said]
+    grouped = any(isinstance(group, list) for group in said)
+    seats = [(number, entry) for number, group in enumerate(groups) for entry in group]
+    return [("worker_node", n, group if grouped else None, entry) for n, (group, entry) in enumerate(seats)]
+
+
+def _host(role: str, number: int, group: int | None, said: Any, where: str) -> Host:
+    settings = dict(said) if isinstance(said, dict) else {"host": said}
+    address = settings.pop("host", None)
+    try:
+        address = str(ipaddress.IPv4Address(address if isinstance(address, str) else ""))
+    except ValueError:
+        raise ConfigError(f"{where}: {role} is {address!r}; allowed: an IPv4 address, such as 192.168.1.11") from None
+    strangers = [key for key in settings if key not in OWN_SETTINGS]
+    if strangers:
+        raise ConfigError(
+            f"{where}: {address} has the setting {strangers[0]!r}; allowed for one host: {', '.join(OWN_SETTINGS)}"
+        )
+    Settings(named=lambda name: f"{where}: {name} of {address}", **settings)
+    return Host(role, number, address, group, settings)

@@ -1,0 +1,73 @@
+"""What a cluster was launched with: by this machine's own record, and by what Ray's launcher left on the head."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from odmoe.machines.cluster_file import ClusterFile, Host, parse_cluster
+from odmoe.machines.home import token_file
+from odmoe.machines.preflight import stop_processes
+from odmoe.machines.ssh import Ssh
+from odmoe.machines.table import cause
+from scheduler.errors import ConfigError, HostError
+
+ON_HEAD = "~/ray_bootstrap_config.yaml"
+RECORD = "launched.json"
+COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
+READ_S = 20.0
+
+
+def as_launched(ssh: Ssh, cluster: ClusterFile) -> bool:
+    """Whether the head was launched with these hosts, in these roles, groups and settings, and with these commands."""
+    with contextlib.suppress(HostError, ConfigError, OSError, UnicodeDecodeError, yaml.YAMLError):
+        found = yaml.safe_load(ssh.run(cluster.main, f"cat {ON_HEAD}", READ_S))
+        wanted = yaml.safe_load(cluster.path.read_text())
+        return parse_cluster(found, cluster.path).hosts == cluster.hosts and all(
+            found.get(name) == wanted.get(name) for name in COMMANDS
+        )
+    return False
+
+
+def remember(folder: Path, cluster: ClusterFile) -> None:
+    """That something runs on these hosts from now on. `folder`: what this machine keeps of the cluster."""
+    with contextlib.suppress(OSError):  # without the record, hosts that leave the file are not ended: no more than that
+        (folder / RECORD).write_text(json.dumps({host.address: host.role for host in cluster.hosts}))
+
+
+def forget(folder: Path) -> None:
+    """All of it was ended."""
+    with contextlib.suppress(OSError):
+        (folder / RECORD).unlink(missing_ok=True)
+
+
+def end_former(ssh: Ssh, cluster: ClusterFile, folder: Path, say: Callable[[str], None]) -> None:
+    """End what runs on hosts that the cluster file no longer names: a head that is one no more would go on starting Ray
+    on the others. Left alone: a host that has another cluster's token by now."""
+    present = {host.address for host in cluster.hosts}
+    former = [Host(str(role), 0, address) for address, role in _record(folder).items() if address not in present]
+    if not former:
+        return
+    token = token_file(folder).read_text().strip() if token_file(folder).exists() else ""
+
+    def end(host: Host) -> dict[str, Any]:
+        theirs = ssh.run(host, "cat ~/odmoe/keys/ray_token 2> /dev/null || true", READ_S).strip()
+        return stop_processes(ssh, host) if theirs == token else {"stopped": []}
+
+    for address, found in ssh.each(former, end).items():
+        if isinstance(found, HostError):
+            say(f"{address} is no longer in {cluster.path}, and may still run something: {cause(found)}")
+        elif found["stopped"]:
+            say(f"{address} is no longer in {cluster.path}: ended {', '.join(found['stopped'])}")
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / RECORD).read_text())
+        return found if isinstance(found, dict) else {}
+    return {}

@@ -1,0 +1,180 @@
+"""What every machine of a cluster has, asked of all at once, and whether it is fit for its node."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from odmoe.machines.cluster_file import Host
+from odmoe.machines.ship import ROOT, has_store
+from odmoe.machines.ssh import Ssh
+from scheduler.errors import ConfigError, HostError
+
+PROBE_S = 30.0
+STOP_S = 30.0
+OLDEST = (3, 11)
+SKEW_S = 60.0
+SPARE = 256 << 20  # bytes of disk beside the store: logs, Ray's session
+NAMED = 3  # packages that a message names
+
+Facts = dict[str, Any]
+
+_START = """import sys
+if sys.version_info < (3, 7):
+    print('{{"python": "%d.%d.%d"}}' % sys.version_info[:3])
+    sys.exit()
+exec(compile({source!r}, "probe", "exec"))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a host must have. `versions`: of packages, by name. `code`: a digest; None before `ray up`, which brings the
+    code and makes an environment that is missing, or older than `lock_time`. `store`: (name, digest of the manifest,
+    bytes), or None."""
+
+    versions: dict[str, str]
+    code: str | None = None
+    store: tuple[str, str, int] | None = None
+    lock_time: float = 0.0
+
+
+def probe(ssh: Ssh, host: Host) -> Facts:
+    """What `odmoe.machines.probe` says there, and `skew_s`: by how much its clock is ahead of ours. Raises
+    HostError."""
+    before = time.time()
+    facts = _ask(ssh, host, "facts", PROBE_S)
+    after = time.time()
+    if "time" in facts:
+        facts["skew_s"] = min(facts["time"] - before, 0.0) or max(facts["time"] - after, 0.0)
+    return facts
+
+
+def stop_processes(ssh: Ssh, host: Host) -> Facts:
+    """End there all that was started for the cluster: {"stopped": names, "left": names}. Raises HostError."""
+    return _ask(ssh, host, "stop", STOP_S)
+
+
+def _ask(ssh: Ssh, host: Host, what: str, deadline_s: float) -> Facts:
+    source = Path(__file__).with_name("probe.py").read_text()
+    said = ssh.run(host, f"python3 - {what}", deadline_s, _START.format(source=source).encode())
+    lines = [line for line in said.splitlines() if line.startswith("{")]  # a login shell may have greeted
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        raise _fault(host, f"its python3 answered {said[-80:]!r}", "see what its shell prints by itself") from None
+    return dict(found)
+
+
+def preflight(ssh: Ssh, hosts: Iterable[Host], wanted: Wanted) -> tuple[dict[str, Facts], dict[str, HostError]]:
+    """By address: what the fit hosts have, and what is wrong with the others. Bounded; all hosts at once."""
+
+    def one(host: Host) -> Facts:
+        facts = probe(ssh, host)
+        check(host, facts, wanted)
+        return facts
+
+    facts: dict[str, Facts] = {}
+    failed: dict[str, HostError] = {}
+    for address, found in ssh.each(hosts, one).items():
+        if isinstance(found, HostError):
+            failed[address] = found
+        else:
+            facts[address] = found
+    return facts, failed
+
+
+def check(host: Host, facts: Facts, wanted: Wanted) -> None:
+    """Raises HostError: all that is wrong, in one message."""
+    faults = list(_faults(facts, wanted))
+    if faults:
+        causes, advice = zip(*faults, strict=True)
+        raise _fault(host, "; ".join(causes), "; ".join(dict.fromkeys(advice)))
+
+
+def _faults(facts: Facts, wanted: Wanted) -> Iterable[tuple[str, str]]:
+    """(cause, advice) of each. A Python too old to be asked anything else is the only one then."""
+    venv = facts.get("venv")
+    newest = (venv or facts)["python"]
+    if _version(newest) < OLDEST:
+        yield f"its Python is {newest}, 3.11 or newer is needed", "install Python 3.11 there, as python3"
+        if "venv" not in facts:
+            return
+    if not facts["rsync"]:
+        yield "there is no command rsync", "apt-get install rsync there"
+    if venv is None:
+        yield from _no_environment(facts, to_be_made=wanted.code is None)
+    elif wanted.code is not None or venv["made"] >= wanted.lock_time:
+        yield from _other_versions(venv["packages"], wanted.versions)
+    if wanted.code and facts["code"] != wanted.code:
+        has = f"other code than this machine's ({facts['code'][:12]})" if facts["code"] else "no code"
+        yield f"it has {has}, {wanted.code[:12]} is wanted", "odmoe up brings it"
+    if wanted.store:
+        yield from _room(facts, *wanted.store)
+    if abs(facts["skew_s"]) > SKEW_S:
+        way = "ahead of" if facts["skew_s"] > 0 else "behind"
+        yield (
+            f"its clock is {abs(facts['skew_s']):.0f} s {way} this machine's, and certificates hold by the clock",
+            "set it there: timedatectl set-ntp true",
+        )
+
+
+def _no_environment(facts: Facts, to_be_made: bool) -> Iterable[tuple[str, str]]:
+    if not to_be_made:
+        yield "there is no environment ~/odmoe/venv", "make it there: make -C ~/odmoe/code env VENV=$HOME/odmoe/venv"
+    elif not facts["make"]:
+        yield "there is no command make, to make its environment with", "apt-get install make there"
+    elif not facts["venv_module"]:
+        yield "its python3 has no module venv, to make its environment with", "apt-get install python3-venv there"
+
+
+def _other_versions(has: dict[str, str], wanted: dict[str, str]) -> Iterable[tuple[str, str]]:
+    names = sorted((name for name, version in wanted.items() if has.get(name) != version), key=lambda n: n not in has)
+    other = [f"{name} {has.get(name) or 'missing'} (wanted {wanted[name]})" for name in names]
+    if other:
+        more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
+        yield (
+            f"other versions in ~/odmoe/venv: {', '.join(other[:NAMED])}{more}",
+            "remove ~/odmoe/venv there, and odmoe up makes it again",
+        )
+
+
+def _room(facts: Facts, name: str, manifest: str, size: int) -> Iterable[tuple[str, str]]:
+    if has_store(facts, name, manifest):
+        return
+    there = facts["stores"].get(name) or {}
+    room, needed = facts["disk_free"] + there.get("bytes", 0), size + SPARE
+    if room < needed:
+        yield (
+            f"{room / 1e9:.2f} GB are free beneath ~/odmoe, the store {name} needs {needed / 1e9:.2f}",
+            "make room, or remove other stores from ~/odmoe/stores",
+        )
+
+
+def pinned_versions(root: Path = ROOT) -> dict[str, str]:
+    """Of the packages that pyproject.toml asks for, as requirements.lock has them. Raises ConfigError."""
+    try:
+        asked = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+        locked = dict(re.findall(r"^([\w.-]+)==(\S+)$", (root / "requirements.lock").read_text(), re.MULTILINE))
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"pyproject.toml or requirements.lock in {root} cannot be read: {error!r}") from error
+    names = {_name(re.split(r"[^\w.-]", line)[0]) for line in asked}
+    return {_name(name): version for name, version in locked.items() if _name(name) in names}
+
+
+def _name(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def _fault(host: Host, cause: str, advice: str) -> HostError:
+    return HostError(f"{host.name} ({host.address}): {cause}; {advice}")

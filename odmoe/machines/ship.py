@@ -1,0 +1,201 @@
+"""What goes to the hosts: the code as one archive, each host's keys, the expert store."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from odmoe.machines.ssh import size_of
+from scheduler.errors import ConfigError, HostError, StoreWriteError
+
+if TYPE_CHECKING:
+    from odmoe.machines.cluster_file import Host
+    from odmoe.machines.ssh import Ssh
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("scheduler", "wire", "proto", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
+FILES = ("pyproject.toml", "requirements.lock", "Makefile", "README.md", "LICENSE")
+ENVIRONMENT = "deploy/env.sh"
+SHIPPED = "SHIPPED"
+KEYS = "~/odmoe/keys"
+STORES = "~/odmoe/stores"
+NODE_KEYS = ("ca.pem", "node.pem", "node.key")
+CLUSTER_KEYS = ("secret", "ray_token")
+LEFTOVERS = (".pyc", ".pyo", "~", ".swp", ".orig")
+COPIES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    data: bytes
+    mtime: int
+    executable: bool
+
+
+def code_archive(path: Path) -> str:
+    """Write the project's code to `path` as tar.gz, if another is there or none; its digest, which is also in its file
+    SHIPPED. The same sources make the same bytes. Raises ConfigError, StoreWriteError."""
+    files = _files()
+    digest = _digest(files)
+    newest = max(file.mtime for file in files)
+    data = _packed([*files, _File(SHIPPED, f"{digest}\n".encode(), newest, False)])
+    try:
+        if not path.is_file() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _replace(path, data)
+    except OSError as error:
+        raise StoreWriteError(f"{path} cannot be written ({error.strerror}); see XDG_CONFIG_HOME") from error
+    return digest
+
+
+def code_digest() -> str:
+    """What SHIPPED says on a host that has this code. Raises ConfigError."""
+    return _digest(_files())
+
+
+def shipped(archive: Path) -> str:
+    """The digest of the code in an archive that `code_archive` wrote. Raises ConfigError."""
+    try:
+        with tarfile.open(archive) as files, files.extractfile(SHIPPED) or io.BytesIO() as said:
+            return said.read().decode().strip()
+    except (OSError, KeyError, tarfile.TarError) as error:
+        raise ConfigError(f"{archive} is no archive of the code ({error}); ray up writes it") from error
+
+
+def push_keys(ssh: Ssh, host: Host, folder: Path) -> None:
+    """A host's own certificate and key, the cluster's secret and Ray's token; nothing else of `folder`. Raises
+    HostError, ConfigError: one of them is not there."""
+    sources = [folder / host.address / name for name in NODE_KEYS] + [folder / name for name in CLUSTER_KEYS]
+    missing = [source for source in sources if not source.is_file()]
+    if missing:
+        raise ConfigError(f"{missing[0]} is not there, to be copied to {host.name}; make it with odmoe certs")
+    ssh.run(host, f"umask 077 && mkdir -p {KEYS} && chmod 700 {KEYS}", 20)
+    ssh.push(host, sources, KEYS, modes="D700,F600")
+
+
+def push_store(
+    ssh: Ssh,
+    hosts: Iterable[Host],
+    store: Path,
+    facts: dict[str, dict[str, Any]],
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, HostError]:
+    """The store to every host that does not have it; by address, what failed. An interrupted copy is no store there,
+    and is taken up again. `facts`: of the hosts, by address; `progress(done, total)`: bytes on all hosts together."""
+    wanted = manifest_digest(store)
+    behind = [host for host in hosts if not has_store(facts[host.address], store.name, wanted)]
+    size = size_of([store])
+    done = {host.address: 0 for host in behind}
+    changing = threading.Lock()
+
+    def copy(host: Host) -> None:
+        def step(so_far: int, _: int) -> None:
+            with changing:
+                done[host.address] = max(done[host.address], so_far)
+                if progress:
+                    progress(sum(done.values()), size * len(behind))
+
+        there = facts[host.address]["stores"].get(store.name) or {}
+        if there.get("manifest") != wanted:
+            ssh.run(host, f'rm -f {STORES}/"$(cat)"/manifest.json', 20, store.name.encode())
+        ssh.push(host, [f"{store}/"], f"{STORES}/{store.name}", delete=True, last="manifest.json", progress=step)
+
+    found = ssh.each(behind, copy, COPIES_AT_ONCE)
+    return {address: error for address, error in found.items() if isinstance(error, HostError)}
+
+
+def has_store(facts: dict[str, Any], name: str, manifest: str) -> bool:
+    """All of it, in full size. Its bytes are read and checked by the node that opens it."""
+    there = facts["stores"].get(name) or {}
+    return there.get("manifest") == manifest and there.get("fault") is None
+
+
+def manifest_digest(store: Path) -> str:
+    """Of its manifest and those of its forms, as `odmoe.machines.probe` gives it: a form that was added since is to be
+    copied, too."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(store.glob("*.json")))).hexdigest()
+
+
+def certificate_digest(keys: Path) -> str | None:
+    """Of a host's certificate and the authority's, as `odmoe.machines.probe` gives it; None where there is none."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256((keys / "node.pem").read_bytes() + (keys / "ca.pem").read_bytes()).hexdigest()
+    return None
+
+
+def lock_time() -> float:
+    """When the lock file was written, to the second, as it is on a host that has this code. Raises ConfigError."""
+    return float(next(file.mtime for file in _files() if file.name == "requirements.lock"))
+
+
+def _files() -> list[_File]:
+    """Sorted by name. Raises ConfigError: this is not all of the project."""
+    found = [(file, str(file.relative_to(ROOT))) for package in PACKAGES for file in _within(ROOT / package)]
+    environment = Path(ENVIRONMENT).name
+    here = ROOT / environment  # a host of a cluster may launch another
+    found += [(ROOT / name, name) for name in FILES]
+    found += [(here if here.is_file() else ROOT / ENVIRONMENT, environment)]
+    files = []
+    for path, name in sorted(found, key=lambda pair: pair[1]):
+        try:
+            data, stat = path.read_bytes(), path.stat()
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be read ({error.strerror}), and the hosts need it; run odmoe from a checkout of the "
+                "project: .venv/bin/odmoe there"
+            ) from error
+        files.append(_File(name, data, int(stat.st_mtime), bool(stat.st_mode & 0o100)))
+    return files
+
+
+def _within(package: Path) -> list[Path]:
+    files = [file for file in package.rglob("*") if file.is_file() and not file.name.endswith(LEFTOVERS)]
+    hidden = [
+        file for file in files if any(p.startswith((".", "__pycache__")) for p in file.relative_to(package).parts)
+    ]
+    if not files:
+        raise ConfigError(f"{package} is not there, and the hosts need it; run odmoe from a checkout of the project")
+    return [file for file in files if file not in hidden]
+
+
+def _digest(files: list[_File]) -> str:
+    """Of names, modes and contents; when a file was written is no part of what it is."""
+    digest = hashlib.sha256()
+    for file in files:
+        content = hashlib.sha256(file.data).hexdigest()
+        digest.update(f"{file.name}\0{file.executable}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _packed(files: list[_File]) -> bytes:
+    """Times are kept: make compares them, to see whether an environment is older than the lock."""
+    packed = io.BytesIO()
+    with gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
+        for file in files:
+            info = tarfile.TarInfo(file.name)
+            info.size, info.mtime, info.mode = len(file.data), file.mtime, 0o755 if file.executable else 0o644
+            archive.addfile(info, io.BytesIO(file.data))
+    return packed.getvalue()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """So that whoever reads sees the old file or the new one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,144 @@
+"""What ssh and rsync say when they fail, as one error that names the machine, the cause and what to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from odmoe.machines.cluster_file import Host
+from scheduler.errors import ConfigError, HostError
+
+SHOWN = 100  # characters of a command
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How the machines of one cluster are reached."""
+
+    user: str
+    key: Path | None
+    known_hosts: Path
+    port: int
+
+    def known_as(self, host: Host) -> str:
+        """In a file of known hosts."""
+        return host.address if self.port == 22 else f"[{host.address}]:{self.port}"
+
+
+_CAUSES = (
+    (
+        r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed",
+        "its host key is not the one that it first had",
+        "if the machine was installed anew, forget the old key: ssh-keygen -f {known} -R '{name}'; if it was not, "
+        "another machine answers at this address",
+    ),
+    (
+        r"UNPROTECTED PRIVATE KEY|bad permissions",
+        "ssh does not use the key {key}, since others can read it",
+        "chmod 600 {key}",
+    ),
+    (
+        r"Permission denied \(|Too many authentication failures",
+        "it does not accept the key {key} for the user {user}",
+        "let the key in: ssh-copy-id -i {key} -p {port} {user}@{address}; a key with a passphrase must be in ssh-agent",
+    ),
+    (
+        r"Connection refused",
+        "ssh is refused at port {port}",
+        "start sshd there, or correct the address in the cluster file",
+    ),
+    (
+        r"No route to host|Network is unreachable|Could not resolve",
+        "there is no route to it",
+        "see that it is switched on, that its cable is in and that the address in the cluster file is right",
+    ),
+    (
+        r"timed out|not responding",
+        "it does not answer ssh",
+        "see that it is switched on, that its cable is in and that no firewall is in between",
+    ),
+    (
+        r"Connection (closed|reset)|kex_exchange|Broken pipe|closed by remote|connection unexpectedly closed",
+        "it closed the ssh connection",
+        "see the log of its sshd: journalctl -u ssh",
+    ),
+)
+
+
+def refused(door: Door, host: Host, command: str, code: int, said: str) -> HostError:
+    """Of a command's exit code other than 0; `said`: standard error. ssh's own failures have 255."""
+    last = _last(said)
+    if code == 255 and (known := _reached(door, host, said)):
+        return known
+    if code == 127:
+        missing = re.search(r"(\S+): (?:command )?not found", said)
+        what = missing[1].rstrip(":") if missing else _short(command)
+        return _error(host, f"there is no command {what}", f"install {_package(what)} there")
+    if code < 0:
+        return _error(host, f"`{_short(command)}` was ended here by signal {-code}", "try again")
+    return _error(host, f"`{_short(command)}` ended with exit code {code}: {last or 'nothing was said'}", "see there")
+
+
+def copy_failed(door: Door, host: Host, target: str, code: int, said: str, idle_s: float) -> HostError:
+    """Of rsync's exit code other than 0."""
+    if code in (12, 255) and (known := _reached(door, host, said)):
+        return known
+    if code in (12, 127) and re.search(r"rsync: .*not found|not found.*rsync", said):
+        return _error(host, "there is no command rsync", "install it there: apt-get install rsync")
+    if "No space left" in said or "Disk quota exceeded" in said:
+        return _error(host, f"the disk is full, {target} does not fit", "make room there")
+    if "Permission denied" in said or "Read-only file system" in said or "Operation not permitted" in said:
+        fault = next((line for line in said.splitlines() if re.search("denied|Read-only|not permitted", line)), "")
+        return _error(host, f"{target} cannot be written: {fault.strip()}", f"make it belong to {door.user}")
+    if code in (30, 35):
+        return _error(host, f"the copy to {target} stood still for {idle_s:g} s", "see the link, and run it again: "
+                      "it goes on where it stopped")  # fmt: skip
+    return _error(host, f"the copy to {target} ended with rsync's exit code {code}: {_first(said)}", "run it again")
+
+
+def no_end(door: Door, host: Host, command: str, deadline_s: float) -> HostError:
+    return _error(
+        host, f"`{_short(command)}` had not ended after {deadline_s:.0f} s", "see how busy the machine and its link are"
+    )
+
+
+def no_program(name: str, error: OSError) -> ConfigError:
+    return ConfigError(f"{name} cannot be started on this machine ({error.strerror}); install {_package(name)}")
+
+
+def _reached(door: Door, host: Host, said: str) -> HostError | None:
+    """What ssh itself found wrong."""
+    words = {
+        "user": door.user, "key": door.key or "that ssh has by itself", "port": door.port, "address": host.address,
+        "known": door.known_hosts, "name": door.known_as(host),
+    }  # fmt: skip
+    for pattern, cause, advice in _CAUSES:
+        if re.search(pattern, said):
+            return _error(host, cause.format(**words), advice.format(**words))
+    return None
+
+
+def _error(host: Host, cause: str, advice: str) -> HostError:
+    return HostError(f"{host.name} ({host.address}): {cause}; {advice}")
+
+
+def _short(command: str) -> str:
+    text = " ".join(command.split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def _lines(said: str) -> list[str]:
+    return [line.strip() for line in said.splitlines() if line.strip()]
+
+
+def _last(said: str) -> str:
+    return (_lines(said) or [""])[-1]
+
+
+def _first(said: str) -> str:
+    return (_lines(said) or ["nothing was said"])[0]
+
+
+def _package(command: str) -> str:
+    return {"ssh": "openssh-client", "python3": "Python 3.11 or newer"}.get(command, command)

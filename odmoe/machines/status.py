@@ -1,0 +1,112 @@
+"""`odmoe status`: a row a host, from the host itself and from the head; one that does not answer is a row with why."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
+from odmoe.machines.head import Head, Snapshot
+from odmoe.machines.home import cluster_dir
+from odmoe.machines.preflight import probe
+from odmoe.machines.ssh import Ssh
+from odmoe.machines.table import HostTable, Row
+from scheduler.errors import HostError, ODMoEError
+
+HEAD_S = 45.0
+EVERY_S = 2.0
+AT_HEAD_NAME = "odmoe.cli.at_head"
+
+
+def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
+    """Print what every host is doing to standard output, with `watch` again and again; whether all was ready the last
+    time. Raises ConfigError."""
+    cluster = read_cluster_file(file)
+    console = Console(file=sys.stdout, highlight=False)
+    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+        if watch and not as_json and console.is_terminal:
+            with Live(console=console, auto_refresh=False) as live:
+                while True:
+                    table, _ = _look(ssh, cluster, console)
+                    live.update(table.drawn(console.width), refresh=True)
+                    time.sleep(EVERY_S)
+        while True:
+            table, found = _look(ssh, cluster, console)
+            if console.is_terminal and not as_json:
+                console.print(table.drawn(console.width))
+                print(_error(found), end="", flush=True)
+            else:
+                print(json.dumps(found) if as_json else f"{table.plain()}\n{_error(found)}".rstrip("\n"), flush=True)
+            if not watch:
+                return bool(found["ready"])
+            time.sleep(EVERY_S)
+
+
+def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, dict[str, Any]]:
+    """All hosts and the head, asked at once."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            asked = pool.submit(_head, ssh, cluster)
+            facts = ssh.each(cluster.hosts, lambda host: probe(ssh, host))
+            seen = asked.result()
+        except BaseException:  # Ctrl-C: the head's answer need not be waited for
+            ssh.close()
+            raise
+    seen = _put_simply(seen, facts[cluster.main.address], cluster)
+    table = HostTable(Console(quiet=True), cluster)
+    table.see(seen)
+    for host in cluster.hosts:
+        found = facts[host.address]
+        if isinstance(found, HostError):
+            table.failed(host.address, found, "unreachable")
+        else:
+            table.change(host.address, **_own(found, table.rows[host.address]))
+    rows = list(table.rows.values())
+    ready = bool(seen["ready"]) and all(row["state"] in ("ready", "unused") for row in rows)
+    return table, {"cluster": cluster.name, "ready": ready, "error": seen.get("error"), "hosts": rows}
+
+
+def _head(ssh: Ssh, cluster: ClusterFile) -> Snapshot:
+    """What the head says; no hosts and the error where it says nothing."""
+    try:
+        return Head(ssh, cluster).status(HEAD_S)
+    except ODMoEError as error:
+        said = {"type": type(error).__name__, "message": str(error)}
+        return {"hosts": [], "ready": False, "error": said}
+
+
+def _put_simply(seen: Snapshot, head: dict[str, Any] | HostError, cluster: ClusterFile) -> Snapshot:
+    """What failed on a head where nothing runs is of no interest."""
+    if isinstance(head, HostError) or not seen.get("error") or _runs(head):
+        return seen
+    said = f"nothing runs on {cluster.main.name} ({cluster.main.address}); odmoe up {cluster.path} changes that"
+    return {**seen, "error": {"type": "LaunchError", "message": said}}
+
+
+def _runs(facts: dict[str, Any]) -> bool:
+    """Whether anything of the cluster does there; what we ask the head by is nothing of it."""
+    return any(name != AT_HEAD_NAME for name in facts.get("processes", ()))
+
+
+def _own(facts: dict[str, Any], row: Row) -> Row:
+    """What the host itself knows, beside what the head says of it."""
+    if "processes" not in facts:
+        return {"state": "unfit", "detail": f"its Python is {facts['python']}, 3.11 or newer is needed"}
+    runs = _runs(facts)
+    known = {name: facts[name] for name in ("cores", "gpus", "disk_free", "processes", "code")}
+    stores = ", ".join(name for name, store in facts["stores"].items() if not store["fault"])
+    return {
+        **known, "store": row["store"] or stores, "ram": facts["memory"], "skew_s": facts["skew_s"],
+        "ray": row["ray"] or ("alive" if runs else "down"), "state": row["state"] if runs else "down",
+    }  # fmt: skip
+
+
+def _error(found: dict[str, Any]) -> str:
+    return f"head: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""

@@ -1,0 +1,159 @@
+"""A row a host: drawn anew in a terminal while things change, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from odmoe.machines.cluster_file import ClusterFile, Host
+from odmoe.terminal import megabytes
+from scheduler.errors import HostError
+
+COLORS = {"ready": "green", "failed": "red", "lost": "red", "unreachable": "red"}
+COLUMNS = ("host", "address", "state", "ray", "store", "slots", "loads", "memory", "trip", "device", "detail")
+WIDE = 120
+"""Characters of a terminal that has room for the devices too."""
+NARROW = 94
+"""Of one that has no room for addresses and memory."""
+STORE = 12
+"""Characters of a store's name that a terminal shows."""
+
+Row = dict[str, Any]
+
+
+class HostTable:
+    """The hosts of a cluster file, in its order, and others that have joined. Used from several threads."""
+
+    def __init__(self, console: Console, cluster: ClusterFile) -> None:
+        self._console = console
+        self._changing = threading.Lock()
+        self.rows: dict[str, Row] = {host.address: empty_row(host) for host in cluster.hosts}
+        self._said: dict[str, str] = {}
+        self._live: Live | None = None
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Drawn while this lasts, where that is a terminal."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(get_renderable=self.drawn, console=self._console, refresh_per_second=4) as self._live:
+            yield
+        self._live = None
+
+    def change(self, address: str, /, **facts: Any) -> None:
+        with self._changing:
+            self.rows.setdefault(address, empty_row(None, address)).update(facts)
+            self._say(address)
+
+    def failed(self, address: str, error: HostError, state: str = "failed") -> None:
+        self.change(address, state=state, detail=cause(error))
+
+    def see(self, snapshot: dict[str, Any]) -> None:
+        """What the head says of all hosts."""
+        for row in snapshot["hosts"]:
+            self.change(row["address"], **{key: value for key, value in row.items() if key != "address"})
+
+    def drawn(self, width: int | None = None) -> Group:
+        """For a terminal: a line a host, and below what there is to say of some."""
+        width = width or self._console.width
+        left_out = (
+            {"detail"} | ({"device"} if width < WIDE else set()) | ({"address", "memory"} if width < NARROW else set())
+        )
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+        for name in COLUMNS:
+            if name not in left_out:
+                table.add_column(name, no_wrap=True, max_width=STORE if name == "store" else None)
+        said = Text()
+        with self._changing:
+            for row in self.rows.values():
+                shown = dict(zip(COLUMNS, cells(row), strict=True))
+                color = COLORS.get(row["state"], "yellow")
+                table.add_row(*(Text(shown[name], color if name == "state" else "")
+                                for name in COLUMNS if name not in left_out))  # fmt: skip
+                if shown["detail"]:
+                    said.append(f"{row['name']} ({row['address']}): {shown['detail']}\n")
+        said.rstrip()
+        return Group(table, said) if said else Group(table)
+
+    def plain(self) -> str:
+        """As text, with columns as wide as what is in them."""
+        lines = [COLUMNS, *(tuple(cells(row)) for row in self.rows.values())]
+        widths = [max(len(line[n]) for line in lines) for n in range(len(COLUMNS))]
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        )
+
+    def _say(self, address: str) -> None:
+        """Where nobody draws it: what has changed of a host's state."""
+        row = self.rows[address]
+        detail = f": {row['detail']}" if row["detail"] else ""
+        text = f"{row['name']} ({address}) {row['state']}{detail}"
+        new = self._said.get(address) != text and (row["state"] != "waiting" or detail)
+        self._said[address] = text
+        if self._console.is_terminal or not new:
+            return
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+def empty_row(host: Host | None, address: str = "") -> Row:
+    """What is known of a host before it was asked."""
+    return {
+        "name": host.name if host else "joined", "role": host.role if host else None,
+        "address": host.address if host else address, "number": host.number if host else None, "state": "waiting",
+        "detail": "", "ray": None, "store": "", "slots": None, "device": None, "loader": None, "load_bytes_per_s": None,
+        "round_trip_s": None, "memory_bytes": None, "heartbeat_s": None,
+    }  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    """A row's texts, in the order of COLUMNS."""
+    rate = row["load_bytes_per_s"]
+    loads = f"{row['loader'] or ''} {megabytes(int(rate))}/s".strip() if rate else row["loader"] or ""
+    trip = "" if row["round_trip_s"] is None else f"{1e3 * row['round_trip_s']:.2f} ms"
+    detail = str(row["detail"])
+    if (row["heartbeat_s"] or 0.0) > 5.0:
+        detail = f"no heartbeat for {row['heartbeat_s']:.0f} s" + (f"; {detail}" if detail else "")
+    return [
+        row["name"], row["address"], row["state"], row["ray"] or "", row["store"] or "", str(row["slots"] or ""),
+        loads, "" if row["memory_bytes"] is None else megabytes(int(row["memory_bytes"])), trip,
+        row["device"] or "", detail,
+    ]  # fmt: skip
+
+
+def cause(error: HostError) -> str:
+    """Its message, less the host that the row names already."""
+    return str(error).partition("): ")[2] or str(error)
+
+
+@contextlib.contextmanager
+def copying(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A callback `(done, total)` in bytes, and a bar with bytes and the time left; a line a tenth elsewhere."""
+    if not console.is_terminal:
+        yield _in_lines(console, what)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _in_lines(console: Console, what: str) -> Callable[[int, int], None]:
+    said = -1
+
+    def step(done: int, total: int) -> None:
+        nonlocal said
+        tenth = 10 * done // max(1, total)
+        if tenth > said:
+            said = tenth
+            console.print(f"{what}: {megabytes(done)} of {megabytes(total)}", markup=False, soft_wrap=True)
+
+    return step

@@ -1,0 +1,249 @@
+"""`odmoe up`: from machines that answer ssh to nodes that are ready, or which host is not and why."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from odmoe.machines.cluster_file import ClusterFile, Host, read_cluster_file
+from odmoe.machines.head import Head
+from odmoe.machines.home import cluster_dir, only_one, write_token
+from odmoe.machines.launch_record import as_launched, end_former, remember
+from odmoe.machines.preflight import Facts, Wanted, check, pinned_versions, preflight
+from odmoe.machines.ray_cli import ray_says, run_ray
+from odmoe.machines.ship import (
+    STORES,
+    certificate_digest,
+    code_digest,
+    lock_time,
+    manifest_digest,
+    push_keys,
+    push_store,
+    shipped,
+)
+from odmoe.machines.ssh import Ssh, size_of
+from odmoe.machines.table import HostTable, cause, copying
+from odmoe.settings.settings import Settings
+from odmoe.stores import prepare_store
+from odmoe.terminal import Terminal
+from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
+from scheduler.policies.registry import forms_of
+
+SILENT_S = 60.0
+"""A node that was not heard of for that long is said to be."""
+STATUS_S = 30.0
+AGAIN_S = 2.0
+
+
+@dataclass
+class _Turns:
+    """Where the time went."""
+
+    spent: dict[str, float] = field(default_factory=dict)
+    last: float = field(default_factory=time.monotonic)
+
+    def end(self, what: str) -> None:
+        now = time.monotonic()
+        self.spent[what] = self.spent.get(what, 0.0) + now - self.last
+        self.last = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{what} {spent:.1f}" for what, spent in self.spent.items())
+
+
+def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 300.0) -> None:
+    """Bring up the cluster of a file with the model in `settings`. What already is as it should be is left alone.
+
+    `timeout_s`: from `ray up` until every node is ready; a copy of the store may take as long as it moves. Raises
+    ConfigError, CheckpointError, StoreError; LaunchError when a host is not fit or not ready: each has been named.
+    """
+    if not settings.model:
+        raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
+    cluster = read_cluster_file(file)
+    folder = cluster_dir(cluster.name)
+    with only_one(folder), Ssh.of(cluster, folder) as ssh:
+        _BringUp(ssh, cluster, folder, settings, terminal).run(timeout_s)
+
+
+class _BringUp:
+    def __init__(self, ssh: Ssh, cluster: ClusterFile, folder: Path, settings: Settings, terminal: Terminal) -> None:
+        self._ssh, self._cluster, self._folder = ssh, cluster, folder
+        self._settings, self._terminal = settings, terminal
+        self._table = HostTable(terminal.console, cluster)
+        self._turns = _Turns()
+        self._wanted = Wanted(pinned_versions(), lock_time=lock_time())
+        self._digest = ""
+
+    def run(self, timeout_s: float) -> None:
+        facts = self._fit()
+        self._keys()
+        store = self._store(facts)
+        until = time.monotonic() + timeout_s
+        self._ray(facts, until)
+        self._nodes(f"{STORES}/{store.name}", until, timeout_s)
+        total = sum(self._turns.spent.values())
+        self._say(f"ready in {total:.1f} s: {self._turns}")
+
+    def _fit(self) -> dict[str, Facts]:
+        """Every host, asked at once."""
+        facts, failed = preflight(self._ssh, self._cluster.hosts, self._wanted)
+        self._turns.end("preflight")
+        self._give_up(failed, "not fit")
+        return facts
+
+    def _keys(self) -> None:
+        """Certificates, secret and token: made where missing, renewed where old, and brought to each host."""
+        from odmoe.machines.certs import ensure_certs, write_cluster_secret
+
+        hosts = self._cluster.hosts
+        for said in ensure_certs(self._folder, [(host.name, host.address) for host in hosts]):
+            self._say(said)
+        write_cluster_secret(self._folder)
+        write_token(self._folder)
+        found = self._ssh.each(hosts, lambda host: push_keys(self._ssh, host, self._folder))
+        self._turns.end("keys")
+        self._give_up({a: error for a, error in found.items() if isinstance(error, HostError)}, "without keys")
+
+    def _store(self, facts: dict[str, Facts]) -> Path:
+        """Here, made if need be, and on every host."""
+        settings = self._settings
+        with self._terminal.progress() as progress:
+            store = prepare_store(
+                settings.model, settings.store, settings.dtype, progress, forms_of(settings.precision)
+            ).path.resolve()
+        self._turns.end("store here")
+        wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))
+        with_room, without = self._checked(facts, wanted)
+        self._give_up(without, "without room for the store")
+        with copying(self._terminal.console, "store to the hosts") as step:
+            failed = push_store(self._ssh, with_room, store, facts, step)
+        self._turns.end("store there")
+        self._give_up(failed, "without the store")
+        return store
+
+    def _checked(self, facts: dict[str, Facts], wanted: Wanted) -> tuple[list[Host], dict[str, HostError]]:
+        good, bad = [], {}
+        for host in self._cluster.hosts:
+            try:
+                check(host, facts[host.address], wanted)
+                good.append(host)
+            except HostError as error:
+                bad[host.address] = error
+        return good, bad
+
+    def _ray(self, facts: dict[str, Facts], until: float) -> None:
+        """`ray up`, unless Ray runs on every host with this very code."""
+        if not self._runs(facts):
+            self._say("ray up: code to the hosts, and Ray on them")
+            end_former(self._ssh, self._cluster, self._folder, self._say)
+            remember(self._folder, self._cluster)
+            show = self._say if self._terminal.debug else lambda line: None
+            run_ray(self._cluster, self._folder, "up", max(1.0, until - time.monotonic()), show)
+            self._digest = shipped(self._folder / "code.tar.gz")
+        self._turns.end("ray up")
+
+    def _runs(self, facts: dict[str, Facts]) -> bool:
+        """The head runs this very code for this very file, and none that is there runs another, or with other keys:
+        those that are still missing are on their way, by the head's doing."""
+        digest = self._digest = code_digest()
+        head = facts[self._cluster.main.address]
+        if not head["processes"] or head["code"] != digest or not as_launched(self._ssh, self._cluster):
+            return False
+        has = {address: found["certificate"] for address, found in facts.items() if found["certificate"]}
+        if any(digest != certificate_digest(self._folder / address) for address, digest in has.items()):
+            return False  # nodes read theirs when they start
+        try:
+            seen = Head(self._ssh, self._cluster).status(STATUS_S)
+        except ODMoEError:
+            return False
+        states = {row["address"]: row["ray"] for row in seen["hosts"]}
+        return states.keys() >= facts.keys() and all(
+            facts[address]["code"] == digest
+            for address, state in states.items()
+            if state == "alive" and address in facts
+        )
+
+    def _nodes(self, store: str, until: float, timeout_s: float) -> None:
+        """Wait until all are ready, and show them meanwhile."""
+        try:
+            with self._table.shown():
+                ready = self._started(store, until)
+        except LinkError as error:
+            within = f"not ready within {timeout_s:.0f} s" if time.monotonic() >= until else str(error)
+            raise self._explained(within) from error
+        except (HostError, LaunchError) as error:
+            raise self._explained(str(error)) from error
+        if not ready:
+            raise self._explained("the head stopped before all was ready")
+        self._turns.end("nodes")
+
+    def _started(self, store: str, until: float) -> bool:
+        """Whether all became ready. The nodes cannot be placed before Ray is on every host, which is some time after
+        `ray up` has ended: until then they are started again."""
+        head = Head(self._ssh, self._cluster)
+        while True:
+            joined, ready = self._joined(), False
+            try:
+                for seen in head.start(self._settings, store, until):
+                    self._table.see(seen)
+                    ready = seen["ready"]
+                return ready
+            except HostError:
+                raise
+            except LaunchError:
+                if joined or time.monotonic() + AGAIN_S > until:
+                    raise
+            time.sleep(AGAIN_S)
+            with contextlib.suppress(ODMoEError):
+                self._table.see(head.status(min(STATUS_S, max(1.0, until - time.monotonic()))))
+
+    def _joined(self) -> bool:
+        return all(self._table.rows[host.address]["ray"] == "alive" for host in self._cluster.hosts)
+
+    def _explained(self, message: str) -> LaunchError:
+        """Every host that is not ready, with what can be found out about it."""
+        behind = [
+            host for host in self._cluster.hosts if self._table.rows[host.address]["state"] not in ("ready", "unused")
+        ]
+        rows = self._table.rows
+        asked = [host for host in behind if rows[host.address]["ray"] != "alive"]
+        joined = Wanted(self._wanted.versions, code=self._digest)
+        _, faults = preflight(self._ssh, asked, joined)
+        said = ray_says(self._ssh, self._cluster.main, asked)
+        for host in behind:
+            row = rows[host.address]
+            if fault := faults.get(host.address):
+                why = cause(fault)
+            elif row["ray"] != "alive":
+                why = f"Ray is {row['ray'] or 'not seen'} there" + _quoted(said.get(host.address))
+            elif (row["heartbeat_s"] or 0.0) >= SILENT_S:
+                why = f"no heartbeat for {row['heartbeat_s']:.0f} s"
+            else:
+                why = row["detail"] or f"still {row['state']}"
+            self._complain(f"{host.name} ({host.address}): {why}")
+        names = ", ".join(host.name for host in behind) or "none"
+        return LaunchError(f"{message}; not ready: {names}; odmoe status {self._cluster.path} shows the hosts")
+
+    def _give_up(self, failed: dict[str, HostError], how: str) -> None:
+        """Names every host that failed. Raises LaunchError if one did."""
+        for error in failed.values():
+            self._complain(str(error))
+        if failed:
+            count, names = len(failed), ", ".join(self._names(failed))
+            raise LaunchError(f"{count} of {len(self._cluster.hosts)} hosts {how}: {names}; each is explained above")
+
+    def _names(self, addresses: Iterable[str]) -> list[str]:
+        return [host.name for host in self._cluster.hosts if host.address in set(addresses)]
+
+    def _say(self, text: str) -> None:
+        self._terminal.console.print(text, markup=False, soft_wrap=True)
+
+    def _complain(self, text: str) -> None:
+        self._terminal.complain(text)
+
+
+def _quoted(said: str | None) -> str:
+    return f"; it says: {said}" if said else ""

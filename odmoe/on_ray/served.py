@@ -1,0 +1,81 @@
+"""A node in a process of its own, a Ray actor, served over gRPC."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from main_node.engine import Kind
+from odmoe.clusters.credentials import credentials
+from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.settings.settings import Settings
+from odmoe.stores import open_verified
+from scheduler.errors import LaunchError
+from wire.base import Node
+
+if TYPE_CHECKING:
+    pass
+
+
+class NodeProcess:
+    """What every process of ours does first."""
+
+    def __init__(self, settings: Settings, store: str) -> None:
+        prepare_process()
+        prepare_libraries(settings.threads_a_node)
+        self._settings = settings
+        self._store = store
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Served(NodeProcess):
+    """A node of one role, served over gRPC once `start` has been called. Ray makes a new one where it has died."""
+
+    def __init__(self, settings: Settings, store: str) -> None:
+        super().__init__(settings, store)
+        self._server: Any = None
+        self._node: Node | None = None
+        self._starting = threading.Lock()
+        self._stopped = False
+
+    def start(self, role: Kind, number: int) -> str:
+        """Build the node and serve it; the address. A node that runs already says its address again."""
+        with self._starting:
+            if self._stopped:
+                raise LaunchError(f"the {role} was stopped; start the cluster again")
+            if self._server is None:
+                self._build(role, number)
+            return str(self._server.address)
+
+    def _build(self, role: Kind, number: int) -> None:
+        from checkpoint.expert import ExpertArithmetic
+        from odmoe.clusters.nodes import emulation_of, make_shadow, make_worker
+        from wire.rpc.server import GrpcServer
+
+        secret, identity = credentials(self._settings)
+        store, emulation = open_verified(self._store), emulation_of(self._settings)
+        if role == "shadow":
+            self._node = make_shadow(self._settings, store, emulation)
+        else:
+            manifest = store.manifest
+            arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
+            self._node = make_worker(number, self._settings, store, arithmetic, emulation)
+        host, port = own_host(self._settings), self._settings.node_port
+        self._server = GrpcServer(self._node, role, host, port, secret=secret, identity=identity)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._server is not None:
+            self._server.close()
+        if self._node is not None:
+            self._node.close()
+
+
+def own_host(settings: Settings) -> str:
+    """Where this node's server listens: loopback for `local`, this host's cluster address otherwise."""
+    return str(ray.util.get_node_ip_address()) if settings.joined else settings.host

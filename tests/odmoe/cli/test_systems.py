@@ -1,0 +1,72 @@
+"""Systems on the command line: what cannot be is said before a node is started, reports name what was chosen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+QUICK = ("--threads", "1", "-n", "3")
+
+
+@pytest.fixture
+def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **more: Any) -> NoReturn:
+        raise AssertionError("nodes were started")
+
+    monkeypatch.setattr("odmoe.commands.generate.start_cluster", fail)
+
+
+WRONG: list[tuple[list[str], str]] = [
+    (["--system", "fats"], "--system is 'fats'; allowed: od-moe, "),
+    (["--alpha", "0.3"], "--alpha is 0.3, which --predictor sep with --router top-k does not heed; next-layer, "),
+    (["--system", "fate", "--token-predictor", "f"], "--token-predictor is f, which --predictor cross-layer does not"),
+    (["--placement", "balance"], "--placement balance needs a second place to compute experts, and there is one only"),
+    (["--placement", "host", "--profile", "rtx3090-1gbe"], "--placement host needs a second place to compute experts"),
+    (["--placement", "host", "--loader", "cuda", "--profile", "rtx3090-1gbe"], "--placement host needs a second"),
+    (["--system", "fully-cached"], "64 slots are needed, 8 are there; give more (--slots, or --device-memory 100%)"),
+    (["--system", "fully-cached", "--device-memory", "30%"], "64 slots are needed, 16 are there; give more"),
+    (["--system", "eap", "--device-memory", "0.1%"], "--device-memory 0.1% is 21233 bytes for 1 worker(s), and one"),
+    (["--system", "eap", "--device-memory", "40"], "give at least 331776 bytes, or is 40% meant?"),
+    (["--workers", "64", "--device-memory", "10%"], "give at least 21233664 bytes\n"),
+    (["--system", "smoe", "--token-predictor", "/none"], "--predictor token-wise needs trained weights, and /none is"),
+]
+
+
+@pytest.mark.usefixtures("no_nodes")
+@pytest.mark.parametrize(("flags", "says"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
+def test_what_is_wrong_is_said_before_nodes_are_started(flags: list[str], says: str, cli: Any, demo: Path) -> None:
+    said = cli("generate", "-m", str(demo), *flags, "hello")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
+    assert says in said.err
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_model_without_a_token_predictor(cli: Any, demo: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(demo, tmp_path / "bare", ignore=shutil.ignore_patterns("token_predictor*", "SHA256SUMS"))
+    said = cli("generate", "-m", str(bare), "--system", "smoe", "hello")
+    assert said.code == 2
+    assert f"{bare}/token_predictor.safetensors is not there; make them: scripts/train_predictor.py {bare}" in said.err
+
+
+def test_reports_name_what_was_chosen_otherwise(cli: Any, demo: Path) -> None:
+    flags = ("--system", "importance", "--alpha", "0.1", "--residency", "lru", "--device-memory", "30%", *QUICK)
+    said = cli("generate", "-m", str(demo), *flags, "hello")
+    assert said.code == 0, said.err
+    assert "importance + residency lru + alpha 0.1, embedded, approximate\n" in said.err
+    assert ", 1 worker 6.3 MB: " in said.err
+    assert "experts not counted, in layers that nobody predicted" in said.err
+    facts = json.loads(cli("generate", "--json", "-m", str(demo), *flags, "hello").out)
+    assert (facts["alpha"], facts["prefetch"], facts["residency"], facts["exact"]) == (0.1, None, "lru", False)
+    assert sum(facts["memory_bytes"]["workers"]) <= 0.3 * 64 * 331776
+
+
+def test_the_host_is_no_worker(cli: Any, demo: Path) -> None:
+    flags = ("--system", "static", "--device-memory", "30%", "--profile", "rtx3090-pcie3")
+    said = cli("generate", "-m", str(demo), *flags, *QUICK, "hello")
+    assert said.code == 0, said.err
+    assert ", 1 worker 6.3 MB: " in said.err
+    assert "experts beside the device" in said.err

@@ -1,0 +1,168 @@
+"""The log of a real run, replayed through the simulator's heap into a fresh scheduler: the same commands, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.commands.generate import Job
+from odmoe.settings.settings import Settings
+from scheduler.errors import ConfigError
+from scheduler.eventlog.recording import Recording, read_recording
+from scheduler.eventlog.replay import replay
+from scheduler.files import write_whole
+from scheduler.simulation.recorded_routes import recorded_workloads
+from scheduler.trace import read_trace
+from scheduler.types import WorkerLost
+
+COUNT = 8
+
+
+def log_of(cluster: EmbeddedCluster, file: Path) -> Recording:
+    write_whole(file, cluster.recording())
+    return read_recording(file)
+
+
+def same(recording: Recording) -> bool:
+    done = replay(recording)
+    assert done.events == len(recording.events) > 300
+    return done.difference is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shadow": "nf4"},
+        {"shadow": "none", "prefill": "in-turn", "mini_batch": 2},
+        {"predictor": "random", "slots": 2, "workers": 3},
+        {"predictor": "none", "residency": "all", "slots": 8},
+        {"shadow": "nf4", "align_token": 0, "align_kv": 0, "profile": "rtx3090-1gbe"},
+    ],
+    ids=str,
+)
+def test_a_real_run_replays_to_the_same_commands(
+    settings: dict[str, Any], demo_store: Callable[[str], Any], reference: Any, tmp_path: Path
+) -> None:
+    """And its log says what the run's report does."""
+    expected = reference("float32", 0, COUNT)
+    cluster = EmbeddedCluster(Settings(model="demo", threads=1, record="kept", **settings), demo_store("float32"))
+    try:
+        *_, last = cluster.generate(expected.prompt, COUNT, ignore_eos=True)
+        recording = log_of(cluster, tmp_path / "log")
+    finally:
+        cluster.close()
+    report = last.report
+    assert same(recording)
+    (workload,) = recorded_workloads(recording)
+    assert (workload.prompt_tokens, workload.tokens) == (len(expected.prompt), COUNT)
+    assert all(sum(rows for _, rows in workload.prompt(layer)) == 2 * len(expected.prompt) for layer in range(8))
+    if workload.predictions:
+        pairs = [(n, layer) for n in range(COUNT - 1) for layer in range(8)]
+        right = sum(len(set(workload.predict(*pair) or ()) & set(workload.routes(*pair))) for pair in pairs)
+        assert report.recall == pytest.approx(right / (2 * len(pairs)))
+    assert (report.recall is None) == (recording.choices.predictor == "none")
+
+
+def test_answers_at_once_and_one_given_up(demo_store: Callable[[str], Any], reference: Any, tmp_path: Path) -> None:
+    prompts = [reference("float32", number, COUNT).prompt for number in (0, 4, 8)]
+    cluster = EmbeddedCluster(
+        Settings(model="demo", threads=1, shadow="nf4", record="kept", workers=3), demo_store("float32")
+    )
+    try:
+        runs = [cluster.generate(prompt, COUNT, ignore_eos=True) for prompt in prompts]
+
+        def give_up() -> None:
+            next(runs[2])
+            runs[2].close()
+
+        threads = [threading.Thread(target=act) for act in (lambda: list(runs[0]), lambda: list(runs[1]), give_up)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        recording = log_of(cluster, tmp_path / "log")
+    finally:
+        cluster.close()
+    assert same(recording)
+    assert [one.tokens for one in recorded_workloads(recording)][:2] == [COUNT, COUNT]
+
+
+def test_a_cluster_that_keeps_no_record_says_so(demo_store: Callable[[str], Any]) -> None:
+    cluster = EmbeddedCluster(Settings(model="demo", threads=1, shadow="none", workers=1), demo_store("bfloat16"))
+    with pytest.raises(ConfigError, match="no record for --record"):
+        cluster.recording()
+    cluster.close()
+
+
+def test_generate_records_and_simulate_replays(demo: Path, tmp_path: Path, cli: Any) -> None:
+    """As a person does it, a wrong name of the file being found out at once."""
+    log = tmp_path / "log"
+    flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "nf4", "--threads", "1", "--record", str(log), "HAMLET"]
+    assert cli("generate", *flags).code == 0
+    said = cli("simulate", "--replay", str(log))
+    assert said.code == 0
+    assert said.out.endswith("identical, in order\n")
+    facts = json.loads(cli("simulate", "--routes", str(log), "--json").out)
+    assert facts["tokens"] == [5]
+    assert 0 < facts["requests"][0]["recorded_ttft_s"] < 60
+    wrong = cli("generate", "-m", str(demo), "--record", str(tmp_path / "none" / "log"), "HAMLET")
+    assert wrong.code == 2
+    assert "--record is" in wrong.err
+
+
+def test_what_would_destroy_another_file_is_refused(cli: Any, demo: Path, tmp_path: Path) -> None:
+    """A record is renamed to its place: not to that of a device, nor to that of the trace."""
+    os.mkfifo(tmp_path / "fifo")
+    one, other = str(tmp_path / "one"), f"{tmp_path}/../{tmp_path.name}/one"
+    for flags, says in (
+        (["--record", str(tmp_path / "fifo")], "--record is"),
+        (["--record", one, "--trace", other], "--trace and --record are both"),
+    ):
+        said = cli("generate", "-m", str(demo), *flags, "HAMLET")
+        assert (said.code, said.out) == (2, "")
+        assert says in said.err
+
+
+def test_a_shadow_that_does_not_run_is_not_reported(cli: Any, demo: Path, tmp_path: Path) -> None:
+    """Though --shadow says which it would be."""
+    log, trace = tmp_path / "log", tmp_path / "trace"
+    flags = ["--predictor", "random", "--shadow", "nf4", "--record", str(log), "--trace", str(trace)]
+    said = cli("generate", "-q", "--json", "-m", str(demo), "-n", "3", "--threads", "1", *flags, "HAMLET")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert (found["shadow"], found["predictor"], found["memory_bytes"]["shadow"]) == ("none", "random", 0)
+    assert read_recording(log).about["shadow"] == "none"
+    assert read_trace(trace)[1]["shadow"] == "none"
+
+
+def test_the_record_of_an_answer_that_fails_is_written(
+    demo: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the midst of it, every worker is gone: the error is told, and the log ends with it."""
+    answer = Job.answer
+
+    def doomed(job: Any, ids: list[int], show: Any) -> Any:
+        engine = job.cluster.main.engine
+
+        def lose(piece: str) -> None:
+            for number, peer in list(engine.workers.items()):
+                engine._lost(number, peer, None)
+
+        return answer(job, ids, lose)
+
+    monkeypatch.setattr(Job, "answer", doomed)
+    log = tmp_path / "log"
+    flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "none", "--threads", "1", "--record", str(log), "HAMLET"]
+    said = cli("generate", *flags)
+    assert said.code == 1
+    assert "the last worker is gone" in said.err or "no worker is connected" in said.err
+    recording = read_recording(log)
+    assert replay(recording).difference is None
+    assert any(isinstance(event, WorkerLost) for _, event in recording.events)

@@ -1,0 +1,79 @@
+"""The cluster of one process: what is not said of its answers in tests/test_exact.py."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.clusters.nodes import make_engine
+from odmoe.settings.settings import Settings
+from scheduler.core.groups import RoundRobin
+from scheduler.types import ModelShape
+
+
+def test_closed_while_its_shadow_is_made(demo_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shadow comes too late: it joins nobody."""
+    making, go = threading.Event(), threading.Event()
+
+    def make_shadow(settings: Settings, store: Any, emulation: Any) -> Any:
+        making.set()
+        go.wait(30)
+        return object()
+
+    monkeypatch.setattr("odmoe.clusters.embedded.make_shadow", make_shadow)
+    cluster = EmbeddedCluster(Settings(model="demo", shadow="nf4", threads=1, workers=2), demo_store("bfloat16"))
+    with closing(cluster.generate([5, 6, 7], 8)) as steps:
+        next(steps)
+        assert making.wait(30)
+    cluster.close()
+    go.set()
+    deadline = time.monotonic() + 10
+    while any(thread.name == "shadow-start" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert cluster.main.engine.shadow is None
+    assert len(cluster._nodes) == 2
+
+
+def test_threads_end_with_the_cluster(demo_store: Any) -> None:
+    before = set(threading.enumerate())
+    cluster = EmbeddedCluster(Settings(model="demo", shadow="nf4", threads=1, workers=2), demo_store("bfloat16"))
+    assert len(list(cluster.generate([5, 6, 7], 4, ignore_eos=True))) == 4
+    cluster.close()
+    left = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+    assert left == []
+
+
+def test_an_answer_of_one_token(demo_store: Any) -> None:
+    """Nothing is decoded, so there is no rate, and no shadow is waited for."""
+    cluster = EmbeddedCluster(Settings(model="demo", shadow="none", threads=1, workers=1), demo_store("bfloat16"))
+    (step,) = cluster.generate([5, 6, 7], 1)
+    cluster.close()
+    assert step.report is not None
+    assert (step.report.new_tokens, step.report.decode_tokens_per_s, step.report.recall) == (1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "group"),
+    [
+        ({"cluster": "auto"}, 10),
+        ({"cluster": "auto", "group_size": 12}, 12),
+        ({"cluster": "auto", "workers": 4}, 4),
+        ({"cluster": "local"}, 8),
+        ({"cluster": "local", "workers": 12}, 10),
+    ],
+)
+def test_groups_of_a_model_of_top_10(said: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many workers a Ray cluster has is not known beforehand: the default number bounds nothing there."""
+    monkeypatch.setattr("odmoe.clusters.nodes.model_shape", lambda store: ModelShape(layers=(0,), experts=64, top_k=10))
+    store: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
+    chosen: list[int] = []
+    monkeypatch.setattr("scheduler.build.RoundRobin", lambda size: chosen.append(size) or RoundRobin(size))
+    make_engine(Settings(model="m", shadow="none", **said), store).close()
+    assert chosen == [group]

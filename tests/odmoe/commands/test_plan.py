@@ -1,0 +1,222 @@
+"""`odmoe plan`: from a configuration alone to an answer that a person understands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odmoe.commands.plan_model import model_of
+from odmoe.settings.units import parse_bytes, parse_link, parse_rate
+from scheduler.errors import ConfigError
+from scheduler.planning.scaling import Hardware, Policy, Setup, memory
+from scheduler.timing.profile import PROFILES, find_profile
+from shadow_node.model import ShadowModel
+from support.paths import CONFIGS
+
+MIXTRAL = str(CONFIGS / "mixtral-8x7b.json")
+
+
+@pytest.fixture
+def planned(cli: Any) -> Callable[..., dict[str, Any]]:
+    def call(*args: str) -> dict[str, Any]:
+        said = cli("plan", "--json", *args)
+        assert said.code == 0, said.err
+        found: dict[str, Any] = json.loads(said.out)
+        return found
+
+    return call
+
+
+def test_the_answer_in_words_comes_first(cli: Any) -> None:
+    said = cli("plan", "-m", MIXTRAL, "--workers", "8", "--device-memory", "1GB")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("Loads are too slow by 3.25 ms: an expert takes 25.0 ms to load")
+    words, figures = said.out.split("\n\n")[:2]
+    for part in ("tokens/s", "728.8 MB of device memory", "What would help most: bfloat16 in place of float32"):
+        assert part in " ".join(words.split())
+    for part in ("704.6 MB each", "does not hold below 10 workers", "--workers 8 --group-size 2 --slots 1"):
+        assert part in " ".join(figures.split())
+
+
+def test_the_same_as_one_object(planned: Callable[..., dict[str, Any]]) -> None:
+    found = planned("-m", MIXTRAL, "--context", "512")
+    assert found["equation_1"]["holds"] is False
+    assert found["equation_1"]["slack_s"] == pytest.approx(-0.00325)
+    assert found["equation_1"]["workers_needed"] == 10
+    assert found["decode_tokens_per_s"] == pytest.approx(3.69, rel=0.05)
+    assert found["memory_bytes"]["together"] == pytest.approx(60e9, rel=0.03)
+    assert found["helps_most"] == next(change for change in found["changes"] if change["real"])
+    assert found["model"]["expert_bytes"] == 704_643_072
+    assert len(found["assumed"]) == 6
+
+
+def test_what_is_said_is_no_longer_assumed(planned: Callable[..., dict[str, Any]]) -> None:
+    found = planned(
+        "-m", MIXTRAL, "--dtype", "bfloat16", "--device-memory", "1GB", "--load-bandwidth", "10GB/s", "--link",
+        "2.5Gbit", "--recall", "0.9", "--workers", "4",
+    )  # fmt: skip
+    assert not any("bandwidth" in line or "links" in line or "recall" in line for line in found["assumed"])
+    assert found["equation_1"]["load_s"] == pytest.approx(352_321_536 / 10e9)
+    assert found["workers"] == 4
+
+
+def test_deepseek_v3_on_weak_machines(planned: Callable[..., dict[str, Any]]) -> None:
+    found = planned("-m", str(CONFIGS / "deepseek-v3.json"), "--device-memory", "200MB", "--load-bandwidth", "3GB/s")
+    assert found["model"]["layers"] == 58
+    assert found["model"]["expert_bytes"] == 3 * 7168 * 2048 * 2
+    assert found["equation_1"]["load_s"] == pytest.approx(3 * 7168 * 2048 * 2 / 3e9)
+    assert found["memory_bytes"]["worker"] < 200e6
+    assert found["memory_bytes"]["whole"] == pytest.approx(671e9 * 2, rel=0.002)
+
+
+def test_a_directory_or_a_store_serves_as_well(
+    planned: Callable[..., dict[str, Any]], demo: Path, demo_store: Callable[[str], Any]
+) -> None:
+    """A store is planned in its own dtype."""
+    store = demo_store("float32")
+    by_name = {name: planned("-m", name)["model"] for name in (str(demo), str(demo / "config.json"), str(store.path))}
+    first, second, stored = by_name.values()
+    assert {k: v for k, v in first.items() if k != "name"} == {k: v for k, v in second.items() if k != "name"}
+    assert (first["item_bytes"], stored["item_bytes"]) == (2, 4)
+    assert stored["expert_bytes"] == store.manifest.blob_bytes
+    assert stored["expert_bytes"] * stored["layers"] * stored["experts"] == store.manifest.expert_bytes
+
+
+@pytest.mark.parametrize(("scheme", "off"), [("fp16", 0.005), ("int8", 0.03), ("nf4", 0.06)])
+def test_a_planned_shadow_is_as_large_as_a_real_one(
+    demo: Path, demo_store: Callable[[str], Any], scheme: str, off: float
+) -> None:
+    """On this CPU what is not quantised has four bytes; scales are what the plan leaves out."""
+    store = demo_store("float32")
+    model = model_of("demo", store.manifest.config, "float32", 1)
+    setup = Setup(model, Hardware(find_profile("rtx3090-1gbe"), 8), Policy(scheme))
+    real = ShadowModel(store, scheme).device_bytes
+    assert memory(setup, 1, rest_bytes=4)["shadow"] == pytest.approx(real, rel=off)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--workers", "0"), "--workers is 0; allowed: 1, 2"),
+        (("--slots", "0"), "--slots is 0; allowed: 1, 2"),
+        (("--group-size", "9"), "--group-size is 9; allowed: 1 to --workers (8)"),
+        (("--device-memory", "much"), "--device-memory is 'much'; allowed: a size such as 1GB"),
+        (("--link", "1GB/s"), "--link is '1GB/s'; allowed: bits a second"),
+        (("--load-bandwidth", "25Gbit/s"), "--load-bandwidth is '25Gbit/s'; allowed: bytes a second"),
+        (("--recall", "1.5"), "--recall is 1.5; allowed: a number from 0 to 1"),
+        (("--recall", "0.5", "--shadow", "none"), "--recall is given with --shadow none"),
+        (("--context", "0"), "--context is 0; allowed: 1, 2"),
+        (("--context", "99999999"), "--context is 99999999; allowed: 1 to 32768, the model's limit"),
+        (("--profile", "nope"), "there is no profile 'nope'"),
+        (("--shadow", "int4"), "--shadow is 'int4'; allowed: fp16, int8, nf4, none"),
+        (("--dtype", "int8"), "--dtype is 'int8'; allowed: float32"),
+        (("--prefill", "never"), "--prefill is 'never'; allowed: ahead, pipelined, in-turn"),
+    ],
+)
+def test_what_cannot_be_is_one_line(cli: Any, flags: tuple[str, ...], says: str) -> None:
+    said = cli("plan", "-m", MIXTRAL, *flags)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("odmoe: ConfigError: ")
+    assert said.err.count("\n") == 1
+    assert says in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--device-memory", "500MB"), "one expert of mixtral-8x7b (mixtral, float32) takes 728.8 MB"),
+        (
+            ("--device-memory", "1GB", "--slots", "2"),
+            "--slots is 2, and --device-memory 1.00 GB has room for 1 expert of",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_exit_code_1(cli: Any, flags: tuple[str, ...], says: str) -> None:
+    said = cli("plan", "-m", MIXTRAL, *flags)
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert said.err.startswith("odmoe: DoesNotFitError: ")
+    assert says in said.err
+
+
+def test_no_line_is_wider_than_the_terminal(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of the words is lost by that."""
+    said = {}
+    for columns in (60, 80, 300):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        said[columns] = cli("plan", "-m", MIXTRAL, "--context", "16").out
+        assert 40 < max(map(len, said[columns].splitlines())) <= min(columns, 100)
+    assert said[60].split() == said[80].split() == said[300].split()
+
+
+def test_a_profile_on_which_loads_take_no_time(cli: Any, tmp_path: Path) -> None:
+    text = (PROFILES / "rtx3090-1gbe.yaml").read_text()
+    (tmp_path / "quick.yaml").write_text(text.replace("load_ms: 25.0", "load_ms: 0"))
+    said = cli("plan", "-m", MIXTRAL, "--profile", str(tmp_path / "quick.yaml"), "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert found["equation_1"]["load_s"] == 0
+    assert found["decode_tokens_per_s"] == found["decode_tokens_per_s_if_loads_took_no_time"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "MissingShardError: .* is not there"),
+        ("{", "CheckpointError: .* is not valid JSON"),
+        ("[]", "CheckpointError: .* names no model_type"),
+        ('{"vocab_size": 3}', "CheckpointError: .* names no model_type"),
+        ('{"model_type": "no_such"}', "CheckpointError: .*no_such"),
+        ('{"model_type": "llama"}', "NotMoEError"),
+    ],
+)
+def test_what_is_no_model_is_named(cli: Any, tmp_path: Path, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    said = cli("plan", "-m", str(tmp_path))
+    assert (said.code, said.out) == (1, "")
+    assert re.search(says, said.err), said.err
+
+
+def test_a_wrong_path_is_answered_before_torch_is_there(tmp_path: Path) -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"
+        f"sys.argv = ['odmoe', 'plan', '-m', {str(tmp_path / 'none')!r}]\n"
+        "from odmoe.cli.main import run\nsys.exit(run())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "MissingShardError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1GB", 1e9), ("512MiB", 512 * 1024**2), ("704643072", 704643072), ("1.5 gb", 1.5e9), ("8Gi", 8 * 1024**3)],
+)
+def test_sizes(text: str, value: float) -> None:
+    assert parse_bytes(text, "--x") == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("25GB/s", 25e9), ("3.5 GB/s", 3.5e9), ("900MB", 9e8), ("2e9", 2e9)])
+def test_bytes_a_second(text: str, value: float) -> None:
+    assert parse_rate(text, "--x") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1Gbit", 1e9), ("2.5 Gbit/s", 2.5e9), ("100Mbps", 1e8), ("1Gb", 1e9), ("1000000", 1e6)]
+)
+def test_bits_a_second(text: str, value: float) -> None:
+    assert parse_link(text, "--x") == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "GB", "1 1", "nan", "inf", "1e999", "1XB", "\u0661GB", "1GB GB"])
+def test_no_sizes(text: str) -> None:
+    for parse in (parse_bytes, parse_rate, parse_link):
+        with pytest.raises(ConfigError, match="--x is"):
+            parse(text, "--x")

@@ -1,0 +1,237 @@
+"""`odmoe simulate`: flags in, figures out, in a process that has never heard of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.alignment import Alignment
+from scheduler.build import make_core
+from scheduler.eventlog.recording import Recorder
+from scheduler.files import write_whole
+from scheduler.policies.choices import Choices
+from scheduler.policies.systems import SYSTEMS
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import simulate
+from scheduler.simulation.time_breakdown import Waits
+from scheduler.simulation.workload import random_workload
+from scheduler.simulation.world import World
+from scheduler.timing.links import MainLinks
+from scheduler.timing.profile import find_profile
+from scheduler.trace import read_trace
+
+PAPER = find_profile("rtx3090-1gbe")
+SCENARIO = Scenario(PAPER, prompt_tokens=5, tokens=6, alignment=Alignment(2, 1))
+
+
+def facts(cli: Any, *flags: str) -> dict[str, Any]:
+    said = cli("simulate", "--json", *flags)
+    assert said.code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording, of a simulated run."""
+    choices: Choices = SCENARIO.choices
+    core, recorder = make_core(choices), Recorder({"profile": PAPER.name}, choices)
+    decide = core.handle
+
+    def handle(event: Any, now: float) -> Any:
+        commands = list(decide(event, now))
+        recorder.decided(event, now, commands)
+        return commands
+
+    core.handle = handle  # type: ignore[method-assign]
+    world = World(core, PAPER, MainLinks(PAPER), random_workload(SCENARIO, 0.9), 5, 6, Waits(PAPER.load_s, True))
+    world.start(8, 1, shadow=True)
+    assert world.run(6)
+    world.drain()
+    file = tmp_path_factory.mktemp("log") / "log"
+    write_whole(file, recorder.take())
+    return file
+
+
+def test_no_library_of_tensors_or_clusters_is_imported() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'ray', 'grpc', 'numpy', 'safetensors'): sys.modules[name] = None\n"
+        "from odmoe.cli.main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program, "simulate", "--tokens", "3", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] == [3]
+
+
+def test_json_says_what_the_simulator_does(cli: Any) -> None:
+    found = facts(cli, "--tokens", "20", "--recall", "0.9", "--seed", "4", "--align-kv", "2")
+    scenario = Scenario(PAPER, tokens=20, alignment=Alignment(1, 2))
+    outcome = simulate(scenario, random_workload(scenario, 0.9, 4))
+    assert found["ttft_s"] == outcome.ttft_s
+    assert found["decode_tokens_per_s"] == pytest.approx(outcome.decode_tokens_per_s)
+    assert found["where_ms"] == {cause: seconds * 1e3 for cause, seconds in outcome.where.items()}
+    assert sum(found["where_ms"].values()) == pytest.approx(1e3 / found["decode_tokens_per_s"])
+    assert (found["profile"], found["bound"]) == (PAPER.name, outcome.bound)
+
+
+DRAWN = ("od-moe", "sep-arc", "random-prefetch", "on-demand", "fully-cached", "moe-infinity", "eap", "static")
+"""What can be simulated on routes that are drawn: nothing in it reads what a gate thinks."""
+
+
+@pytest.mark.parametrize("system", DRAWN)
+def test_systems_choose_and_flags_choose_otherwise(cli: Any, system: str) -> None:
+    found = facts(cli, "--system", system, "--tokens", "4")
+    chosen = SYSTEMS[system].values()
+    assert {name: found[name] for name in chosen} == chosen
+    assert found["slots"] == (32 if system == "fully-cached" else 1)  # 256 experts on 8 workers
+    other = facts(cli, "--system", system, "--tokens", "4", "--predictor", "none", "--prefill", "in-turn")
+    assert (other["predictor"], other["prefill"], other["residency"]) == ("none", "in-turn", found["residency"])
+
+
+@pytest.mark.parametrize("system", [name for name in SYSTEMS if name not in DRAWN])
+def test_what_reads_scores_needs_a_recording_with_them(cli: Any, system: str) -> None:
+    said = cli("simulate", "--system", system, "--tokens", "4")
+    assert said.code == 2
+    assert "(--routes) of a run" in said.err
+
+
+def test_the_models_shape_may_be_another(cli: Any) -> None:
+    flags = ("--layers", "5", "--experts", "32", "--top-k", "4", "--workers", "16", "--tokens", "9")
+    found = facts(cli, *flags)
+    assert found["model"] == {"layers": 5, "experts": 32, "top_k": 4}
+    assert (found["workers"], found["group_size"]) == (16, 4)
+    assert facts(cli, *flags, "--group-size", "8")["group_size"] == 8
+
+
+def test_the_text_says_where_every_millisecond_goes(cli: Any) -> None:
+    said = cli("simulate", "--tokens", "9")
+    assert said.code == 0
+    assert said.out.startswith("simulated: rtx3090-1gbe\n")
+    whole = next(line for line in said.out.splitlines() if line.startswith("a decode token:"))
+    parts = [line.split() for line in said.out.partition(whole)[2].strip().splitlines()]
+    shown = [float(words[words.index("ms") - 1]) for words in parts]
+    assert sum(shown) == pytest.approx(float(whole.split()[-2]), abs=0.1)
+    shares = [float(words[words.index("ms") + 1].rstrip("%")) for words in parts]
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_an_answer_of_one_token_has_no_rate(cli: Any) -> None:
+    found = facts(cli, "--tokens", "1")
+    assert (found["decode_tokens_per_s"], found["bound"], found["loads_a_token"]) == (None, None, None)
+    assert "decoding" not in cli("simulate", "--tokens", "1").out
+
+
+def test_a_trace_is_that_of_a_run(cli: Any, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    facts(cli, "--tokens", "3", "--trace", str(file))
+    spans, about = read_trace(file)
+    assert about["cluster"] == "simulated: rtx3090-1gbe"
+    assert sum(span.what == "token" for span in spans) == 3
+    assert {span.row for span in spans} == {"main", "shadow", *(f"worker {n}" for n in range(8))}
+
+
+def test_recorded_routes_are_simulated_beside_what_was_measured(cli: Any, log: Path) -> None:
+    found = facts(cli, "--routes", str(log))
+    (one,) = found["requests"]
+    assert one["ttft_s"] == pytest.approx(one["recorded_ttft_s"])
+    assert one["decode_tokens_per_s"] == pytest.approx(one["recorded_decode_tokens_per_s"])
+    assert (found["align_token"], found["prompt_tokens"], found["tokens"]) == (2, [5], [6])
+    assert facts(cli, "--routes", str(log), "--tokens", "3")["tokens"] == [3]
+    assert "recorded" in cli("simulate", "--routes", str(log)).out
+
+
+def test_recorded_routes_on_another_system(cli: Any, log: Path) -> None:
+    """Another alignment needs other predictions; none need none."""
+    assert facts(cli, "--routes", str(log), "--system", "on-demand")["recall"] is None
+    assert facts(cli, "--routes", str(log), "--align-token", "1", "--recall", "1")["recall"] == 1.0
+    said = cli("simulate", "--routes", str(log), "--align-token", "1")
+    assert said.code == 2
+    assert "--align-token is 1, and the predictions in" in said.err
+    assert "aligned every 2" in said.err
+
+
+def test_recorded_routes_on_fewer_workers(cli: Any, log: Path) -> None:
+    """The recording's groups of two are no longer possible; nobody has asked for them."""
+    found = facts(cli, "--routes", str(log), "--workers", "1")
+    assert (found["workers"], found["group_size"]) == (1, 1)
+
+
+def test_luck_is_how_far_other_draws_are(cli: Any) -> None:
+    """Rates of many seeds scatter by about what one run says; what is not drawn at all has none."""
+    seeds = [facts(cli, "--recall", "0.9", "--tokens", "32", "--seed", str(seed)) for seed in range(12)]
+    rates = [found["decode_tokens_per_s"] for found in seeds]
+    scatter = statistics.stdev(rates) / statistics.fmean(rates)
+    assert scatter / 2 < statistics.fmean(found["luck"] for found in seeds) < 2 * scatter
+    assert facts(cli, "--system", "fully-cached", "--tokens", "9")["luck"] == pytest.approx(0, abs=1e-6)
+    assert "by the luck of the draw" in cli("simulate", "--recall", "0.9").out
+
+
+def test_a_replay_of_nothing_is_no_success(cli: Any, tmp_path: Path) -> None:
+    """A scheduler that was told nothing decides nothing, whatever it is like."""
+    write_whole(tmp_path / "empty", Recorder({}, SCENARIO.choices).take())
+    said = cli("simulate", "--replay", str(tmp_path / "empty"))
+    assert (said.code, said.out) == (2, "")
+    assert "0 events and no command; nothing can be compared" in said.err
+
+
+def test_a_replay_that_differs_fails(cli: Any, log: Path, tmp_path: Path) -> None:
+    said = cli("simulate", "--replay", str(log))
+    assert (said.code, said.out.endswith(" commands: identical, in order\n")) == (0, True)
+    other = tmp_path / "other"
+    other.write_bytes(log.read_bytes().replace(b"\xaagroup_size\x02", b"\xaagroup_size\x04"))
+    said = cli("simulate", "--replay", str(other))
+    assert said.code == 1
+    assert "after event" in said.out
+    assert json.loads(cli("simulate", "--replay", str(other), "--json").out)["identical"] is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--profile", "none"], "no profile 'none'; allowed: rtx"),
+        (["--system", "odmoe"], "--system is 'odmoe'; allowed: od-moe, sep-arc, random-prefetch"),
+        (["--recall", "1.5"], "--recall is 1.5; allowed: a number from 0 to 1"),
+        (["--recall", "0.5", "--system", "on-demand"], "--recall is about the shadow's predictions"),
+        (["--tokens", "0"], "--tokens is 0; allowed: 1, 2, ..."),
+        (["--tokens", "99999999999"], "--tokens is 99999999999; allowed: 1 to 4194304"),
+        (["--experts", "1000000"], "--experts is 1000000; allowed: 1 to 65536"),
+        (["--align-kv", "2", "--system", "on-demand"], "--align-kv is about the shadow's KV cache, and --predictor is"),
+        (["--alpha", "0.3"], "--alpha is 0.3, which sep with top-k does not heed; next-layer, expert-cache, skip do"),
+        (["--system", "eap", "--prefetch", "2"], "--prefetch is 2, which path does not heed; next-gate, "),
+        (["--router", "topk"], "--router is 'topk'; allowed: top-k, expert-cache, skip"),
+        (["--system", "importance", "--alpha", "2"], "--alpha is 2.0; allowed for the router expert-cache"),
+        (["--placement", "host"], "--placement host needs a second place to compute experts, and profile rtx3090-1gbe"),
+        (["--trace", "FIFO"], "allowed: a file in a directory"),
+        (["--tokens", "many"], "Invalid value for '--tokens'"),
+        (["--top-k", "9"], "--top-k is 9 with 8 experts; allowed: 1 to 8"),
+        (["--layers", "0"], "--layers is 0; allowed: 1, 2, ..."),
+        (["--workers", "0"], "--workers is 0; allowed: 1, 2, ..."),
+        (["--workers", "4", "--group-size", "5"], "--group-size is 5; allowed: 1 to --workers (4)"),
+        (["--align-token", "-1"], "--align-token is -1; allowed: 0 (never), 1"),
+        (["--predictor", "oracle"], "--predictor is 'oracle'; allowed: sep, none, random, "),
+        (["--residency", "all", "--slots", "1"], "256 slots are needed, 8 are there"),
+        (["--trace", "/none/t.json"], "--trace is '/none/t.json'; allowed: a file in a directory"),
+        (["--routes", "/none"], "recording /none cannot be read"),
+        (["--replay", "/none"], "recording /none cannot be read"),
+        (["--replay", "/none", "--tokens", "3"], "--replay is given with --tokens"),
+        (["--replay", "/none", "--routes", "/none"], "--replay is given with --routes"),
+        (["--routes", "LOG", "--layers", "4"], "--layers is given with --routes"),
+        (["--routes", "LOG", "--tokens", "7"], "--tokens is 7; allowed: 1 to 6, as request 1"),
+    ],
+)
+def test_what_is_wrong_is_said(cli: Any, log: Path, tmp_path: Path, flags: list[str], says: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    named = {"LOG": str(log), "FIFO": str(tmp_path / "fifo")}
+    said = cli("simulate", *[named.get(flag, flag) for flag in flags])
+    assert said.code == 2
+    assert says in said.err

@@ -1,0 +1,108 @@
+"""Cluster files: who is what, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from odmoe.machines.cluster_file import read_cluster_file
+from scheduler.errors import ConfigError
+from support.paths import ROOT
+
+
+def write(path: Path, hosts: Any, **changed: Any) -> Path:
+    content = {
+        "cluster_name": "c",
+        "provider": {"type": "external", "hosts": hosts},
+        "auth": {"ssh_user": "me", "ssh_private_key": "~/.ssh/x"},
+    } | changed
+    file = path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def test_the_project_s_own_file_has_ten_hosts() -> None:
+    cluster = read_cluster_file(ROOT / "cluster.yaml")
+    assert [host.name for host in cluster.hosts] == ["main", "shadow", *(f"worker-{n}" for n in range(8))]
+    assert [host.address for host in cluster.hosts] == [f"10.77.0.{n}" for n in range(11, 21)]
+    assert [host.group for host in cluster.of("worker_node")] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert cluster.main.address == "10.77.0.11"
+    assert cluster.find("worker-3") is cluster.find("10.77.0.16") is cluster.hosts[5]
+
+
+def test_without_shadow_and_groups(tmp_path: Path) -> None:
+    hosts = {"main_node": "10.0.0.1", "worker_node": ["10.0.0.3", {"host": "10.0.0.2", "slots": 2, "loader": "cuda"}]}
+    cluster = read_cluster_file(write(tmp_path, hosts))
+    assert [(host.name, host.group) for host in cluster.hosts] == [
+        ("main", None), ("worker-0", None), ("worker-1", None),
+    ]  # fmt: skip
+    assert cluster.hosts[2].settings == {"slots": 2, "loader": "cuda"}
+    assert cluster.key == Path.home() / ".ssh/x"
+
+
+WORKER = {"worker_node": ["10.0.0.2"]}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ({"main_node": "10.0.0.1"}, "worker_node is None; allowed: a list of at least one host"),
+        ({"main_node": "10.0.0.1", "worker_node": []}, "worker_node is \\[\\]"),
+        ({**WORKER, "main_node": "10.0.0.2"}, "10.0.0.2 is both main and worker-0"),
+        ({**WORKER, "main_node": "somewhere"}, "main_node is 'somewhere'; allowed: an IPv4 address"),
+        (WORKER, "main_node is None; allowed: an IPv4 address"),
+        ({**WORKER, "main_node": "10.0.0.1", "boss": "10.0.0.9"}, "the role 'boss'; allowed: main_node, shadow_node"),
+        ({**WORKER, "main_node": {"host": "10.0.0.1", "slot": 2}}, "the setting 'slot'; allowed for one host: slots"),
+        (
+            {"main_node": "10.0.0.1", "worker_node": [[]]},
+            "worker_node is \\[\\[\\]\\]; allowed: a list of at least one host",
+        ),
+        ({**WORKER, "main_node": 10}, "main_node is 10; allowed: an IPv4 address"),
+        ({**WORKER, "main_node": {"host": "10.0.0.1", "slots": "many"}}, "slots of 10.0.0.1 is 'many'; allowed: 1, 2"),
+        (
+            {**WORKER, "main_node": {"host": "10.0.0.1", "loader": "tape"}},
+            "loader of 10.0.0.1 is 'tape'; allowed: disk",
+        ),
+        (["10.0.0.1"], "hosts is \\['10.0.0.1'\\]; allowed: a block"),
+    ],
+)
+def test_hosts_that_cannot_be(tmp_path: Path, hosts: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_cluster_file(write(tmp_path, hosts))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    hosts = {"main_node": "10.0.0.1", **WORKER}
+    with pytest.raises(ConfigError, match=r"is not there; the project's cluster\.yaml is an example"):
+        read_cluster_file(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"bad\.yaml cannot be read"):
+        read_cluster_file(tmp_path / "bad.yaml")
+    with pytest.raises(ConfigError, match="cluster_name is None"):
+        read_cluster_file(write(tmp_path, hosts, cluster_name=None))
+    with pytest.raises(ConfigError, match="ssh_user is 3"):
+        read_cluster_file(write(tmp_path, hosts, auth={"ssh_user": 3}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"cluster_name": "../c"}, "cluster_name is '../c'; allowed: letters"),
+        ({"cluster_name": ".."}, "cluster_name is '..'; allowed: letters"),
+        ({"cluster_name": "a b"}, "cluster_name is 'a b'; allowed: letters"),
+        ({"auth": {"ssh_user": "-oProxyCommand=x"}}, "ssh_user is '-oProxyCommand=x'; allowed: letters"),
+        ({"auth": {"ssh_user": "me", "ssh_private_key": 5}}, "ssh_private_key is 5; allowed: a path"),
+    ],
+)
+def test_names_that_would_lead_elsewhere(tmp_path: Path, changed: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_cluster_file(write(tmp_path, {"main_node": "10.0.0.1", **WORKER}, **changed))
+
+
+def test_an_unknown_host(tmp_path: Path) -> None:
+    cluster = read_cluster_file(write(tmp_path, {"main_node": "10.0.0.1", **WORKER}))
+    with pytest.raises(ConfigError, match=r"'worker-1' is no host of .*; there are: main, worker-0"):
+        cluster.find("worker-1")

@@ -1,0 +1,72 @@
+"""Every flag is checked before anything is loaded, and the message names flag, value and what is allowed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from odmoe.settings.settings import CLUSTERS, DTYPES, LOADERS, SHADOWS, Settings
+from scheduler.alignment import Alignment
+from scheduler.errors import ConfigError
+
+WRONG: list[tuple[dict[str, Any], list[str]]] = [
+    ({"workers": 0}, ["--workers", "0", "allowed: 1"]),
+    ({"workers": -3}, ["--workers", "-3", "allowed: 1"]),
+    ({"slots": 0}, ["--slots", "0", "allowed: 1"]),
+    ({"mini_batch": 0}, ["--mini-batch", "0", "allowed: 1"]),
+    ({"max_new_tokens": 0}, ["--max-new-tokens", "0", "allowed: 1"]),
+    ({"threads": 0}, ["--threads", "0", "allowed: 1"]),
+    ({"group_size": 0}, ["--group-size", "0", "allowed: 1"]),
+    ({"group_size": 4, "workers": 3}, ["--group-size", "4", "1 to --workers (3)"]),
+    ({"align_token": -1}, ["align-token", "-1", "0 (never)"]),
+    ({"align_kv": -2}, ["align-kv", "-2", "0 (never)"]),
+    ({"shadow": "int3"}, ["--shadow", "'int3'", *SHADOWS]),
+    ({"loader": "tape"}, ["--loader", "'tape'", *LOADERS]),
+    ({"dtype": "float64"}, ["--dtype", "'float64'", *DTYPES]),
+    ({"cluster": "somewhere"}, ["--cluster", "'somewhere'", *CLUSTERS, "host:port"]),
+    ({"cluster": ""}, ["--cluster", "''", *CLUSTERS]),
+    ({"cluster": "head:0"}, ["--cluster", "'head:0'"]),
+    ({"cluster": "head:99999"}, ["--cluster", "'head:99999'"]),
+    ({"cluster": ":6379"}, ["--cluster", "':6379'"]),
+    ({"cluster": "head:63x"}, ["--cluster", "'head:63x'"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), WRONG, ids=[str(fields) for fields, _ in WRONG])
+def test_wrong(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings(model="m", **fields)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("cluster", [*CLUSTERS, "head:6379", "10.0.0.1:6379", "[::1]:6379"])
+def test_every_kind_of_cluster(cluster: str) -> None:
+    assert Settings(model="m", cluster=cluster).cluster == cluster
+
+
+def test_smallest_and_largest_that_go() -> None:
+    least = Settings(
+        model="m", workers=1, slots=1, group_size=1, align_token=0, align_kv=0, max_new_tokens=1, mini_batch=1
+    )
+    assert least.alignment == Alignment(0, 0)
+    assert Settings(model="m", workers=3, group_size=3).group_size == 3
+
+
+def test_threads() -> None:
+    """Half of the cores where the nodes share a machine, all of them where each has one of its own."""
+    cores = len(os.sched_getaffinity(0))
+    assert Settings(model="m", threads=5).threads_a_node == 5
+    for cluster in ("embedded", "local"):
+        assert Settings(model="m", cluster=cluster).threads_a_node == max(1, cores // 2)
+    assert Settings(model="m", cluster="head:6379").threads_a_node == cores
+
+
+def test_no_library_is_imported() -> None:
+    """A wrong flag answers at once."""
+    heavy = {"torch", "transformers", "ray"}
+    code = f"import sys, odmoe.cli.main, odmoe.settings.settings; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
