@@ -60,7 +60,7 @@ class Part:
     whole: bool = False
 
 
-class Plan:
+class Conversion:
     """Which tensors of a checkpoint make up the experts of which layer, and which are the dense rest."""
 
     def __init__(self, source: Source, model: Any) -> None:

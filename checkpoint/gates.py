@@ -24,7 +24,7 @@ _SQUASHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": lambda logits: logits.sigmoid(),
     "sqrt(softplus)": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
 }
-Said = dict[int, Any]
+GateOutput = dict[int, Any]
 """Layer -> what its gate returned."""
 _ADVICE = (
     "take a system whose predictor, router and residency need no gate scores (predictor sep or none, router top-k)"
@@ -79,7 +79,7 @@ class Gates:
         self._modules: dict[int, torch.nn.Module] = {}
         self._forwards: dict[int, Callable[..., Any]] = {}
         self._gates: dict[int, _Gate] = {}
-        self._last: Said = {}
+        self._last: GateOutput = {}
         self._into = self._last
         self._handles: list[Any] = []
         known: dict[tuple[type, int], _Gate] = {}
@@ -120,7 +120,7 @@ class Gates:
         """[T, E], float32, of the last call: that to which the routing weights are proportional in each row."""
         return self._scores(layer, self._last[layer])
 
-    def ranked(self, layer: int, heard: Said | None = None) -> torch.Tensor:
+    def ranked(self, layer: int, heard: GateOutput | None = None) -> torch.Tensor:
         """As `scores`, of the last call or of what `aside` has caught, but the k highest of a row are those that the
         gate chose. Where it chooses by more than its scores (DeepSeek's groups and correction), those it chose are
         raised above the others by the highest score."""
@@ -157,7 +157,7 @@ class Gates:
         return scores.scatter_add(1, index, (scores.amax(1, keepdim=True) * other).expand_as(index))
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[Said]:
+    def aside(self) -> Iterator[GateOutput]:
         """Meanwhile what gates say goes here, and not to `scores`."""
         before, self._into = self._into, {}
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from checkpoint import family
-from checkpoint.convert import Part, Plan
+from checkpoint.convert import Conversion, Part
 from checkpoint.direct import open_direct, write_at
 from checkpoint.manifest import Blob, LayerSpec, TensorSpec, checksum
 from checkpoint.partial import Partial, Progress
@@ -26,12 +26,12 @@ from scheduler.errors import CorruptCheckpointError
 _TENSOR_ALIGN = 64
 
 
-def planned_layer(plan: Plan, layer: int) -> LayerSpec:
+def planned_layer(plan: Conversion, layer: int) -> LayerSpec:
     """What a layer's file will look like, but for the checksums, and dtypes that a family keeps wider."""
     return _spec(plan, layer, plan.parameters[layer])
 
 
-def _spec(plan: Plan, layer: int, parameters: dict[str, torch.Tensor]) -> LayerSpec:
+def _spec(plan: Conversion, layer: int, parameters: dict[str, torch.Tensor]) -> LayerSpec:
     """Where each parameter (some experts' [n, ...]) stands in a blob, and where the blobs stand in the file."""
     specs, end = [], 0
     for key, value in parameters.items():
@@ -43,7 +43,7 @@ def _spec(plan: Plan, layer: int, parameters: dict[str, torch.Tensor]) -> LayerS
     return LayerSpec(plan.modules[layer][0], f"layer-{layer:05d}.experts", tuple(specs), blobs)
 
 
-def write_layers(plan: Plan, partial: Partial, report: Progress) -> None:
+def write_layers(plan: Conversion, partial: Partial, report: Progress) -> None:
     """Write every layer that is not there yet: its file, synced, then its line in the journal.
 
     `report("experts", experts done, of)`. Raises CheckpointError, OSError.
@@ -113,7 +113,7 @@ def _read_ahead(parts: list[Part], pool: ThreadPoolExecutor) -> Iterator[tuple[P
         yield part, tensors
 
 
-def _check_finite(plan: Plan, layer: int, parameters: dict[str, torch.Tensor]) -> None:
+def _check_finite(plan: Conversion, layer: int, parameters: dict[str, torch.Tensor]) -> None:
     for key, value in parameters.items():
         if not finite(value):
             raise CorruptCheckpointError(

@@ -26,7 +26,7 @@ class _ReachedError(Exception):
     """The next gate has fired: what is behind it is not wanted."""
 
 
-class Replay:
+class RunAhead:
     """What the next MoE layer's gate would say, while this layer's experts are being computed. Single tokens only.
 
     `cache`: that of the request whose pass is under way. The model must not be changed, nor `gates` closed, meanwhile.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import family
-from checkpoint.convert import Plan
+from checkpoint.convert import Conversion
 from checkpoint.dense_files import write_dense
 from checkpoint.layers import planned_layer, write_layers
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
@@ -56,7 +56,7 @@ def make_store(source: Source, target: Path, dtype: str | None = None, progress:
         if found := _there(source, target, name):
             return Made(found, False, 0)
         report = progress or (lambda what, done, total: None)
-        plan = Plan(source, family.meta_model(config, torch_dtype))
+        plan = Conversion(source, family.meta_model(config, torch_dtype))
         family.shape_of(config, plan.layers, max(map(plan.experts, plan.layers)))
         identity = {
             "format": FORMAT, "fingerprint": source.fingerprint, "files": source.stamp, "dtype": name,
@@ -111,7 +111,7 @@ def _there(source: Source, target: Path, dtype: str) -> ExpertStore | None:
     return None
 
 
-def _fill(plan: Plan, partial: Partial, identity: dict[str, Any], manifest: Manifest, report: Progress) -> int:
+def _fill(plan: Conversion, partial: Partial, identity: dict[str, Any], manifest: Manifest, report: Progress) -> int:
     """Write what is missing and publish. The number of layers that were there. Raises OSError, ODMoEError."""
     planned = {layer: planned_layer(plan, layer) for layer in plan.layers}
 
@@ -138,7 +138,7 @@ def _fill(plan: Plan, partial: Partial, identity: dict[str, Any], manifest: Mani
 
 
 def _stopped(
-    plan: Plan, partial: Partial, planned: dict[int, LayerSpec], kept: bool, error: OSError
+    plan: Conversion, partial: Partial, planned: dict[int, LayerSpec], kept: bool, error: OSError
 ) -> StoreWriteError:
     """Why the file system stopped us, what is missing, and what became of that which is finished."""
     said = f"cannot write the store {partial.target}: {_reason(error)}"
@@ -157,7 +157,7 @@ def _reason(error: OSError) -> str:
     return "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
 
 
-def _missing_bytes(plan: Plan, partial: Partial, planned: dict[int, LayerSpec]) -> int:
+def _missing_bytes(plan: Conversion, partial: Partial, planned: dict[int, LayerSpec]) -> int:
     """Bytes that are to be written yet, roughly where small files are concerned."""
     blobs = sum(b.length for layer, spec in planned.items() if layer not in partial.layers for b in spec.blobs)
     if partial.dense:
@@ -171,7 +171,7 @@ def _free_bytes(target: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _check_room(plan: Plan, partial: Partial, planned: dict[int, LayerSpec]) -> None:
+def _check_room(plan: Conversion, partial: Partial, planned: dict[int, LayerSpec]) -> None:
     needed, free = _missing_bytes(plan, partial, planned), _free_bytes(partial.target)
     if needed > free:
         raise StoreWriteError(

@@ -9,14 +9,14 @@ from functools import partial
 
 import torch
 
-from main_node.gate_watch import Watch
-from main_node.layer import LayerWork, UnderWay
-from main_node.owed import Debts
+from main_node.gate_watch import GateWatch
+from main_node.layer import LayersInFlight, LayerWork
+from main_node.owed import OwedAnswers
 from main_node.pace import Pace, RealPace
 from main_node.peers import PeerHandler, ask_usage, prediction_of, worker_of
 from main_node.roster import NodeFacts, Role, Roster
 from main_node.sequence import RequestData, shadow_messages
-from main_node.tracing import MainRecord, gather
+from main_node.tracing import MainSpans, gather
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError, RequestFailedError
@@ -41,11 +41,11 @@ class Engine:
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
-        self.record = MainRecord(hello.trace, self.pace.now)
+        self.spans = MainSpans(hello.trace, self.pace.now)
         self.on_lost: Callable[[Kind, int], None] = lambda kind, number: None
         self.on_decided: Callable[[t.Event, float, list[t.Command]], None] = lambda event, now, commands: None
         self.lookahead = lookahead
-        self.watch: Watch | None = None
+        self.watch: GateWatch | None = None
         self.workers: dict[int, PeerHandler] = {}
         self.shadow: PeerHandler | None = None
         self._hello = hello
@@ -56,8 +56,8 @@ class Engine:
         self._draining = False
         self._now = 0.0
         self._requests: dict[int, RequestData] = {}
-        self._layers = UnderWay()
-        self._owed = Debts(answer_s)
+        self._layers = LayersInFlight()
+        self._owed = OwedAnswers(answer_s)
         self._failed: dict[int, str] = {}
         self._shared: set[int] = set()  # requests beside which another was opened
         self._closed = False
@@ -129,7 +129,7 @@ class Engine:
             call = self._owed.settle(number, message.call_id, t.Compute)
             if call is None:
                 return
-            self.record.came(message)
+            self.spans.came(message)
             self.pace.answered()
             layer = self._layers.get(call.visit)
             if layer is not None:
@@ -140,7 +140,7 @@ class Engine:
             self._roster.loaded(number)
             before = self._stalled()
             self.post(t.LoadEnded(message.load_id, message.nbytes))
-            self.record.stalled(self._stalled() - before)
+            self.spans.stalled(self._stalled() - before)
         elif not isinstance(message, w.Failed):
             raise ProtocolError(f"worker {number} sent {type(message).__name__}, which no worker says")
         elif message.load_id:
@@ -154,7 +154,7 @@ class Engine:
 
     def _from_shadow(self, peer: PeerHandler, message: w.Message) -> None:
         try:
-            self.post(prediction_of(message, self.core.shape, self.record.came))
+            self.post(prediction_of(message, self.core.shape, self.spans.came))
         except ClusterError as error:
             self._shadow_lost(peer, error)
 
@@ -241,7 +241,7 @@ class Engine:
         try:
             data = self._requests.get(command.request)
             for message in shadow_messages(command, data, self.core.alignment, self.lookahead):
-                self.record.told(message)
+                self.spans.told(message)
                 shadow.send(message)
         except ClusterError as error:
             self._shadow_lost(shadow, error)
@@ -251,7 +251,7 @@ class Engine:
         if layer is None:  # interrupted: its request is about to be closed
             return
         message = layer.message(command)
-        self.record.sent(message)
+        self.spans.sent(message)
         try:
             self._ask(command.call_id, command, message)
         except ProtocolError as error:  # too large for a message
@@ -285,7 +285,7 @@ class Engine:
             self._requests.pop(number, None)
             self._failed.pop(number, None)
             self._shared.discard(number)
-            self.core.ledgers.pop(number, None)
+            self.core.stats.pop(number, None)
             self._layers.release(number)
 
     def experts(self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -302,20 +302,20 @@ class Engine:
                 self.pace.foreseen(partial(self.post, fact), self.core.strategy.predictor.foresight == "attention")
             self._wait(visit, layer)
             self.pace.resumed()
-            self.record.resumed(visit.layer)
+            self.spans.resumed(visit.layer)
         finally:
             with self._lock:
                 del self._layers[visit]
         return layer.combine()
 
     def _gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
-        self.record.gate(visit.layer)
+        self.spans.gate(visit.layer)
         with self._lock:
             if visit.request not in self._requests:
                 raise RequestFailedError(f"request {visit.request} was closed")
             self._layers[visit] = layer
             self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
-        self.record.asked(visit.layer)
+        self.spans.asked(visit.layer)
 
     def _wait(self, visit: t.Visit, layer: LayerWork) -> None:
         wait_s = self._owed.answer_s
@@ -353,22 +353,22 @@ class Engine:
     def wait_for_predictions(self, number: int, deadline_s: float) -> bool:
         """Until every layer that the main model has routed was predicted too. False when that took too long, or the
         request was closed."""
-        ledgers = self.core.ledgers
+        stats = self.core.stats
         with self._changed:
             self._changed.wait_for(
-                lambda: self.shadow is None or number not in ledgers or not ledgers[number].unmatched, deadline_s
+                lambda: self.shadow is None or number not in stats or not stats[number].unmatched, deadline_s
             )
-            return number in ledgers and (self.shadow is None or not ledgers[number].unmatched)
+            return number in stats and (self.shadow is None or not stats[number].unmatched)
 
     def _stalled(self) -> float:
         """Seconds that open requests have waited for loads so far."""
-        return sum(one.stall_s + one.prefill_stall_s for one in self.core.ledgers.values()) if self.record.on else 0.0
+        return sum(one.stall_s + one.prefill_stall_s for one in self.core.stats.values()) if self.spans.on else 0.0
 
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""
         with self._lock:
             peers = [self.workers[number] for number in sorted(self.workers)] + ([self.shadow] if self.shadow else [])
-        return gather(self.record.take(), peers, deadline_s) if self.record.on else []
+        return gather(self.spans.take(), peers, deadline_s) if self.spans.on else []
 
     def usage(self, deadline_s: float = 10.0) -> tuple[dict[int, w.WorkerUsage], w.ShadowUsage | None]:
         """What every node holds; without those that do not answer in time."""

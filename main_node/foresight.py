@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from checkpoint.gates import Gates
-from checkpoint.run_ahead import Replay
+from checkpoint.run_ahead import RunAhead
 from checkpoint.token_predictor import TokenPredictor, load, targets
 from scheduler import types as t
 from scheduler.errors import ConfigError
@@ -65,7 +65,7 @@ class AttentionForesight:
     nbytes = 0
 
     def __init__(self, model: Any, gates: Gates, cache: Callable[[], Any]) -> None:
-        self._replay = Replay(model, gates, cache)
+        self._replay = RunAhead(model, gates, cache)
 
     def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
         until = self._replay.next_layer(visit.layer)

@@ -18,7 +18,7 @@ PARTIAL_S = 1.0
 """Most seconds that a prediction waits for the resident experts' outputs."""
 
 
-class Watch:
+class GateWatch:
     """Only where a strategy asks for any of it. `cache`: of the request whose pass is under way. `token_file`: weights
     of the token-wise predictor. Raises UnsupportedFamilyError where the family's gates cannot be asked."""
 

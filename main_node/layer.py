@@ -18,7 +18,7 @@ _ALIGN = 64
 _FIRST = torch.zeros(1, dtype=torch.int64)
 
 
-class UnderWay(dict[t.Visit, "LayerWork"]):
+class LayersInFlight(dict[t.Visit, "LayerWork"]):
     """The layers that the main model waits for."""
 
     def resume(self, visit: t.Visit) -> None:

@@ -16,7 +16,7 @@ from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
 from main_node.answer import Answer, Step
 from main_node.engine import Engine
-from main_node.gate_watch import Watch, needs_watch
+from main_node.gate_watch import GateWatch, needs_watch
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.sampling import GREEDY, Chooser, Sampling
 from main_node.sequence import Sequence
@@ -66,7 +66,7 @@ class MainNode:
         self._sequence: Sequence | None = None
         strategy = engine.core.strategy
         if needs_watch(strategy):
-            engine.watch = Watch(self.model, strategy, self.shape, self._cache, token_predictor)
+            engine.watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor)
         dispatch_experts(self.model, self._experts_of)
 
     def _cache(self) -> Any:
@@ -176,7 +176,7 @@ class MainNode:
         with self._turns, torch.inference_mode(), sequence.passing(), self._passing(sequence):
             self._pass = t.Visit(number, position, 0)
             self.engine.pace.begin_pass(len(tokens), first=position == 0)
-            self.engine.record.begin_pass(number, position)
+            self.engine.spans.begin_pass(number, position)
             self.engine.post(t.PassStarted(number, position, len(tokens), prefill=position == 0))
             out = self.model(
                 input_ids=torch.tensor([tokens]), past_key_values=sequence.cache, use_cache=True, logits_to_keep=1
@@ -187,7 +187,7 @@ class MainNode:
             if self.on_logits is not None:
                 self.on_logits(logits)
             token = answer.chooser.choose(logits)
-            self.engine.record.end_pass()
+            self.engine.spans.end_pass()
         return token
 
     @property

@@ -21,7 +21,7 @@ class _Account:
     answered: float = 0.0
 
 
-class Debts:
+class OwedAnswers:
     """A worker is silent when it owes answers and has given none for `answer_s` seconds."""
 
     def __init__(self, answer_s: float) -> None:

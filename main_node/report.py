@@ -106,15 +106,15 @@ def build_report(
 ) -> Report:
     """Ask the ledger of request `number` and every node. Raises RequestFailedError for a request that was closed
     meanwhile."""
-    ledger = engine.core.ledgers.get(number)
-    if ledger is None:
+    stats = engine.core.stats.get(number)
+    if stats is None:
         raise RequestFailedError(f"request {number} was closed")
     workers, shadow = engine.usage()
     told = len(workers) == len(engine.workers) and (shadow is None) is (engine.shadow is None)
     count, shape = len(sequence.tokens), engine.core.shape
-    ledger.close()
-    overall = ledger.overall
-    activated = overall.activated + ledger.unpredicted
+    stats.close()
+    overall = stats.overall
+    activated = overall.activated + stats.unpredicted
     slots = [usage.device_bytes_max for usage in workers.values()]
     held = shadow.device_bytes_max if shadow else 0
     whole = memory.weight_bytes + memory.expert_bytes
@@ -129,19 +129,19 @@ def build_report(
         decode_tokens_per_s=(count - 1) / times.decode_s if count > 1 else None,
         tokens_per_s=count / (times.ttft_s + times.decode_s + times.shadow_wait_s),
         recall=overall.recall,
-        recall_in_time=ledger.in_time / activated if activated else None,
-        recall_by_token=[tally.recall for tally in ledger.by_index],
-        unpredicted=ledger.unpredicted,
-        loads=ledger.loads,
-        prefill_loads=ledger.loads - ledger.decode_loads,
-        reloads=ledger.reloads,
-        named=ledger.named,
-        hits=ledger.present,
-        host_computed=ledger.decode_host_calls,
-        unused_loads=ledger.unused,
-        late_predictions=ledger.late,
-        stall_s=ledger.stall_s,
-        prefill_stall_s=ledger.prefill_stall_s,
+        recall_in_time=stats.in_time / activated if activated else None,
+        recall_by_token=[tally.recall for tally in stats.by_index],
+        unpredicted=stats.unpredicted,
+        loads=stats.loads,
+        prefill_loads=stats.loads - stats.decode_loads,
+        reloads=stats.reloads,
+        named=stats.named,
+        hits=stats.present,
+        host_computed=stats.decode_host_calls,
+        unused_loads=stats.unused,
+        late_predictions=stats.late,
+        stall_s=stats.stall_s,
+        prefill_stall_s=stats.prefill_stall_s,
         memory_bytes={
             "main": memory.device_bytes,
             "shadow": held,
@@ -149,7 +149,7 @@ def build_report(
         },
         memory_of_whole=(memory.device_bytes + held + sum(slots)) / whole if told else None,
         resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
-        bytes_loaded=ledger.bytes_loaded,
+        bytes_loaded=stats.bytes_loaded,
         finish=finish,
         lost=list(engine.lost),
         rejoined=list(engine.rejoined),

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from main_node.peers import PeerHandler
-from scheduler.trace import Record, Span, assemble
+from scheduler.trace import Span, SpanTuple, assemble
 from wire import messages as w
-from wire.tracing import NodeRecord, machine
+from wire.tracing import NodeSpans, machine
 
 
-class MainRecord(NodeRecord):
+class MainSpans(NodeSpans):
     """What the main node does, one pass at a time."""
 
     def __init__(self, on: bool, clock: Callable[[], float]) -> None:
@@ -61,7 +61,7 @@ class MainRecord(NodeRecord):
             self.add("stall", "", max(now - seconds, self._gate), now)
 
 
-def gather(own: list[Record], peers: Iterable[PeerHandler], deadline_s: float) -> list[Span]:
+def gather(own: list[SpanTuple], peers: Iterable[PeerHandler], deadline_s: float) -> list[Span]:
     """Everyone's spans on this node's clock. A peer that does not answer in time is left out.
 
     Another machine's clock is set by its answer to the first question: it said `now` half-way between question and
@@ -70,7 +70,7 @@ def gather(own: list[Record], peers: Iterable[PeerHandler], deadline_s: float) -
     end = time.monotonic() + deadline_s
     records, offsets = {"main": own}, {}
     for peer in peers:
-        told: list[Record] = []
+        told: list[SpanTuple] = []
         while True:
             asked = time.monotonic()
             answer = peer.ask(w.AskTrace(), w.TraceRecords, end - asked)

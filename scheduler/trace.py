@@ -39,7 +39,7 @@ class Span:
     end: float
 
 
-Record = tuple[str, str, float, float]
+SpanTuple = tuple[str, str, float, float]
 """(what, label, start, end): a span whose row is known from whom it came."""
 
 
@@ -48,7 +48,7 @@ class Tracer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit: int = LIMIT) -> None:
         self.clock = clock
-        self._records: deque[Record] = deque(maxlen=limit)
+        self._records: deque[SpanTuple] = deque(maxlen=limit)
 
     def add(self, what: str, label: str, start: float, end: float) -> None:
         self._records.append((what, label, start, end))
@@ -58,7 +58,7 @@ class Tracer:
         now = self.clock()
         self._records.append((what, key, now, now))
 
-    def take(self) -> list[Record]:
+    def take(self) -> list[SpanTuple]:
         """All records so far; they are not told again."""
         taken = []
         while self._records:
@@ -66,7 +66,7 @@ class Tracer:
         return taken
 
 
-def assemble(records: dict[str, list[Record]], offsets: dict[str, float]) -> list[Span]:
+def assemble(records: dict[str, list[SpanTuple]], offsets: dict[str, float]) -> list[Span]:
     """One list of spans on the main node's clock, ascending by start.
 
     `records`: row -> what it recorded; `offsets`: row -> seconds to add to its clock, 0 where not named. A message that

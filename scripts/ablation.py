@@ -100,7 +100,7 @@ class Measure:
         ]  # fmt: skip
         return {
             "tokens_per_s": [one.decode_tokens_per_s for one in outcomes],
-            "recall": [one.ledger.overall.recall for one in outcomes],
+            "recall": [one.stats.overall.recall for one in outcomes],
             "bound": [one.bound for one in outcomes],
         }
 

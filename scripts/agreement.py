@@ -111,8 +111,8 @@ def _compare(
         prefill=made.prefill, mini_batch=made.mini_batch, group_size=made.group_size, **joined(recording),
     )  # fmt: skip
     row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.prefill}
-    row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.ledger.overall.recall}
-    row["unpredicted"] = outcome.ledger.unpredicted
+    row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.stats.overall.recall}
+    row["unpredicted"] = outcome.stats.unpredicted
     if decode_s is not None:
         simulated = (outcome.token_s[-1] - outcome.ttft_s) / len(outcome.token_s)
         row |= {"token_s": decode_s / (one.tokens - 1), "simulated_token_s": simulated}

@@ -35,8 +35,8 @@ from checkpoint.store import ExpertStore
 from odmoe.clusters.process import prepare_libraries
 from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
-from scheduler.policies.demand import shares
-from scheduler.policies.precision import Popular, Wanted
+from scheduler.policies.importance import shares
+from scheduler.policies.precision import Importance, Popular
 
 ALLOWED_LOSS = 0.01
 TIMED = 8
@@ -139,7 +139,7 @@ class ByPopularity:
         if self._least:
             before = shares(rows)
             return {
-                expert: self._rule.form(Wanted(True, False, count, before[expert], None, 0))
+                expert: self._rule.form(Importance(True, False, count, before[expert], None, 0))
                 for expert, count in rows.items()
             }
         chosen, seen, total = {}, 0, sum(rows.values())

@@ -27,7 +27,7 @@ from prediction_count import Counts, replayed
 from routes import MEASURED, Pass, Watched, hits, problems
 
 from checkpoint import token_predictor
-from checkpoint.run_ahead import Replay
+from checkpoint.run_ahead import RunAhead
 from checkpoint.source import open_source
 from checkpoint.token_predictor import FILE
 from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked
@@ -48,7 +48,7 @@ class Importance:
     def __init__(self, watched: Watched) -> None:
         self.told: dict[tuple[float, int], torch.Tensor] = {}
         self._watched = watched
-        self.replay = Replay(watched.model, watched.gates, lambda: watched.cache)
+        self.replay = RunAhead(watched.model, watched.gates, lambda: watched.cache)
         self.begin()
         for layer, module in watched.experts.items():
             module.register_forward_pre_hook(self._hook(layer, module))

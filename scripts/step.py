@@ -26,7 +26,7 @@ from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
 from scheduler.trace import Span
-from wire.tracing import NodeRecord
+from wire.tracing import NodeSpans
 
 PARTS = {
     "attention": "main node: attention, norms, gate",
@@ -182,7 +182,7 @@ def main() -> None:
 
 def record_s(count: int = 200_000) -> float:
     """Seconds that one record of the trace costs."""
-    record = NodeRecord(True, time.monotonic)
+    record = NodeSpans(True, time.monotonic)
     start = time.perf_counter()
     for number in range(count):
         record.add("load", f"{number}.{number}", time.monotonic(), time.monotonic())

@@ -86,7 +86,7 @@ class Sweep:
         outcomes = [recorded.simulated(profile, one, alignment=Alignment(*pair)) for one in found]
         return {
             "tokens_per_s": [one.decode_tokens_per_s for one in outcomes],
-            "recall": statistics.mean(one.ledger.overall.recall or 0.0 for one in outcomes),
+            "recall": statistics.mean(one.stats.overall.recall or 0.0 for one in outcomes),
             "where": {cause: statistics.mean(o.where[cause] for o in outcomes) for cause in outcomes[0].where},
         }
 

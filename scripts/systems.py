@@ -77,7 +77,7 @@ def ask(cluster: Any, prompt: list[int], tokens: int) -> Answered:
     """One answer of a cluster in this process; end of sequence is not heeded."""
     steps = cluster.generate(prompt, tokens, ignore_eos=True)
     first = next(steps)
-    loaded = cluster.main.engine.core.ledgers[steps.number].bytes_loaded
+    loaded = cluster.main.engine.core.stats[steps.number].bytes_loaded
     began, last = time.process_time(), first
     for step in steps:
         last = step

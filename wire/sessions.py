@@ -13,7 +13,7 @@ from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from wire.base import Channel
 from wire.handshake import check_hello
 from wire.messages import AskTrace, Echo, Failed, Hello, Message, Stamped
-from wire.tracing import NodeRecord
+from wire.tracing import NodeSpans
 
 
 class Session(ABC):
@@ -33,7 +33,7 @@ class Session(ABC):
         """`belongs`: the fingerprint and dtype of the store that both sides must have."""
         self.name = name
         self.reply = reply
-        self.record = NodeRecord(False, clock)
+        self.record = NodeSpans(False, clock)
         self._clock = clock
         self._belongs = belongs
         self._sessions = sessions
@@ -80,7 +80,7 @@ class Session(ABC):
 
     def _hello(self, hello: Hello) -> None:
         check_hello(hello, self.name, *self._belongs, peer=getattr(self.reply, "peer", ""))
-        self.record = NodeRecord(hello.trace, self._clock)
+        self.record = NodeSpans(hello.trace, self._clock)
         self._sessions.serve(self)
         self._welcome = True
         self.reply.send(self.ready())

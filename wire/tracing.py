@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scheduler.trace import CAME, SENT, Record, Tracer
+from scheduler.trace import CAME, SENT, SpanTuple, Tracer
 from wire.messages import Align, Compute, Computed, Prediction, TraceRecords
 
 Travelling = Compute | Align | Computed | Prediction
@@ -13,13 +13,13 @@ PART = 20_000
 """Records in one message."""
 
 
-class NodeRecord:
+class NodeSpans:
     """What a node does, told when it is asked. Nothing is kept, and next to nothing costs, where it is not `on`."""
 
     def __init__(self, on: bool, clock: Callable[[], float]) -> None:
         self.on = on
         self._tracer = Tracer(clock)
-        self._rest: list[Record] = []
+        self._rest: list[SpanTuple] = []
 
     def now(self) -> float:
         return self._tracer.clock()
@@ -36,7 +36,7 @@ class NodeRecord:
         if self.on:
             self._tracer.mark(CAME, key_of(message))
 
-    def take(self) -> list[Record]:
+    def take(self) -> list[SpanTuple]:
         """What has not been told yet."""
         return self._tracer.take()
 

@@ -16,7 +16,7 @@ class Count(NamedTuple):
     nbytes: int
 
 
-class Tally:
+class MessageCounts:
     """One direction of a stream, by kind of message. Thread-safe."""
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Tally:
 class Traffic(NamedTuple):
     """Both directions, as the end sees them that counts."""
 
-    sent: Tally
-    received: Tally
+    sent: MessageCounts
+    received: MessageCounts
 
 
 def kind_of(message: Message) -> type:

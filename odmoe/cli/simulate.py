@@ -9,7 +9,7 @@ import typer
 
 from scheduler.errors import ConfigError
 from scheduler.policies.choices import PREFILLS
-from scheduler.policies.registry import FORMS, PLACES, PREDICTORS, RESIDENCIES, ROUTERS
+from scheduler.policies.registry import PLACEMENTS, PRECISIONS, PREDICTORS, RESIDENCIES, ROUTERS
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.scenario import PROFILE, RECALL
 
@@ -56,10 +56,10 @@ def simulate(
     router: Annotated[str | None, _unsaid(f"Who computes: {', '.join(ROUTERS)}; else the system's.")] = None,
     prefill: Annotated[str | None, _unsaid(f"As for generate: {', '.join(PREFILLS)} (default: ahead).")] = None,
     placement: Annotated[
-        str | None, _unsaid(f"Where experts are computed: {', '.join(PLACES)}; else the system's.")
+        str | None, _unsaid(f"Where experts are computed: {', '.join(PLACEMENTS)}; else the system's.")
     ] = None,
     precision: Annotated[
-        str | None, _unsaid(f"In which form they are loaded: {', '.join(FORMS)}; else the system's.")
+        str | None, _unsaid(f"In which form they are loaded: {', '.join(PRECISIONS)}; else the system's.")
     ] = None,
     alpha: Annotated[
         float | None, _unsaid("How much a router may change, as for generate, 0 to 1; else the system's.")
@@ -75,7 +75,7 @@ def simulate(
 ) -> None:
     """Say how fast a system would answer on a profile's machines and where the time goes; or replay a recording."""
     said = {name: value for name, value in locals().items() if name in _WORLD and value is not None}
-    from odmoe.commands.simulate import Said, run_replay, run_simulation
+    from odmoe.commands.simulate import GivenFlags, run_replay, run_simulation
     from odmoe.terminal import Terminal
 
     if replay is not None:
@@ -85,4 +85,4 @@ def simulate(
         if not run_replay(replay, as_json):
             raise typer.Exit(1)
         return
-    run_simulation(Said(said, routes), as_json, Terminal(quiet, debug))
+    run_simulation(GivenFlags(said, routes), as_json, Terminal(quiet, debug))

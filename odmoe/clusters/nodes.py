@@ -20,7 +20,7 @@ from odmoe.settings.settings import Settings
 from odmoe.text import make_stopper
 from scheduler.build import make_core
 from scheduler.emulation.clock import Emulation
-from scheduler.emulation.expected import Awaited
+from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.policies.choices import Choices
 from scheduler.policies.registry import forms_of, residency_of
 from scheduler.timing.links import MainLinks
@@ -48,7 +48,7 @@ def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect]
     """As `travelling`, for the main node's end of its streams, which all share its link."""
     if emulation is None:
         return lambda to: to
-    owed = emulation.agenda.awaited = Awaited(emulation.profile, engine.core.shape.layers[-1])
+    owed = emulation.agenda.awaited = ExpectedPredictions(emulation.profile, engine.core.shape.layers[-1])
     way = MainWay(MainLinks(emulation.profile, emulation.duplex), owed)
 
     def timed(to: Connect) -> Connect:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 
 from scheduler.emulation.clock import Emulation
-from scheduler.emulation.expected import Awaited
+from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import LinkError, ODMoEError
 from scheduler.timing.links import MainLinks
 from wire.base import Channel, Handler, Node
@@ -52,7 +52,7 @@ class MainWay(Way):
     and what it says.
     """
 
-    def __init__(self, links: MainLinks, owed: Awaited) -> None:
+    def __init__(self, links: MainLinks, owed: ExpectedPredictions) -> None:
         self._links = links
         self._owed = owed
 

@@ -12,7 +12,7 @@ from odmoe.commands.checks import check_writable
 from odmoe.commands.simulate_text import show
 from odmoe.terminal import Terminal
 from scheduler.alignment import Alignment
-from scheduler.core.stats import Tally
+from scheduler.core.stats import Recall
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import MAX_COUNT, MAX_EXPERTS, Recording, read_recording
 from scheduler.eventlog.replay import replay
@@ -38,7 +38,7 @@ _MOST = {"tokens": MAX_COUNT, "prompt_tokens": MAX_COUNT} | dict.fromkeys(
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class GivenFlags:
     """`flags`: those that were given, by name; `routes`: a recording's file."""
 
     flags: dict[str, Any]
@@ -68,7 +68,7 @@ def run_replay(file: Path, as_json: bool) -> bool:
     return done.difference is None
 
 
-def run_simulation(said: Said, as_json: bool, terminal: Terminal) -> None:
+def run_simulation(said: GivenFlags, as_json: bool, terminal: Terminal) -> None:
     """Raises ConfigError."""
     for name, most in _MOST.items():
         if (count := said.get(name, 1)) > most:
@@ -109,7 +109,7 @@ def _simulated(runs: list[Run], spans: bool, terminal: Terminal) -> list[Outcome
 # --- flags to scenarios -----------------------------------------------------------------------------------------
 
 
-def _random_run(said: Said) -> Run:
+def _random_run(said: GivenFlags) -> Run:
     profile = find_profile(said.get("profile", PROFILE))
     layers, experts, top_k = (said.get(name, getattr(profile, name)) for name in ("layers", "experts", "top_k"))
     for flag, count in (("--layers", layers), ("--experts", experts), ("--top-k", top_k)):
@@ -123,7 +123,9 @@ def _random_run(said: Said) -> Run:
     return Run(scenario, random_workload(scenario, recall, said.get("seed", 0)))
 
 
-def _scenario(said: Said, profile: Profile, otherwise: dict[str, Any], prompt_tokens: int, tokens: int) -> Scenario:
+def _scenario(
+    said: GivenFlags, profile: Profile, otherwise: dict[str, Any], prompt_tokens: int, tokens: int
+) -> Scenario:
     """`otherwise`: what holds where neither a flag nor a system says anything."""
     name = said.get("system", None)
     chosen: dict[str, Any] = {"alignment": (1, 1), "mini_batch": None} | _unsaid("od-moe")
@@ -148,7 +150,7 @@ def _scenario(said: Said, profile: Profile, otherwise: dict[str, Any], prompt_to
     return replace(scenario, slots=said.get("slots", max(enough, chosen.get("slots", 1))))
 
 
-def _check_heeded(said: Said, scenario: Scenario) -> None:
+def _check_heeded(said: GivenFlags, scenario: Scenario) -> None:
     """Raises ConfigError for a flag without effect."""
     for name, made in (("alpha", (scenario.predictor, scenario.router)), ("prefetch", (scenario.predictor,))):
         if name in said.flags and not set(heeding(name)) & set(made):
@@ -168,7 +170,7 @@ def _unsaid(system: str) -> dict[str, Any]:
     return dict.fromkeys(_CHOICES) | preset_of(system).values()
 
 
-def _recorded_runs(said: Said, file: Path) -> list[Run]:
+def _recorded_runs(said: GivenFlags, file: Path) -> list[Run]:
     """Every recorded request, on the profile's timings, with the recording's own choices but for what was said."""
     for name in _OF_ROUTES:
         if name in said.flags:
@@ -228,7 +230,7 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
 # --- outcomes to figures ----------------------------------------------------------------------------------------
 
 
-def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: Said) -> dict[str, Any]:
+def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: GivenFlags) -> dict[str, Any]:
     """What --json prints: means over requests, each token counting alike."""
     scenario, p = runs[0].scenario, runs[0].scenario.profile
     decoded = sum(len(outcome.token_s) for outcome in outcomes)
@@ -238,8 +240,8 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: Said) 
         cause: sum(outcome.where[cause] * len(outcome.token_s) for outcome in outcomes) / max(1, decoded)
         for cause in outcomes[0].where
     }
-    tallies = [outcome.ledger.overall for outcome in outcomes]
-    recall = Tally(sum(tally.correct for tally in tallies), sum(tally.activated for tally in tallies)).recall
+    tallies = [outcome.stats.overall for outcome in outcomes]
+    recall = Recall(sum(tally.correct for tally in tallies), sum(tally.activated for tally in tallies)).recall
     tokens = decoded + len(outcomes)
     return {
         "profile": p.name, "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},
@@ -253,8 +255,8 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: Said) 
         "decode_tokens_per_s": decoded / decode_s if decoded else None,
         "luck": luck(outcomes[0].ttft_s, outcomes[0].token_s) if said.routes is None else None,
         "tokens_per_s": tokens / sum(ends),
-        "loads_a_token": sum(outcome.ledger.decode_loads for outcome in outcomes) / decoded if decoded else None,
-        "reloads_a_token": sum(outcome.ledger.reloads for outcome in outcomes) / decoded if decoded else None,
+        "loads_a_token": sum(outcome.stats.decode_loads for outcome in outcomes) / decoded if decoded else None,
+        "reloads_a_token": sum(outcome.stats.reloads for outcome in outcomes) / decoded if decoded else None,
         "recall": recall, "where_ms": {cause: seconds * 1e3 for cause, seconds in where.items()},
         "bound": bound_by(where) if decoded else None,
         "requests": [_beside(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)],

@@ -34,7 +34,7 @@ exec(compile({source!r}, "probe", "exec"))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Requirements:
     """What a host must have. `versions`: of packages, by name. `code`: a digest; None before `ray up`, which brings the
     code and makes an environment that is missing, or older than `lock_time`. `store`: (name, digest of the manifest,
     bytes), or None."""
@@ -72,7 +72,7 @@ def _ask(ssh: Ssh, host: Host, what: str, deadline_s: float) -> Facts:
     return dict(found)
 
 
-def preflight(ssh: Ssh, hosts: Iterable[Host], wanted: Wanted) -> tuple[dict[str, Facts], dict[str, HostError]]:
+def preflight(ssh: Ssh, hosts: Iterable[Host], wanted: Requirements) -> tuple[dict[str, Facts], dict[str, HostError]]:
     """By address: what the fit hosts have, and what is wrong with the others. Bounded; all hosts at once."""
 
     def one(host: Host) -> Facts:
@@ -90,7 +90,7 @@ def preflight(ssh: Ssh, hosts: Iterable[Host], wanted: Wanted) -> tuple[dict[str
     return facts, failed
 
 
-def check(host: Host, facts: Facts, wanted: Wanted) -> None:
+def check(host: Host, facts: Facts, wanted: Requirements) -> None:
     """Raises HostError: all that is wrong, in one message."""
     faults = list(_faults(facts, wanted))
     if faults:
@@ -98,7 +98,7 @@ def check(host: Host, facts: Facts, wanted: Wanted) -> None:
         raise _fault(host, "; ".join(causes), "; ".join(dict.fromkeys(advice)))
 
 
-def _faults(facts: Facts, wanted: Wanted) -> Iterable[tuple[str, str]]:
+def _faults(facts: Facts, wanted: Requirements) -> Iterable[tuple[str, str]]:
     """(cause, advice) of each. A Python too old to be asked anything else is the only one then."""
     venv = facts.get("venv")
     newest = (venv or facts)["python"]

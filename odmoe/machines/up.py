@@ -12,7 +12,7 @@ from odmoe.machines.cluster_file import ClusterFile, Host, read_cluster_file
 from odmoe.machines.head import Head
 from odmoe.machines.home import cluster_dir, only_one, write_token
 from odmoe.machines.launch_record import as_launched, end_former, remember
-from odmoe.machines.preflight import Facts, Wanted, check, pinned_versions, preflight
+from odmoe.machines.preflight import Facts, Requirements, check, pinned_versions, preflight
 from odmoe.machines.ray_cli import ray_says, run_ray
 from odmoe.machines.ship import (
     STORES,
@@ -74,7 +74,7 @@ class _BringUp:
         self._settings, self._terminal = settings, terminal
         self._table = HostTable(terminal.console, cluster)
         self._turns = _Turns()
-        self._wanted = Wanted(pinned_versions(), lock_time=lock_time())
+        self._wanted = Requirements(pinned_versions(), lock_time=lock_time())
         self._digest = ""
 
     def run(self, timeout_s: float) -> None:
@@ -124,7 +124,7 @@ class _BringUp:
         self._give_up(failed, "without the store")
         return store
 
-    def _checked(self, facts: dict[str, Facts], wanted: Wanted) -> tuple[list[Host], dict[str, HostError]]:
+    def _checked(self, facts: dict[str, Facts], wanted: Requirements) -> tuple[list[Host], dict[str, HostError]]:
         good, bad = [], {}
         for host in self._cluster.hosts:
             try:
@@ -210,7 +210,7 @@ class _BringUp:
         ]
         rows = self._table.rows
         asked = [host for host in behind if rows[host.address]["ray"] != "alive"]
-        joined = Wanted(self._wanted.versions, code=self._digest)
+        joined = Requirements(self._wanted.versions, code=self._digest)
         _, faults = preflight(self._ssh, asked, joined)
         said = ray_says(self._ssh, self._cluster.main, asked)
         for host in behind:

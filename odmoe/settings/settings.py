@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.policies.choices import PREFILLS
-from scheduler.policies.registry import FORMS, PLACES, PREDICTORS, RESIDENCIES, ROUTERS
+from scheduler.policies.registry import PLACEMENTS, PRECISIONS, PREDICTORS, RESIDENCIES, ROUTERS
 from scheduler.policies.systems import SYSTEMS, Preset
 
 MAX_PARALLEL = 16
@@ -122,8 +122,10 @@ class Settings(BaseModel):
     predictor: OneOf = _one_of("sep", PREDICTORS, "Who says which experts come.")
     residency: OneOf = _one_of("none", RESIDENCIES, "Which experts stay in a slot after they were computed.")
     router: OneOf = _one_of("top-k", ROUTERS, "Which experts compute a token; others than top-k change the answer.")
-    placement: OneOf = _one_of("device", PLACES, "Where an expert is computed, where the host is a second place.")
-    precision: OneOf = _one_of("full", FORMS, "In which form experts are loaded; others than full change the answer.")
+    placement: OneOf = _one_of("device", PLACEMENTS, "Where an expert is computed, where the host is a second place.")
+    precision: OneOf = _one_of(
+        "full", PRECISIONS, "In which form experts are loaded; others than full change the answer."
+    )
     alpha: Number | None = _setting(
         None, "a number from 0 to 1", "expert-cache, next-layer: how far apart scores count as near; skip: what weight"
         " may be left out.", ge=0, le=1,

@@ -9,7 +9,7 @@ from typing import Protocol
 from scheduler.errors import ConfigError
 
 
-class Placement(Protocol):
+class Grouping(Protocol):
     """Decides where loads go. `workers`: the live ones, ascending, at least one."""
 
     def ring(self, workers: Sequence[int], turn: int) -> Iterator[int]:

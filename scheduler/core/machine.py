@@ -20,13 +20,14 @@ from collections.abc import Callable
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
-from scheduler.core.dispatch import Calls
-from scheduler.core.groups import Placement
-from scheduler.core.passes import Visits
-from scheduler.core.shadow import Following
-from scheduler.core.slots import Stock
-from scheduler.core.state import Held, Need, Request
-from scheduler.core.stats import RequestLedger
+from scheduler.core.dispatch import RowDispatcher
+from scheduler.core.groups import Grouping
+from scheduler.core.passes import PassTracker
+from scheduler.core.shadow import ShadowFollower
+from scheduler.core.slots import SlotTable
+from scheduler.core.snapshot import Snapshot, worker_snapshot
+from scheduler.core.state import Demand, Request, Residence
+from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
 from scheduler.errors import ConfigError
 from scheduler.policies.strategy import Strategy, od_moe
@@ -40,30 +41,36 @@ class Core:
     None. `prefill`: ahead, pipelined or in-turn."""
 
     def __init__(
-        self, shape: t.ModelShape, placement: Placement, alignment: Alignment, mini_batch: int | None = None,
+        self, shape: t.ModelShape, grouping: Grouping, alignment: Alignment, mini_batch: int | None = None,
         strategy: Strategy | None = None, prefill: str = "ahead",
     ) -> None:  # fmt: skip
         if mini_batch is not None and mini_batch < 1:
             raise ConfigError(f"mini-batch is {mini_batch}; allowed: 1, 2, ...")
         self.shape = shape
         self.mini_batch = mini_batch
-        self.ledgers: dict[int, RequestLedger] = {}
+        self.stats: dict[int, RequestStats] = {}
         self.strategy = strategy = strategy or od_moe(shape)
         self._in_turn = prefill == "in-turn"
-        self._following = Following(alignment)
+        self._follower = ShadowFollower(alignment)
         ids = itertools.count(1)
         self._out: list[t.Command] = []
-        self._sending = Calls(self._out, ids, mini_batch, strategy.residency, not self._in_turn)
-        self._stock = Stock(
-            shape, placement, strategy.residency, strategy.precision, ids, self._out, self._sending.ready, self._found
+        self._dispatch = RowDispatcher(self._out, ids, mini_batch, strategy.residency, not self._in_turn)
+        self._slots = SlotTable(
+            shape,
+            grouping,
+            strategy.residency,
+            strategy.precision,
+            ids,
+            self._out,
+            self._dispatch.ready,
+            self._load_over,
         )
         plans = prefill == "ahead"
-        self._visits = Visits(shape, placement, strategy, self._stock, self._sending, ids, self._out, plans)
+        self._passes = PassTracker(shape, grouping, strategy, self._slots, self._dispatch, ids, self._out, plans)
         self._tempo = Tempo()
-        self._workers = self._stock.workers
-        self._loads = self._stock.loads
-        self._calls = self._sending.owed
-        self._held_back = self._sending.held_back
+        self._loads = self._slots.loads
+        self._calls = self._dispatch.owed
+        self._held_back = self._dispatch.held_back
         self._requests: dict[int, Request] = {}
         self._now = 0.0
         self._handlers: dict[type, Callable[..., None]] = {
@@ -86,12 +93,27 @@ class Core:
 
     @property
     def alignment(self) -> Alignment:
-        return self._following.alignment
+        return self._follower.alignment
 
     @property
     def workers(self) -> list[int]:
         """The live workers, ascending."""
-        return sorted(self._stock.workers)
+        return sorted(self._slots.workers)
+
+    def idle(self) -> bool:
+        """Nothing is under way, and nobody waits for anything; experts may stay in slots."""
+        return self.snapshot().idle
+
+    def snapshot(self) -> Snapshot:
+        """What it holds now. Costs time: not for the hot path."""
+        return Snapshot(
+            requests=tuple(self._requests),
+            visits=tuple(self._passes.open),
+            calls=tuple(self._calls),
+            loads=tuple(self._loads),
+            held_back=tuple(self._held_back),
+            workers={number: worker_snapshot(worker) for number, worker in self._slots.workers.items()},
+        )
 
     def handle(self, event: t.Event, now: float) -> list[t.Command]:
         """One fact in, the commands that follow from it out, in the order in which they must be carried out.
@@ -104,7 +126,7 @@ class Core:
             out.clear()
         self._handlers[type(event)](event)
         if self._held_back:
-            self._sending.send_together()
+            self._dispatch.send_together()
         return out.copy() if out else []
 
     # --- workers ------------------------------------------------------------------------------------------------
@@ -112,71 +134,71 @@ class Core:
     def _worker_joined(self, event: t.WorkerJoined) -> None:
         if event.slots < 0:
             raise ConfigError(f"worker {event.worker} has {event.slots} slots; allowed: 0 (a host place), 1, 2, ...")
-        self._stock.joined(event)
+        self._slots.worker_joined(event)
 
     def _worker_lost(self, event: t.WorkerLost) -> None:
-        lost = self._stock.lost(event.worker)
+        lost = self._slots.worker_lost(event.worker)
         if lost is None:
             return
-        needs = sorted(lost.needs(), key=lambda n: n.rank)
-        for need in needs:
-            self._set_back(need)
-        lacks = self._stock.lacks() if self._stock.live else f"the last worker is gone: {event.reason}"
-        if lacks is not None:
+        demands = sorted(lost.demands(), key=lambda n: n.rank)
+        for demand in demands:
+            self._set_back(demand)
+        shortfall = self._slots.shortfall() if self._slots.live else f"the last worker is gone: {event.reason}"
+        if shortfall is not None:
             for request in list(self._requests):
-                self._fail(request, lacks)
+                self._fail(request, shortfall)
             return
-        for need in needs:
-            self._stock.want(need)
-        self._stock.fill()
+        for demand in demands:
+            self._slots.place(demand)
+        self._slots.fill()
 
-    def _set_back(self, need: Need) -> None:
+    def _set_back(self, demand: Demand) -> None:
         """It begins again, from its load; what the worker still says of it is not heard."""
-        opened = need.opened
-        if need.confirmed:
-            opened.waiting += need.held is not None and need.held.loaded
-            self._sending.changed(opened)
-        self._sending.forget(need)
-        self._stock.detach(need)
+        opened = demand.opened
+        if demand.confirmed:
+            opened.waiting += demand.held is not None and demand.held.loaded
+            self._dispatch.changed(opened)
+        self._dispatch.forget(demand)
+        self._slots.detach(demand)
 
     # --- requests and the shadow --------------------------------------------------------------------------------
 
     def _request_opened(self, event: t.RequestOpened) -> None:
-        self.ledgers[event.request] = RequestLedger(event.prompt_tokens)
-        self._requests[event.request] = Request(self.ledgers[event.request])
-        self._out += self._following.opened(event.request, event.prompt_tokens)
-        lacks = self._stock.lacks() if self._stock.live else "no worker is connected"
-        if lacks is not None:
-            self._fail(event.request, lacks)
+        self.stats[event.request] = RequestStats(event.prompt_tokens)
+        self._requests[event.request] = Request(self.stats[event.request])
+        self._out += self._follower.opened(event.request, event.prompt_tokens)
+        shortfall = self._slots.shortfall() if self._slots.live else "no worker is connected"
+        if shortfall is not None:
+            self._fail(event.request, shortfall)
 
     def _request_closed(self, event: t.RequestClosed) -> None:
         if event.request in self._requests:
             self._close(event.request)
-            self._stock.fill()
+            self._slots.fill()
 
     def _close(self, request: int) -> None:
         del self._requests[request]
-        opened = self._visits.open
+        opened = self._passes.open
         for visit in [v for v in opened if v.request == request]:
-            for need in opened.pop(visit).needs.values():
-                self._visits.drop(need)
+            for demand in opened.pop(visit).demands.values():
+                self._passes.cancel(demand)
         self.strategy.predictor.closed(request)
-        self._out += self._following.closed(request)
+        self._out += self._follower.closed(request)
 
     def _fail(self, request: int, reason: str) -> None:
         self._close(request)
         self._out.append(t.Fail(request, reason))
 
     def _shadow_joined(self, event: t.ShadowJoined) -> None:
-        self._out += self._following.joined()
-        self._visits.followed = True
+        self._out += self._follower.joined()
+        self._passes.followed = True
 
     def _shadow_lost(self, event: t.ShadowLost) -> None:
-        self._following.lost()
-        self._visits.followed = False
+        self._follower.lost()
+        self._passes.followed = False
         if not self.strategy.predicts:
             for request in self._requests.values():
-                request.ledger.orphan()
+                request.stats.orphan()
 
     # --- passes, predictions and gates --------------------------------------------------------------------------
 
@@ -186,87 +208,87 @@ class Core:
             return
         if request.prefilling:
             request.prefilling = False
-            self._visits.warm(event.request, request)
-            self._stock.fill()
-        self._out += self._following.decoded(event.request, event.index)
+            self._passes.begin_warm_up(event.request, request)
+            self._slots.fill()
+        self._out += self._follower.decoded(event.request, event.index)
 
     def _pass_started(self, event: t.PassStarted) -> None:
         request = self._requests.get(event.request)
         if request is None:
             return
-        costs, layer_s = self._stock.costs, self._tempo.layer_s
+        costs, layer_s = self._slots.costs, self._tempo.layer_s
         if costs.load_s and layer_s:
             self.strategy.predictor.paced(costs.load_s, layer_s)
         self._tempo.begin()
-        self._visits.begin(request, event)
-        self._stock.fill()
+        self._passes.begin(request, event)
+        self._slots.fill()
 
     def _predicted(self, event: t.Predicted) -> None:
         request = self._requests.get(event.request)
         if request is not None:
-            self._visits.predict(request, t.Visit(event.request, event.position, event.layer), event.experts)
-            self._stock.fill()
+            self._passes.receive_prediction(request, t.Visit(event.request, event.position, event.layer), event.experts)
+            self._slots.fill()
 
     def _foreseen(self, event: t.Foreseen) -> None:
         request = self._requests.get(event.request)
         if request is not None:
-            self._visits.foreseen(request, event)
-            self._stock.fill()
+            self._passes.foreseen(request, event)
+            self._slots.fill()
 
     def _gate_fired(self, event: t.GateFired) -> None:
         request = self._requests.get(event.visit.request)
         if request is not None:
             if not request.prefilling:
-                self._tempo.gate(self._now, request.ledger.stall_s)
-            self._visits.fired(request, event, self._now)
-            self._stock.fill()
+                self._tempo.gate(self._now, request.stats.stall_s)
+            self._passes.gate_fired(request, event, self._now)
+            self._slots.fill()
 
     # --- loads and computations ---------------------------------------------------------------------------------
 
     def _load_ended(self, event: t.LoadEnded) -> None:
         held = self._loads.get(event.load_id)
         if held is not None:
-            held.ledger.bytes_loaded += event.nbytes
+            held.stats.bytes_loaded += event.nbytes
             self._loaded(held)
-            self._stock.fill()
+            self._slots.fill()
 
-    def _loaded(self, held: Held) -> None:
-        self._stock.loaded(held)
-        for need in list(held.users):
-            if need.opened.errand:
-                del need.opened.needs[need.seq]
-                self._visits.drop(need)
-            elif need.confirmed:
-                self._found(need)
+    def _loaded(self, held: Residence) -> None:
+        self._slots.loaded(held)
+        for demand in list(held.users):
+            if demand.opened.warm_up:
+                del demand.opened.demands[demand.seq]
+                self._passes.cancel(demand)
+            elif demand.confirmed:
+                self._load_over(demand)
                 if self._in_turn:
-                    self._sending.changed(need.opened)
+                    self._dispatch.changed(demand.opened)
 
-    def _found(self, need: Need) -> None:
+    def _load_over(self, demand: Demand) -> None:
         """Its gate was waiting for its load."""
-        opened = need.opened
+        opened = demand.opened
         opened.waiting -= 1
         if opened.waiting == 0:
             request = opened.request
-            request.ledger.stalled(self._now - opened.since, request.prefilling)
+            request.stats.stalled(self._now - opened.since, request.prefilling)
             opened.since = self._now
 
     def _compute_ended(self, event: t.ComputeEnded) -> None:
-        need = self._sending.answered(event.call_id)
-        if need is None or need.held is None:
+        demand = self._dispatch.answered(event.call_id)
+        if demand is None or demand.held is None:
             return
-        opened, held = need.opened, need.held
+        opened, held = demand.opened, demand.held
         if not held.loaded:
             self._loaded(held)  # the word of its load was lost or is still on its way
-        self._stock.computed(held, need)
-        if need.hit:
-            opened.request.ledger.hit(opened.request.prefilling)
+        self._slots.computed(held, demand)
+        if demand.hit:
+            opened.request.stats.hit(opened.request.prefilling)
         elif held.hosted:
-            opened.request.ledger.hosted(opened.request.prefilling)
-        del opened.needs[need.expert.expert]
+            opened.request.stats.hosted(opened.request.prefilling)
+        del opened.demands[demand.expert.expert]
         opened.left -= 1
         if opened.left == 0:
-            self._visits.finish(opened)
-        self._stock.fill()
+            self._passes.finish(opened)
+        self._slots.fill()
 
     def _load_failed(self, event: t.LoadFailed) -> None:
         held = self._loads.get(event.load_id)
@@ -274,31 +296,31 @@ class Core:
             self._retry(held, list(held.users), event.reason)
 
     def _compute_failed(self, event: t.ComputeFailed) -> None:
-        need = self._calls.get(event.call_id)
-        if need is not None and need.held is not None:
-            self._retry(need.held, [need], event.reason)
+        demand = self._calls.get(event.call_id)
+        if demand is not None and demand.held is not None:
+            self._retry(demand.held, [demand], event.reason)
 
-    def _retry(self, held: Held, failed: list[Need], reason: str) -> None:
+    def _retry(self, held: Residence, failed: list[Demand], reason: str) -> None:
         """Elsewhere, not for ever. What was only predicted is then let go: if the gate names it, it is tried again."""
-        self._stock.spoil(held)
-        for need in failed:
-            need.failures += 1
-            if need.failures >= MAX_FAILURES and need in held.users:
-                self._give_up(need, reason)
+        self._slots.invalidate(held)
+        for demand in failed:
+            demand.failures += 1
+            if demand.failures >= MAX_FAILURES and demand in held.users:
+                self._give_up(demand, reason)
         if held.users:
             again = list(held.users)
-            self._stock.evict(held)
-            for need in again:
-                self._set_back(need)
-            for need in again:
-                self._stock.want(need, shun=held.worker)
-        self._stock.fill()
+            self._slots.evict(held)
+            for demand in again:
+                self._set_back(demand)
+            for demand in again:
+                self._slots.place(demand, shun=held.worker)
+        self._slots.fill()
 
-    def _give_up(self, need: Need, reason: str) -> None:
-        opened, (layer, expert) = need.opened, need.expert
-        if need.confirmed:
-            failed = f"expert {expert} of layer {layer} failed {need.failures} times: {reason}"
+    def _give_up(self, demand: Demand, reason: str) -> None:
+        opened, (layer, expert) = demand.opened, demand.expert
+        if demand.confirmed:
+            failed = f"expert {expert} of layer {layer} failed {demand.failures} times: {reason}"
             self._fail(opened.visit.request, failed)
         else:
-            opened.let_go += (expert,)
-            self._visits.drop(opened.needs.pop(need.seq if opened.errand else expert))
+            opened.given_up += (expert,)
+            self._passes.cancel(opened.demands.pop(demand.seq if opened.warm_up else expert))

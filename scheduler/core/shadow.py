@@ -17,7 +17,7 @@ class _Followed:
     kv_aligned: int = 0
 
 
-class Following:
+class ShadowFollower:
     """Commands for the shadow, none while there is none. One that joins late takes up every open request."""
 
     def __init__(self, alignment: Alignment) -> None:

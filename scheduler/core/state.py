@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from scheduler.core.stats import RequestLedger
-from scheduler.policies.demand import Wants
-from scheduler.policies.precision import FULL, PREDICTED, Wanted
+from scheduler.core.stats import RequestStats
+from scheduler.policies.importance import LayerImportance
+from scheduler.policies.precision import FULL, PREDICTED, Importance
 from scheduler.types import ExpertId, Visit
 
-_PREDICTED, _ERRAND = 1 << 60, 1 << 61
+_PREDICTED, _WARM_UP = 1 << 60, 1 << 61
 _rank = attrgetter("rank")
 
 
@@ -21,44 +21,44 @@ class Request:
     """`reached`: (position of the pass under way, ordinal of the last layer whose gate fired in it).
     `planned`: how many layers prefill has assigned."""
 
-    ledger: RequestLedger
+    stats: RequestStats
     prefilling: bool = True
     reached: tuple[int, int] = (0, -1)
     planned: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class OpenVisit:
+class LayerVisit:
     """A visit under way. `turn`: how many MoE layers decoding has visited before. `since`: its gate, or the end of its
-    last stall. `waiting`: named experts not loaded yet; `left`: not computed yet; `let_go`: predicted, but their loads
-    failed too often. `errand`: nothing is computed for it; its experts are only to be brought into slots. `wants`: how
-    much each expert is wanted, where anybody asks."""
+    last stall. `waiting`: named experts not loaded yet; `left`: not computed yet; `given_up`: predicted, but their
+    loads failed too often. `warm_up`: nothing is computed for it; its experts are only to be brought into slots.
+    `wants`: how much each expert is wanted, where anybody asks."""
 
     visit: Visit
     request: Request
     turn: int
-    needs: dict[int, Need] = field(default_factory=dict)
-    let_go: tuple[int, ...] = ()
+    demands: dict[int, Demand] = field(default_factory=dict)
+    given_up: tuple[int, ...] = ()
     since: float = 0.0
     waiting: int = 0
     left: int = 0
-    errand: bool = False
-    wants: Wants | None = None
+    warm_up: bool = False
+    wants: LayerImportance | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class Residence:
     """An expert in a slot, or on its way there (not `loaded`), in a form. `keeps`: it stays when nobody needs it; only
-    then can it serve several needs, its `users`. `ledger`: of the request that its load was begun for. `hosted`: not in
-    a slot, but at a host place, where it lies."""
+    then can it serve several demands, its `users`. `stats`: of the request that its load was begun for. `hosted`: not
+    in a slot, but at a host place, where it lies."""
 
     worker: int
     slot: int
     expert: ExpertId
     load_id: int
     keeps: bool
-    ledger: RequestLedger
-    users: list[Need]
+    stats: RequestStats
+    users: list[Demand]
     form: str = FULL
     loaded: bool = False
     hosted: bool = False
@@ -66,42 +66,42 @@ class Held:
     @property
     def urgent(self) -> bool:
         """A gate has named it."""
-        return any(need.confirmed for need in self.users)
+        return any(demand.confirmed for demand in self.users)
 
     @property
-    def wanted(self) -> int:
-        """What only predictions need is wanted so soon; -1 where a gate has named it."""
-        return -1 if self.urgent else min(need.rank for need in self.users)
+    def rank(self) -> int:
+        """Of the most urgent of its users, where all are predictions; -1 where a gate has named it."""
+        return -1 if self.urgent else min(demand.rank for demand in self.users)
 
 
 @dataclass(slots=True, eq=False)
-class Need:
+class Demand:
     """One expert, wanted by one visit, on one worker; queued there while it has no `held`.
 
-    `confirmed`: the gate named it; until then it is a prediction. `late`: no prediction had named it. `hit`: no load
-    was begun for it. `rows`: how many rows it computes. `sent`: they were. `calls`: computations not yet answered.
-    `wanted`: how much, for the choice of a form.
+    `confirmed`: the gate named it; until then it is a prediction. `unpredicted`: no prediction had named it. `hit`: no
+    load was begun for it. `rows`: how many rows it computes. `sent`: they were. `calls`: computations not yet answered.
+    `importance`: for the choice of a form.
     """
 
     seq: int
-    opened: OpenVisit
+    opened: LayerVisit
     expert: ExpertId
     worker: int = -1
-    held: Held | None = None
+    held: Residence | None = None
     confirmed: bool = False
-    late: bool = False
+    unpredicted: bool = False
     hit: bool = False
     failures: int = 0
     rows: int = 0
     sent: bool = False
     calls: list[int] = field(default_factory=list)
-    wanted: Wanted = PREDICTED
+    importance: Importance = PREDICTED
 
     @property
     def rank(self) -> int:
-        """Sorts what the gate has named before what is only predicted, that before errands, then first come, first
+        """What a gate has named comes first, then what is only predicted, then a warm-up; each first come, first
         served."""
-        return self.seq if self.confirmed else self.seq + (_ERRAND if self.opened.errand else _PREDICTED)
+        return self.seq if self.confirmed else self.seq + (_WARM_UP if self.opened.warm_up else _PREDICTED)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,28 +112,28 @@ class Worker:
     computes."""
 
     number: int
-    slots: list[Held | None]
+    slots: list[Residence | None]
     free: list[int]
-    queue: list[Need] = field(default_factory=list)
-    idle: dict[ExpertId, Held] = field(default_factory=dict)
+    queue: list[Demand] = field(default_factory=list)
+    idle: dict[ExpertId, Residence] = field(default_factory=dict)
     named: int = 0
-    loading: list[Held] = field(default_factory=list)
-    hosted: dict[int, Held] = field(default_factory=dict)
+    loading: list[Residence] = field(default_factory=list)
+    hosted: dict[int, Residence] = field(default_factory=dict)
 
-    def enqueue(self, need: Need) -> None:
+    def enqueue(self, demand: Demand) -> None:
         queue = self.queue
-        need.worker = self.number
-        if not queue or queue[-1].rank < need.rank:
-            queue.append(need)
+        demand.worker = self.number
+        if not queue or queue[-1].rank < demand.rank:
+            queue.append(demand)
         else:
-            bisect.insort(queue, need, key=_rank)
+            bisect.insort(queue, demand, key=_rank)
 
-    def furthest_prediction(self) -> Held | None:
+    def least_urgent_prefetch(self) -> Residence | None:
         """What can be put off: in a slot, only predicted, and wanted last."""
-        held = [held for held in self.slots if held is not None and held.users and held.wanted >= 0]
-        return max(held, key=lambda h: h.wanted, default=None)
+        held = [held for held in self.slots if held is not None and held.users and held.rank >= 0]
+        return max(held, key=lambda h: h.rank, default=None)
 
-    def needs(self) -> Iterator[Need]:
+    def demands(self) -> Iterator[Demand]:
         for held in self.slots:
             if held is not None:
                 yield from held.users

@@ -9,7 +9,7 @@ from scheduler.types import Visit
 
 
 @dataclass(slots=True)
-class Tally:
+class Recall:
     """Correctly predicted and activated experts, added up."""
 
     correct: int = 0
@@ -22,10 +22,10 @@ class Tally:
 
 
 @dataclass(slots=True)
-class RequestLedger:
+class RequestStats:
     """One request's figures.
 
-    `reloads`: loads begun after the gate because no prediction had named the expert. `displaced`: loads given up for
+    `reloads`: loads begun after the gate because no prediction had named the expert. `preempted`: loads given up for
     a more urgent one. `unused`: experts loaded (or begun) that the gate did not name. `late`: predictions that came
     after the gate. `in_time`: activated experts that a prediction had named by then. `stall_s`: from each gate until
     the last load that it needed had ended, where that was later. `hits`: experts computed without a load begun for
@@ -40,7 +40,7 @@ class RequestLedger:
     decode_loads: int = 0
     bytes_loaded: int = 0
     reloads: int = 0
-    displaced: int = 0
+    preempted: int = 0
     unused: int = 0
     hits: int = 0
     decode_hits: int = 0
@@ -53,7 +53,7 @@ class RequestLedger:
     unpredicted: int = 0
     stall_s: float = 0.0
     prefill_stall_s: float = 0.0
-    by_index: list[Tally] = field(default_factory=list)
+    by_index: list[Recall] = field(default_factory=list)
     _predicted: dict[Visit, tuple[int, ...]] = field(default_factory=dict)
     _activated: dict[Visit, Collection[int]] = field(default_factory=dict)
     _orphans: dict[Visit, Collection[int]] = field(default_factory=dict)
@@ -110,10 +110,10 @@ class RequestLedger:
             if expert in predicted:
                 tally.correct += 1
 
-    def _tally(self, visit: Visit) -> Tally:
+    def _tally(self, visit: Visit) -> Recall:
         index = visit.position - self.prompt_tokens
         while len(self.by_index) <= index:
-            self.by_index.append(Tally())
+            self.by_index.append(Recall())
         return self.by_index[index]
 
     @property
@@ -136,6 +136,6 @@ class RequestLedger:
         self._predicted.clear()
 
     @property
-    def overall(self) -> Tally:
+    def overall(self) -> Recall:
         """Equation (3): over all decode passes and layers that were predicted."""
-        return Tally(sum(t.correct for t in self.by_index), sum(t.activated for t in self.by_index))
+        return Recall(sum(t.correct for t in self.by_index), sum(t.activated for t in self.by_index))

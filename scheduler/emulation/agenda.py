@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Awaiting(Protocol):
-    """See `scheduler.emulation.expected.Awaited`."""
+    """See `scheduler.emulation.expected_predictions.ExpectedPredictions`."""
 
     def until(self) -> float: ...
 

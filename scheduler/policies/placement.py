@@ -28,7 +28,7 @@ class Costs:
         return self.host_call_s + rows * self.host_row_s
 
 
-class Split(Protocol):
+class Placement(Protocol):
     """Asked at every gate, where there is a host place; where there is none, all is computed on the device."""
 
     def host(

@@ -14,7 +14,7 @@ FORMS = (FULL, INT4, INT2)
 """All that a store may have, the largest first."""
 
 
-class Wanted(NamedTuple):
+class Importance(NamedTuple):
     """A load is about to begin. `rows`: how many rows want the expert, 0 while it is only predicted. `share`: the part
     of its layer's rows that experts more wanted than it have, from 0 for the most wanted. `score`: its mean score among
     the rows that chose it, None where nobody said. `rank`: its place among a token's choices, 0 for the best.
@@ -30,7 +30,7 @@ class Wanted(NamedTuple):
     better: float | None = None
 
 
-PREDICTED = Wanted(False, True, 0, 0.0, None, 0)
+PREDICTED = Importance(False, True, 0, 0.0, None, 0)
 """Of a decode pass to come, and nothing more is known."""
 
 
@@ -46,9 +46,9 @@ class Precision(Protocol):
     @property
     def wants_scores(self) -> bool: ...
 
-    def form(self, wanted: Wanted) -> str: ...
+    def form(self, wanted: Importance) -> str: ...
 
-    def serves(self, held: str, wanted: Wanted) -> bool:
+    def serves(self, held: str, wanted: Importance) -> bool:
         """Is an expert in a slot in form `held` good enough, or is it to be loaded again?"""
 
 
@@ -59,10 +59,10 @@ class Full:
     exact = True
     wants_scores = False
 
-    def form(self, wanted: Wanted) -> str:
+    def form(self, wanted: Importance) -> str:
         return FULL
 
-    def serves(self, held: str, wanted: Wanted) -> bool:
+    def serves(self, held: str, wanted: Importance) -> bool:
         return True
 
 
@@ -86,10 +86,10 @@ class Uniform:
         self.forms: tuple[str, ...] = (_known(form),)
         self.exact = form == FULL
 
-    def form(self, wanted: Wanted) -> str:
+    def form(self, wanted: Importance) -> str:
         return self.forms[0]
 
-    def serves(self, held: str, wanted: Wanted) -> bool:
+    def serves(self, held: str, wanted: Importance) -> bool:
         return _suffices(held, self.forms[0])
 
 
@@ -112,11 +112,11 @@ class Popular:
             raise ConfigError(f"popular precision: the share of rows in int2 is {share}; allowed: 0 to 1")
         self.share = share
 
-    def form(self, wanted: Wanted) -> str:
+    def form(self, wanted: Importance) -> str:
         unpopular = wanted.prefill and wanted.share >= 1 - self.share
         return INT2 if unpopular and self.share > 0 else INT4
 
-    def serves(self, held: str, wanted: Wanted) -> bool:
+    def serves(self, held: str, wanted: Importance) -> bool:
         return _suffices(held, self.form(wanted))
 
 
@@ -141,11 +141,11 @@ class Mixed:
         self.threshold = threshold
         self.forms: tuple[str, ...] = (high, low)
 
-    def form(self, wanted: Wanted) -> str:
+    def form(self, wanted: Importance) -> str:
         high, low = self.forms
         if wanted.better is None:
             return high if wanted.rank == 0 else low
         return high if wanted.better <= self.threshold else low
 
-    def serves(self, held: str, wanted: Wanted) -> bool:
+    def serves(self, held: str, wanted: Importance) -> bool:
         return _suffices(held, self.form(wanted))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.errors import ConfigError
-from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Hybrid, PrefillPipeline, ResidentOnly, Split
+from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Hybrid, Placement, PrefillPipeline, ResidentOnly
 from scheduler.policies.precision import Full, Mixed, Popular, Precision, Uniform
 from scheduler.policies.predictors.base import Predictor, RandomPredictor, Silent
 from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked
@@ -62,7 +62,7 @@ ROUTERS: dict[str, Callable[[Choices], Router]] = {
     "expert-cache": lambda c: ExpertCache(**_given(alpha=c.alpha)),
     "skip": lambda c: Skip(**_given(threshold=c.alpha)),
 }
-PLACES: dict[str, Callable[[Choices], Split]] = {
+PLACEMENTS: dict[str, Callable[[Choices], Placement]] = {
     "device": lambda c: DeviceOnly(),
     "host": lambda c: HostOnly(),
     "resident": lambda c: ResidentOnly(),
@@ -70,7 +70,7 @@ PLACES: dict[str, Callable[[Choices], Split]] = {
     "split": lambda c: PrefillPipeline(),
     "hybrid": lambda c: Hybrid(),
 }
-FORMS: dict[str, Callable[[], Precision]] = {
+PRECISIONS: dict[str, Callable[[], Precision]] = {
     "full": Full,
     "int4": lambda: Uniform("int4"),
     "int2": lambda: Uniform("int2"),
@@ -98,7 +98,7 @@ def strategy_of(choices: Choices) -> Strategy:
         _made(PREDICTORS, "predictor", choices.predictor, choices),
         residency_of(choices),
         _made(ROUTERS, "router", choices.router, choices),
-        _made(PLACES, "placement", choices.placement, choices),
+        _made(PLACEMENTS, "placement", choices.placement, choices),
         _precision_of(choices.precision),
         predicts=choices.predictor not in ("sep", "none"),
     )
@@ -115,9 +115,9 @@ def forms_of(precision: str) -> tuple[str, ...]:
 
 
 def _precision_of(name: str) -> Precision:
-    if name not in FORMS:
-        raise ConfigError(f"--precision is {name!r}; allowed: {', '.join(FORMS)}")
-    return FORMS[name]()
+    if name not in PRECISIONS:
+        raise ConfigError(f"--precision is {name!r}; allowed: {', '.join(PRECISIONS)}")
+    return PRECISIONS[name]()
 
 
 def _made(of: dict[str, Callable[[Choices], T]], flag: str, name: str, choices: Choices) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.policies.placement import DeviceOnly, Split
+from scheduler.policies.placement import DeviceOnly, Placement
 from scheduler.policies.precision import Full, Precision
 from scheduler.policies.predictors.base import Predictor, Silent
 from scheduler.policies.residency.base import Cacheless, Residency
@@ -19,7 +19,7 @@ class Strategy:
     predictor: Predictor
     residency: Residency
     router: Router
-    split: Split
+    placement: Placement
     precision: Precision
     predicts: bool = False
 

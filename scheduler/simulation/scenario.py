@@ -9,14 +9,14 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.policies.choices import PREFILLS, Choices
-from scheduler.policies.registry import FORMS, PLACES, PREDICTORS, RESIDENCIES, ROUTERS
+from scheduler.policies.registry import PLACEMENTS, PRECISIONS, PREDICTORS, RESIDENCIES, ROUTERS
 from scheduler.timing.profile import Profile
 
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734
 """The paper's testbed, and the recall of its int8 shadow."""
 _NAMES: dict[str, Collection[str]] = {
-    "predictor": PREDICTORS, "residency": RESIDENCIES, "prefill": PREFILLS, "router": ROUTERS, "placement": PLACES,
-    "precision": FORMS,
+    "predictor": PREDICTORS, "residency": RESIDENCIES, "prefill": PREFILLS, "router": ROUTERS, "placement": PLACEMENTS,
+    "precision": PRECISIONS,
 }  # fmt: skip
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.build import make_core
-from scheduler.core.stats import RequestLedger
+from scheduler.core.stats import RequestStats
 from scheduler.errors import ConfigError
 from scheduler.policies.strategy import Strategy
 from scheduler.simulation.scenario import Scenario
-from scheduler.simulation.time_breakdown import Waits, bound_by
+from scheduler.simulation.time_breakdown import TimeBreakdown, bound_by
 from scheduler.simulation.workload import Workload
 from scheduler.simulation.world import REQUEST, World
 from scheduler.timing.links import MainLinks
@@ -29,7 +29,7 @@ class Outcome:
 
     ttft_s: float
     token_s: list[float]
-    ledger: RequestLedger
+    stats: RequestStats
     spans: list[Span]
     where: dict[str, float]
     events: int
@@ -64,7 +64,7 @@ def simulate(
     core = make_core(scenario.choices)
     core.strategy.residency.check(scenario.shape, scenario.worker_count * scenario.slots)
     _check_scores(scenario, core.strategy, workload)
-    waits = Waits(profile.load_s, scenario.predictor != "none")
+    waits = TimeBreakdown(profile.load_s, scenario.predictor != "none")
     kept: list[Span] | None = [] if spans else None
     links = MainLinks(profile, duplex=scenario.prefill == "ahead")
     world = World(core, profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept)
@@ -74,11 +74,11 @@ def simulate(
             raise ConfigError(f"the simulated request stopped after {count - 1} tokens: nothing can happen any more")
         progress(count)
     world.drain()
-    ledger = world.core.ledgers[REQUEST]
-    ledger.close()
+    stats = world.core.stats[REQUEST]
+    stats.close()
     first, *rest = world.done
     where = {cause: seconds / max(1, len(rest)) for cause, seconds in waits.seconds.items()}
-    return Outcome(first, rest, ledger, kept or [], where, world.events)
+    return Outcome(first, rest, stats, kept or [], where, world.events)
 
 
 def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) -> None:

@@ -26,7 +26,7 @@ BOUNDS = {"compute": ("main", "compute"), "network": ("network",), "load": ("loa
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class LoadTimes:
     """One load. Seconds: `asked` of the worker, `begun` on its link, `ended`, -1 before; `since`: when the last
     computed expert had left the slot. `waiting`: what is to be computed from it. `share`: of a full load's time, for a
     smaller form. What a host place computes where it lies has a ticket, too: a load that was over before all else."""
@@ -34,7 +34,7 @@ class Ticket:
     command: Load
     asked: float
     since: float
-    waiting: list[Call]
+    waiting: list[CallTimes]
     share: float = 1.0
     begun: float = -1.0
     ended: float = -1.0
@@ -42,21 +42,21 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class CallTimes:
     """One computation. Seconds: rows `sent`, `arrives` at the worker, `start` and `end` there. `after`: the computation
     whose answer let it be sent, None: the gate did."""
 
     command: Compute
-    ticket: Ticket
+    ticket: LoadTimes
     rows: int
     sent: float
     arrives: float
-    after: Call | None
+    after: CallTimes | None
     start: float = 0.0
     end: float = 0.0
 
 
-class Waits:
+class TimeBreakdown:
     """Adds up seconds by cause. `predicted`: whether anybody predicts."""
 
     def __init__(self, load_s: float, predicted: bool) -> None:
@@ -70,7 +70,7 @@ class Waits:
         added = self._main, self._network, self._compute, self._load, self._shadow
         return dict(zip(CAUSES, added, strict=True))
 
-    def layer(self, since: float, gate: float, last: Call | None, now: float) -> None:
+    def layer(self, since: float, gate: float, last: CallTimes | None, now: float) -> None:
         """A layer was begun at `since`, its gate fired at `gate`, and its last answer, that of `last`, came `now`."""
         network = compute = load = shadow = 0.0
         call = last

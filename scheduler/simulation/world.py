@@ -21,7 +21,7 @@ from typing import Any
 
 from scheduler import types as t
 from scheduler.core.machine import Core
-from scheduler.simulation.time_breakdown import Call, Ticket, Waits
+from scheduler.simulation.time_breakdown import CallTimes, LoadTimes, TimeBreakdown
 from scheduler.simulation.workload import Rows, Workload
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import Profile
@@ -40,18 +40,18 @@ class _Worker:
 
     __slots__ = ("free", "lasts", "queue", "running", "since", "tickets")
 
-    def __init__(self, tickets: list[Ticket | None], lasts: Callable[[int], float]) -> None:
+    def __init__(self, tickets: list[LoadTimes | None], lasts: Callable[[int], float]) -> None:
         self.tickets = tickets
         self.since = [0.0] * len(tickets)
         self.lasts = lasts
-        self.queue: deque[Ticket] = deque()
-        self.running: Ticket | None = None
+        self.queue: deque[LoadTimes] = deque()
+        self.running: LoadTimes | None = None
         self.free = 0.0
 
 
-def _lying() -> Ticket:
+def _lying() -> LoadTimes:
     """Stands for whatever a host place computes: it is where it lies, as after a load before the beginning."""
-    return Ticket(t.Load(-1, 0, t.ExpertId(-1, -1), -1), 0.0, 0.0, [], begun=0.0, ended=0.0)
+    return LoadTimes(t.Load(-1, 0, t.ExpertId(-1, -1), -1), 0.0, 0.0, [], begun=0.0, ended=0.0)
 
 
 class World:
@@ -65,7 +65,7 @@ class World:
         workload: Workload,
         prompt_tokens: int,
         tokens: int,
-        waits: Waits,
+        waits: TimeBreakdown,
         spans: list[Span] | None = None,
     ) -> None:
         self.core = core
@@ -81,8 +81,8 @@ class World:
         self._order = itertools.count()
         self._now = 0.0
         self._workers: list[_Worker] = []
-        self._calls: dict[int, Call] = {}
-        self._cause: Call | None = None
+        self._calls: dict[int, CallTimes] = {}
+        self._cause: CallTimes | None = None
         self._gate = self._from = self._pass_began = 0.0
         self._main_s = 0.0
         self._load_s = profile.load_s
@@ -133,8 +133,8 @@ class World:
 
     def drain(self) -> None:
         """The answer is complete: hear the predictions that are still on their way."""
-        ledger = self.core.ledgers[REQUEST]
-        while self._heap and ledger.unmatched:
+        stats = self.core.stats[REQUEST]
+        while self._heap and stats.unmatched:
             self._now, _, act, what = heappop(self._heap)
             act(what)
 
@@ -232,7 +232,7 @@ class World:
     def _load(self, command: t.Load) -> None:
         worker = self._workers[command.worker]
         slot = command.slot
-        worker.tickets[slot] = ticket = Ticket(command, self._now, worker.since[slot], [])
+        worker.tickets[slot] = ticket = LoadTimes(command, self._now, worker.since[slot], [])
         if command.form:
             ticket.share = self.profile.form_share(command.form)
         if worker.running is None:
@@ -240,7 +240,7 @@ class World:
         else:
             worker.queue.append(ticket)
 
-    def _begin_load(self, worker: _Worker, ticket: Ticket) -> None:
+    def _begin_load(self, worker: _Worker, ticket: LoadTimes) -> None:
         worker.running = ticket
         ticket.begun = now = self._now
         heappush(self._heap, (now + self._load_s * ticket.share, next(self._order), self._loaded, ticket))
@@ -253,7 +253,7 @@ class World:
                 self._begin_load(worker, ticket)
                 return
 
-    def _loaded(self, ticket: Ticket) -> None:
+    def _loaded(self, ticket: LoadTimes) -> None:
         if ticket.given_up:
             return
         ticket.ended = now = self._now
@@ -267,7 +267,7 @@ class World:
                 self._begin_compute(worker, call, now)
             ticket.waiting.clear()  # they know the ticket: a circle that only the collector would find
 
-    def _tell_load(self, ticket: Ticket) -> None:
+    def _tell_load(self, ticket: LoadTimes) -> None:
         self._span(f"worker {ticket.command.worker}", "load", _label(ticket.command), ticket.begun, self._now)
         waited = max([call.arrives for call in ticket.waiting], default=self._now)
         if waited < self._now:
@@ -296,7 +296,7 @@ class World:
             return
         rows = command.stop - command.start
         arrives = self._links.sent(self._now, rows)
-        call = Call(command, ticket, rows, self._now, arrives, self._cause)
+        call = CallTimes(command, ticket, rows, self._now, arrives, self._cause)
         if ticket is worker.running and ticket.begun + self._load_s * ticket.share >= arrives:
             ticket.waiting.append(call)
         elif ticket.ended >= 0 and len(worker.tickets) == 1:  # nothing else could come between
@@ -304,18 +304,18 @@ class World:
         else:
             self._at(arrives, self._arrived, call)
 
-    def _arrived(self, call: Call) -> None:
+    def _arrived(self, call: CallTimes) -> None:
         if call.ticket.ended < 0:
             call.ticket.waiting.append(call)
         else:
             self._begin_compute(self._workers[call.command.worker], call, self._now)
 
-    def _begin_compute(self, worker: _Worker, call: Call, at: float) -> None:
+    def _begin_compute(self, worker: _Worker, call: CallTimes, at: float) -> None:
         call.start = start = at if at > worker.free else worker.free
         call.end = worker.free = end = start + worker.lasts(call.rows)
         heappush(self._heap, (end, next(self._order), self._computed, call))
 
-    def _computed(self, call: Call) -> None:
+    def _computed(self, call: CallTimes) -> None:
         command = call.command
         if call.ticket.given_up:
             return
@@ -331,7 +331,7 @@ class World:
             self._span(row, "transfer", f"from #{number}", self._now, comes)
         heappush(self._heap, (comes, next(self._order), self._answered, call))
 
-    def _answered(self, call: Call) -> None:
+    def _answered(self, call: CallTimes) -> None:
         command = call.command
         if command.evict:
             self._workers[command.worker].since[command.slot] = self._now

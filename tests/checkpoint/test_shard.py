@@ -100,13 +100,13 @@ def test_one_expert_at_a_time_is_what_transformers_loads(
     """As where an expert has more than 32 MiB."""
     monkeypatch.setattr(convert, "_PART_BYTES", 1)
     parts: list[convert.Part] = []
-    converting = convert.Plan.convert
+    converting = convert.Conversion.convert
 
-    def seen(self: convert.Plan, part: convert.Part, tensors: Weights) -> Weights:
+    def seen(self: convert.Conversion, part: convert.Part, tensors: Weights) -> Weights:
         parts.append(part)
         return converting(self, part, tensors)
 
-    monkeypatch.setattr(convert.Plan, "convert", seen)
+    monkeypatch.setattr(convert.Conversion, "convert", seen)
     model = tiny(family, "bfloat16")
     store = shard(open_source(model), tmp_path / "store")
     assert_as_transformers_loads(store, model, torch.bfloat16)

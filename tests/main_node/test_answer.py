@@ -113,7 +113,8 @@ def test_cancelled_in_the_middle_of_a_load(cluster: EmbeddedCluster, reference: 
     with pytest.raises(RequestCancelledError):
         next(answer)
     core, engine = cluster.main.engine.core, cluster.main.engine
-    assert (core._requests, core._visits.open, core._loads, core.ledgers) == ({}, {}, {}, {})
+    assert core.idle()
+    assert (core.snapshot().loads, core.stats) == ((), {})
     assert (engine._requests, engine._layers, engine._failed) == ({}, {}, {})
     assert [s.token_id for s in cluster.generate(expected.prompt, 4, ignore_eos=True)] == expected.tokens[:4]
 
@@ -207,7 +208,7 @@ def test_cancelled_just_before_the_engine_hears_of_it(
     monkeypatch.setattr(cluster.main.engine, "open_request", late)
     with pytest.raises(RequestCancelledError):
         next(answer)
-    assert cluster.main.engine.core.ledgers == {}  # not even its prompt was begun
+    assert cluster.main.engine.core.stats == {}  # not even its prompt was begun
 
 
 def test_closed_twice_and_after_the_end(cluster: EmbeddedCluster) -> None:

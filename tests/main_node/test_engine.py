@@ -57,10 +57,10 @@ def test_layers_are_computed(workers: int, mini_batch: int, desk_of: Any) -> Non
         desk.engine.post(t.PassStarted(1, 5 + index, 1, prefill=False))
         for layer in LAYERS:
             desk.check(rows_of(9 * index + layer), layer, position=5 + index)
-    ledger = desk.core.ledgers[1]
-    assert ledger.loads == sum(len(f.of(w.Load)) for f in desk.fakes)
-    assert ledger.loads - ledger.decode_loads == EXPERTS * len(LAYERS)
-    assert ledger.reloads == ledger.decode_loads == 3 * 2 * len(LAYERS)
+    stats = desk.core.stats[1]
+    assert stats.loads == sum(len(f.of(w.Load)) for f in desk.fakes)
+    assert stats.loads - stats.decode_loads == EXPERTS * len(LAYERS)
+    assert stats.reloads == stats.decode_loads == 3 * 2 * len(LAYERS)
 
 
 # --- closing ----------------------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def test_a_shadow_that_joins_late_takes_up_the_request(desk: Desk) -> None:
     assert shadow_parts(told.wait(w.Align)) == [(1, 106, 0, 6)]
     told.say(w.Prediction(1, 6, 0, (0, 1), (0.6, 0.4)))
     desk.check(rows_of(1, experts=(0, 1)), 0, position=6)
-    ledger = desk.core.ledgers[1]
-    assert (ledger.overall.correct, ledger.overall.activated, ledger.reloads) == (2, 2, 0)
+    stats = desk.core.stats[1]
+    assert (stats.overall.correct, stats.overall.activated, stats.reloads) == (2, 2, 0)
     desk.engine.post(t.TokenDecoded(1, 2))
     assert shadow_parts(told.wait(w.Align, 2))[1] == (2, 107, 6, 1)
 
@@ -113,4 +113,4 @@ def test_predictions_are_waited_for_within_a_deadline(desk: Desk) -> None:
     waiting = Later(lambda: desk.engine.wait_for_predictions(1, WAIT_S))
     told.say(w.Prediction(1, 5, 0, (0, 3), (0.6, 0.4)))
     assert waiting.result()
-    assert desk.core.ledgers[1].overall.recall == 0.5
+    assert desk.core.stats[1].overall.recall == 0.5

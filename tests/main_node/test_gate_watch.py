@@ -19,7 +19,7 @@ from checkpoint.dense import EXPERTS_IMPLEMENTATION, _dispatch, dispatch_experts
 from checkpoint.gates import Gates
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from checkpoint.token_predictor import TokenPredictor
-from main_node.gate_watch import Watch
+from main_node.gate_watch import GateWatch
 from main_node.layer import LayerWork
 from scheduler import types as t
 from scheduler.alignment import Alignment
@@ -64,7 +64,7 @@ def eager(model: Any, layer: int, *rows: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def passing(model: Any, watch: Watch, seen: Callable[[t.Visit, LayerWork], None]) -> None:
+def passing(model: Any, watch: GateWatch, seen: Callable[[t.Visit, LayerWork], None]) -> None:
     """A prefill whose layers are watched, as the engine does it."""
 
     def experts_of(layer: int) -> Any:
@@ -91,7 +91,7 @@ def test_of_what_gates_said_nothing_is_held_once_their_layer_is_over(model: Any,
     def hear(_module: Any, _args: Any, out: tuple[torch.Tensor, ...]) -> None:
         said.append(weakref.ref(out[0]))
 
-    watch = Watch(model, strategy(model, **names), shape_of(model), lambda: None, None)
+    watch = GateWatch(model, strategy(model, **names), shape_of(model), lambda: None, None)
     handles = [gate.register_forward_hook(hear) for gate in gates]
     passing(model, watch, lambda visit, work: None)
     for handle in handles:
@@ -123,7 +123,7 @@ def test_a_row_that_fewer_experts_compute_is_sent_to_each_of_them_once(model: An
         assert torch.allclose(work.combine(), wanted, atol=1e-5)
         found.append(visit.layer)
 
-    passing(model, Watch(model, strategy(model, router="skip"), shape_of(model), lambda: None, None), reroute)
+    passing(model, GateWatch(model, strategy(model, router="skip"), shape_of(model), lambda: None, None), reroute)
     assert found == list(shape_of(model).layers)
 
 
@@ -132,6 +132,6 @@ def test_a_predictors_weights_count_as_memory(model: Any, tmp_path: Path) -> Non
     hidden = model.config.hidden_size
     token_predictor.save(TokenPredictor({n: torch.zeros(8, hidden) for n in layers}), gates, tmp_path / "weights")
     made = strategy(model, predictor="token-wise")
-    watch = Watch(model, made, shape_of(model), lambda: None, tmp_path / "weights")
+    watch = GateWatch(model, made, shape_of(model), lambda: None, tmp_path / "weights")
     assert watch.nbytes == len(layers) * 8 * hidden * 4
-    assert Watch(model, strategy(model, router="skip"), shape_of(model), lambda: None, None).nbytes == 0
+    assert GateWatch(model, strategy(model, router="skip"), shape_of(model), lambda: None, None).nbytes == 0

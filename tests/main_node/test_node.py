@@ -113,9 +113,9 @@ class House:
     def nothing_left(self) -> None:
         """No request, visit, need, load or call anywhere in the scheduler or the engine."""
         core, engine = self.core, self.engine
-        assert (core._requests, core._visits.open, core._loads, core._calls) == ({}, {}, {}, {})
-        assert core.ledgers == {}
-        assert [list(worker.needs()) for worker in core._workers.values()] == [[]] * len(core._workers)
+        assert core.idle()
+        assert core.snapshot().loads == ()
+        assert core.stats == {}
         assert (engine._requests, engine._layers, len(engine._owed), engine._failed) == ({}, {}, 0, {})
         assert self.main._open == {}
 

@@ -23,7 +23,7 @@ from scheduler.core.slots import AHEAD
 from scheduler.policies import registry
 from scheduler.policies.choices import Choices
 from scheduler.policies.placement import DeviceOnly
-from scheduler.policies.precision import FULL, INT4, Full, Wanted
+from scheduler.policies.precision import FULL, INT4, Full, Importance
 from scheduler.policies.predictors.base import Forecast, RandomPredictor, Silent
 from scheduler.policies.residency.base import Cacheless, Everything, Residency
 from scheduler.policies.routers import TopK
@@ -209,7 +209,7 @@ class Referee:
         self.errands: dict[int, list[t.ExpertId]] = {}
         self.failures: Counter[t.ExpertId] = Counter()
         self.shadow = False
-        self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = self.displaced = 0
+        self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = self.preempted = 0
         self.seen: Counter[str] = Counter()
         self.owners = True  # whose load it is can be told by commands alone
         self.clear = not plan.forms  # and why it goes
@@ -618,7 +618,7 @@ class Referee:
             assert attempt.keeps
             self.seen["victim"] += 1
         elif put_off and (attempt.keeps or not over):
-            self.displaced += 1
+            self.preempted += 1
             self.seen["put off"] += 1
         elif attempt.keeps:
             self.seen["first of the idle"] += 1
@@ -757,47 +757,42 @@ class Referee:
         assert not self.hosting
         assert not self.fired
         assert not any(books.open for books in self.books.values())
-        for left in (core._visits.open, core._calls, core._requests, core._held_back):
-            assert not left
-        for worker in core._workers.values():
-            assert not list(worker.needs())
-            assert not worker.hosted
-            assert worker.named == 0
-            assert [slot for slot, held in enumerate(worker.slots) if held is None] == sorted(worker.free)
-            assert all(worker.idle[held.expert] is held for held in worker.slots if held is not None)
-        ledgers = list(core.ledgers.values())
-        assert sum(ledger.loads for ledger in ledgers) == self.loaded
-        assert sum(ledger.bytes_loaded for ledger in ledgers) == self.bytes
-        hits = sum(ledger.hits for ledger in ledgers)
+        assert core.idle()
+        for worker in core.snapshot().workers.values():
+            assert worker.kept == {expert for expert in worker.slots if expert is not None}
+        stats = list(core.stats.values())
+        assert sum(one.loads for one in stats) == self.loaded
+        assert sum(one.bytes_loaded for one in stats) == self.bytes
+        hits = sum(one.hits for one in stats)
         assert self.again <= hits <= self.computed  # what was computed from a load that had served already is a hit
         assert self.plan.policy != "none" or hits == 0
         self.seen["hits"] += hits
-        self.seen["displaced"] += sum(ledger.displaced for ledger in ledgers)
-        self.seen["unused"] += sum(ledger.unused for ledger in ledgers)
+        self.seen["displaced"] += sum(one.preempted for one in stats)
+        self.seen["unused"] += sum(one.unused for one in stats)
         if self.clear:
             self.seen["clear"] += 1
-            assert sum(ledger.displaced for ledger in ledgers) == self.displaced
-            assert sum(ledger.unused for ledger in ledgers) == sum(books.unused for books in self.books.values())
+            assert sum(one.preempted for one in stats) == self.preempted
+            assert sum(one.unused for one in stats) == sum(books.unused for books in self.books.values())
         if self.plan.requests == 1:
-            assert core.ledgers[1].decode_loads == self.decode_loaded
+            assert core.stats[1].decode_loads == self.decode_loaded
         for number, books in self.books.items():
             self._audit(core, number, books)
 
     def _audit(self, core: Core, number: int, books: _Books) -> None:
-        ledger = core.ledgers[number]
-        assert ledger.late == books.late
+        stats = core.stats[number]
+        assert stats.late == books.late
         if self.owners or self.plan.policy == "none":
-            assert ledger.reloads == books.reloads
-        assert (ledger.host_calls, ledger.decode_host_calls) == (books.hosted, books.decode_hosted)
-        assert ledger.named == books.named
+            assert stats.reloads == books.reloads
+        assert (stats.host_calls, stats.decode_host_calls) == (books.hosted, books.decode_hosted)
+        assert stats.named == books.named
         if self.owners or not (self.plan.forms or self.plan.split):
-            assert ledger.present == books.present
+            assert stats.present == books.present
         if self.clear and self.smooth:
-            assert ledger.hits == books.hits
+            assert stats.hits == books.hits
         if not books.broken:
-            assert ledger.stall_s == books.stall
+            assert stats.stall_s == books.stall
             if self.plan.prefill != "in-turn" or (self.smooth and self.plan.policy in ("none", "all")):
-                assert ledger.prefill_stall_s == books.prefill_stall
+                assert stats.prefill_stall_s == books.prefill_stall
         self.seen["stall"] += books.stall > 0
         # Equations (2) and (3): what was activated, token by token, and how much of it some prediction had named.
         pairs = {
@@ -805,16 +800,16 @@ class Referee:
             for v, experts in books.activated.items()
             if v in books.matched
         }
-        ledger.close()
-        assert ledger.unpredicted == sum(len(e) for v, e in books.activated.items() if v not in books.matched)
-        self.seen["unpredicted"] += ledger.unpredicted > 0
+        stats.close()
+        assert stats.unpredicted == sum(len(e) for v, e in books.activated.items() if v not in books.matched)
+        self.seen["unpredicted"] += stats.unpredicted > 0
         for n in range(self.plan.answer):
             of_token = [pair for visit, pair in pairs.items() if visit.position == books.prompt + n]
-            tally = ledger.by_index[n] if n < len(ledger.by_index) else None
+            tally = stats.by_index[n] if n < len(stats.by_index) else None
             correct, activated = sum(c for c, _ in of_token), sum(a for _, a in of_token)
             assert ((tally.correct, tally.activated) if tally else (0, 0)) == (correct, activated)
         total = sum(a for _, a in pairs.values())
-        assert ledger.overall.recall == (sum(c for c, _ in pairs.values()) / total if total else None)
+        assert stats.overall.recall == (sum(c for c, _ in pairs.values()) / total if total else None)
         self.seen["recall between 0 and 1"] += bool(total) and 0 < sum(c for c, _ in pairs.values()) < total
 
 
@@ -952,10 +947,10 @@ class TwoForms:
 
     forms, exact, wants_scores = (FULL, INT4), False, True
 
-    def form(self, wanted: Wanted) -> str:
+    def form(self, wanted: Importance) -> str:
         return FULL if wanted.rank == 0 and wanted.rows else INT4
 
-    def serves(self, held: str, wanted: Wanted) -> bool:
+    def serves(self, held: str, wanted: Importance) -> bool:
         return held == FULL or self.form(wanted) == INT4
 
 

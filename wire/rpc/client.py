@@ -14,7 +14,7 @@ from wire.base import Channel, Handler
 from wire.rpc.pulse import PULSE, Pulse
 from wire.rpc.stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Kind, Stream, check_access, error_of
 from wire.rpc.tls import Identity
-from wire.rpc.tls_probe import Probe
+from wire.rpc.tls_probe import TlsProbe
 
 PROBE_AFTER_S, PROBE_EACH_S = 0.25, 0.5
 """When a stream is not open after so long, it is looked into why; and then again and again until the deadline."""
@@ -56,7 +56,7 @@ def connect(
     )
     reader.start()
     try:
-        _await(opened, stream.peer, deadline_s, Probe(host, port, identity, stream.peer))
+        _await(opened, stream.peer, deadline_s, TlsProbe(host, port, identity, stream.peer))
     except BaseException:
         call.cancel()
         raise
@@ -92,7 +92,7 @@ def _refusal(call: Any, peer: str) -> ODMoEError | None:
     return LinkError(f"{peer} answers, but is no node of ours; check the address")
 
 
-def _await(opened: futures.Future[None], peer: str, deadline_s: float, probe: Probe) -> None:
+def _await(opened: futures.Future[None], peer: str, deadline_s: float, probe: TlsProbe) -> None:
     """Until the stream is open. gRPC itself would try again until the deadline, whatever the reason."""
     end = time.monotonic() + deadline_s
     wait_s = PROBE_AFTER_S

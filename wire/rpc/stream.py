@@ -27,7 +27,7 @@ from wire.messages import Beat, Message
 from wire.rpc.outbox import Outbox
 from wire.rpc.pulse import Monitor, Pulse
 from wire.rpc.tls import Identity
-from wire.traffic import Tally, Traffic, kind_of
+from wire.traffic import MessageCounts, Traffic, kind_of
 
 MAX_QUEUED = 4096
 """Messages that may wait to be written to one stream."""
@@ -191,7 +191,7 @@ class Stream:
         self.peer = peer
         self.fault: ODMoEError | None = None  # what ended the stream, if that happened on this side
         self.cut = cut
-        self.traffic = Traffic(Tally(), Tally())
+        self.traffic = Traffic(MessageCounts(), MessageCounts())
         self._out, self._into = out, into
         self._pulse = pulse
         self._monitor = Monitor(pulse, self._beat, self._silent)

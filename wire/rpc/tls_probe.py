@@ -24,7 +24,7 @@ _RENEW = "renew it with `odmoe certs`, copy it to that host and restart the node
 _RENEW_OURS = "renew it with `odmoe certs`, copy it here and start again"
 
 
-class Probe:
+class TlsProbe:
     """Of one node at `host` and `port`, called `peer` in messages. Looks with the same files as gRPC does."""
 
     def __init__(self, host: str, port: int, identity: Identity | None, peer: str) -> None:

@@ -111,7 +111,7 @@ REQUESTS = 16
 """Of so many requests, the latest ones, it is known what their last gates named."""
 
 
-class Named:
+class NamedByGates:
     """What the last gate of each request has named and what is not in use yet: no slot may be taken from it."""
 
     def __init__(self) -> None:

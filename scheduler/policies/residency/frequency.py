@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.base import PASSING, Named
+from scheduler.policies.residency.base import PASSING, NamedByGates
 from scheduler.policies.residency.shares import Shares
 from scheduler.types import ExpertId, ModelShape, Visit
 
@@ -26,7 +26,7 @@ class Frequent(Shares):
         self._rows = {layer: [0] * count for layer, count in zip(shape.layers, self.counts, strict=True)}
         self._prompt: int | None = None
         self._prefill = True
-        self._named = Named()
+        self._named = NamedByGates()
 
     def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if prefill and visit.request != self._prompt:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.base import Cacheless, Named
+from scheduler.policies.residency.base import Cacheless, NamedByGates
 from scheduler.types import ExpertId, ModelShape, Visit
 
 WINDOW = 32
@@ -73,7 +73,7 @@ class ScoreWindow(Scored):
             raise ConfigError(f"score-window is {window}; allowed: 1, 2, ... iterations")
         self.window = window
         self._seen: dict[int, deque[Sequence[float]]] = {layer: deque(maxlen=window) for layer in shape.layers}
-        self._shield = Named()
+        self._shield = NamedByGates()
 
     def _revalue(self, layer: int, shares: Sequence[float]) -> None:
         seen = self._seen[layer]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from odmoe.clusters.timed import MainWay, TimedChannel, TimedHandler, TimedNode, Way
 from scheduler.emulation.clock import CREDIT_S, Emulation
-from scheduler.emulation.expected import Awaited
+from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
@@ -61,7 +61,7 @@ def rows(count: int) -> Tensor:
 
 
 def main_way() -> MainWay:
-    return MainWay(MainLinks(PROFILE), Awaited(PROFILE, 31))
+    return MainWay(MainLinks(PROFILE), ExpectedPredictions(PROFILE, 31))
 
 
 class End:

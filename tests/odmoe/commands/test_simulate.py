@@ -20,7 +20,7 @@ from scheduler.policies.choices import Choices
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate
-from scheduler.simulation.time_breakdown import Waits
+from scheduler.simulation.time_breakdown import TimeBreakdown
 from scheduler.simulation.workload import random_workload
 from scheduler.simulation.world import World
 from scheduler.timing.links import MainLinks
@@ -51,7 +51,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return commands
 
     core.handle = handle  # type: ignore[method-assign]
-    world = World(core, PAPER, MainLinks(PAPER), random_workload(SCENARIO, 0.9), 5, 6, Waits(PAPER.load_s, True))
+    world = World(
+        core, PAPER, MainLinks(PAPER), random_workload(SCENARIO, 0.9), 5, 6, TimeBreakdown(PAPER.load_s, True)
+    )
     world.start(8, 1, shadow=True)
     assert world.run(6)
     world.drain()

@@ -17,7 +17,7 @@ import pytest
 
 from odmoe.machines import preflight as module
 from odmoe.machines.cluster_file import Host
-from odmoe.machines.preflight import Wanted, check, pinned_versions, preflight, probe, stop_processes
+from odmoe.machines.preflight import Requirements, check, pinned_versions, preflight, probe, stop_processes
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import HostError
 
@@ -51,17 +51,17 @@ def test_a_host_says_what_it_has(hosts: Any, ssh: Ssh, home: Path) -> None:
     assert facts["processes"] == []
     assert {n: facts["venv"]["packages"].get(n) for n in pinned_versions()} == pinned_versions()
     assert facts["venv"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    check(hosts.host, facts, Wanted(pinned_versions()))
-    check(hosts.host, facts, Wanted(pinned_versions(), code="abc"))
+    check(hosts.host, facts, Requirements(pinned_versions()))
+    check(hosts.host, facts, Requirements(pinned_versions(), code="abc"))
 
 
 def test_a_bare_host_is_fit_before_it_gets_code_and_not_after(hosts: Any, ssh: Ssh) -> None:
     bare = Host("worker_node", 2, hosts.addresses[3])
     facts = probe(ssh, bare)
     assert (facts["venv"], facts["code"], facts["stores"]) == (None, None, {})
-    check(bare, facts, Wanted(pinned_versions()))
+    check(bare, facts, Requirements(pinned_versions()))
     with pytest.raises(HostError, match=r"worker-2 \(127.0.99.4\): there is no environment.*it has no code, abc is"):
-        check(bare, facts, Wanted(pinned_versions(), code="abc"))
+        check(bare, facts, Requirements(pinned_versions(), code="abc"))
 
 
 FIT: dict[str, Any] = {
@@ -70,7 +70,7 @@ FIT: dict[str, Any] = {
     "rsync": "/usr/bin/rsync", "make": "/usr/bin/make", "venv_module": True, "stores": {}, "disk_free": 10 << 30,
     "skew_s": 0.4,
 }  # fmt: skip
-WANTED = Wanted({"torch": "2.13.0", "ray": "2.60.0"})
+WANTED = Requirements({"torch": "2.13.0", "ray": "2.60.0"})
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,18 @@ WANTED = Wanted({"torch": "2.13.0", "ray": "2.60.0"})
             WANTED,
             r"other versions in ~/odmoe/venv: torch 2.12.1 \(wanted 2.13.0\), ray missing \(wanted 2.60.0\);",
         ),
-        ({"code": "f00d"}, Wanted({}, code="beef"), r"other code than this machine's \(f00d\), beef is wanted"),
-        ({"disk_free": 1 << 30}, Wanted({}, store=("s", "m", 2 << 30)), "1.07 GB are free .* the store s needs 2.4"),
+        ({"code": "f00d"}, Requirements({}, code="beef"), r"other code than this machine's \(f00d\), beef is wanted"),
+        (
+            {"disk_free": 1 << 30},
+            Requirements({}, store=("s", "m", 2 << 30)),
+            "1.07 GB are free .* the store s needs 2.4",
+        ),
         ({"skew_s": 61.0}, WANTED, "its clock is 61 s ahead of this machine's, and certificates .*timedatectl"),
         ({"skew_s": -90.0}, WANTED, "its clock is 90 s behind this machine's"),
         ({"rsync": None, "skew_s": 61.0}, WANTED, "no command rsync; its clock is 61 s"),
     ],
 )
-def test_what_is_wrong_with_a_host(change: dict[str, Any], wanted: Wanted, message: str) -> None:
+def test_what_is_wrong_with_a_host(change: dict[str, Any], wanted: Requirements, message: str) -> None:
     host = Host("worker_node", 5, "10.0.0.7")
     check(host, FIT, WANTED)
     with pytest.raises(HostError, match=r"^worker-5 \(10.0.0.7\): .*" + message):
@@ -107,14 +111,14 @@ def test_what_is_wrong_with_a_host(change: dict[str, Any], wanted: Wanted, messa
 def test_an_environment_older_than_the_lock_is_made_good_by_ray_up() -> None:
     host, old = Host("worker_node", 5, "10.0.0.7"), {"python": "3.11.2", "packages": {"torch": "2.12.1"}, "made": 50.0}
     versions = WANTED.versions
-    check(host, FIT | {"venv": old}, Wanted(versions, lock_time=51.0))
-    for wanted in (Wanted(versions, lock_time=49.0), Wanted(versions, code="abc", lock_time=51.0)):
+    check(host, FIT | {"venv": old}, Requirements(versions, lock_time=51.0))
+    for wanted in (Requirements(versions, lock_time=49.0), Requirements(versions, code="abc", lock_time=51.0)):
         with pytest.raises(HostError, match=r"torch 2\.12\.1"):
             check(host, FIT | {"venv": old}, wanted)
 
 
 def test_a_store_that_is_there_or_half_there_needs_no_more_room() -> None:
-    host, wanted = Host("worker_node", 5, "10.0.0.7"), Wanted({}, store=("s", "m", 2 << 30))
+    host, wanted = Host("worker_node", 5, "10.0.0.7"), Requirements({}, store=("s", "m", 2 << 30))
     there = {"manifest": "m", "fault": None, "bytes": 2 << 30}
     check(host, FIT | {"disk_free": 1 << 20, "stores": {"s": there}}, wanted)
     half = {"manifest": "m", "fault": "x is missing", "bytes": 1 << 30}
@@ -142,7 +146,7 @@ def test_every_host_that_fails_is_named_beside_those_that_do_not(hosts: Any, ssh
     os.symlink(sys.executable, other / "odmoe" / "venv" / "bin" / "python")
     (other / "odmoe" / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
     machines = [Host("worker_node", n, a) for n, a in enumerate([*hosts.addresses[:2], "127.0.98.1"])]
-    facts, failed = preflight(ssh, machines, Wanted(pinned_versions()))
+    facts, failed = preflight(ssh, machines, Requirements(pinned_versions()))
     assert list(facts) == [hosts.addresses[0]]
     assert list(failed) == [hosts.addresses[1], "127.0.98.1"]
     skew = str(failed[hosts.addresses[1]])

@@ -16,7 +16,7 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.sources import dump, effective, read_file
 from scheduler.errors import ConfigError
 from scheduler.policies.choices import PREFILLS
-from scheduler.policies.registry import FORMS, PLACES, PREDICTORS, RESIDENCIES, ROUTERS
+from scheduler.policies.registry import PLACEMENTS, PRECISIONS, PREDICTORS, RESIDENCIES, ROUTERS
 from scheduler.policies.systems import SYSTEMS
 
 
@@ -216,7 +216,7 @@ def test_printed_lines_are_yaml_with_their_origin(cli: Any, tmp_path: Path) -> N
 def test_help_names_what_can_be_chosen(cli: Any) -> None:
     text = "".join(cli("generate", "--help").out.split("│")).split()
     said = " ".join(text)
-    for names in (SYSTEMS, PREDICTORS, RESIDENCIES, ROUTERS, PLACES, FORMS, PREFILLS):
+    for names in (SYSTEMS, PREDICTORS, RESIDENCIES, ROUTERS, PLACEMENTS, PRECISIONS, PREFILLS):
         assert ", ".join(names) in said
 
 

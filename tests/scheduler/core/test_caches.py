@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from scheduler import types as t
-from scheduler.policies.precision import FULL, INT4, Mixed, Popular, Uniform, Wanted
+from scheduler.policies.precision import FULL, INT4, Importance, Mixed, Popular, Uniform
 from scheduler.policies.residency.base import Cacheless
 from scheduler.types import ExpertId
 
@@ -134,13 +134,13 @@ def test_present_is_who_is_loaded_by_the_gate_and_a_hit_whose_load_was_begun_for
     d.token(1)
     d.predict(0, 5, at=P + 1)  # on its way
     assert d.gate(0, 4, 5, 6, at=P + 1)[-2] == "load 0.2 0/6"
-    ledger = d.ledger()
-    assert (ledger.named, ledger.present) == (4, 1)
+    stats = d.stats()
+    assert (stats.named, stats.present) == (4, 1)
     for slot in (1, 2):
         d.loaded(0, slot=slot)
     for slot in (0, 1, 2):
         d.computed(0, slot=slot)
-    assert (ledger.hits, ledger.decode_hits, ledger.loads, ledger.reloads) == (1, 1, 3, 2)
+    assert (stats.hits, stats.decode_hits, stats.loads, stats.reloads) == (1, 1, 3, 2)
 
 
 def test_one_that_waits_in_a_queue_is_a_hit_where_another_brought_it(desk: ModuleType) -> None:
@@ -158,7 +158,7 @@ def test_one_that_waits_in_a_queue_is_a_hit_where_another_brought_it(desk: Modul
     assert d.gate(2, 3) == compute("0.0 2/3")
     d.now = 8.0
     assert d.computed(0) == [f"resume 1@{P} layer 2"]
-    assert (d.ledger().stall_s, d.ledger().hits, d.ledger().present) == (0.0, 1, 1)
+    assert (d.stats().stall_s, d.stats().hits, d.stats().present) == (0.0, 1, 1)
 
 
 # --- warming ----------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_when_prefill_is_over_slots_are_filled_with_whom_the_policy_wants(desk: 
     assert d.do(t.TokenDecoded(1, 1)) == [f"align 1 step 1 token kv {P}:{P + 1}"]  # once only
     assert d.gate(0, 4, 6) == compute("0.0 0/4", "0.2 0/6")
     assert d.computed(0) + d.computed(0, slot=2) == [f"resume 1@{P} layer 0"]
-    assert (d.ledger().hits, d.ledger().present, d.ledger().decode_loads, d.ledger().reloads) == (2, 2, 3, 0)
+    assert (d.stats().hits, d.stats().present, d.stats().decode_loads, d.stats().reloads) == (2, 2, 3, 0)
 
 
 def test_whoever_is_there_already_is_not_loaded_again_to_warm(desk: ModuleType) -> None:
@@ -194,7 +194,7 @@ def test_warming_is_given_up_for_what_a_gate_waits_for_and_taken_up_again(desk: 
         "evict 0.0 0/4", "evict 0.1 1/2", "load 0.0 0/7", *compute("0.0 0/7"), "load 0.1 0/4",
     ]  # fmt: skip
     assert d.loaded(0) == ["load 0.2 1/2"]
-    assert d.ledger().displaced == 2
+    assert d.stats().preempted == 2
 
 
 def test_predictions_come_before_warming(desk: ModuleType) -> None:
@@ -213,7 +213,7 @@ def test_whom_another_brings_meanwhile_need_not_be_warmed_and_is_free_to_go(desk
     for slot in (0, 1, 2):
         d.loaded(0, slot=slot)
     d.computed(0)
-    assert set(d.core._workers[0].idle) == {(0, 0), (0, 1), (1, 5)}
+    assert d.core.snapshot().workers[0].kept == {(0, 0), (0, 1), (1, 5)}
 
 
 def test_a_closed_request_stops_warming(desk: ModuleType) -> None:
@@ -221,7 +221,7 @@ def test_a_closed_request_stops_warming(desk: ModuleType) -> None:
     d.open()
     assert d.do(t.RequestClosed(1)) == ["unfollow 1"]  # what is on its way stays
     assert d.loaded(0) == d.loaded(0, slot=1) == []
-    assert not d.core._visits.open
+    assert not d.core.snapshot().visits
 
 
 def test_several_workers_are_warmed_as_prefill_shares_them_out(desk: ModuleType) -> None:
@@ -240,10 +240,10 @@ class ByRank:
 
     forms, exact, wants_scores = (FULL, INT4), False, True
 
-    def form(self, wanted: Wanted) -> str:
+    def form(self, wanted: Importance) -> str:
         return FULL if wanted.rank == 0 and not wanted.predicted else INT4
 
-    def serves(self, held: str, wanted: Wanted) -> bool:
+    def serves(self, held: str, wanted: Importance) -> bool:
         return held == FULL or self.form(wanted) == INT4
 
 
@@ -279,7 +279,7 @@ def test_a_form_that_does_not_serve_is_loaded_again_once_the_gate_says_so(desk: 
     assert d.gate(0, chosen=((0, 1),), scores=SCORES) == [
         "evict 0.0 0/0", *(f"{x} last" for x in compute("0.1 0/1")), "load 0.0 0/0", f"{compute('0.0 0/0')[0]} last",
     ]  # fmt: skip
-    assert (d.ledger().loads, d.ledger().reloads, d.ledger().unused) == (3, 0, 0)
+    assert (d.stats().loads, d.stats().reloads, d.stats().unused) == (3, 0, 0)
 
 
 def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself(desk: ModuleType) -> None:
@@ -295,9 +295,9 @@ def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself(desk:
         "evict 0.1 0/1", *compute("0.0 0/0", at=f"1@{P + 1}"), "load 0.1 0/1", *compute("0.1 0/1", at=f"1@{P + 1}"),
     ]  # fmt: skip
     assert ("left", 0, (0, 1)) in policy.asked
-    assert d.ledger().hits == 0
+    assert d.stats().hits == 0
     d.computed(0)
-    assert d.ledger().hits == 1
+    assert d.stats().hits == 1
 
 
 def test_one_that_is_computed_just_now_serves_in_whatever_form(desk: ModuleType) -> None:

@@ -47,13 +47,13 @@ def test_what_stays_is_loaded_once_and_computed_where_it_is(desk: ModuleType) ->
         out = d.gate(layer, at=0, rows={0: 16, 1: 16})
         assert out == lines("compute", f"0.{layer} {layer}/0", f"1.{layer} {layer}/1", at="1@0", rows="0:16")
         assert d.computed(0, 1, slot=layer) == [f"resume 1@0 layer {layer}"]
-    assert (d.ledger().loads, d.ledger().hits, len(d.held)) == (4, 0, 4)
+    assert (d.stats().loads, d.stats().hits, len(d.held)) == (4, 0, 4)
     d.token(0, prompt=16)
     for layer in range(2):
         assert d.gate(layer, 1, at=16) == lines("compute", f"1.{layer} {layer}/1", at="1@16")
         assert d.computed(1, slot=layer) == [f"resume 1@16 layer {layer}"]
-    assert (d.ledger().loads, d.ledger().hits, d.ledger().decode_hits) == (4, 2, 2)
-    assert (d.ledger().reloads, d.ledger().stall_s, len(d.held)) == (0, 0.0, 4)
+    assert (d.stats().loads, d.stats().hits, d.stats().decode_hits) == (4, 2, 2)
+    assert (d.stats().reloads, d.stats().stall_s, len(d.held)) == (0, 0.0, 4)
     assert d.do(t.RequestClosed(1)) == []
     assert prefilling(d, request=2) == []  # the next request finds all of them
     assert d.gate(0, at=0, request=2, rows={0: 1}) == lines("compute", "0.0 0/0", at="2@0")
@@ -70,7 +70,7 @@ def test_an_expert_that_is_not_there_is_loaded_by_whoever_names_it_first(desk: M
         *lines("compute", "0.0 1/0", at=f"1@{P + 1}"), "load 1.0 1/1", *lines("compute", "1.0 1/1", at=f"1@{P + 1}"),
     ]  # fmt: skip
     assert d.computed(0, 1) == [f"resume 1@{P + 1} layer 1"]
-    assert (d.ledger().loads, d.ledger().reloads, d.ledger().hits) == (2, 2, 1)
+    assert (d.stats().loads, d.stats().reloads, d.stats().hits) == (2, 2, 1)
 
 
 def test_a_wrong_prediction_stays_and_its_load_goes_on(desk: ModuleType) -> None:
@@ -80,13 +80,13 @@ def test_a_wrong_prediction_stays_and_its_load_goes_on(desk: ModuleType) -> None
     assert d.gate(0, 5, 7) == [*lines("compute", "1.0 0/5"), "load 3.0 0/7", *lines("compute", "3.0 0/7")]
     assert d.loaded(1, 2, 3) == []
     assert d.computed(1, 3) == [f"resume 1@{P} layer 0"]
-    assert (d.ledger().unused, d.ledger().overall.recall) == (1, 0.5)
+    assert (d.stats().unused, d.stats().overall.recall) == (1, 0.5)
     assert d.predict(0, 6, 5, at=P + 1) == []
     assert d.gate(0, 5, 6, at=P + 1) == lines("compute", "1.0 0/5", "2.0 0/6", at=f"1@{P + 1}")
     assert d.computed(1, 2) == [f"resume 1@{P + 1} layer 0"]
     assert d.predict(0, 1, at=P + 2) == ["load 1.1 0/1"]
     assert d.gate(0, at=P + 2) == [f"resume 1@{P + 2} layer 0"]
-    assert (d.ledger().loads, d.ledger().hits, d.ledger().unused, d.ledger().bytes_loaded) == (4, 2, 2, 30)
+    assert (d.stats().loads, d.stats().hits, d.stats().unused, d.stats().bytes_loaded) == (4, 2, 2, 30)
 
 
 def test_two_requests_share_an_expert_in_its_one_slot(desk: ModuleType) -> None:
@@ -98,12 +98,12 @@ def test_two_requests_share_an_expert_in_its_one_slot(desk: ModuleType) -> None:
     assert d.gate(0, 0, request=2) == lines("compute", "0.0 0/0", at=f"2@{P}")
     d.now = 5.0
     assert d.loaded(0) == []
-    assert (d.ledger(1).stall_s, d.ledger(2).stall_s) == (5.0, 2.0)
+    assert (d.stats(1).stall_s, d.stats(2).stall_s) == (5.0, 2.0)
     assert d.do(t.RequestClosed(1)) == []
     first, second = d.calls[0, 0]
     assert d.do(t.ComputeEnded(first.call_id)) == []
     assert d.do(t.ComputeEnded(second.call_id)) == [f"resume 2@{P} layer 0"]
-    assert (d.ledger(1).loads, d.ledger(2).loads, d.ledger(2).hits) == (1, 0, 1)
+    assert (d.stats(1).loads, d.stats(2).loads, d.stats(2).hits) == (1, 0, 1)
 
 
 def test_a_shared_load_that_fails_is_tried_again_once_for_all(desk: ModuleType) -> None:
@@ -117,7 +117,7 @@ def test_a_shared_load_that_fails_is_tried_again_once_for_all(desk: ModuleType) 
     d.loaded(0)
     failed = d.calls[0, 0][0].call_id
     assert d.do(t.ComputeFailed(failed, "nan")) == ["evict 0.0 0/0", "load 0.0 0/0", *both]
-    assert d.ledger(2).loads == 0
+    assert d.stats(2).loads == 0
     assert MAX_FAILURES == 3
     often = "expert 0 of layer 0 failed 3 times: disk"
     # It has failed once less for request 2, whose computation never did.
@@ -161,7 +161,7 @@ def test_experts_of_a_lost_worker_find_another_home_and_nobody_else_moves(desk: 
     assert d.lose(1) == ["load 0.2 0/1", *lines("compute", "0.2 0/1", at="1@0", rows="0:4"), "load 2.2 1/1"]
     d.loaded(0, slot=2)
     assert d.computed(0, slot=2) == ["resume 1@0 layer 0"]
-    assert (d.ledger().loads, d.ledger().hits) == (8, 0)
+    assert (d.stats().loads, d.stats().hits) == (8, 0)
     assert d.do(t.WorkerJoined(1, 3)) == []  # everybody has a home: it stays empty
     assert d.gate(1, at=0, rows={0: 1, 1: 1}) == lines("compute", "0.1 1/0", "2.2 1/1", at="1@0")
 
@@ -173,7 +173,7 @@ def test_a_loss_that_leaves_too_few_slots_fails_what_is_open_until_workers_come(
     (failed,) = d.lose(0)
     assert failed.startswith("fail 1: ")
     assert "2 slots are needed, 1 are there" in failed
-    assert d.core._visits.open == d.core._calls == {}
+    assert d.core.snapshot().visits == d.core.snapshot().calls == ()
     d.do(t.WorkerJoined(7, 1))
     d.open(2)
     assert d.gate(0, 0, 1, request=2) == [
@@ -229,7 +229,7 @@ def test_a_policy_that_evicts_is_told_of_uses_and_asked_for_victims(desk: Module
     assert [told for told in policy.told if told[2] or told[0] == "left"] == [
         ("used", (0, 0), True), ("left", (0, 1), False), ("used", (0, 0), True), ("left", (0, 2), False),
     ]  # fmt: skip
-    assert (d.ledger().loads, d.ledger().hits, d.ledger().displaced) == (4, 2, 0)
+    assert (d.stats().loads, d.stats().hits, d.stats().preempted) == (4, 2, 0)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
@@ -250,8 +250,8 @@ def test_a_policy_that_evicts_hits_as_often_as_a_cache_of_that_size(
         if len(cache) > slots:
             cache.popitem(last=False)
         assert (step(d, index, expert) == []) == hit
-    assert d.ledger().hits == hits
-    assert d.ledger().loads == 199 - hits
+    assert d.stats().hits == hits
+    assert d.stats().loads == 199 - hits
 
 
 def test_a_resident_is_found_on_whichever_worker_has_it(desk: ModuleType, world: ModuleType) -> None:
@@ -313,8 +313,8 @@ def test_a_predictor_speaks_when_a_decode_pass_begins_as_a_shadow_would(desk: Mo
         assert x.gate(0, 3, 5) == [
             "evict 1.0 0/1", "compute 0.0 0/3 1@60 0:1 last", "load 1.0 0/5", "compute 1.0 0/5 1@60 0:1 last",
         ]  # fmt: skip
-    assert (d.ledger().overall.recall, d.ledger().in_time, d.ledger().reloads) == (0.5, 1, 1)
-    assert other.ledger().overall.recall is None  # no shadow follows, nobody predicts: nothing to compare with
+    assert (d.stats().overall.recall, d.stats().in_time, d.stats().reloads) == (0.5, 1, 1)
+    assert other.stats().overall.recall is None  # no shadow follows, nobody predicts: nothing to compare with
 
 
 def test_chance_names_each_expert_equally_often_and_always_the_same_for_a_visit() -> None:
@@ -346,8 +346,8 @@ def test_the_recall_of_chance_is_k_over_e(desk: ModuleType) -> None:
             for worker in [place[0] for place, calls in d.calls.items() if calls]:
                 d.computed(worker)
         d.token(index + 1)
-    recall = d.ledger().overall.recall
-    assert d.ledger().overall.activated == 40 * 32 * 2
+    recall = d.stats().overall.recall
+    assert d.stats().overall.activated == 40 * 32 * 2
     assert recall is not None
     assert abs(recall - 2 / 8) < 0.04  # 2560 draws: five standard deviations
 
@@ -377,12 +377,12 @@ def test_in_turn_a_layer_loads_after_its_gate_and_is_sent_when_all_have_ended(de
     assert d.gate(1, at=0, rows={2: 1}) == ["load 2.0 1/2"]
     assert d.loaded(2) == ["compute 2.0 1/2 1@0 0:1 last"]
     assert d.computed(2) == ["resume 1@0 layer 1"]
-    ledger = d.ledger()
-    assert (ledger.loads, ledger.reloads, ledger.unused, ledger.prefill_stall_s) == (4, 0, 0, 26.0)
+    stats = d.stats()
+    assert (stats.loads, stats.reloads, stats.unused, stats.prefill_stall_s) == (4, 0, 0, 26.0)
     d.token(0, prompt=16)
     assert d.gate(0, 3, at=16)[0].startswith("load")  # decoding is as ever: rows travel while the expert loads
     assert [desk.line(c) for c in d.raw][1].startswith("compute")
-    assert d.ledger().reloads == 1
+    assert d.stats().reloads == 1
 
 
 def test_in_turn_experts_that_find_no_slot_go_after_those_that_do(desk: ModuleType) -> None:
@@ -424,7 +424,7 @@ def test_in_turn_what_is_there_already_waits_for_the_rest_or_for_nothing(desk: M
     prefilling(d, request=3)
     assert d.gate(0, at=0, request=3, rows={1: 2}) == lines("compute", "1.0 0/1", at="3@0", rows="0:2")
     assert d.computed(1) == ["resume 3@0 layer 0"]
-    assert (d.ledger(2).loads, d.ledger(2).hits, d.ledger(3).hits) == (1, 1, 1)
+    assert (d.stats(2).loads, d.stats(2).hits, d.stats(3).hits) == (1, 1, 1)
 
 
 # --- a large cluster ---------------------------------------------------------------------------------------------
@@ -464,12 +464,12 @@ def test_a_thousand_workers_serve_61_layers_of_256_experts(desk: ModuleType, eve
             named = rng.sample(range(experts), top_k)
             guess = [e if rng.random() < 0.9 else (e + 1) % experts for e in named]
             through(prompt + index, layer, named, list(dict.fromkeys(guess)))
-    ledger = d.ledger()
-    assert ledger.overall.activated == 3 * layers * top_k
-    assert 0.85 < (ledger.overall.recall or 0) < 0.95
+    stats = d.stats()
+    assert stats.overall.activated == 3 * layers * top_k
+    assert 0.85 < (stats.overall.recall or 0) < 0.95
     if everything:
-        assert (ledger.loads, ledger.decode_loads, ledger.decode_hits) == (layers * experts, 0, 3 * layers * top_k)
+        assert (stats.loads, stats.decode_loads, stats.decode_hits) == (layers * experts, 0, 3 * layers * top_k)
         assert len(d.held) == layers * experts
     else:
-        assert (ledger.hits, d.held) == (0, {})
-        assert ledger.decode_loads >= 3 * layers * top_k
+        assert (stats.hits, d.held) == (0, {})
+        assert stats.decode_loads >= 3 * layers * top_k

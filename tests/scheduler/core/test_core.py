@@ -15,7 +15,7 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import MAX_FAILURES, Core
-from scheduler.core.stats import RequestLedger
+from scheduler.core.stats import RequestStats
 from scheduler.errors import ConfigError
 from scheduler.policies.placement import DeviceOnly
 from scheduler.policies.precision import Full
@@ -152,8 +152,8 @@ class Driver:
         """Worker -> what stands in its slot 0."""
         return {worker: tuple(load.expert) for (worker, slot), load in self.held.items() if slot == 0}
 
-    def ledger(self, request: int = 1) -> RequestLedger:
-        return self.core.ledgers[request]
+    def stats(self, request: int = 1) -> RequestStats:
+        return self.core.stats[request]
 
 
 def compute(*places: str, at: str = f"1@{P}") -> list[str]:
@@ -237,10 +237,10 @@ def test_the_papers_pipeline_of_eight_workers_in_four_groups() -> None:
     assert d.predict(2, 2, 3, at=P + 1) == ["load 0.0 2/2", "load 1.0 2/3"]
     assert d.gate(0, 6, 7, at=P + 1) == compute("4.0 0/6", "5.0 0/7", at=f"1@{P + 1}")
 
-    ledger = d.ledger()
-    assert (ledger.loads, ledger.decode_loads, ledger.reloads, ledger.unused, ledger.displaced) == (18, 18, 0, 0, 0)
-    assert ledger.stall_s == 0.0
-    assert [tally.recall for tally in ledger.by_index] == [1.0, 1.0]
+    stats = d.stats()
+    assert (stats.loads, stats.decode_loads, stats.reloads, stats.unused, stats.preempted) == (18, 18, 0, 0, 0)
+    assert stats.stall_s == 0.0
+    assert [tally.recall for tally in stats.by_index] == [1.0, 1.0]
 
 
 def test_a_correct_prediction_needs_no_load_after_the_gate_even_while_it_loads() -> None:
@@ -253,9 +253,9 @@ def test_a_correct_prediction_needs_no_load_after_the_gate_even_while_it_loads()
     assert d.loaded(0) == []
     d.now = 15.0
     assert d.loaded(1) == []
-    assert d.ledger().stall_s == 5.0
+    assert d.stats().stall_s == 5.0
     assert d.computed(0, 1) == [f"resume 1@{P} layer 0"]
-    assert (d.ledger().loads, d.ledger().reloads) == (2, 0)
+    assert (d.stats().loads, d.stats().reloads) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_a_misprediction_is_evicted_and_reloaded_in_its_place(
         d.loaded(*range(8))
     assert d.gate(0, *named) == expected
     missed = len(set(named) - {3, 5})
-    assert (d.ledger().reloads, d.ledger().unused) == (missed, 2 - len({3, 5} & set(named)))
-    assert d.ledger().overall.correct == len({3, 5} & set(named))
+    assert (d.stats().reloads, d.stats().unused) == (missed, 2 - len({3, 5} & set(named)))
+    assert d.stats().overall.correct == len({3, 5} & set(named))
 
 
 def test_without_a_shadow_everything_is_reloaded_group_after_group() -> None:
@@ -307,8 +307,8 @@ def test_without_a_shadow_everything_is_reloaded_group_after_group() -> None:
         d.now += 3
         d.loaded(a, b)
         assert d.computed(a, b) == [f"resume {at} layer {layer}"]
-    assert (d.ledger().loads, d.ledger().reloads, d.ledger().stall_s) == (12, 12, 18.0)
-    assert d.ledger().overall.recall is None  # nothing was predicted, so there is no recall to speak of
+    assert (d.stats().loads, d.stats().reloads, d.stats().stall_s) == (12, 12, 18.0)
+    assert d.stats().overall.recall is None  # nothing was predicted, so there is no recall to speak of
 
 
 def test_more_experts_than_workers_in_a_group_take_turns_in_its_slots() -> None:
@@ -328,7 +328,7 @@ def test_more_experts_than_workers_in_a_group_take_turns_in_its_slots() -> None:
     assert d.gate(1, 5, 6, 7) == compute("2.0 1/5", "3.0 1/6")
     assert d.computed(2) == ["load 2.0 1/7", *compute("2.0 1/7")]
     assert d.computed(3, 2) == [f"resume 1@{P} layer 1"]
-    assert (d.ledger().loads, d.ledger().reloads, d.held) == (8, 0, {})
+    assert (d.stats().loads, d.stats().reloads, d.held) == (8, 0, {})
 
 
 @pytest.mark.parametrize(
@@ -381,13 +381,13 @@ def test_a_named_expert_displaces_a_prediction_which_comes_back() -> None:
     d.predict(1, 1, 2)
     d.loaded(0, 1, 2)
     assert d.gate(0, 3, 4, 5) == [*compute("0.0 0/3", "1.0 0/5"), "evict 2.0 1/1", "load 2.0 0/4", *compute("2.0 0/4")]
-    assert (d.ledger().displaced, d.ledger().reloads, d.ledger().unused) == (1, 1, 0)
+    assert (d.stats().preempted, d.stats().reloads, d.stats().unused) == (1, 1, 0)
     assert d.loaded(2) == []
     assert d.computed(2) == ["load 2.0 1/1"]
     assert d.computed(0, 1) == [f"resume 1@{P} layer 0"]
     assert d.gate(1, 1, 2) == compute("2.0 1/1", "3.0 1/2")
     assert d.computed(2, 3) == [f"resume 1@{P} layer 1"]
-    assert (d.ledger().loads, d.ledger().reloads) == (6, 1)
+    assert (d.stats().loads, d.stats().reloads) == (6, 1)
 
 
 def test_the_furthest_prediction_is_the_one_displaced() -> None:
@@ -449,9 +449,9 @@ def test_late_predictions_are_only_counted() -> None:
     d.computed(4)
     d.token(1)
     assert d.predict(2, 1, at=P) == []  # when the pass is over
-    assert (d.ledger().late, d.ledger().reloads, d.held) == (3, 4, {})
+    assert (d.stats().late, d.stats().reloads, d.held) == (3, 4, {})
     # They count for recall all the same, which asks whether the shadow was right: 1 of 2, 1 of 1, 1 of 1.
-    assert (d.ledger().overall.correct, d.ledger().overall.activated) == (3, 4)
+    assert (d.stats().overall.correct, d.stats().overall.activated) == (3, 4)
 
 
 def test_a_prediction_for_a_layer_that_is_over_leaves_the_slots_to_others() -> None:
@@ -512,9 +512,9 @@ def test_prefill_gives_each_worker_one_expert_of_every_layer() -> None:
             ahead = [f"load {e}.0 {layer + 1}/{e}"] if layer < 2 else []
             assert d.computed(e) == [f"resume 1@0 layer {layer}"] * (e == 7) + ahead
     assert d.held == {}
-    ledger = d.ledger()
-    assert (ledger.loads, ledger.decode_loads, ledger.reloads, ledger.unused) == (24, 0, 0, 0)
-    assert ledger.by_index == []  # no predictions in prefill, so no recall either
+    stats = d.stats()
+    assert (stats.loads, stats.decode_loads, stats.reloads, stats.unused) == (24, 0, 0, 0)
+    assert stats.by_index == []  # no predictions in prefill, so no recall either
 
 
 def test_prefill_loads_only_experts_that_a_layer_has() -> None:
@@ -541,7 +541,7 @@ def test_prefill_drops_what_is_not_activated_and_loads_ahead_in_its_place() -> N
         "evict 0.0 1/0", "evict 2.0 1/2", "compute 1.0 1/1 1@0 0:1 last", "compute 3.0 1/3 1@0 0:1 last",
         "load 0.0 2/0", "load 2.0 2/2",
     ]  # fmt: skip
-    assert (d.ledger().unused, d.ledger().reloads) == (4, 0)
+    assert (d.stats().unused, d.stats().reloads) == (4, 0)
 
 
 def test_prefill_with_more_experts_than_workers_shares_them_evenly() -> None:
@@ -554,7 +554,7 @@ def test_prefill_with_more_experts_than_workers_shares_them_evenly() -> None:
         "1 0/1", "1 1/0", "1 1/3", "1 2/2",
         "2 0/2", "2 1/1", "2 2/0", "2 2/3",
     ]  # fmt: skip
-    assert (d.held, d.ledger().reloads) == ({}, 0)
+    assert (d.held, d.stats().reloads) == ({}, 0)
 
 
 @pytest.mark.parametrize(
@@ -585,7 +585,7 @@ def test_prefill_stalls_are_kept_apart() -> None:
     d.gate(0, at=0, rows={0: 4})
     d.now = 9.0
     d.loaded(0)
-    assert (d.ledger().stall_s, d.ledger().prefill_stall_s) == (0.0, 7.0)
+    assert (d.stats().stall_s, d.stats().prefill_stall_s) == (0.0, 7.0)
 
 
 def test_a_worker_lost_in_prefill_does_not_have_a_layer_assigned_twice() -> None:
@@ -598,7 +598,7 @@ def test_a_worker_lost_in_prefill_does_not_have_a_layer_assigned_twice() -> None
     assert d.held == {}
     everything = [f"{layer}/{expert}" for layer in range(5) for expert in range(4)]
     assert sorted(x.split()[1] for x in loads) == sorted([*everything, "1/0"])
-    assert d.ledger().reloads == 0
+    assert d.stats().reloads == 0
     assert d.do(t.RequestClosed(1)) == ["unfollow 1"]  # and nothing to evict
 
 
@@ -607,7 +607,7 @@ def test_a_worker_that_joins_in_prefill_leaves_no_layer_out() -> None:
     prefilling(d)
     d.do(t.WorkerJoined(4, 1))
     finish_prefill(d, range(6), 4)
-    assert (d.ledger().loads, d.ledger().reloads, d.held) == (24, 0, {})
+    assert (d.stats().loads, d.stats().reloads, d.held) == (24, 0, {})
 
 
 # --- several requests -------------------------------------------------------------------------------------------
@@ -644,9 +644,9 @@ def test_two_requests_take_turns_over_the_same_workers() -> None:
     assert d.computed(1) == [f"resume 2@{P} layer 0", "load 1.0 0/2", *compute("1.0 0/2")]
     assert d.computed(0) == ["load 0.0 1/6"]
     assert d.computed(1) == [f"resume 1@{P} layer 0", "load 1.0 1/7"]
-    assert (d.ledger(1).loads, d.ledger(2).loads) == (6, 2)
-    assert (d.ledger(1).displaced, d.ledger(2).displaced) == (2, 0)
-    assert (d.ledger(1).reloads, d.ledger(2).reloads) == (0, 0)
+    assert (d.stats(1).loads, d.stats(2).loads) == (6, 2)
+    assert (d.stats(1).preempted, d.stats(2).preempted) == (2, 0)
+    assert (d.stats(1).reloads, d.stats(2).reloads) == (0, 0)
 
 
 # --- workers that are lost --------------------------------------------------------------------------------------
@@ -668,7 +668,7 @@ def test_what_a_lost_worker_was_loading_is_loaded_elsewhere() -> None:
     assert d.lose(0) == ["load 2.0 0/3"]  # worker 1 is taken, 2 is free
     assert d.gate(0, 3, 5) == compute("2.0 0/3", "1.0 0/5")
     assert d.computed(2, 1) == [f"resume 1@{P} layer 0"]
-    assert (d.ledger().loads, d.ledger().reloads) == (3, 0)
+    assert (d.stats().loads, d.stats().reloads) == (3, 0)
 
 
 def test_what_a_lost_worker_was_computing_is_computed_elsewhere_once() -> None:
@@ -687,7 +687,7 @@ def test_what_a_lost_worker_was_computing_is_computed_elsewhere_once() -> None:
     d.loaded(2)
     assert d.computed(2) == []
     assert d.computed(2) == [f"resume 1@{P} layer 0"]
-    assert (d.held, d.ledger().bytes_loaded) == ({}, 30)
+    assert (d.held, d.stats().bytes_loaded) == ({}, 30)
 
 
 def test_what_a_lost_worker_had_still_to_load_goes_elsewhere_named_before_predicted() -> None:
@@ -741,12 +741,12 @@ def test_a_loss_stalls_until_the_last_load_and_counts_each_second_once() -> None
     d.gate(0, 3)
     d.now = 101.0
     d.loaded(0)
-    assert d.ledger().stall_s == 1.0
+    assert d.stats().stall_s == 1.0
     d.now = 102.0
     d.lose(0)
     d.now = 104.0
     d.loaded(1)
-    assert d.ledger().stall_s == 4.0  # from the gate at 100 until the last load at 104
+    assert d.stats().stall_s == 4.0  # from the gate at 100 until the last load at 104
 
 
 # --- what fails -------------------------------------------------------------------------------------------------
@@ -785,7 +785,7 @@ def test_a_prediction_that_cannot_be_loaded_costs_time_only() -> None:
         assert d.load_failed(0, "no such expert") == ["evict 0.0 0/3", "load 0.0 0/3"]
     assert d.load_failed(0, "no such expert") == ["evict 0.0 0/3"]
     assert d.gate(0, 3) == ["load 0.0 0/3", *compute("0.0 0/3")]
-    assert d.core.ledgers[1].reloads == 0
+    assert d.core.stats[1].reloads == 0
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
 
 
@@ -835,7 +835,7 @@ def test_facts_about_what_is_over_are_ignored() -> None:
         t.GateFired(t.Visit(9, 0, 0), ((1, 1),)), t.Predicted(9, 0, 0, (1,)),
     ]  # fmt: skip
     assert [d.do(event) for event in done] == [[]] * len(done)
-    assert d.ledger().bytes_loaded == 0
+    assert d.stats().bytes_loaded == 0
 
 
 def test_a_result_before_the_word_of_its_load_says_that_it_was_loaded() -> None:
@@ -847,7 +847,7 @@ def test_a_result_before_the_word_of_its_load_says_that_it_was_loaded() -> None:
     d.now = 4.0
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
     assert d.do(t.LoadEnded(load, 10)) == []
-    assert d.ledger().stall_s == 3.0
+    assert d.stats().stall_s == 3.0
 
 
 # --- the shadow -------------------------------------------------------------------------------------------------

@@ -52,9 +52,9 @@ def test_what_the_split_says_is_computed_at_once_without_a_load(desk: ModuleType
     d.loaded(0)
     assert d.computed(1) == []
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
-    ledger = d.ledger()
-    assert (ledger.host_calls, ledger.decode_host_calls, ledger.loads, ledger.reloads) == (1, 1, 1, 1)
-    assert (ledger.named, ledger.present, ledger.hits, ledger.stall_s) == (2, 0, 0, 2.0)
+    stats = d.stats()
+    assert (stats.host_calls, stats.decode_host_calls, stats.loads, stats.reloads) == (1, 1, 1, 1)
+    assert (stats.named, stats.present, stats.hits, stats.stall_s) == (2, 0, 0, 2.0)
 
 
 def test_a_layer_that_the_host_computes_alone_does_not_stall(desk: ModuleType) -> None:
@@ -64,7 +64,7 @@ def test_a_layer_that_the_host_computes_alone_does_not_stall(desk: ModuleType) -
     assert d.gate(0, 3, 5) == compute("1.0 0/3", "1.0 0/5", last=False)
     d.now = 9.0
     assert d.computed(1, 1) == [f"resume 1@{P} layer 0"]
-    assert (d.ledger().stall_s, d.ledger().loads, d.ledger().host_calls) == (0.0, 0, 2)
+    assert (d.stats().stall_s, d.stats().loads, d.stats().host_calls) == (0.0, 0, 2)
 
 
 def test_the_split_is_told_rows_and_costs_and_who_is_there_or_on_the_way(desk: ModuleType, world: ModuleType) -> None:
@@ -100,7 +100,7 @@ def test_predictions_of_what_the_host_computes_are_over(desk: ModuleType) -> Non
         "load 0.0 1/1", "load 0.1 1/2",
     ]  # fmt: skip
     assert d.computed(1, 1, 1) == [f"resume 1@{P} layer 0"]
-    assert (d.ledger().unused, d.ledger().present, d.ledger().displaced) == (0, 1, 0)
+    assert (d.stats().unused, d.stats().present, d.stats().preempted) == (0, 1, 0)
 
 
 def test_the_host_place_with_the_least_to_do_computes(desk: ModuleType) -> None:
@@ -122,7 +122,7 @@ def test_what_fails_at_the_host_is_loaded_and_computed_on_the_device(desk: Modul
     d.loaded(0)
     assert d.computed(1) == []
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
-    assert (d.ledger().host_calls, d.ledger().loads, d.ledger().reloads, d.ledger().stall_s) == (1, 1, 0, 5.0)
+    assert (d.stats().host_calls, d.stats().loads, d.stats().reloads, d.stats().stall_s) == (1, 1, 0, 5.0)
 
 
 def test_a_host_that_is_lost_leaves_its_work_to_the_device(desk: ModuleType) -> None:
@@ -136,7 +136,7 @@ def test_a_host_that_is_lost_leaves_its_work_to_the_device(desk: ModuleType) -> 
     d.loaded(0)
     assert d.computed(0, 0) == [f"resume 1@{P} layer 0"]
     assert d.gate(1, 4) == ["load 0.0 1/4", *compute("0.0 1/4")]  # nobody asks the split any more
-    assert d.ledger().host_calls == 0
+    assert d.stats().host_calls == 0
 
 
 def test_the_last_device_lost_fails_requests_though_a_host_is_there(desk: ModuleType) -> None:
@@ -154,7 +154,7 @@ def test_a_request_that_is_closed_takes_its_work_at_the_host_along(desk: ModuleT
     assert d.do(t.RequestClosed(1)) == ["unfollow 1"]
     assert d.do(t.ComputeEnded(owed)) == []
     assert d.do(t.ComputeFailed(owed, "x")) == []
-    assert not d.core._workers[1].hosted
+    assert not d.core.snapshot().workers[1].hosted
 
 
 def test_a_host_joins_in_the_middle(desk: ModuleType) -> None:
@@ -182,4 +182,4 @@ def test_in_prefill_the_host_takes_its_part_and_waits_for_no_load(desk: ModuleTy
     d.loaded(0)
     assert d.computed(1, 1) == []
     assert d.computed(0) == ["resume 1@0 layer 0"]
-    assert (d.ledger().host_calls, d.ledger().decode_host_calls) == (1, 0)
+    assert (d.stats().host_calls, d.stats().decode_host_calls) == (1, 0)

@@ -34,7 +34,7 @@ def test_predicted_loads_are_asked_for_two_at_a_time(desk: ModuleType) -> None:
     assert d.loaded(0, slot=1) == ["load 0.3 1/3"]
     assert d.loaded(0, slot=2) + d.loaded(0, slot=3) == []
     assert d.gate(0, 0, 1, 2) == compute("0.0 0/0", "0.1 0/1", "0.2 0/2")
-    assert d.ledger().displaced == 0
+    assert d.stats().preempted == 0
 
 
 def test_a_wrong_prediction_leaves_the_link_to_the_next(desk: ModuleType) -> None:
@@ -49,11 +49,11 @@ def test_a_load_that_a_gate_waits_for_has_the_link_to_itself(desk: ModuleType) -
     d = one(desk)
     assert d.predict(1, 1) + d.predict(2, 2) + d.predict(3, 3) == ["load 0.0 1/1", "load 0.1 2/2"]
     assert d.gate(0, 5) == ["evict 0.0 1/1", "evict 0.1 2/2", "load 0.0 0/5", *compute("0.0 0/5"), "load 0.1 1/1"]
-    assert (d.ledger().displaced, d.ledger().reloads) == (2, 1)
+    assert (d.stats().preempted, d.stats().reloads) == (2, 1)
     assert d.loaded(0) == ["load 0.2 2/2"]
     assert d.loaded(0, slot=1) == ["load 0.3 3/3"]
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
-    assert d.ledger().loads == 6
+    assert d.stats().loads == 6
 
 
 def test_what_is_there_already_stays_where_there_is_a_slot(desk: ModuleType) -> None:
@@ -61,7 +61,7 @@ def test_what_is_there_already_stays_where_there_is_a_slot(desk: ModuleType) -> 
     d.predict(1, 1)
     d.loaded(0)
     assert d.gate(0, 5, 6) == ["load 0.1 0/5", *compute("0.1 0/5"), "load 0.2 0/6", *compute("0.2 0/6")]
-    assert d.ledger().displaced == 0
+    assert d.stats().preempted == 0
 
 
 def test_loads_that_gates_wait_for_do_not_make_way_for_each_other(desk: ModuleType) -> None:
@@ -71,7 +71,7 @@ def test_loads_that_gates_wait_for_do_not_make_way_for_each_other(desk: ModuleTy
         "evict 0.0 1/1", "load 0.0 0/5", *compute("0.0 0/5"), "load 0.1 0/6", *compute("0.1 0/6"),
         "load 0.2 0/7", *compute("0.2 0/7"),
     ]  # fmt: skip
-    assert d.ledger().displaced == 1
+    assert d.stats().preempted == 1
 
 
 def test_a_prediction_that_is_named_while_another_is_before_it_on_the_link(desk: ModuleType) -> None:
@@ -79,15 +79,15 @@ def test_a_prediction_that_is_named_while_another_is_before_it_on_the_link(desk:
     d = one(desk)
     assert d.predict(1, 1) + d.predict(0, 0) == ["load 0.0 1/1", "load 0.1 0/0"]
     assert d.gate(0, 0) == [*compute("0.1 0/0"), "evict 0.0 1/1", "load 0.0 1/1"]
-    assert [held.expert for held in d.core._workers[0].loading] == [(0, 0), (1, 1)]
-    assert (d.ledger().displaced, d.ledger().loads) == (1, 3)
+    assert d.core.snapshot().workers[0].loading == ((0, 0), (1, 1))
+    assert (d.stats().preempted, d.stats().loads) == (1, 3)
 
 
 def test_experts_of_one_gate_leave_each_other_the_link_in_any_order(desk: ModuleType) -> None:
     d = one(desk)
     assert d.predict(0, 7, 2) == ["load 0.0 0/7", "load 0.1 0/2"]
     assert d.gate(0, 2, 7) == compute("0.1 0/2", "0.0 0/7")
-    assert d.ledger().displaced == 0
+    assert d.stats().preempted == 0
 
 
 def test_links_of_other_workers_are_left_alone(desk: ModuleType) -> None:
@@ -100,14 +100,14 @@ def test_links_of_other_workers_are_left_alone(desk: ModuleType) -> None:
         *compute("1.0 0/5"),
         "load 1.1 1/1",
     ]
-    assert d.ledger().displaced == 1
+    assert d.stats().preempted == 1
 
 
 def test_what_stays_and_is_loaded_for_nobody_makes_way_too(desk: ModuleType, world: ModuleType) -> None:
     d = one(desk, residency=world.LastUsed())
     assert d.predict(0, 0) == ["load 0.0 0/0"]
     assert d.gate(0, 3) == ["evict 0.0 0/0", "load 0.0 0/3", *compute("0.0 0/3", last=False)]
-    assert (d.ledger().unused, d.ledger().displaced) == (1, 1)
+    assert (d.stats().unused, d.stats().preempted) == (1, 1)
 
 
 def test_a_load_that_is_given_up_leaves_the_link_and_its_late_word_is_nothing(desk: ModuleType) -> None:
@@ -118,7 +118,7 @@ def test_a_load_that_is_given_up_leaves_the_link_and_its_late_word_is_nothing(de
     assert d.do(t.LoadEnded(given_up, 10)) == []
     assert d.do(t.LoadFailed(given_up, "x")) == []
     assert d.loaded(0) == []
-    assert d.ledger().bytes_loaded == 10
+    assert d.stats().bytes_loaded == 10
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -66,7 +66,7 @@ def test_a_forecast_about_the_visit_itself_or_an_earlier_one_is_late(desk: Modul
     d.loaded(0)
     d.computed(0)
     assert d.gate(1) == [f"resume 1@{P} layer 1", "load 0.0 2/7"]
-    assert d.ledger().late == 2
+    assert d.stats().late == 2
 
 
 def test_a_later_forecast_replaces_an_earlier_one_and_what_both_bring_stays(desk: ModuleType) -> None:
@@ -81,7 +81,7 @@ def test_a_later_forecast_replaces_an_earlier_one_and_what_both_bring_stays(desk
     d.loaded(0, slot=2)
     d.computed(0)
     assert d.gate(1, 2, 3) == compute("0.1 1/2", "0.2 1/3")
-    assert (d.ledger().overall.recall, d.ledger().unused) == (1.0, 0)
+    assert (d.stats().overall.recall, d.stats().unused) == (1.0, 0)
 
 
 def test_predicted_and_not_brought_counts_for_recall_and_is_loaded_late(desk: ModuleType) -> None:
@@ -89,7 +89,7 @@ def test_predicted_and_not_brought_counts_for_recall_and_is_loaded_late(desk: Mo
     d = desk.Driver(workers=1, slots=4, group=1, layers=3, predictor=tells, shadow=False)
     assert d.open() == []
     assert d.gate(0, 1) == ["load 0.0 0/1", *compute("0.0 0/1")]
-    assert (d.ledger().overall.recall, d.ledger().reloads, d.ledger().in_time) == (1.0, 1, 0)
+    assert (d.stats().overall.recall, d.stats().reloads, d.stats().in_time) == (1.0, 1, 0)
 
 
 def prefilling(d: Any, tokens: int = 16) -> list[str]:
@@ -105,7 +105,7 @@ def test_pipelined_prefill_loads_after_the_gate_most_rows_first_and_computes_as_
         "load 0.1 0/2", *compute("0.1 0/2", at="1@0", rows="0:6"),
         "load 0.2 0/0", *compute("0.2 0/0", at="1@0", rows="0:1"),
     ]  # fmt: skip
-    assert (d.ledger().reloads, d.ledger().loads) == (0, 3)
+    assert (d.stats().reloads, d.stats().loads) == (0, 3)
 
 
 def test_pipelined_prefill_gives_each_expert_its_worker(desk: ModuleType) -> None:
@@ -131,7 +131,7 @@ def test_pipelined_prefill_can_be_foreseen(desk: ModuleType) -> None:
         "evict 0.2 1/0", *compute("0.1 1/2", at="1@0", rows="0:9"),
         "load 0.0 1/3", *compute("0.0 1/3", at="1@0", rows="0:7"),
     ]  # fmt: skip
-    assert (d.ledger().unused, d.ledger().overall.activated) == (1, 0)  # recall is decoding's
+    assert (d.stats().unused, d.stats().overall.activated) == (1, 0)  # recall is decoding's
 
 
 def test_in_decoding_whom_the_gate_likes_best_is_loaded_first(desk: ModuleType) -> None:

@@ -129,11 +129,11 @@ def test_what_stays_is_loaded_once_whatever_the_slots(world: ModuleType, seed: i
         seed=seed, slots=(1, 3, 2, 5), group=2, layers=5, experts=6, top_k=2, requests=3, answer=5, policy="all"
     )
     core = world.live(world.roomy(plan)).core
-    loads = sum(ledger.loads for ledger in core.ledgers.values())
-    hits = sum(ledger.hits for ledger in core.ledgers.values())
-    displaced = sum(ledger.displaced for ledger in core.ledgers.values())
-    assert sum(ledger.bytes_loaded for ledger in core.ledgers.values()) <= 5 * 6 * world.NBYTES
-    assert loads <= 5 * 6 + displaced
+    loads = sum(one.loads for one in core.stats.values())
+    hits = sum(one.hits for one in core.stats.values())
+    preempted = sum(one.preempted for one in core.stats.values())
+    assert sum(one.bytes_loaded for one in core.stats.values()) <= 5 * 6 * world.NBYTES
+    assert loads <= 5 * 6 + preempted
     assert hits >= 3 * 5 * 5 * 2 - loads
 
 
@@ -169,19 +169,19 @@ def right_predictions(world: ModuleType, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_perfect_shadow_reloads_nothing(world: ModuleType, seed: int) -> None:
-    ledger = right_predictions(world, seed=seed, main=40, load=1, compute=1, latency=0).core.ledgers[1]
+    stats = right_predictions(world, seed=seed, main=40, load=1, compute=1, latency=0).core.stats[1]
     # One prediction in twenty never comes; every other one is right.
-    assert ledger.overall.recall == 1.0
-    assert ledger.unpredicted < 0.2 * ledger.overall.activated
-    assert ledger.reloads == ledger.unpredicted + 2 * ledger.late
+    assert stats.overall.recall == 1.0
+    assert stats.unpredicted < 0.2 * stats.overall.activated
+    assert stats.reloads == stats.unpredicted + 2 * stats.late
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_workers_that_load_faster_than_the_main_node_works_never_stall_it(world: ModuleType, seed: int) -> None:
     """Without a shadow the same world stalls at every layer whose load takes any time at all."""
-    fast = right_predictions(world, seed=seed, main=40, load=0, compute=1, latency=0).core.ledgers[1]
+    fast = right_predictions(world, seed=seed, main=40, load=0, compute=1, latency=0).core.stats[1]
     assert fast.stall_s == 0
-    alone = right_predictions(world, seed=seed, main=40, load=10, compute=1, latency=0, shadow=False).core.ledgers[1]
+    alone = right_predictions(world, seed=seed, main=40, load=10, compute=1, latency=0, shadow=False).core.stats[1]
     assert alone.reloads == 6 * 8 * 2
     assert alone.stall_s > 6 * 8 * 10 / 2
 

@@ -54,7 +54,7 @@ def test_experts_in_place_of_the_gates_are_loaded_and_computed_and_told_first(de
         f"route 1@{P} layer 0: 0 2, here ", "load 0.0 0/0", f"compute 0.0 0/0 1@{P} 0:1 last",
         "load 1.0 0/2", f"compute 1.0 0/2 1@{P} 0:1 last",
     ]  # fmt: skip
-    assert (d.ledger().named, d.ledger().present, d.ledger().overall.activated) == (2, 0, 0)
+    assert (d.stats().named, d.stats().present, d.stats().overall.activated) == (2, 0, 0)
 
 
 def test_the_router_is_told_what_is_in_a_slot_and_not_what_is_on_its_way(desk: ModuleType) -> None:
@@ -79,8 +79,8 @@ def test_rows_are_counted_anew_and_an_expert_that_nobody_computes_any_more_is_dr
         f"route 1@{P} layer 0: 0 2 | 2, here ", "evict 0.0 0/1",
         "load 0.0 0/2", f"compute 0.0 0/2 1@{P} 0:2 last", "load 1.0 0/0", f"compute 1.0 0/0 1@{P} 0:1 last",
     ]  # fmt: skip
-    assert (d.ledger().unused, d.ledger().in_time, d.ledger().overall.correct) == (1, 1, 1)
-    assert d.ledger().overall.activated == 3
+    assert (d.stats().unused, d.stats().in_time, d.stats().overall.correct) == (1, 1, 1)
+    assert d.stats().overall.activated == 3
 
 
 def test_prefill_is_routed_by_the_gate_alone(desk: ModuleType) -> None:
@@ -123,8 +123,8 @@ def test_what_is_foreseen_becomes_loads_in_the_order_to_bring_and_recall_of_all(
         f"route 1@{P} layer 1: as chosen, here ", f"compute 0.2 1/0 1@{P} 0:1", "evict 0.1 1/3",
         "load 0.1 1/2", f"compute 0.1 1/2 1@{P} 0:1",
     ]  # fmt: skip
-    assert (d.ledger().overall.correct, d.ledger().overall.activated) == (1, 2)
-    assert (d.ledger().reloads, d.ledger().unused, d.ledger().in_time) == (1, 1, 1)
+    assert (d.stats().overall.correct, d.stats().overall.activated) == (1, 2)
+    assert (d.stats().reloads, d.stats().unused, d.stats().in_time) == (1, 1, 1)
 
 
 def test_what_is_foreseen_too_late_or_for_nobody_is_nothing(desk: ModuleType) -> None:
@@ -134,4 +134,4 @@ def test_what_is_foreseen_too_late_or_for_nobody_is_nothing(desk: ModuleType) ->
     d.open()
     d.gate(0, 2)
     assert d.foresee(0, *SCORES) == []
-    assert d.ledger().late == 1
+    assert d.stats().late == 1

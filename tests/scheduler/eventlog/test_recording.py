@@ -24,7 +24,7 @@ from scheduler.policies.choices import Choices
 from scheduler.simulation.recorded_routes import recorded_workload, recorded_workloads
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
-from scheduler.simulation.time_breakdown import Waits
+from scheduler.simulation.time_breakdown import TimeBreakdown
 from scheduler.simulation.workload import random_workload
 from scheduler.simulation.world import World
 from scheduler.timing.links import MainLinks
@@ -59,7 +59,7 @@ def recorded(scenario: Scenario, recall: float | None = 0.8) -> tuple[Recorder, 
     links = MainLinks(scenario.profile, scenario.prefill == "ahead")
     workload = random_workload(scenario, recall, 3)
     core = Watched(recorder, scenario.choices)
-    waits = Waits(scenario.profile.load_s, predicted=True)
+    waits = TimeBreakdown(scenario.profile.load_s, predicted=True)
     world = World(core, scenario.profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits)
     world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep")
     assert world.run(scenario.tokens)

@@ -16,11 +16,11 @@ from scheduler.policies.precision import (
     INT4,
     PREDICTED,
     Full,
+    Importance,
     Mixed,
     Popular,
     Precision,
     Uniform,
-    Wanted,
 )
 
 BITS = {FULL: 16, INT4: 4, INT2: 2}
@@ -28,8 +28,8 @@ BITS = {FULL: 16, INT4: 4, INT2: 2}
 
 def wanted(
     rows: int = 1, share: float = 0.0, rank: int = 0, prefill: bool = False, better: float | None = None
-) -> Wanted:
-    return Wanted(prefill, rows == 0, rows, share, None, rank, better)
+) -> Importance:
+    return Importance(prefill, rows == 0, rows, share, None, rank, better)
 
 
 ANY = st.builds(
@@ -39,7 +39,7 @@ ANY = st.builds(
 
 @pytest.mark.parametrize("choice", [Full(), Uniform(INT4), Uniform(INT2), Popular(), Mixed(), Mixed(0.5, INT4, INT2)])
 @given(asked=ANY)
-def test_it_asks_for_its_forms_and_takes_what_has_as_many_bits(choice: Precision, asked: Wanted) -> None:
+def test_it_asks_for_its_forms_and_takes_what_has_as_many_bits(choice: Precision, asked: Importance) -> None:
     form = choice.form(asked)
     assert form in choice.forms
     assert [BITS[f] for f in choice.forms] == sorted((BITS[f] for f in choice.forms), reverse=True)

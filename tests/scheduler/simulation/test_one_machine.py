@@ -46,7 +46,7 @@ def test_all_on_the_device() -> None:
     """One load after the other, each expert computed while the next one loads: 4 + 3 x 10 + 1."""
     outcome = run(ONE)
     assert token_s(outcome) == pytest.approx(35.0)
-    assert outcome.ledger.decode_host_calls == 0
+    assert outcome.stats.decode_host_calls == 0
     assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 1, "load": 30, "shadow": 0})
 
 
@@ -54,7 +54,7 @@ def test_all_on_the_host() -> None:
     """One after the other, without a load: 4 + 3 x 3."""
     outcome = run(ONE, placement="host", host=True)
     assert token_s(outcome) == pytest.approx(13.0)
-    assert (outcome.ledger.decode_loads, outcome.ledger.decode_host_calls) == (0, 5 * 3)
+    assert (outcome.stats.decode_loads, outcome.stats.decode_host_calls) == (0, 5 * 3)
     assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 9, "load": 0, "shadow": 0})
 
 
@@ -67,7 +67,7 @@ def test_both_beside_each_other() -> None:
     """Algorithm 2 loads one and gives two to the host: 4 + max(10 + 1, 2 x 3)."""
     outcome = run(ONE, placement="balance", host=True)
     assert token_s(outcome) == pytest.approx(15.0)
-    assert (outcome.ledger.decode_loads, outcome.ledger.decode_host_calls) == (5, 10)
+    assert (outcome.stats.decode_loads, outcome.stats.decode_host_calls) == (5, 10)
     slow = run(replace(ONE, host_s=9.0), placement="balance", host=True)
     assert token_s(slow) == pytest.approx(4 + 18), "the same split, and now the host is waited for"
 
@@ -80,7 +80,7 @@ def test_what_stays_is_computed_on_the_device_while_the_host_has_the_rest() -> N
     """One slot, one layer: one expert stays, the host computes the other two."""
     outcome = run(ONE, residency="static", placement="resident", slots=1, host=True, tokens=9)
     assert token_s(outcome) == pytest.approx(4 + 2 * 3)
-    assert outcome.ledger.decode_loads <= 1, "the hot one, once the prompt has shown who that is"
+    assert outcome.stats.decode_loads <= 1, "the hot one, once the prompt has shown who that is"
 
 
 def test_a_host_place_does_one_thing_at_a_time() -> None:
@@ -122,7 +122,7 @@ def test_with_all_experts_there_it_is_as_fast_as_the_paper_says() -> None:
     one = replace(PC, experts=4)  # the first token brings all of them
     outcome = run(one, residency="all", slots=96, tokens=4)
     assert 1 / token_s(outcome) == pytest.approx(14.0, rel=0.001)
-    assert outcome.ledger.decode_loads == 0
+    assert outcome.stats.decode_loads == 0
 
 
 def test_the_papers_order_of_sections_3_and_6() -> None:
@@ -164,9 +164,9 @@ def gated(workload: RecordedWorkload, **said: Any) -> Outcome:
 
 def test_a_gate_that_foresees_the_next_one() -> None:
     """Always right, of three layers in four, nothing being said of the first; always wrong."""
-    ledger = gated(scored(), predictor="next-gate").ledger
-    assert (ledger.overall.activated, ledger.overall.recall, ledger.unpredicted) == (5 * 3 * 2, 1.0, 5 * 2)
-    wrong = gated(scored(right=False), predictor="next-gate").ledger.overall
+    stats = gated(scored(), predictor="next-gate").stats
+    assert (stats.overall.activated, stats.overall.recall, stats.unpredicted) == (5 * 3 * 2, 1.0, 5 * 2)
+    wrong = gated(scored(right=False), predictor="next-gate").stats.overall
     assert wrong.recall == 0.0
 
 
@@ -189,7 +189,7 @@ def test_a_layer_ahead_is_known_a_layer_later_than_a_gate() -> None:
         simulate(Scenario(quick, predictor=name, **fields), scored(foresight=kind))
         for kind, name in (("gate", "next-gate"), ("attention", "next-layer"))
     )
-    assert gate.ledger.overall.recall == attention.ledger.overall.recall == 1.0
+    assert gate.stats.overall.recall == attention.stats.overall.recall == 1.0
     assert token_s(gate) == pytest.approx(7 + 6 + 6 + 6)
     assert token_s(attention) == pytest.approx(7 + 6 + 7 + 6)
 

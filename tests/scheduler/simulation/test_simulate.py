@@ -90,7 +90,7 @@ def test_load_after_routing_costs_exactly_what_the_profile_says(profile: Profile
     outcome = run(p, predictor="none", tokens=6)
     ends = [outcome.ttft_s + n * p.layers * layer_s for n in range(1, 6)]
     assert outcome.token_s == pytest.approx(ends)
-    assert outcome.ledger.reloads == outcome.ledger.decode_loads == 5 * p.layers * p.top_k
+    assert outcome.stats.reloads == outcome.stats.decode_loads == 5 * p.layers * p.top_k
 
 
 def test_fully_cached_waits_for_no_load(profile: Profile) -> None:
@@ -100,7 +100,7 @@ def test_fully_cached_waits_for_no_load(profile: Profile) -> None:
     in_order = p.main_layer_s + 2 * p.expert_s + 2 * p.hop_s  # both experts on one worker
     took = outcome.token_s[0] - outcome.ttft_s
     assert p.layers * layer_s <= took * 1.0001 <= p.layers * in_order
-    assert outcome.ledger.loads == p.layers * p.experts
+    assert outcome.stats.loads == p.layers * p.experts
     with pytest.raises(ConfigError, match=r"256 slots are needed, 8 are there"):
         run(p, predictor="none", residency="all")
 
@@ -118,27 +118,27 @@ def test_perfect_foresight_stalls_just_where_equation_1_says(profile: Profile, g
     bound_s = (p.load_s + p.expert_s + p.hop_s) / groups  # of a worker: it loads, computes, answers, and again
     assert steady == pytest.approx(p.layers * max(layer_s, bound_s))
     assert (bound_s > layer_s) == (over > 1)
-    assert outcome.ledger.overall.recall == 1.0
+    assert outcome.stats.overall.recall == 1.0
 
 
 def test_late_departure_shows_in_the_first_layers_only(profile: Profile) -> None:
     """Fig 5: aligned every token, the first layers' predictions come after their gates."""
     outcome = run(profile, 1.0, tokens=20)
-    assert 0 < outcome.ledger.late <= 3 * 19 + profile.layers  # the first alignment brings the prompt's rows
+    assert 0 < outcome.stats.late <= 3 * 19 + profile.layers  # the first alignment brings the prompt's rows
 
 
 def test_a_longer_prompt_holds_up_the_first_alignment(profile: Profile) -> None:
     """Its keys and values travel first: 8 KB a token a layer over the link."""
     short, long = (run(profile, 1.0, tokens=2, prompt_tokens=n) for n in (16, 512))
     assert long.token_s[0] - long.ttft_s > short.token_s[0] - short.ttft_s
-    assert long.ledger.late > short.ledger.late
+    assert long.stats.late > short.stats.late
 
 
 def test_recall_is_counted_as_it_was_drawn(profile: Profile) -> None:
-    assert run(profile, 1.0).ledger.overall.recall == 1.0
-    assert run(profile, 0.8, tokens=100).ledger.overall.recall == pytest.approx(0.8, abs=0.02)
-    assert run(profile, 0.0).ledger.overall.recall == 0.0
-    assert run(profile, None, predictor="random", tokens=100).ledger.overall.recall == pytest.approx(0.25, abs=0.02)
+    assert run(profile, 1.0).stats.overall.recall == 1.0
+    assert run(profile, 0.8, tokens=100).stats.overall.recall == pytest.approx(0.8, abs=0.02)
+    assert run(profile, 0.0).stats.overall.recall == 0.0
+    assert run(profile, None, predictor="random", tokens=100).stats.overall.recall == pytest.approx(0.25, abs=0.02)
 
 
 def test_same_seed_same_spans(profile: Profile, tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_a_thousand_workers_and_deepseeks_shape(profile: Profile) -> None:
     """256 experts x 61 layers, top-8: enough groups that no load is waited for once predictions are early."""
     p = replace(profile, layers=61, experts=256, top_k=8)
     outcome = run(p, 1.0, workers=1000, group_size=8, tokens=4, alignment=Alignment(0, 0))
-    assert outcome.ledger.loads >= 61 * 100 + 3 * 61 * 8
-    assert outcome.ledger.overall.activated == 3 * 61 * 8
+    assert outcome.stats.loads >= 61 * 100 + 3 * 61 * 8
+    assert outcome.stats.overall.activated == 3 * 61 * 8
     assert outcome.where["load"] == outcome.where["shadow"] == 0.0
 
 

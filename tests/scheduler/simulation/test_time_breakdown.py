@@ -67,7 +67,7 @@ def test_a_wrong_prediction() -> None:
     p = replace(TINY, experts=2, shadow_layer_s=0.5)
     outcome = run(p, 0.0)
     check(outcome, "compute", main=4, network=2, compute=2, load=5, shadow=4)
-    assert outcome.ledger.reloads == 5
+    assert outcome.stats.reloads == 5
 
 
 def test_both_experts_on_one_worker() -> None:

@@ -28,7 +28,7 @@ from wire.handshake import check_hello
 from wire.messages import PROTOCOL_VERSION, Failed, Hello, Load, Loaded, WorkerReady
 from wire.rpc import doorman
 from wire.rpc.tls import Identity
-from wire.rpc.tls_probe import Probe
+from wire.rpc.tls_probe import TlsProbe
 from wire.sessions import Session, Sessions
 
 ECHO = [Loaded(1, 10, 0.25)]
@@ -312,7 +312,7 @@ def test_a_caller_examined_in_anothers_place_is_not_called_refused(kit, authorit
     server = kit.serve(identity=Identity.read(ca.folder()))
     monkeypatch.setattr(doorman.Doorman, "_suspects", lambda self, address: True)
     host, _, port = server.address.rpartition(":")
-    probe = Probe(host, int(port), Identity.read(ca.folder()), "the worker")
+    probe = TlsProbe(host, int(port), Identity.read(ca.folder()), "the worker")
     assert [probe.look(2.0) for _ in range(6)] == [None] * 6
 
 

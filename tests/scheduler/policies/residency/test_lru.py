@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scheduler.policies.residency.activation import ActivationAware
 from scheduler.policies.residency.arc import ARC, ShallowARC
-from scheduler.policies.residency.base import Cacheless, Named, Residency, kept_slots
+from scheduler.policies.residency.base import Cacheless, NamedByGates, Residency, kept_slots
 from scheduler.policies.residency.frequency import Frequent
 from scheduler.policies.residency.lru import LFU, LRU, Static
 from scheduler.policies.residency.scores import RecentScore, ScoreWindow
@@ -235,7 +235,7 @@ def test_in_the_cores_random_world(
             assert {expert for kept in made[0].kept.values() for expert in kept} == there
         if isinstance(made[0], ARC):
             assert {*made[0].lists.t1, *made[0].lists.t2} == there
-        hits += sum(ledger.hits for ledger in lived.core.ledgers.values())
+        hits += sum(stats.hits for stats in lived.core.stats.values())
     assert hits > 20
 
 
@@ -285,7 +285,7 @@ def test_told_things_in_any_order(policy: Callable[[ModelShape], Residency], cal
 
 
 def test_what_a_gate_has_named() -> None:
-    named = Named()
+    named = NamedByGates()
     named.observed(Visit(1, 0, 3), [0, 2])
     assert ExpertId(3, 0) in named
     assert ExpertId(3, 1) not in named

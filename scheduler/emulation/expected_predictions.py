@@ -25,7 +25,7 @@ class _Owing:
     since: float = -math.inf
 
 
-class Awaited:
+class ExpectedPredictions:
     """Told what is sent to the shadow, and of what has come from it, the moment it is here. Thread-safe.
 
     `last`: the model's last MoE layer.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.demand import shares, top_k, wants_of
-from scheduler.policies.precision import Wanted
+from scheduler.policies.importance import importance_of, shares, top_k
+from scheduler.policies.precision import Importance
 
 ROWS = st.lists(st.lists(st.integers(0, 20), min_size=5, max_size=5), min_size=1, max_size=6)
 
@@ -40,22 +40,22 @@ def test_shares_and_rows_together_fill_the_layer(rows: dict[int, int]) -> None:
 
 def test_what_a_gate_says_of_its_experts() -> None:
     """Two rows of three experts, two chosen each: 0.5, 0.3 | 0.2, 0.6 of those."""
-    wants = wants_of(((0.5, 0.3, 0.1), (0.2, 0.1, 0.6)), 2, False, {0: 2, 1: 1, 2: 1})
-    assert wants.of(0) == Wanted(False, False, 2, 0.0, 0.35, 0, 0.0)
-    assert wants.of(1) == Wanted(False, False, 1, 0.5, 0.3, 1, pytest.approx(0.5 / 0.8))
-    assert wants.of(2) == Wanted(False, False, 1, 0.75, 0.6, 0, 0.0)
+    wants = importance_of(((0.5, 0.3, 0.1), (0.2, 0.1, 0.6)), 2, False, {0: 2, 1: 1, 2: 1})
+    assert wants.of(0) == Importance(False, False, 2, 0.0, 0.35, 0, 0.0)
+    assert wants.of(1) == Importance(False, False, 1, 0.5, 0.3, 1, pytest.approx(0.5 / 0.8))
+    assert wants.of(2) == Importance(False, False, 1, 0.75, 0.6, 0, 0.0)
 
 
 def test_experts_that_a_gate_chose_by_more_than_their_scores_are_the_chosen_ones() -> None:
     """Expert 0 scores best and is not chosen, as where a correction is added: its place is not counted."""
-    wants = wants_of(((0.5, 0.1, 0.3),), 2, False, {1: 1, 2: 1}, ((1, 2),))
-    assert wants.of(2) == Wanted(False, False, 1, 0.5, 0.3, 0, 0.0)
-    assert wants.of(1) == Wanted(False, False, 1, 0.0, 0.1, 1, pytest.approx(0.75))
+    wants = importance_of(((0.5, 0.1, 0.3),), 2, False, {1: 1, 2: 1}, ((1, 2),))
+    assert wants.of(2) == Importance(False, False, 1, 0.5, 0.3, 0, 0.0)
+    assert wants.of(1) == Importance(False, False, 1, 0.0, 0.1, 1, pytest.approx(0.75))
     assert wants.of(0).score is None
 
 
 def test_what_is_foreseen_is_only_predicted_and_each_row_wants_its_best() -> None:
-    wants = wants_of(((0.5, 0.3, 0.1), (0.6, 0.1, 0.2)), 2, True)
+    wants = importance_of(((0.5, 0.3, 0.1), (0.6, 0.1, 0.2)), 2, True)
     assert [wants.of(e).rows for e in range(3)] == [0, 0, 0]
     assert all(wants.of(e).predicted and wants.of(e).prefill for e in range(3))
     assert [wants.of(e).share for e in range(3)] == [0.0, 0.5, 0.75]
@@ -67,7 +67,7 @@ def test_what_is_foreseen_is_only_predicted_and_each_row_wants_its_best() -> Non
 def test_means_and_places_are_those_of_counting(rows: list[list[int]], k: int) -> None:
     scores = tuple(tuple(float(s) for s in row) for row in rows)
     best = [sorted(range(5), key=lambda e, row=row: (-row[e], e))[:k] for row in scores]
-    wants = wants_of(scores, k, False)
+    wants = importance_of(scores, k, False)
     assert dict(wants.rows) == dict(Counter(e for row in best for e in row))
     for expert in {e for row in best for e in row}:
         mine = [(row, chosen) for row, chosen in zip(scores, best, strict=True) if expert in chosen]

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.policies.precision import Wanted
+from scheduler.policies.precision import Importance
 from scheduler.policies.predictors.base import Scores
 from scheduler.policies.predictors.ranking import top_k
 from scheduler.policies.routers import Chosen
 
 
 @dataclass(slots=True)
-class Wants:
+class LayerImportance:
     """`rows`: how many rows want an expert. `score`: its mean among them. `rank`: its best place among a row's.
     `better`: the least part of a row's chosen weight that better experts of that row have."""
 
@@ -25,11 +25,11 @@ class Wants:
     better: dict[int, float] = field(default_factory=dict)
     _share: dict[int, float] = field(default_factory=dict)
 
-    def of(self, expert: int) -> Wanted:
+    def of(self, expert: int) -> Importance:
         if not self._share:
             self._share = shares(self.rows)
         rows = 0 if self.predicted else self.rows.get(expert, 0)
-        return Wanted(
+        return Importance(
             self.prefill, self.predicted, rows, self._share.get(expert, 1.0), self.score.get(expert),
             self.rank.get(expert, 1 << 20), self.better.get(expert),
         )  # fmt: skip
@@ -44,9 +44,9 @@ def shares(rows: Mapping[int, int]) -> dict[int, float]:
     return found
 
 
-def wants_of(
+def importance_of(
     scores: Scores, k: int, prefill: bool, named: Mapping[int, int] | None = None, chosen: Chosen = ()
-) -> Wants:
+) -> LayerImportance:
     """`named`: what the gate chose, expert -> rows; None: nothing yet, and each row wants its k best. `chosen`: which
     of them for each row, where that is known: not all families choose by these scores alone."""
     totals: dict[int, float] = {}
@@ -64,4 +64,4 @@ def wants_of(
             totals[expert] = totals.get(expert, 0.0) + row[expert]
             rank[expert] = min(rank.get(expert, place), place)
     mean = {expert: totals[expert] / counts[expert] for expert in counts}
-    return Wants(prefill, named is None, counts if named is None else named, mean, rank, better)
+    return LayerImportance(prefill, named is None, counts if named is None else named, mean, rank, better)

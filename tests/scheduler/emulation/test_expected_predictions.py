@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scheduler.emulation.expected import Awaited
+from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.timing.profile import find_profile
 
 PROFILE = find_profile("rtx3090-1gbe")
@@ -15,11 +15,11 @@ LAST = 3
 
 
 @pytest.fixture
-def awaited() -> Awaited:
-    return Awaited(PROFILE, LAST)
+def awaited() -> ExpectedPredictions:
+    return ExpectedPredictions(PROFILE, LAST)
 
 
-def test_nothing_is_owed_that_was_not_announced(awaited: Awaited) -> None:
+def test_nothing_is_owed_that_was_not_announced(awaited: ExpectedPredictions) -> None:
     assert awaited.until() == math.inf
     awaited.announced(1, 0, 10.0)
     awaited.predicted(1, 5, 0, 10.0)
@@ -28,7 +28,7 @@ def test_nothing_is_owed_that_was_not_announced(awaited: Awaited) -> None:
     assert awaited.until() == math.inf
 
 
-def test_a_pass_is_owed_layer_by_layer(awaited: Awaited) -> None:
+def test_a_pass_is_owed_layer_by_layer(awaited: ExpectedPredictions) -> None:
     awaited.opened(1, 5)
     awaited.announced(1, 0, 10.0)
     assert awaited.until() == pytest.approx(10 + STEP_S)
@@ -43,7 +43,7 @@ def test_a_pass_is_owed_layer_by_layer(awaited: Awaited) -> None:
     assert awaited.until() == math.inf
 
 
-def test_a_shadow_that_is_ahead_owes_nothing(awaited: Awaited) -> None:
+def test_a_shadow_that_is_ahead_owes_nothing(awaited: ExpectedPredictions) -> None:
     awaited.opened(1, 5)
     awaited.announced(1, 0, 10.0)
     awaited.predicted(1, 6, LAST, 11.0)
@@ -55,7 +55,7 @@ def test_a_shadow_that_is_ahead_owes_nothing(awaited: Awaited) -> None:
     assert awaited.until() == pytest.approx(13 + STEP_S), "neither time nor positions go back"
 
 
-def test_of_several_requests_the_earliest_counts(awaited: Awaited) -> None:
+def test_of_several_requests_the_earliest_counts(awaited: ExpectedPredictions) -> None:
     for request, at in ((1, 20.0), (2, 10.0), (3, 30.0)):
         awaited.opened(request, 5)
         awaited.announced(request, 0, at)
@@ -64,7 +64,7 @@ def test_of_several_requests_the_earliest_counts(awaited: Awaited) -> None:
     assert awaited.until() == pytest.approx(20 + STEP_S)
 
 
-def test_what_was_given_up_is_owed_again_with_the_next_announcement(awaited: Awaited) -> None:
+def test_what_was_given_up_is_owed_again_with_the_next_announcement(awaited: ExpectedPredictions) -> None:
     awaited.opened(1, 5)
     awaited.announced(1, 0, 10.0)
     awaited.give_up()
