@@ -12,7 +12,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test lint types stubs stubs-check lock clean python-check
+.PHONY: help env packages demo test test-system lint types stubs stubs-check lock clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -25,8 +25,12 @@ help:  ## list these targets
 demo: env  ## answer one prompt with the small model in models/demo-moe (DEMO_PROMPT=..., DEMO_TOKENS=...)
 	@$(BIN)/odmoe generate -m models/demo-moe --shadow nf4 -n $(DEMO_TOKENS) "$$(printf '%b' "$$DEMO_PROMPT")"
 
-test: lint types stubs-check  ## lint, types, stubs and the whole test suite
+test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 	@$(BIN)/python -m pytest
+
+# As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
+test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (up to 20 minutes)
+	@$(BIN)/python -m pytest tests/system
 
 lint: env  ## ruff: rules and format
 	@$(BIN)/ruff check .
