@@ -56,7 +56,7 @@ class Part:
     layer: int
     first: int
     last: int
-    wanted: dict[str, Place]
+    places: dict[str, Place]
     whole: bool = False
 
 
@@ -128,12 +128,12 @@ class Conversion:
         for first in range(0, count, step):
             last = min(first + step, count)
             found = [group.experts(first, last, count) for group in groups]
-            told = [wanted for wanted in found if wanted is not None]
-            if len(told) < len(found):
+            known = [places for places in found if places is not None]
+            if len(known) < len(found):
                 whole = {key: place for group in groups for key, place in group.places.items()}
                 yield Part(layer, 0, count, whole, True)
                 return
-            yield Part(layer, first, last, {key: place for wanted in told for key, place in wanted.items()})
+            yield Part(layer, first, last, {key: place for places in known for key, place in places.items()})
 
     def convert(self, part: Part, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The parameters of a part's experts, each [last - first, ...]; they may share memory with `tensors`.

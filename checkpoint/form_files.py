@@ -41,11 +41,11 @@ def add_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | Non
     `progress(form, experts done, of)`. Raises ConfigError for an unknown form, StoreWriteError, CorruptStoreError for
     an expert whose own bytes are damaged, CheckpointError for one that cannot be quantised.
     """
-    wanted = [form for form in dict.fromkeys(forms) if form]
-    for form in wanted:
+    new_forms = [form for form in dict.fromkeys(forms) if form]
+    for form in new_forms:
         if form not in FORMS:
             raise ConfigError(f"form {form!r} is unknown; allowed: {', '.join(FORMS)}")
-    missing = [form for form in wanted if form not in store.manifest.forms]
+    missing = [form for form in new_forms if form not in store.manifest.forms]
     for form in missing:
         _add(store, form, progress or (lambda what, done, total: None))
     return ExpertStore.open(store.path) if missing else store
@@ -190,10 +190,10 @@ def _publish(store: ExpertStore, form: str, folder: Path, layers: dict[int, Laye
         with contextlib.suppress(FileNotFoundError):  # moved by a run that was stopped then
             (folder / layer.file).replace(store.path / layer.file)
     manifest = store.manifest
-    said = Form(FORM_FORMAT, form, manifest.fingerprint, manifest.dtype, FORMS[form], GROUP, layers)
+    form_spec = Form(FORM_FORMAT, form, manifest.fingerprint, manifest.dtype, FORMS[form], GROUP, layers)
     fresh = folder / "manifest"
     with fresh.open("w") as stream:
-        stream.write(said.to_json())
+        stream.write(form_spec.to_json())
         stream.flush()
         os.fsync(stream.fileno())
     sync_directory(store.path)

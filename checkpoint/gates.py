@@ -44,12 +44,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Gate:
-    """`path`: of the module in its MoE block. `extra`, `named`: its arguments after the rows. `place`: of the logits in
-    what it returns; `index_place`: of the experts that it chose."""
+    """`path`: of the module in its MoE block. `extra`, `keywords`: its arguments after the rows. `place`: of the logits
+    in what it returns; `index_place`: of the experts that it chose."""
 
     path: str
     extra: tuple[Any, ...]
-    named: dict[str, Any]
+    keywords: dict[str, Any]
     place: int
     index_place: int
     rule: Rule
@@ -95,11 +95,11 @@ class Gates:
         self._modules[layer], self._forwards[layer] = module, module.forward
         own = {name: value for name, value in _tensors(block)}
         extra = tuple(own[v] if isinstance(v, str) else v for v in gate.extra)
-        named = {key: own[v] if isinstance(v, str) else v for key, v in gate.named.items()}
-        self._gates[layer] = _Gate(gate.path, extra, named, gate.place, gate.index_place, gate.rule)
+        keywords = {key: own[v] if isinstance(v, str) else v for key, v in gate.keywords.items()}
+        self._gates[layer] = _Gate(gate.path, extra, keywords, gate.place, gate.index_place, gate.rule)
 
-        def keep(_module: torch.nn.Module, _args: Any, said: Any) -> None:
-            self._into[layer] = said
+        def keep(_module: torch.nn.Module, _args: Any, output: Any) -> None:
+            self._into[layer] = output
 
         self._handles.append(module.register_forward_hook(keep))
 
@@ -140,18 +140,18 @@ class Gates:
 
     def _ask(self, layer: int, hidden: torch.Tensor) -> Any:
         gate = self._gates[layer]
-        return self._forwards[layer](hidden, *gate.extra, **gate.named)
+        return self._forwards[layer](hidden, *gate.extra, **gate.keywords)
 
-    def _scores(self, layer: int, said: Any) -> torch.Tensor:
+    def _scores(self, layer: int, output: Any) -> torch.Tensor:
         gate = self._gates[layer]
-        logits = said[gate.place]
+        logits = output[gate.place]
         return _SQUASHES[gate.rule.squash](logits.reshape(-1, logits.shape[-1]).float())
 
-    def _ranked(self, layer: int, said: Any) -> torch.Tensor:
-        scores, gate = self._scores(layer, said), self._gates[layer]
+    def _ranked(self, layer: int, output: Any) -> torch.Tensor:
+        scores, gate = self._scores(layer, output), self._gates[layer]
         if gate.rule.plain:
             return scores
-        index = said[gate.index_place].reshape(len(scores), -1).long()
+        index = output[gate.index_place].reshape(len(scores), -1).long()
         top = scores.topk(index.shape[1]).indices
         other = (top.sort(1).values != index.sort(1).values).any(1, keepdim=True)
         return scores.scatter_add(1, index, (scores.amax(1, keepdim=True) * other).expand_as(index))
@@ -241,16 +241,16 @@ def _find(model: Any, block: torch.nn.Module, experts: torch.nn.Module, name: st
             found = _router(heard, asked.index, count)
             if found is None:
                 raise UnsupportedFamilyError(f"{where} has no module that says which experts it chose; {_ADVICE}")
-            path, extra, named, place, index_place = found
-            logits = next(said for p, _, _, said in heard if p == path)[place]
+            path, extra, keywords, place, index_place = found
+            logits = next(output for p, _, _, output in heard if p == path)[place]
             heard.clear()
             trial((rows * _SPREAD / max(float(logits.float().std()), 1e-6))[None])
     except (TypeError, RuntimeError, AttributeError, KeyError, ValueError) as error:
         raise UnsupportedFamilyError(f"{where} cannot be asked by itself ({error!r}); {_ADVICE}") from error
-    logits = next(said for p, _, _, said in heard if p == path)[place].reshape(_ROWS, count).float()
+    logits = next(output for p, _, _, output in heard if p == path)[place].reshape(_ROWS, count).float()
     rule = _rule(logits, asked.index.reshape(_ROWS, -1).long(), asked.weights.reshape(_ROWS, -1).float())
     own = [value for _, value in _tensors(trial.get_submodule(path))]
-    if rule is not None and (len(own) > 1 or extra or named):  # a correction may be zero in the layer that was tried
+    if rule is not None and (len(own) > 1 or extra or keywords):  # a correction may be zero in the layer that was tried
         rule = replace(rule, plain=False)
     if rule is None:
         raise UnsupportedFamilyError(
@@ -258,17 +258,17 @@ def _find(model: Any, block: torch.nn.Module, experts: torch.nn.Module, name: st
             f"{', '.join(_SQUASHES)} of its logits, nor those normalised; {_ADVICE}"
         )
     names = {id(value): key for key, value in _tensors(trial)}
-    if any(isinstance(v, torch.Tensor) and id(v) not in names for v in (*extra, *named.values())):
+    if any(isinstance(v, torch.Tensor) and id(v) not in names for v in (*extra, *keywords.values())):
         raise UnsupportedFamilyError(f"{where}: its gate reads more than a row and its own weights; {_ADVICE}")
     return _Gate(
-        path, tuple(names.get(id(v), v) for v in extra), {key: names.get(id(v), v) for key, v in named.items()},
+        path, tuple(names.get(id(v), v) for v in extra), {key: names.get(id(v), v) for key, v in keywords.items()},
         place, index_place, rule,
     )  # fmt: skip
 
 
 def _listen(module: torch.nn.Module, path: str, heard: list[Any]) -> None:
-    def hook(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], said: Any) -> None:
-        heard.append((path, args, kwargs, said))
+    def hook(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        heard.append((path, args, kwargs, output))
 
     module.register_forward_hook(hook, with_kwargs=True)
 
@@ -276,12 +276,12 @@ def _listen(module: torch.nn.Module, path: str, heard: list[Any]) -> None:
 def _router(heard: list[Any], index: torch.Tensor, count: int) -> tuple[Any, ...] | None:
     """(path, arguments after the rows, by name, place of the logits, place of the index) of the module that said
     `index`."""
-    for path, args, kwargs, said in heard:
-        if not isinstance(said, tuple | list) or not args:
+    for path, args, kwargs, output in heard:
+        if not isinstance(output, tuple | list) or not args:
             continue
-        chose = [n for n, v in enumerate(said) if _is(v, index.shape[-1]) and not v.is_floating_point()]
-        chose = [n for n in chose if torch.equal(said[n].reshape(index.shape), index)]
-        logits = [n for n, v in enumerate(said) if _is(v, count) and v.is_floating_point()]
+        chose = [n for n, v in enumerate(output) if _is(v, index.shape[-1]) and not v.is_floating_point()]
+        chose = [n for n in chose if torch.equal(output[n].reshape(index.shape), index)]
+        logits = [n for n, v in enumerate(output) if _is(v, count) and v.is_floating_point()]
         if chose and logits:
             return path, args[1:], kwargs, logits[0], chose[0]
     return None

@@ -90,7 +90,9 @@ def _one_thread() -> Iterator[None]:
 def _finish(partial: Partial, layer: int, file: _LayerFile) -> None:
     """In the writing thread, so that the next layer is converted while this one is synced. Raises OSError."""
     try:
-        blobs = tuple(replace(file.spec.blobs[n], checksum=said.result()) for n, said in enumerate(file.written))
+        blobs = tuple(
+            replace(file.spec.blobs[n], checksum=checksum.result()) for n, checksum in enumerate(file.written)
+        )
         os.fsync(file.descriptor)
     finally:
         os.close(file.descriptor)
@@ -102,14 +104,14 @@ def _read_ahead(parts: list[Part], pool: ThreadPoolExecutor) -> Iterator[tuple[P
 
     Layers that cannot be taken apart are read one at a time: two of them would double the memory.
     """
-    size = max((buffer_bytes(part.wanted) for part in parts), default=0)
+    size = max((buffer_bytes(part.places) for part in parts), default=0)
     count = 1 if any(part.whole for part in parts) else 2
     buffers = [aligned_buffer(size) for _ in range(count)]
     coming: Future[dict[str, torch.Tensor]] | None = None
     for number, part in enumerate(parts):
-        tensors = coming.result() if coming else read(part.wanted, buffers[0])
+        tensors = coming.result() if coming else read(part.places, buffers[0])
         if count == 2 and number + 1 < len(parts):
-            coming = pool.submit(read, parts[number + 1].wanted, buffers[(number + 1) % 2])
+            coming = pool.submit(read, parts[number + 1].places, buffers[(number + 1) % 2])
         yield part, tensors
 
 

@@ -173,7 +173,7 @@ def claim(folder: Path, there: Callable[[], bool], what: str, report: Progress) 
             seen, since = state, time.monotonic()
         if time.monotonic() - since > IDLE_S:
             raise StoreWriteError(
-                f"another process{_said(folder / 'lock')} is writing {what} and has not got on for "
+                f"another process{_owner_of(folder / 'lock')} is writing {what} and has not got on for "
                 f"{IDLE_S:.0f} s; end it and try again, or choose another place"
             )
         report("wait", 0, 1)
@@ -231,7 +231,7 @@ def _moved(lock: Path) -> tuple[int, int] | None:
     return None
 
 
-def _said(lock: Path) -> str:
+def _owner_of(lock: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         return f" ({int(lock.read_text())})"
     return ""

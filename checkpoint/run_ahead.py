@@ -138,10 +138,10 @@ class RunAhead:
         def run(*args: Any, **kwargs: Any) -> Any:
             ahead = self._ahead
             if ahead is None:
-                said = forward(*args, **kwargs)
+                output = forward(*args, **kwargs)
                 if (done := self._done.get(layer)) is not None:
-                    done.setdefault(key, []).append(said)
-                return said
+                    done.setdefault(key, []).append(output)
+                return output
             if ahead.layer == layer:
                 number = ahead.counts.get(key, 0)
                 ahead.counts[key] = number + 1
@@ -183,14 +183,14 @@ class RunAhead:
 
         try:
             plain, plain_cache = self._trial_pass(model, lambda _, hidden: hidden.roll(1, -1) * 0.5)
-            said, cache = self._trial_pass(model, experts)
+            output, cache = self._trial_pass(model, experts)
         except (TypeError, RuntimeError, AttributeError, KeyError, IndexError, ValueError) as error:
             raise self._refused(f"its layers cannot be run ahead: {error!r}") from error
         finally:
             self._trial, self._cache = None, own
         if wrong:
             raise self._refused(f"the gates of layers {sorted(wrong)} are not told by their block's output alone")
-        if not torch.equal(plain, said) or not _same(plain_cache, cache):
+        if not torch.equal(plain, output) or not _same(plain_cache, cache):
             raise self._refused("its answer changes where layers are run ahead")
         if not right:
             raise self._refused("no layer's arguments are known before its turn")

@@ -141,14 +141,14 @@ def _stopped(
     plan: Conversion, partial: Partial, planned: dict[int, LayerSpec], kept: bool, error: OSError
 ) -> StoreWriteError:
     """Why the file system stopped us, what is missing, and what became of that which is finished."""
-    said = f"cannot write the store {partial.target}: {_reason(error)}"
+    message = f"cannot write the store {partial.target}: {_reason(error)}"
     if error.errno == errno.ENOSPC:
-        said += f", {_missing_bytes(plan, partial, planned):,} bytes are to be written yet, "
-        said += f"{_free_bytes(partial.target):,} are free"
+        message += f", {_missing_bytes(plan, partial, planned):,} bytes are to be written yet, "
+        message += f"{_free_bytes(partial.target):,} are free"
     if not kept:
-        return StoreWriteError(f"{said}; make room, or choose another place")
+        return StoreWriteError(f"{message}; make room, or choose another place")
     return StoreWriteError(
-        f"{said}; {len(partial.layers)} of {len(plan.layers)} layers are kept: make room and run the same again, or "
+        f"{message}; {len(partial.layers)} of {len(plan.layers)} layers are kept: make room and run the same again, or "
         f"remove {partial.folder}"
     )
 

@@ -54,9 +54,11 @@ def save(predictor: TokenPredictor, gates: Gates, path: Path) -> None:
     """Written whole or not at all. It will be taken for a model with these gates only."""
     from safetensors.torch import save_file
 
-    said = {"gates": gates.digest(), "facts": json.dumps(predictor.facts)}
+    metadata = {"gates": gates.digest(), "facts": json.dumps(predictor.facts)}
     partial = path.with_name(f".{path.name}.partial")
-    save_file({_KEY.format(n): value.contiguous() for n, value in predictor.weights.items()}, partial, metadata=said)
+    save_file(
+        {_KEY.format(n): value.contiguous() for n, value in predictor.weights.items()}, partial, metadata=metadata
+    )
     partial.replace(path)
 
 
@@ -69,12 +71,12 @@ def load(path: Path, gates: Gates, device: torch.device | str = "cpu") -> TokenP
         raise MissingShardError(f"the token-wise predictor {path} is not there; {advice}")
     try:
         with safe_open(path, "pt") as file:
-            said = file.metadata() or {}
+            metadata = file.metadata() or {}
             found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dictionary
-        facts = json.loads(said.get("facts", "{}"))
+        facts = json.loads(metadata.get("facts", "{}"))
     except (SafetensorError, OSError, ValueError) as error:
         raise CorruptCheckpointError(f"{path} is no whole safetensors file ({error}); {advice}") from error
     lost = [layer for layer in gates.layers if _KEY.format(layer) not in found]
-    if said.get("gates") != gates.digest() or lost:
+    if metadata.get("gates") != gates.digest() or lost:
         raise CheckpointError(f"{path} was trained for another model than this one; {advice}")
     return TokenPredictor({layer: found[_KEY.format(layer)].to(device, torch.float32) for layer in gates.layers}, facts)

@@ -60,7 +60,7 @@ def places(source: Source) -> dict[str, Place]:
     return {key: found[key] for key in source.files}
 
 
-def read(wanted: dict[str, Place], buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+def read(places: dict[str, Place], buffer: torch.Tensor) -> dict[str, torch.Tensor]:
     """Tensors as views of `buffer` (uint8, page-aligned, at least `buffer_bytes(wanted)` long).
 
     Raises CheckpointError, CorruptCheckpointError.
@@ -68,7 +68,7 @@ def read(wanted: dict[str, Place], buffer: torch.Tensor) -> dict[str, torch.Tens
     found, at = {}, 0
     with contextlib.ExitStack() as stack:
         files: dict[Path, int] = {}
-        for key, place in wanted.items():
+        for key, place in places.items():
             if place.dtype not in _DTYPES:
                 raise CheckpointError(f"{place.file}: {key} has dtype {place.dtype}, which experts cannot have")
             if place.file not in files:
@@ -81,9 +81,9 @@ def read(wanted: dict[str, Place], buffer: torch.Tensor) -> dict[str, torch.Tens
     return found
 
 
-def buffer_bytes(wanted: dict[str, Place]) -> int:
+def buffer_bytes(places: dict[str, Place]) -> int:
     """How long a buffer `read` needs."""
-    return sum(room_for(place.start, place.nbytes) for place in wanted.values())
+    return sum(room_for(place.start, place.nbytes) for place in places.values())
 
 
 class Pieces:

@@ -14,7 +14,7 @@ from main_node.layer import LayersInFlight, LayerWork
 from main_node.owed import OwedAnswers
 from main_node.pace import Pace, RealPace
 from main_node.peers import PeerHandler, ask_usage, prediction_of, worker_of
-from main_node.roster import NodeFacts, Role, Roster
+from main_node.roster import NodeFacts, Roster
 from main_node.sequence import RequestData, shadow_messages
 from main_node.tracing import MainSpans, gather
 from scheduler import types as t
@@ -22,10 +22,9 @@ from scheduler.core.machine import Core
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError, RequestFailedError
 from scheduler.trace import Span
 from wire import messages as w
-from wire.base import Channel, Handler
+from wire.base import Channel, Handler, Role
 
 Connect = Callable[[Handler], Channel]
-Kind = Role
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +41,7 @@ class Engine:
         self.core = core
         self.pace = pace or RealPace()
         self.spans = MainSpans(hello.trace, self.pace.now)
-        self.on_lost: Callable[[Kind, int], None] = lambda kind, number: None
+        self.on_lost: Callable[[Role, int], None] = lambda kind, number: None
         self.on_decided: Callable[[t.Event, float, list[t.Command]], None] = lambda event, now, commands: None
         self.lookahead = lookahead
         self.watch: GateWatch | None = None

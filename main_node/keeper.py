@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from main_node.engine import Kind
+from wire.base import Role
 
 STEADY_S = 60.0
 """A node that is lost again sooner than this after its return is asked with the next longer pause."""
@@ -23,16 +23,16 @@ class Keeper:
     soon once `closing` is set.
     """
 
-    def __init__(self, join: Callable[[Kind, int], None], first_s: float = 0.5, most_s: float = 3.0) -> None:
+    def __init__(self, join: Callable[[Role, int], None], first_s: float = 0.5, most_s: float = 3.0) -> None:
         self.closing = threading.Event()
         self._join = join
         self._first_s, self._most_s = first_s, most_s
         self._lock = threading.Lock()
-        self._missing: dict[tuple[Kind, int], bool] = {}  # True: lost since its last attempt began
-        self._returned: dict[tuple[Kind, int], tuple[float, float]] = {}  # when, and after which first pause
+        self._missing: dict[tuple[Role, int], bool] = {}  # True: lost since its last attempt began
+        self._returned: dict[tuple[Role, int], tuple[float, float]] = {}  # when, and after which first pause
         self._threads: set[threading.Thread] = set()
 
-    def lost(self, kind: Kind, number: int) -> None:
+    def lost(self, kind: Role, number: int) -> None:
         """A node is gone. Returns at once."""
         node = (kind, number)
         with self._lock:
@@ -46,7 +46,7 @@ class Keeper:
             self._threads.add(thread)
             thread.start()
 
-    def _bring_back(self, kind: Kind, number: int) -> None:
+    def _bring_back(self, kind: Role, number: int) -> None:
         node = (kind, number)
         when, before_s = self._returned.get(node, (-STEADY_S, self._first_s))
         first_s = self._first_s if time.monotonic() - when > STEADY_S else self._longer(before_s)
@@ -64,7 +64,7 @@ class Keeper:
         with self._lock:
             self._threads.discard(threading.current_thread())
 
-    def _attempt(self, kind: Kind, number: int) -> bool:
+    def _attempt(self, kind: Role, number: int) -> bool:
         try:
             self._join(kind, number)
         except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it

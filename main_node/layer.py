@@ -23,7 +23,7 @@ class LayersInFlight(dict[t.Visit, "LayerWork"]):
 
     def resume(self, visit: t.Visit) -> None:
         if visit in self:
-            self[visit].give_up()
+            self[visit].finish()
 
     def route(self, command: t.Route) -> None:
         """Before anything of the layer is sent."""
@@ -34,7 +34,7 @@ class LayersInFlight(dict[t.Visit, "LayerWork"]):
         """Whoever waits for a layer of this request need not any more."""
         for visit, layer in self.items():
             if visit.request == request:
-                layer.give_up()
+                layer.finish()
 
 
 class LayerWork:
@@ -133,7 +133,7 @@ class LayerWork:
             if not self._owed:
                 self._here.set()
 
-    def give_up(self) -> None:
+    def finish(self) -> None:
         """Nobody need wait for it any more."""
         self.done.set()
         self._here.set()

@@ -7,10 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from wire.base import Role
 from wire.messages import Align, Compute, Computed, Prediction, ShadowReady, WorkerReady
 from wire.traffic import Traffic
-
-Role = Literal["worker", "shadow"]
 
 
 @dataclass(frozen=True, slots=True)

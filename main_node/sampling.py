@@ -38,14 +38,14 @@ class Sampling:
 
     @property
     def drawn(self) -> bool:
-        said = bool(self.temperature) or self.top_k is not None or self.top_p is not None
-        return self.temperature != 0 and (self.draw or said)
+        given = bool(self.temperature) or self.top_k is not None or self.top_p is not None
+        return self.temperature != 0 and (self.draw or given)
 
     def overrides(self) -> dict[str, Any]:
         """As keyword arguments of `generate`."""
         names = ("temperature", "top_k", "top_p") if self.drawn else ()
-        said = {name: getattr(self, name) for name in (*names, "repetition_penalty")}
-        return {"do_sample": self.drawn} | {name: value for name, value in said.items() if value is not None}
+        given = {name: getattr(self, name) for name in (*names, "repetition_penalty")}
+        return {"do_sample": self.drawn} | {name: value for name, value in given.items() if value is not None}
 
 
 GREEDY = Sampling()

@@ -93,8 +93,8 @@ def stamps_dir() -> Path:
 
 def _cached(source: Source, dtype: str | None) -> Path:
     """Named after the checkpoint's place, sizes and times and our format: one that has changed gets a new store."""
-    said = dtype or str(source.config.get("dtype") or source.config.get("torch_dtype") or "float32")
-    name = f"{source.path.resolve().name}-{said}-{FORMAT}-{source.stamp[:16]}"
+    stored_dtype = dtype or str(source.config.get("dtype") or source.config.get("torch_dtype") or "float32")
+    name = f"{source.path.resolve().name}-{stored_dtype}-{FORMAT}-{source.stamp[:16]}"
     return cache_dir() / "stores" / name
 
 

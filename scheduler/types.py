@@ -42,7 +42,7 @@ class ModelShape:
 
 
 @dataclass_transform(frozen_default=True)
-def _said(cls: type[_T]) -> type[_T]:
+def _message(cls: type[_T]) -> type[_T]:
     """Facts and commands are never changed; mypy sees to it, since a frozen dataclass takes five times as long to make,
     and hundreds are made for every token."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
@@ -51,7 +51,7 @@ def _said(cls: type[_T]) -> type[_T]:
 # --- events: what happened --------------------------------------------------------------------------------------
 
 
-@_said
+@_message
 class WorkerJoined:
     """A worker with no `slots` is a host place: it computes any expert where it lies, without a load.
 
@@ -66,34 +66,34 @@ class WorkerJoined:
     row_s: float = 0.0
 
 
-@_said
+@_message
 class WorkerLost:
     worker: int
     reason: str
 
 
-@_said
+@_message
 class ShadowJoined:
     """The shadow can follow requests from now on."""
 
 
-@_said
+@_message
 class ShadowLost:
     """No more predictions; requests go on without."""
 
 
-@_said
+@_message
 class RequestOpened:
     request: int
     prompt_tokens: int
 
 
-@_said
+@_message
 class RequestClosed:
     request: int
 
 
-@_said
+@_message
 class PassStarted:
     """The main model begins a forward pass over `tokens` tokens from `position` on."""
 
@@ -103,7 +103,7 @@ class PassStarted:
     prefill: bool
 
 
-@_said
+@_message
 class Predicted:
     """The shadow routed the token at `position`: experts of `layer`, best first."""
 
@@ -113,7 +113,7 @@ class Predicted:
     experts: tuple[int, ...]
 
 
-@_said
+@_message
 class GateFired:
     """The main model's gate: (expert, rows) of `layer`, ascending by expert, rows > 0.
 
@@ -127,7 +127,7 @@ class GateFired:
     scores: tuple[tuple[float, ...], ...] = ()
 
 
-@_said
+@_message
 class Foreseen:
     """For each row, the scores that the gate of a visit still to come is expected to give every expert."""
 
@@ -137,30 +137,30 @@ class Foreseen:
     scores: tuple[tuple[float, ...], ...]
 
 
-@_said
+@_message
 class LoadEnded:
     load_id: int
     nbytes: int = 0
 
 
-@_said
+@_message
 class LoadFailed:
     load_id: int
     reason: str
 
 
-@_said
+@_message
 class ComputeEnded:
     call_id: int
 
 
-@_said
+@_message
 class ComputeFailed:
     call_id: int
     reason: str
 
 
-@_said
+@_message
 class TokenDecoded:
     """Token number `index` of the answer (0: prefill's) exists; decode pass `index` will read it."""
 
@@ -176,7 +176,7 @@ Event = (
 # --- commands: what to do ---------------------------------------------------------------------------------------
 
 
-@_said
+@_message
 class Route:
     """Before anything of this visit is computed. `experts`: for each row those that compute it, in place of the gate's;
     empty where the gate's stand. `resident`: named ones whose bytes are in a slot already."""
@@ -186,7 +186,7 @@ class Route:
     resident: tuple[int, ...]
 
 
-@_said
+@_message
 class Load:
     """Start loading; the slot is free. Ends in LoadEnded or LoadFailed, unless an Evict of the slot comes first.
 
@@ -199,7 +199,7 @@ class Load:
     form: str = ""
 
 
-@_said
+@_message
 class Evict:
     """Free the slot at once, given up if still loading."""
 
@@ -208,7 +208,7 @@ class Evict:
     expert: ExpertId
 
 
-@_said
+@_message
 class Compute:
     """Send rows [start, stop) of the expert's share; the worker runs them when its load has ended.
 
@@ -225,14 +225,14 @@ class Compute:
     evict: bool
 
 
-@_said
+@_message
 class Resume:
     """Every expert of this visit has been computed: the main model goes on."""
 
     visit: Visit
 
 
-@_said
+@_message
 class Follow:
     """The shadow is to follow the request: it prefills all tokens before decode pass `step` and goes on from there."""
 
@@ -240,7 +240,7 @@ class Follow:
     step: int
 
 
-@_said
+@_message
 class Align:
     """Tell the shadow that decode pass `step` may start, with the main model's token where `token`, and with the
     main model's KV rows of positions [kv_start, kv_stop), none where equal."""
@@ -252,14 +252,14 @@ class Align:
     kv_stop: int
 
 
-@_said
+@_message
 class Unfollow:
     """The shadow is to forget the request."""
 
     request: int
 
 
-@_said
+@_message
 class Fail:
     """The request cannot go on."""
 

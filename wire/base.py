@@ -9,10 +9,13 @@ handler.on_close(error)            <- end ->  handler.on_close(error)
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from scheduler.errors import ODMoEError
 from wire.messages import Message
+
+Role = Literal["worker", "shadow"]
+"""What a node that the main node connects to is."""
 
 
 class Channel(Protocol):

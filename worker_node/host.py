@@ -158,8 +158,8 @@ class _Session(Session):
 
     def _take(self, message: Compute) -> None:
         if message.slot or message.evict:
-            said = f"slot {message.slot}" if message.slot else "evict"
-            raise ProtocolError(f"{self.name} is a host place: it has no slots, and a Compute says {said}")
+            what = f"slot {message.slot}" if message.slot else "evict"
+            raise ProtocolError(f"{self.name} is a host place: it has no slots, and a Compute says {what}")
         self._place.store.locate(message.layer, message.expert)
         self._computing.submit(self._run, message, self._place.pace.now())
 

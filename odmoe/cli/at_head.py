@@ -15,9 +15,9 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 
 
-def settings_here(said: dict[str, Any]) -> Settings:
+def settings_here(given: dict[str, Any]) -> Settings:
     """As on the launching machine, but with the directories and ports of this host, which its environment says."""
-    return effective(said).settings
+    return effective(given).settings
 
 
 def _generate(request: dict[str, Any]) -> int:
@@ -27,12 +27,12 @@ def _generate(request: dict[str, Any]) -> int:
         from odmoe.commands.generate import run_generate
         from odmoe.terminal import Terminal
 
-        said = request["settings"]
-        said |= {name: os.path.expanduser(said[name]) for name in ("trace", "record") if name in said}
-        settings = settings_here({**said, "cluster": "auto"})
+        given = request["settings"]
+        given |= {name: os.path.expanduser(given[name]) for name in ("trace", "record") if name in given}
+        settings = settings_here({**given, "cluster": "auto"})
         terminal = Terminal(request["quiet"], request["debug"])
-        prompts, named = request["prompts"], request.get("named")
-        run_generate(settings, prompts, request["json"], terminal, request["parallel"], request["many"], named)
+        prompts, cluster_name = request["prompts"], request.get("cluster_name")
+        run_generate(settings, prompts, request["json"], terminal, request["parallel"], request["many"], cluster_name)
         return 0
 
     return outcome(work)

@@ -16,8 +16,8 @@ NOT_FLAGS = frozenset({"secret"})
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """`command(flags, ...)` as a command with a flag for every setting. `flags` holds those that were given."""
-    said = inspect.signature(command, eval_str=True).parameters.values()
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in said if p.name != "flags"]
+    declared = inspect.signature(command, eval_str=True).parameters.values()
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in declared if p.name != "flags"]
     names = [name for name in Settings.model_fields if name not in NOT_FLAGS]
     parameters = [_parameter(name) for name in names]
     ordered = [*(p for p in own if _is_argument(p)), *parameters, *(p for p in own if not _is_argument(p))]
@@ -46,9 +46,9 @@ def _parameter(name: str) -> inspect.Parameter:
         text += f": {more['allowed']}"
     if default not in (None, "", (), False):
         text += f" (default: {default})"
-    named = f"{flag(name)}/--no-{flag(name)[2:]}" if field.annotation is bool else flag(name)
+    flag_names = f"{flag(name)}/--no-{flag(name)[2:]}" if field.annotation is bool else flag(name)
     kind: Any = bool if field.annotation is bool else list[str] if name == "stop" else str
-    option = typer.Option(*more["flags"], named, help=text, show_default=False, metavar=_metavar(field.annotation))
+    option = typer.Option(*more["flags"], flag_names, help=text, show_default=False, metavar=_metavar(field.annotation))
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

@@ -39,8 +39,8 @@ Config = Annotated[
 ]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(show: bool) -> None:
+    if show:
         print(f"odmoe {version('odmoe')}")
         raise typer.Exit
 
@@ -74,16 +74,16 @@ def generate(
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     if not 1 <= parallel <= MAX_PARALLEL:
         raise ConfigError(f"--parallel is {parallel}; allowed: 1 to {MAX_PARALLEL}")
-    asked = read_prompts(prompt, prompts)
+    prompt_texts = read_prompts(prompt, prompts)
     how = {"json": as_json, "quiet": quiet, "debug": debug, "parallel": parallel, "many": prompts is not None}
     if settings.cluster_file:
         from odmoe.commands.generate_remote import ask
 
-        raise typer.Exit(ask(settings, asked, how))
+        raise typer.Exit(ask(settings, prompt_texts, how))
     from odmoe.commands.generate import run_generate
     from odmoe.terminal import Terminal
 
-    run_generate(settings, asked, as_json, Terminal(quiet, debug), parallel, many=prompts is not None)
+    run_generate(settings, prompt_texts, as_json, Terminal(quiet, debug), parallel, many=prompts is not None)
 
 
 @app.command()
@@ -115,8 +115,8 @@ def shard(
 
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
-    named = [name.strip() for name in forms.split(",")] if forms else []
-    run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug), named)
+    form_names = [name.strip() for name in forms.split(",")] if forms else []
+    run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug), form_names)
 
 
 add_commands(app)

@@ -22,29 +22,29 @@ def add_plan(app: typer.Typer) -> None:
     app.command()(plan)
 
 
-def _unsaid(about: str) -> typer.models.OptionInfo:
+def _option(about: str) -> typer.models.OptionInfo:
     return typer.Option(help=about, show_default=False)
 
 
 def plan(
     model: Annotated[str, typer.Option("-m", "--model", help="A model directory, config.json, store or org/name.")],
-    workers: Annotated[int | None, _unsaid("How many worker nodes; the profile's when not given.")] = None,
+    workers: Annotated[int | None, _option("How many worker nodes; the profile's when not given.")] = None,
     device_memory: Annotated[
-        str | None, _unsaid("Of a worker: 1GB, 512MiB; as much as one expert needs when not given.")
+        str | None, _option("Of a worker: 1GB, 512MiB; as much as one expert needs when not given.")
     ] = None,
     load_bandwidth: Annotated[
-        str | None, _unsaid("From a worker's host memory or disk to its device: 25GB/s; else the profile's.")
+        str | None, _option("From a worker's host memory or disk to its device: 25GB/s; else the profile's.")
     ] = None,
-    link: Annotated[str | None, _unsaid("Of every node: 1Gbit, 2.5Gbit; the profile's when not given.")] = None,
+    link: Annotated[str | None, _option("Of every node: 1Gbit, 2.5Gbit; the profile's when not given.")] = None,
     profile: Annotated[str, typer.Option(help="Whose timings are scaled: a name or a file.")] = "rtx3090-1gbe",
-    dtype: Annotated[str | None, _unsaid(f"{', '.join(DTYPES)}; as config.json says when not given.")] = None,
+    dtype: Annotated[str | None, _option(f"{', '.join(DTYPES)}; as config.json says when not given.")] = None,
     shadow: Annotated[str, typer.Option(help=f"The shadow's precision: {', '.join(SHADOWS)}.")] = "int8",
-    recall: Annotated[float | None, _unsaid("Of its predictions, 0 to 1; the paper's when not given.")] = None,
-    group_size: Annotated[int | None, _unsaid("Workers that serve a layer together; else the best.")] = None,
-    slots: Annotated[int | None, _unsaid("Experts that a worker holds at once; else the best that fits.")] = None,
+    recall: Annotated[float | None, _option("Of its predictions, 0 to 1; the paper's when not given.")] = None,
+    group_size: Annotated[int | None, _option("Workers that serve a layer together; else the best.")] = None,
+    slots: Annotated[int | None, _option("Experts that a worker holds at once; else the best that fits.")] = None,
     prefill: Annotated[str, typer.Option(help=f"As for generate: {', '.join(PREFILLS)}.")] = "ahead",
     context: Annotated[
-        int | None, _unsaid(f"Tokens that the KV caches have room for; {CONTEXT}, or the model's limit.")
+        int | None, _option(f"Tokens that the KV caches have room for; {CONTEXT}, or the model's limit.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
@@ -62,9 +62,9 @@ def plan(
     for name, value, allowed in (("shadow", shadow, SHADOWS), ("prefill", prefill, PREFILLS), ("dtype", dtype, DTYPES)):
         if value is not None and value not in allowed:
             raise ConfigError(f"--{name} is {value!r}; allowed: {', '.join(allowed)}")
-    for named, count in (("workers", workers), ("group-size", group_size), ("slots", slots)):
+    for label, count in (("workers", workers), ("group-size", group_size), ("slots", slots)):
         if count is not None and count < 1:
-            raise ConfigError(f"--{named} is {count}; allowed: 1, 2, ...")
+            raise ConfigError(f"--{label} is {count}; allowed: 1, 2, ...")
     if recall is not None and not 0 <= recall <= 1:
         raise ConfigError(f"--recall is {recall:g}; allowed: a number from 0 to 1")
     if recall is not None and shadow == "none":

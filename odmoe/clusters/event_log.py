@@ -19,7 +19,7 @@ from wire.messages import PROTOCOL_VERSION
 
 def choices_of(settings: Settings, shape: ModelShape) -> Choices:
     """What these settings make a scheduler with."""
-    group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_wanted else shape.top_k)
+    group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_given else shape.top_k)
     predictor = settings.predictor if settings.predictor != "sep" or settings.shadowed else "none"
     return Choices(
         shape, group, settings.alignment, settings.mini_batch, predictor, settings.residency, settings.prefill,

@@ -77,7 +77,7 @@ def check_fits(settings: Settings, store: ExpertStore) -> None:
 
 
 def _check_slots(settings: Settings, store: ExpertStore, choices: Choices) -> None:
-    if settings.workers_wanted:
+    if settings.workers_given:
         residency_of(choices).check(choices.shape, settings.workers * slots_of(settings, store))
 
 

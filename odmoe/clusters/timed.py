@@ -133,11 +133,11 @@ class TimedHandler:
             return
         here = message.machine == _machine()
         at = message.due if here else self._time.clock() + message.due - message.sent
-        said = message.message
+        content = message.message
         with self._lock:  # in one process, several threads of a node may send
             self._queued = queued = max(self._queued, at)
-        self._way.heard(said, at)
-        self._time.agenda.at(queued, lambda: self._enters(said, at), at)
+        self._way.heard(content, at)
+        self._time.agenda.at(queued, lambda: self._enters(content, at), at)
         self._time.agenda.stir()
 
     def _enters(self, message: Message, at: float) -> None:

@@ -74,12 +74,12 @@ def run_generate(
     terminal: Terminal,
     parallel: int = 1,
     many: bool = False,
-    named: str | None = None,
+    cluster_name: str | None = None,
 ) -> None:
     """Everything that can be wrong with model, store or prompts is found before a node is started.
 
-    `many`: prompts of a file, `parallel` of them at once; even if there is only one. `named`: how whoever asked calls
-    the cluster.
+    `many`: prompts of a file, `parallel` of them at once; even if there is only one. `cluster_name`: how whoever asked
+    calls the cluster.
     """
     prepare_process(terminal.debug)
     check_early(settings)
@@ -104,7 +104,7 @@ def run_generate(
 
             store = open_verified(str(cluster.store()))
             tokenizer, ids = _tokens(settings, prompts, store, many)
-        served = cluster.serves().model_copy(update={"cluster": named or settings.cluster})
+        served = cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})
         job = Job(settings, served, tokenizer, cluster, store.manifest.dtype)
         try:
             if many:
@@ -166,10 +166,10 @@ def about(settings: Settings) -> dict[str, Any]:
         "model", "cluster", "workers", "slots", "device_memory", "system", *CHOICES, *NUMBERS, "align_token",
         "align_kv", "dtype", "loader",
     )  # fmt: skip
-    said = {name: getattr(settings, name) for name in shown}
+    values = {name: getattr(settings, name) for name in shown}
     if settings.device_memory is not None:
-        del said["slots"]  # as many as that has room for
-    return said | {"shadow": shadow_of(settings), "emulated": settings.profile}
+        del values["slots"]  # as many as that has room for
+    return values | {"shadow": shadow_of(settings), "emulated": settings.profile}
 
 
 def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int, number: int = 0) -> list[int]:

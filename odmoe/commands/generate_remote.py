@@ -41,22 +41,22 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
     if settings.model and not _served(settings, cluster):
         up(file, settings, Terminal(how["quiet"], how["debug"]), settings.launch_s)
     dumped = settings.model_dump(mode="json", exclude_unset=True)
-    said = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
-    kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in RECORDS if name in said}
-    said |= kept
+    given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
+    kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in RECORDS if name in given}
+    given |= kept
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         remote = ssh.start(cluster.main, AT_HEAD)
         try:
-            request = {"do": "generate", "settings": said, "prompts": prompts, "named": file.name, **how}
+            request = {"do": "generate", "settings": given, "prompts": prompts, "cluster_name": file.name, **how}
             remote.send(json.dumps(request) + "\n")
-            code, heard = relay(remote)
+            code, stderr = relay(remote)
         finally:
             remote.close()
         with ExitStack() as both:  # one that is not there does not keep the other from coming
             for name, there in kept.items():
                 both.callback(_fetch, ssh, cluster, there, Path(dumped[name]), code)
     if code == 255:
-        raise remote.failure(code, heard)
+        raise remote.failure(code, stderr)
     return code
 
 
@@ -95,10 +95,10 @@ def relay(remote: Remote) -> tuple[int, str]:
     """Pass on both streams until they end; the exit code, and the end of what standard error had. Raises OSError where
     whoever reads here has gone: what comes from there would wait for ever."""
     broken: list[OSError] = []
-    said = bytearray()
+    stderr = bytearray()
     threads = [
         threading.Thread(target=_pass_on, args=(stream, out, broken, kept), daemon=True)
-        for stream, out, kept in ((remote.stdout, sys.stdout, None), (remote.stderr, sys.stderr, said))
+        for stream, out, kept in ((remote.stdout, sys.stdout, None), (remote.stderr, sys.stderr, stderr))
     ]
     for thread in threads:
         thread.start()
@@ -107,7 +107,7 @@ def relay(remote: Remote) -> tuple[int, str]:
             thread.join(0.2)
     if broken:
         raise broken[0]
-    return remote.process.wait(10), said[-4000:].decode(errors="replace")
+    return remote.process.wait(10), stderr[-4000:].decode(errors="replace")
 
 
 def _pass_on(stream: IO[bytes], out: Any, broken: list[OSError], kept: bytearray | None) -> None:

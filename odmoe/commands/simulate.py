@@ -68,18 +68,18 @@ def run_replay(file: Path, as_json: bool) -> bool:
     return done.difference is None
 
 
-def run_simulation(said: GivenFlags, as_json: bool, terminal: Terminal) -> None:
+def run_simulation(given: GivenFlags, as_json: bool, terminal: Terminal) -> None:
     """Raises ConfigError."""
     for name, most in _MOST.items():
-        if (count := said.get(name, 1)) > most:
+        if (count := given.get(name, 1)) > most:
             raise ConfigError(f"--{name.replace('_', '-')} is {count}; allowed: 1 to {most}")
-    trace = said.get("trace", None)
+    trace = given.get("trace", None)
     if trace is not None:
         check_writable("--trace", str(trace))
-    runs = _recorded_runs(said, said.routes) if said.routes is not None else [_random_run(said)]
+    runs = _recorded_runs(given, given.routes) if given.routes is not None else [_random_run(given)]
     began = time.perf_counter()
     outcomes = _simulated(runs, trace is not None, terminal)
-    facts = _facts(runs, outcomes, time.perf_counter() - began, said)
+    facts = _facts(runs, outcomes, time.perf_counter() - began, given)
     if trace is not None:
         p = facts["profile"]
         shown = {key: value for key, value in facts.items() if key not in ("where_ms", "requests")}
@@ -109,56 +109,56 @@ def _simulated(runs: list[Run], spans: bool, terminal: Terminal) -> list[Outcome
 # --- flags to scenarios -----------------------------------------------------------------------------------------
 
 
-def _random_run(said: GivenFlags) -> Run:
-    profile = find_profile(said.get("profile", PROFILE))
-    layers, experts, top_k = (said.get(name, getattr(profile, name)) for name in ("layers", "experts", "top_k"))
+def _random_run(given: GivenFlags) -> Run:
+    profile = find_profile(given.get("profile", PROFILE))
+    layers, experts, top_k = (given.get(name, getattr(profile, name)) for name in ("layers", "experts", "top_k"))
     for flag, count in (("--layers", layers), ("--experts", experts), ("--top-k", top_k)):
         if count < 1:
             raise ConfigError(f"{flag} is {count}; allowed: 1, 2, ...")
     profile = replace(profile, layers=layers, experts=experts, top_k=top_k)
     if profile.top_k > profile.experts:
         raise ConfigError(f"--top-k is {profile.top_k} with {profile.experts} experts; allowed: 1 to {profile.experts}")
-    scenario = _scenario(said, profile, {}, said.get("prompt_tokens", 16), said.get("tokens", 64))
-    recall = said.get("recall", RECALL if scenario.predictor == "sep" else None)
-    return Run(scenario, random_workload(scenario, recall, said.get("seed", 0)))
+    scenario = _scenario(given, profile, {}, given.get("prompt_tokens", 16), given.get("tokens", 64))
+    recall = given.get("recall", RECALL if scenario.predictor == "sep" else None)
+    return Run(scenario, random_workload(scenario, recall, given.get("seed", 0)))
 
 
 def _scenario(
-    said: GivenFlags, profile: Profile, otherwise: dict[str, Any], prompt_tokens: int, tokens: int
+    given: GivenFlags, profile: Profile, otherwise: dict[str, Any], prompt_tokens: int, tokens: int
 ) -> Scenario:
     """`otherwise`: what holds where neither a flag nor a system says anything."""
-    name = said.get("system", None)
+    name = given.get("system", None)
     chosen: dict[str, Any] = {"alignment": (1, 1), "mini_batch": None} | _unsaid("od-moe")
     chosen |= otherwise | (_unsaid(name) if name is not None else {})
-    workers = said.get("workers", chosen.get("workers", profile.workers))
-    top_k = min(profile.top_k, max(1, workers)) if "top_k" in said.flags else None
-    group_size = said.get("group_size", chosen.get("group_size", top_k))
-    if "group_size" not in said.flags and group_size is not None:
+    workers = given.get("workers", chosen.get("workers", profile.workers))
+    top_k = min(profile.top_k, max(1, workers)) if "top_k" in given.flags else None
+    group_size = given.get("group_size", chosen.get("group_size", top_k))
+    if "group_size" not in given.flags and group_size is not None:
         group_size = min(group_size, max(1, workers))  # the recording's, on fewer workers
     scenario = Scenario(
         profile, prompt_tokens, tokens, workers, 1, group_size,
-        Alignment(said.get("align_token", chosen["alignment"][0]), said.get("align_kv", chosen["alignment"][1])),
-        **{choice: said.get(choice, chosen[choice]) for choice in (*_CHOICES, "mini_batch")},
+        Alignment(given.get("align_token", chosen["alignment"][0]), given.get("align_kv", chosen["alignment"][1])),
+        **{choice: given.get(choice, chosen[choice]) for choice in (*_CHOICES, "mini_batch")},
     )  # fmt: skip
     scenario = replace(scenario, host=profile.host_s is not None and scenario.placement != "device")
     for flag, about in (("recall", "predictions"), ("align_token", "token"), ("align_kv", "KV cache")):
-        if flag in said.flags and scenario.predictor != "sep":
-            named = f"--{flag.replace('_', '-')} is about the shadow's {about}"
-            raise ConfigError(f"{named}, and --predictor is {scenario.predictor}: there is no shadow")
-    _check_heeded(said, scenario)
+        if flag in given.flags and scenario.predictor != "sep":
+            profile_name = f"--{flag.replace('_', '-')} is about the shadow's {about}"
+            raise ConfigError(f"{profile_name}, and --predictor is {scenario.predictor}: there is no shadow")
+    _check_heeded(given, scenario)
     enough = -(-profile.layers * profile.experts // workers) if scenario.residency == "all" else 1
-    return replace(scenario, slots=said.get("slots", max(enough, chosen.get("slots", 1))))
+    return replace(scenario, slots=given.get("slots", max(enough, chosen.get("slots", 1))))
 
 
-def _check_heeded(said: GivenFlags, scenario: Scenario) -> None:
+def _check_heeded(given: GivenFlags, scenario: Scenario) -> None:
     """Raises ConfigError for a flag without effect."""
     for name, made in (("alpha", (scenario.predictor, scenario.router)), ("prefetch", (scenario.predictor,))):
-        if name in said.flags and not set(heeding(name)) & set(made):
+        if name in given.flags and not set(heeding(name)) & set(made):
             raise ConfigError(
-                f"--{name} is {said.flags[name]}, which {' with '.join(made)} does not heed; "
+                f"--{name} is {given.flags[name]}, which {' with '.join(made)} does not heed; "
                 f"{', '.join(heeding(name))} do: leave it out, or choose one of those"
             )
-    if "placement" in said.flags and scenario.placement != "device" and not scenario.host:
+    if "placement" in given.flags and scenario.placement != "device" and not scenario.host:
         raise ConfigError(
             f"--placement {scenario.placement} needs a second place to compute experts, and profile "
             f"{scenario.profile.name} has no times for a host; take one that has, as rtx3090-pcie3"
@@ -170,28 +170,30 @@ def _unsaid(system: str) -> dict[str, Any]:
     return dict.fromkeys(_CHOICES) | preset_of(system).values()
 
 
-def _recorded_runs(said: GivenFlags, file: Path) -> list[Run]:
+def _recorded_runs(given: GivenFlags, file: Path) -> list[Run]:
     """Every recorded request, on the profile's timings, with the recording's own choices but for what was said."""
     for name in _OF_ROUTES:
-        if name in said.flags:
+        if name in given.flags:
             raise ConfigError(f"--{name.replace('_', '-')} is given with --routes; {file} says that itself")
     recording = read_recording(file)
     workloads = recorded_workloads(recording)
     if not workloads:
         raise ConfigError(f"recording {file} has no request whose prefill is whole; nothing can be simulated")
-    named = said.get("profile", recording.about.get("profile") or PROFILE)
+    profile_name = given.get("profile", recording.about.get("profile") or PROFILE)
     shape = recording.choices.shape
-    profile = replace(find_profile(str(named)), layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k)
+    profile = replace(
+        find_profile(str(profile_name)), layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k
+    )
     otherwise = _recorded_choices(recording)
     runs = []
     for one in workloads:
-        one.recall, one.seed = said.get("recall", None), said.get("seed", 0)
-        tokens = said.get("tokens", one.tokens)
+        one.recall, one.seed = given.get("recall", None), given.get("seed", 0)
+        tokens = given.get("tokens", one.tokens)
         if tokens > one.tokens:
             raise ConfigError(
                 f"--tokens is {tokens}; allowed: 1 to {one.tokens}, as request {one.number} of {file} has"
             )
-        scenario = _scenario(said, profile, otherwise, one.prompt_tokens, tokens)
+        scenario = _scenario(given, profile, otherwise, one.prompt_tokens, tokens)
         _check_predictions(scenario, recording, one, file)
         runs.append(Run(scenario, one, one))
     return runs
@@ -213,10 +215,10 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
     """What a shadow said depends on how it was aligned. Raises ConfigError."""
     if scenario.predictor != "sep" or one.recall is not None or scenario.tokens == 1:
         return
-    was, wanted = recording.choices.alignment, scenario.alignment
+    was, simulated = recording.choices.alignment, scenario.alignment
     for flag, before, now in (
-        ("--align-token", was.token_period, wanted.token_period),
-        ("--align-kv", was.kv_period, wanted.kv_period),
+        ("--align-token", was.token_period, simulated.token_period),
+        ("--align-kv", was.kv_period, simulated.kv_period),
     ):
         if before != now:
             raise ConfigError(
@@ -230,7 +232,7 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
 # --- outcomes to figures ----------------------------------------------------------------------------------------
 
 
-def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: GivenFlags) -> dict[str, Any]:
+def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: GivenFlags) -> dict[str, Any]:
     """What --json prints: means over requests, each token counting alike."""
     scenario, p = runs[0].scenario, runs[0].scenario.profile
     decoded = sum(len(outcome.token_s) for outcome in outcomes)
@@ -248,19 +250,19 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, said: GivenF
         "workers": scenario.worker_count, "slots": scenario.slots, "group_size": scenario.group,
         **{name: getattr(scenario, name) for name in _CHOICES}, "host": scenario.host,
         "align_token": scenario.alignment.token_period, "align_kv": scenario.alignment.kv_period,
-        "mini_batch": scenario.mini_batch, "seed": said.get("seed", 0),
+        "mini_batch": scenario.mini_batch, "seed": given.get("seed", 0),
         "prompt_tokens": [run.scenario.prompt_tokens for run in runs],
         "tokens": [run.scenario.tokens for run in runs],
         "ttft_s": sum(outcome.ttft_s for outcome in outcomes) / len(outcomes),
         "decode_tokens_per_s": decoded / decode_s if decoded else None,
-        "luck": luck(outcomes[0].ttft_s, outcomes[0].token_s) if said.routes is None else None,
+        "luck": luck(outcomes[0].ttft_s, outcomes[0].token_s) if given.routes is None else None,
         "tokens_per_s": tokens / sum(ends),
         "loads_a_token": sum(outcome.stats.decode_loads for outcome in outcomes) / decoded if decoded else None,
         "reloads_a_token": sum(outcome.stats.reloads for outcome in outcomes) / decoded if decoded else None,
         "recall": recall, "where_ms": {cause: seconds * 1e3 for cause, seconds in where.items()},
         "bound": bound_by(where) if decoded else None,
         "requests": [_beside(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)],
-        "trace": str(said.get("trace", "")) or None,
+        "trace": str(given.get("trace", "")) or None,
         "events": sum(outcome.events for outcome in outcomes), "wall_s": took_s,
         "simulated_tokens_per_s": tokens / took_s,
     }  # fmt: skip

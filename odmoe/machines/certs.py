@@ -65,13 +65,13 @@ def run_certs(
     Raises ConfigError for hosts, days or a folder that cannot be, CertificateError for a CA that cannot be used.
     """
     cluster = read_cluster_file(cluster_file) if cluster_file else None
-    wanted = [(host.name, host.address) for host in cluster.hosts] if cluster else []
-    wanted += [_parsed(text) for text in hosts]
-    if not wanted:
+    hosts_named = [(host.name, host.address) for host in cluster.hosts] if cluster else []
+    hosts_named += [_parsed(text) for text in hosts]
+    if not hosts_named:
         raise ConfigError("no hosts are given; give a cluster file, or --host NAME=ADDRESS for each")
     folder = folder or default_folder(cluster.name if cluster else "default")
-    done = ensure_certs(folder, wanted, days, renew=renew)
-    give_secret(folder, [address for _, address in wanted])
+    done = ensure_certs(folder, hosts_named, days, renew=renew)
+    give_secret(folder, [address for _, address in hosts_named])
     for line in done or ["nothing to do: every certificate is good"]:
         terminal.console.print(line, markup=False, soft_wrap=True)
     terminal.facts(
@@ -111,14 +111,14 @@ def ensure_certs(
     its key; with `renew` in any case. A CA is never replaced. Each file is written whole or not at all.
     Raises ConfigError for what cannot be asked for, CertificateError for a CA that cannot be used.
     """
-    wanted = [(_checked_name(name), _checked_address(address)) for name, address in hosts]
+    hosts_named = [(_checked_name(name), _checked_address(address)) for name, address in hosts]
     for what, count in (("--days", days), ("ca_days", ca_days)):
         if not 1 <= count <= MAX_DAYS:
             raise ConfigError(f"{what} is {count}; allowed: 1 to {MAX_DAYS}")
     done: list[str] = []
     with _one_at_a_time(folder):
         key, certificate = _authority(folder, ca_days, done)
-        for name, address in wanted:
+        for name, address in hosts_named:
             host = folder / address
             why = "renewed, as asked for" if renew else _why_anew(host, name, address, certificate)
             if why:

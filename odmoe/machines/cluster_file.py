@@ -79,9 +79,11 @@ def parse_cluster(found: Any, path: Path) -> ClusterFile:
     name, provider, auth = (_part(found, key, kind, path) for key, kind in _PARTS)
     hosts = tuple(read_hosts(_part(provider, "hosts", dict, path), str(path)))
     user, key = _part(auth, "ssh_user", str, path), auth.get("ssh_private_key")
-    for said, text in (("cluster_name", name), ("ssh_user", user)):
+    for key_name, text in (("cluster_name", name), ("ssh_user", user)):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", text):
-            raise ConfigError(f"{path}: {said} is {text!r}; allowed: letters, digits, _ . - and no . or - at the front")
+            raise ConfigError(
+                f"{path}: {key_name} is {text!r}; allowed: letters, digits, _ . - and no . or - at the front"
+            )
     if key is not None and not isinstance(key, str):
         raise ConfigError(f"{path}: ssh_private_key is {key!r}; allowed: a path, or nothing for ssh's own keys")
     return ClusterFile(path, name, hosts, user, Path(key).expanduser() if key else None)
@@ -111,8 +113,8 @@ def read_hosts(roles: dict[str, Any], where: str) -> Iterator[Host]:
         seats.append(("shadow_node", 0, None, roles["shadow_node"]))
     seats += _workers(roles.get("worker_node"), where)
     taken: dict[str, str] = {}
-    for role, number, group, said in seats:
-        host = _host(role, number, group, said, where)
+    for role, number, group, declared in seats:
+        host = _host(role, number, group, declared, where)
         if host.address in taken:
             raise ConfigError(
                 f"{where}: {host.address} is both {taken[host.address]} and {host.name}; every node needs a host of "
@@ -122,17 +124,17 @@ def read_hosts(roles: dict[str, Any], where: str) -> Iterator[Host]:
         yield host
 
 
-def _workers(said: Any, where: str) -> list[tuple[str, int, int | None, Any]]:
-    if not isinstance(said, list) or not said or [] in said:
-        raise ConfigError(f"{where}: worker_node is {said!r}; allowed: a list of at least one host, or of groups")
-    groups = [group if isinstance(group, list) else [group] for group in said]
-    grouped = any(isinstance(group, list) for group in said)
+def _workers(declared: Any, where: str) -> list[tuple[str, int, int | None, Any]]:
+    if not isinstance(declared, list) or not declared or [] in declared:
+        raise ConfigError(f"{where}: worker_node is {declared!r}; allowed: a list of at least one host, or of groups")
+    groups = [group if isinstance(group, list) else [group] for group in declared]
+    grouped = any(isinstance(group, list) for group in declared)
     seats = [(number, entry) for number, group in enumerate(groups) for entry in group]
     return [("worker_node", n, group if grouped else None, entry) for n, (group, entry) in enumerate(seats)]
 
 
-def _host(role: str, number: int, group: int | None, said: Any, where: str) -> Host:
-    settings = dict(said) if isinstance(said, dict) else {"host": said}
+def _host(role: str, number: int, group: int | None, declared: Any, where: str) -> Host:
+    settings = dict(declared) if isinstance(declared, dict) else {"host": declared}
     address = settings.pop("host", None)
     try:
         address = str(ipaddress.IPv4Address(address if isinstance(address, str) else ""))

@@ -46,9 +46,9 @@ class Head:
 
         Raises the error of our tree that stopped it, LinkError: nothing was heard, or not ready by `until`.
         """
-        said = settings.model_dump(mode="json", exclude_unset=True)
-        wanted = {name: value for name, value in said.items() if name not in HERE_ONLY}
-        yield from self._asked({"do": "start", "settings": wanted, "store": store}, until, IDLE_S)
+        given = settings.model_dump(mode="json", exclude_unset=True)
+        sent = {name: value for name, value in given.items() if name not in HERE_ONLY}
+        yield from self._asked({"do": "start", "settings": sent, "store": store}, until, IDLE_S)
 
     def _asked(self, request: dict[str, Any], until: float, idle_s: float) -> Iterator[Snapshot]:
         remote = self._ssh.start(self._host, AT_HEAD)
@@ -89,9 +89,9 @@ def _snapshot(line: str) -> Snapshot | None:
     return None
 
 
-def error_of(said: dict[str, Any]) -> ODMoEError:
+def error_of(facts: dict[str, Any]) -> ODMoEError:
     """The error that the head has met, as one of ours."""
-    kind = getattr(scheduler.errors, str(said.get("type")), None)
+    kind = getattr(scheduler.errors, str(facts.get("type")), None)
     if isinstance(kind, type) and issubclass(kind, ODMoEError):
-        return kind(str(said.get("message")))
-    return ClusterError(str(said.get("message")))
+        return kind(str(facts.get("message")))
+    return ClusterError(str(facts.get("message")))

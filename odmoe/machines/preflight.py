@@ -63,21 +63,21 @@ def stop_processes(ssh: Ssh, host: Host) -> Facts:
 
 def _ask(ssh: Ssh, host: Host, what: str, deadline_s: float) -> Facts:
     source = Path(__file__).with_name("probe.py").read_text()
-    said = ssh.run(host, f"python3 - {what}", deadline_s, _START.format(source=source).encode())
-    lines = [line for line in said.splitlines() if line.startswith("{")]  # a login shell may have greeted
+    output = ssh.run(host, f"python3 - {what}", deadline_s, _START.format(source=source).encode())
+    lines = [line for line in output.splitlines() if line.startswith("{")]  # a login shell may have greeted
     try:
         found = json.loads(lines[-1])
     except (IndexError, ValueError):
-        raise _fault(host, f"its python3 answered {said[-80:]!r}", "see what its shell prints by itself") from None
+        raise _fault(host, f"its python3 answered {output[-80:]!r}", "see what its shell prints by itself") from None
     return dict(found)
 
 
-def preflight(ssh: Ssh, hosts: Iterable[Host], wanted: Requirements) -> tuple[dict[str, Facts], dict[str, HostError]]:
+def preflight(ssh: Ssh, hosts: Iterable[Host], required: Requirements) -> tuple[dict[str, Facts], dict[str, HostError]]:
     """By address: what the fit hosts have, and what is wrong with the others. Bounded; all hosts at once."""
 
     def one(host: Host) -> Facts:
         facts = probe(ssh, host)
-        check(host, facts, wanted)
+        check(host, facts, required)
         return facts
 
     facts: dict[str, Facts] = {}
@@ -90,15 +90,15 @@ def preflight(ssh: Ssh, hosts: Iterable[Host], wanted: Requirements) -> tuple[di
     return facts, failed
 
 
-def check(host: Host, facts: Facts, wanted: Requirements) -> None:
+def check(host: Host, facts: Facts, required: Requirements) -> None:
     """Raises HostError: all that is wrong, in one message."""
-    faults = list(_faults(facts, wanted))
+    faults = list(_faults(facts, required))
     if faults:
         causes, advice = zip(*faults, strict=True)
         raise _fault(host, "; ".join(causes), "; ".join(dict.fromkeys(advice)))
 
 
-def _faults(facts: Facts, wanted: Requirements) -> Iterable[tuple[str, str]]:
+def _faults(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
     """(cause, advice) of each. A Python too old to be asked anything else is the only one then."""
     venv = facts.get("venv")
     newest = (venv or facts)["python"]
@@ -109,14 +109,14 @@ def _faults(facts: Facts, wanted: Requirements) -> Iterable[tuple[str, str]]:
     if not facts["rsync"]:
         yield "there is no command rsync", "apt-get install rsync there"
     if venv is None:
-        yield from _no_environment(facts, to_be_made=wanted.code is None)
-    elif wanted.code is not None or venv["made"] >= wanted.lock_time:
-        yield from _other_versions(venv["packages"], wanted.versions)
-    if wanted.code and facts["code"] != wanted.code:
+        yield from _no_environment(facts, to_be_made=required.code is None)
+    elif required.code is not None or venv["made"] >= required.lock_time:
+        yield from _other_versions(venv["packages"], required.versions)
+    if required.code and facts["code"] != required.code:
         has = f"other code than this machine's ({facts['code'][:12]})" if facts["code"] else "no code"
-        yield f"it has {has}, {wanted.code[:12]} is wanted", "odmoe up brings it"
-    if wanted.store:
-        yield from _room(facts, *wanted.store)
+        yield f"it has {has}, {required.code[:12]} is wanted", "odmoe up brings it"
+    if required.store:
+        yield from _room(facts, *required.store)
     if abs(facts["skew_s"]) > SKEW_S:
         way = "ahead of" if facts["skew_s"] > 0 else "behind"
         yield (
@@ -134,9 +134,9 @@ def _no_environment(facts: Facts, to_be_made: bool) -> Iterable[tuple[str, str]]
         yield "its python3 has no module venv, to make its environment with", "apt-get install python3-venv there"
 
 
-def _other_versions(has: dict[str, str], wanted: dict[str, str]) -> Iterable[tuple[str, str]]:
-    names = sorted((name for name, version in wanted.items() if has.get(name) != version), key=lambda n: n not in has)
-    other = [f"{name} {has.get(name) or 'missing'} (wanted {wanted[name]})" for name in names]
+def _other_versions(has: dict[str, str], required: dict[str, str]) -> Iterable[tuple[str, str]]:
+    names = sorted((name for name, version in required.items() if has.get(name) != version), key=lambda n: n not in has)
+    other = [f"{name} {has.get(name) or 'missing'} (wanted {required[name]})" for name in names]
     if other:
         more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
         yield (

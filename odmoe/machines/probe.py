@@ -66,14 +66,14 @@ def store(folder):
     names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
     texts = [read(os.path.join(folder, name), 1 << 28) for name in names]
     try:
-        said = json.loads(text)
+        manifest = json.loads(text)
         sizes = {
             layer["file"]: max(blob["offset"] + blob["length"] for blob in layer["blobs"])
             for manifest in map(json.loads, texts)
             for layer in manifest["layers"].values()
         }
-        dense = [os.path.join("dense", name) for name in said["dense"]]
-        found = {"fingerprint": said["fingerprint"], "dtype": said["dtype"], "format": said["format"]}
+        dense = [os.path.join("dense", name) for name in manifest["dense"]]
+        found = {"fingerprint": manifest["fingerprint"], "dtype": manifest["dtype"], "format": manifest["format"]}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"fault": f"manifest.json is damaged ({error!r})"}
     found["bytes"], found["fault"] = 0, None
@@ -94,14 +94,17 @@ def stores():
     with contextlib.suppress(OSError):
         folder = os.path.join(OURS, "stores")
         found = {name: store(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
-        return {name: said for name, said in found.items() if said}
+        return {name: value for name, value in found.items() if value}
     return {}
 
 
 def memory():
     """Bytes, in all and to be had."""
-    said = dict(re.findall(r"^(\w+): +(\d+) kB$", read("/proc/meminfo"), re.MULTILINE))
-    return {"total": int(said.get("MemTotal", 0)) * 1024, "available": int(said.get("MemAvailable", 0)) * 1024}
+    kilobytes = dict(re.findall(r"^(\w+): +(\d+) kB$", read("/proc/meminfo"), re.MULTILINE))
+    return {
+        "total": int(kilobytes.get("MemTotal", 0)) * 1024,
+        "available": int(kilobytes.get("MemAvailable", 0)) * 1024,
+    }
 
 
 def disk_free():

@@ -96,9 +96,11 @@ def ray_says(ssh: Ssh, head: Host, missing: list[Host]) -> dict[str, str]:
         lines = own[host.address]
         faults = [line for line in lines if GRAVE.search(line)] if isinstance(lines, list) else []
         named = re.compile(rf"(?<![\d.]){re.escape(host.address)}(?![\d.])")
-        said = [line for line in launcher if named.search(line) and TELLING.search(line) and not NOISE.search(line)]
-        if faults or said:
-            found[host.address] = telling(faults or said, 1)
+        found_lines = [
+            line for line in launcher if named.search(line) and TELLING.search(line) and not NOISE.search(line)
+        ]
+        if faults or found_lines:
+            found[host.address] = telling(faults or found_lines, 1)
     return found
 
 

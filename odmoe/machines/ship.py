@@ -67,8 +67,8 @@ def code_digest() -> str:
 def shipped(archive: Path) -> str:
     """The digest of the code in an archive that `code_archive` wrote. Raises ConfigError."""
     try:
-        with tarfile.open(archive) as files, files.extractfile(SHIPPED) or io.BytesIO() as said:
-            return said.read().decode().strip()
+        with tarfile.open(archive) as files, files.extractfile(SHIPPED) or io.BytesIO() as digest_file:
+            return digest_file.read().decode().strip()
     except (OSError, KeyError, tarfile.TarError) as error:
         raise ConfigError(f"{archive} is no archive of the code ({error}); ray up writes it") from error
 

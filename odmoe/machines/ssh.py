@@ -67,11 +67,11 @@ class Ssh:
         After `deadline_s` it is ended, there as well.
         """
         there = f"timeout -k 5 {math.ceil(deadline_s)} sh -c {shlex.quote(command)}"
-        code, out, said = self._finish(host, self._ssh(host, there), deadline_s + 1, data, command)
+        code, out, stderr = self._finish(host, self._ssh(host, there), deadline_s + 1, data, command)
         if code == 124:
             raise no_end(self.door, host, command, deadline_s)
         if code != 0:
-            raise refused(self.door, host, command, code, said)
+            raise refused(self.door, host, command, code, stderr)
         return out
 
     def start(self, host: Host, command: str, grace_s: float = 5.0) -> Remote:
@@ -79,7 +79,7 @@ class Ssh:
         it has `grace_s` to end by itself. Needs python3 there. Raises HostError."""
         words = ["python3", "-c", LEASH, f"{grace_s:g}", command]
         process = self._spawn(host, self._ssh(host, shlex.join(words)), subprocess.PIPE)
-        return Remote(process, lambda code, said: refused(self.door, host, command, code, said), self._forget)
+        return Remote(process, lambda code, stderr: refused(self.door, host, command, code, stderr), self._forget)
 
     def push(
         self,
@@ -143,15 +143,15 @@ class Ssh:
     def options(self) -> list[str]:
         """Of ssh, less the host."""
         door = self.door
-        said = {
+        options = {
             "BatchMode": "yes", "ConnectTimeout": CONNECT_S, "ConnectionAttempts": 1, "ServerAliveInterval": ALIVE_S,
             "ServerAliveCountMax": 3, "StrictHostKeyChecking": "accept-new", "LogLevel": "ERROR", "ForwardAgent": "no",
             "UserKnownHostsFile": '"{}"'.format(str(door.known_hosts).replace("%", "%%")), "ForwardX11": "no",
             "ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": 60, "Port": door.port,
         }  # fmt: skip
         if door.key:
-            said |= {"IdentitiesOnly": "yes", "IdentityFile": '"{}"'.format(str(door.key).replace("%", "%%"))}
-        return [*(part for name, value in said.items() for part in ("-o", f"{name}={value}")), "-l", door.user]
+            options |= {"IdentitiesOnly": "yes", "IdentityFile": '"{}"'.format(str(door.key).replace("%", "%%"))}
+        return [*(part for name, value in options.items() for part in ("-o", f"{name}={value}")), "-l", door.user]
 
     def _ssh(self, host: Host, command: str) -> list[str]:
         return ["ssh", "-T", *self.options(), "--", host.address, command]
@@ -163,9 +163,9 @@ class Ssh:
             "-e", shell, *what, f"{host.address}:{target}/",
         ]  # fmt: skip
         bound = 2 * IDLE_S + total / SLOWEST
-        code, _, said = self._finish(host, command, bound, None, f"a copy to {target}", step)
+        code, _, stderr = self._finish(host, command, bound, None, f"a copy to {target}", step)
         if code != 0:
-            raise copy_failed(self.door, host, target, code, said, IDLE_S)
+            raise copy_failed(self.door, host, target, code, stderr, IDLE_S)
 
     def _finish(
         self,
@@ -182,8 +182,8 @@ class Ssh:
             watcher = _watch(process.stdout, step) if step and process.stdout else None
             if watcher:
                 process.stdout = None
-            out, said = process.communicate(data, timeout=deadline_s)
-            return process.returncode, (out or b"").decode(errors="replace"), said.decode(errors="replace")
+            out, stderr = process.communicate(data, timeout=deadline_s)
+            return process.returncode, (out or b"").decode(errors="replace"), stderr.decode(errors="replace")
         except subprocess.TimeoutExpired:
             raise no_end(self.door, host, named, deadline_s) from None
         finally:
@@ -236,8 +236,8 @@ def _watch(stream: IO[bytes], step: Callable[[int], None]) -> threading.Thread:
 
     def follow() -> None:
         with contextlib.suppress(OSError, ValueError), stream:
-            while said := stream.read1(4096):  # type: ignore[attr-defined]
-                if found := re.findall(rb"(\d+) +\d+%", said):
+            while chunk := stream.read1(4096):  # type: ignore[attr-defined]
+                if found := re.findall(rb"(\d+) +\d+%", chunk):
                     step(int(found[-1]))
 
     thread = threading.Thread(target=follow, daemon=True)

@@ -66,13 +66,13 @@ _CAUSES = (
 )
 
 
-def refused(door: Door, host: Host, command: str, code: int, said: str) -> HostError:
-    """Of a command's exit code other than 0; `said`: standard error. ssh's own failures have 255."""
-    last = _last(said)
-    if code == 255 and (known := _reached(door, host, said)):
+def refused(door: Door, host: Host, command: str, code: int, stderr: str) -> HostError:
+    """Of a command's exit code other than 0; `stderr`: standard error. ssh's own failures have 255."""
+    last = _last(stderr)
+    if code == 255 and (known := _reached(door, host, stderr)):
         return known
     if code == 127:
-        missing = re.search(r"(\S+): (?:command )?not found", said)
+        missing = re.search(r"(\S+): (?:command )?not found", stderr)
         what = missing[1].rstrip(":") if missing else _short(command)
         return _error(host, f"there is no command {what}", f"install {_package(what)} there")
     if code < 0:
@@ -80,21 +80,21 @@ def refused(door: Door, host: Host, command: str, code: int, said: str) -> HostE
     return _error(host, f"`{_short(command)}` ended with exit code {code}: {last or 'nothing was said'}", "see there")
 
 
-def copy_failed(door: Door, host: Host, target: str, code: int, said: str, idle_s: float) -> HostError:
+def copy_failed(door: Door, host: Host, target: str, code: int, stderr: str, idle_s: float) -> HostError:
     """Of rsync's exit code other than 0."""
-    if code in (12, 255) and (known := _reached(door, host, said)):
+    if code in (12, 255) and (known := _reached(door, host, stderr)):
         return known
-    if code in (12, 127) and re.search(r"rsync: .*not found|not found.*rsync", said):
+    if code in (12, 127) and re.search(r"rsync: .*not found|not found.*rsync", stderr):
         return _error(host, "there is no command rsync", "install it there: apt-get install rsync")
-    if "No space left" in said or "Disk quota exceeded" in said:
+    if "No space left" in stderr or "Disk quota exceeded" in stderr:
         return _error(host, f"the disk is full, {target} does not fit", "make room there")
-    if "Permission denied" in said or "Read-only file system" in said or "Operation not permitted" in said:
-        fault = next((line for line in said.splitlines() if re.search("denied|Read-only|not permitted", line)), "")
+    if "Permission denied" in stderr or "Read-only file system" in stderr or "Operation not permitted" in stderr:
+        fault = next((line for line in stderr.splitlines() if re.search("denied|Read-only|not permitted", line)), "")
         return _error(host, f"{target} cannot be written: {fault.strip()}", f"make it belong to {door.user}")
     if code in (30, 35):
         return _error(host, f"the copy to {target} stood still for {idle_s:g} s", "see the link, and run it again: "
                       "it goes on where it stopped")  # fmt: skip
-    return _error(host, f"the copy to {target} ended with rsync's exit code {code}: {_first(said)}", "run it again")
+    return _error(host, f"the copy to {target} ended with rsync's exit code {code}: {_first(stderr)}", "run it again")
 
 
 def no_end(door: Door, host: Host, command: str, deadline_s: float) -> HostError:
@@ -107,14 +107,14 @@ def no_program(name: str, error: OSError) -> ConfigError:
     return ConfigError(f"{name} cannot be started on this machine ({error.strerror}); install {_package(name)}")
 
 
-def _reached(door: Door, host: Host, said: str) -> HostError | None:
+def _reached(door: Door, host: Host, stderr: str) -> HostError | None:
     """What ssh itself found wrong."""
     words = {
         "user": door.user, "key": door.key or "that ssh has by itself", "port": door.port, "address": host.address,
         "known": door.known_hosts, "name": door.known_as(host),
     }  # fmt: skip
     for pattern, cause, advice in _CAUSES:
-        if re.search(pattern, said):
+        if re.search(pattern, stderr):
             return _error(host, cause.format(**words), advice.format(**words))
     return None
 
@@ -128,16 +128,16 @@ def _short(command: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def _lines(said: str) -> list[str]:
-    return [line.strip() for line in said.splitlines() if line.strip()]
+def _lines(stderr: str) -> list[str]:
+    return [line.strip() for line in stderr.splitlines() if line.strip()]
 
 
-def _last(said: str) -> str:
-    return (_lines(said) or [""])[-1]
+def _last(stderr: str) -> str:
+    return (_lines(stderr) or [""])[-1]
 
 
-def _first(said: str) -> str:
-    return (_lines(said) or ["nothing was said"])[0]
+def _first(stderr: str) -> str:
+    return (_lines(stderr) or ["nothing was said"])[0]
 
 
 def _package(command: str) -> str:

@@ -67,9 +67,9 @@ class Remote:
     def stderr(self) -> IO[bytes]:
         return _pipe(self.process.stderr)
 
-    def failure(self, code: int, said: str) -> HostError:
-        """What an exit code other than 0 means; `said`: standard error."""
-        return self._failed(code, said)
+    def failure(self, code: int, stderr: str) -> HostError:
+        """What an exit code other than 0 means; `stderr`: standard error."""
+        return self._failed(code, stderr)
 
     def send(self, text: str) -> None:
         """To standard input. One that has ended is found out by whoever reads."""

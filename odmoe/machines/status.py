@@ -78,16 +78,16 @@ def _head(ssh: Ssh, cluster: ClusterFile) -> Snapshot:
     try:
         return Head(ssh, cluster).status(HEAD_S)
     except ODMoEError as error:
-        said = {"type": type(error).__name__, "message": str(error)}
-        return {"hosts": [], "ready": False, "error": said}
+        error_facts = {"type": type(error).__name__, "message": str(error)}
+        return {"hosts": [], "ready": False, "error": error_facts}
 
 
 def _put_simply(seen: Snapshot, head: dict[str, Any] | HostError, cluster: ClusterFile) -> Snapshot:
     """What failed on a head where nothing runs is of no interest."""
     if isinstance(head, HostError) or not seen.get("error") or _runs(head):
         return seen
-    said = f"nothing runs on {cluster.main.name} ({cluster.main.address}); odmoe up {cluster.path} changes that"
-    return {**seen, "error": {"type": "LaunchError", "message": said}}
+    message = f"nothing runs on {cluster.main.name} ({cluster.main.address}); odmoe up {cluster.path} changes that"
+    return {**seen, "error": {"type": "LaunchError", "message": message}}
 
 
 def _runs(facts: dict[str, Any]) -> bool:

@@ -36,7 +36,7 @@ class HostTable:
         self._console = console
         self._changing = threading.Lock()
         self.rows: dict[str, Row] = {host.address: empty_row(host) for host in cluster.hosts}
-        self._said: dict[str, str] = {}
+        self._last_text: dict[str, str] = {}
         self._live: Live | None = None
 
     @contextlib.contextmanager
@@ -72,7 +72,7 @@ class HostTable:
         for name in COLUMNS:
             if name not in left_out:
                 table.add_column(name, no_wrap=True, max_width=STORE if name == "store" else None)
-        said = Text()
+        details = Text()
         with self._changing:
             for row in self.rows.values():
                 shown = dict(zip(COLUMNS, cells(row), strict=True))
@@ -80,9 +80,9 @@ class HostTable:
                 table.add_row(*(Text(shown[name], color if name == "state" else "")
                                 for name in COLUMNS if name not in left_out))  # fmt: skip
                 if shown["detail"]:
-                    said.append(f"{row['name']} ({row['address']}): {shown['detail']}\n")
-        said.rstrip()
-        return Group(table, said) if said else Group(table)
+                    details.append(f"{row['name']} ({row['address']}): {shown['detail']}\n")
+        details.rstrip()
+        return Group(table, details) if details else Group(table)
 
     def plain(self) -> str:
         """As text, with columns as wide as what is in them."""
@@ -97,8 +97,8 @@ class HostTable:
         row = self.rows[address]
         detail = f": {row['detail']}" if row["detail"] else ""
         text = f"{row['name']} ({address}) {row['state']}{detail}"
-        new = self._said.get(address) != text and (row["state"] != "waiting" or detail)
-        self._said[address] = text
+        new = self._last_text.get(address) != text and (row["state"] != "waiting" or detail)
+        self._last_text[address] = text
         if self._console.is_terminal or not new:
             return
         self._console.print(text, markup=False, soft_wrap=True)
@@ -147,13 +147,13 @@ def copying(console: Console, what: str) -> Iterator[Callable[[int, int], None]]
 
 
 def _in_lines(console: Console, what: str) -> Callable[[int, int], None]:
-    said = -1
+    last_tenth = -1
 
     def step(done: int, total: int) -> None:
-        nonlocal said
+        nonlocal last_tenth
         tenth = 10 * done // max(1, total)
-        if tenth > said:
-            said = tenth
+        if tenth > last_tenth:
+            last_tenth = tenth
             console.print(f"{what}: {megabytes(done)} of {megabytes(total)}", markup=False, soft_wrap=True)
 
     return step

@@ -99,8 +99,8 @@ class _BringUp:
         from odmoe.machines.certs import ensure_certs, write_cluster_secret
 
         hosts = self._cluster.hosts
-        for said in ensure_certs(self._folder, [(host.name, host.address) for host in hosts]):
-            self._say(said)
+        for line in ensure_certs(self._folder, [(host.name, host.address) for host in hosts]):
+            self._say(line)
         write_cluster_secret(self._folder)
         write_token(self._folder)
         found = self._ssh.each(hosts, lambda host: push_keys(self._ssh, host, self._folder))
@@ -212,13 +212,13 @@ class _BringUp:
         asked = [host for host in behind if rows[host.address]["ray"] != "alive"]
         joined = Requirements(self._wanted.versions, code=self._digest)
         _, faults = preflight(self._ssh, asked, joined)
-        said = ray_says(self._ssh, self._cluster.main, asked)
+        ray_lines = ray_says(self._ssh, self._cluster.main, asked)
         for host in behind:
             row = rows[host.address]
             if fault := faults.get(host.address):
                 why = cause(fault)
             elif row["ray"] != "alive":
-                why = f"Ray is {row['ray'] or 'not seen'} there" + _quoted(said.get(host.address))
+                why = f"Ray is {row['ray'] or 'not seen'} there" + _quoted(ray_lines.get(host.address))
             elif (row["heartbeat_s"] or 0.0) >= SILENT_S:
                 why = f"no heartbeat for {row['heartbeat_s']:.0f} s"
             else:
@@ -245,5 +245,5 @@ class _BringUp:
         self._terminal.complain(text)
 
 
-def _quoted(said: str | None) -> str:
-    return f"; it says: {said}" if said else ""
+def _quoted(line: str | None) -> str:
+    return f"; it says: {line}" if line else ""

@@ -154,7 +154,7 @@ class RayCluster:
     def _check_room(self, settings: Settings) -> None:
         """Enough hosts of each role at all, and free within FREE_S: those of a run that has just ended take a while."""
         wanted = {"main_node": 1, "shadow_node": int(settings.shadowed)}
-        wanted["worker_node"] = settings.workers if settings.workers_wanted else 1
+        wanted["worker_node"] = settings.workers if settings.workers_given else 1
         if settings.joined and hosts_of_launcher():  # the others are on their way
             wanted = {"main_node": 1}
         found = ray.cluster_resources()
@@ -254,13 +254,13 @@ def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole
         return f"the cluster serves another model, {served.store}"
     for name in SERVED:
         runs, asked = served.dtype if name == "dtype" else getattr(served.settings, name), getattr(wanted, name)
-        said = name in wanted.model_fields_set
-        if not said and name in OPEN:
+        given = name in wanted.model_fields_set
+        if not given and name in OPEN:
             if whole and name == "dtype" and store is not None and store.manifest.dtype != runs:
                 return f"the cluster serves with {flag(name)} {runs}, not {store.manifest.dtype} as the model has it"
             if whole and name == "workers" and name in served.settings.model_fields_set:
                 return f"the cluster serves with {flag(name)} {runs}, not with all that it has"
-        elif (said or whole) and runs != asked:
+        elif (given or whole) and runs != asked:
             return f"the cluster serves with {flag(name)} {runs}, not {asked}"
     for name in ("trace", "record"):
         if getattr(wanted, name) is not None and getattr(served.settings, name) is None:

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from main_node.engine import Connect, Engine, Kind
+from main_node.engine import Connect, Engine
 from main_node.keeper import Keeper
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.nodes import travelled
@@ -25,6 +25,7 @@ from odmoe.on_ray.served import Served
 from odmoe.settings.settings import Settings
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import LinkError, ODMoEError
+from wire.base import Role
 from wire.rpc.client import connect
 
 TRIES = 3  # how often a node whose process dies while the cluster starts is asked again
@@ -42,8 +43,8 @@ class Fleet:
         self._settings = settings
         self._store = store
         self._travelled = travelled(emulation, engine)
-        self._said = hosts_of_launcher() if settings.joined else {}
-        self._seats: dict[Kind, dict[int, Seat]] = {"worker": {}, "shadow": {}}
+        self._declared_hosts = hosts_of_launcher() if settings.joined else {}
+        self._seats: dict[Role, dict[int, Seat]] = {"worker": {}, "shadow": {}}
         self._actors: dict[Seat, Any] = {}
         self._addresses: dict[Seat, str] = {}
         self._trouble: dict[Seat, str] = {}
@@ -52,30 +53,30 @@ class Fleet:
 
     # --- where nodes stand --------------------------------------------------------------------------------------
 
-    def look(self) -> list[tuple[Kind, int]]:
+    def look(self) -> list[tuple[Role, int]]:
         """Give every seat that is new a number, the one that it has in the cluster file where it is in one; the nodes
         that are to stand there."""
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
-        most: dict[Kind, float] = {
+        most: dict[Role, float] = {
             "shadow": int(settings.shadowed),
-            "worker": settings.workers if settings.workers_wanted else math.inf,
+            "worker": settings.workers if settings.workers_given else math.inf,
         }
-        roles: tuple[tuple[Kind, str], ...] = (("shadow", "shadow_node"), ("worker", "worker_node"))
-        fresh: list[tuple[Kind, int]] = []
+        roles: tuple[tuple[Role, str], ...] = (("shadow", "shadow_node"), ("worker", "worker_node"))
+        fresh: list[tuple[Role, int]] = []
         for kind, role in roles:
-            for seat in offered(nodes, role, self._said):
+            for seat in offered(nodes, role, self._declared_hosts):
                 if seat not in known[kind].values() and len(known[kind]) < most[kind]:
                     number = self._number(kind, seat)
                     known[kind][number] = seat
                     fresh.append((kind, number))
         return fresh
 
-    def _number(self, kind: Kind, seat: Seat) -> int:
-        host = self._said.get(seat.address)
+    def _number(self, kind: Role, seat: Seat) -> int:
+        host = self._declared_hosts.get(seat.address)
         if host is not None and host.role == seat.role and seat.place == 0:
             return host.number
-        reserved = sum(host.role == seat.role for host in self._said.values())
+        reserved = sum(host.role == seat.role for host in self._declared_hosts.values())
         return max([reserved - 1, *self._seats[kind]], default=-1) + 1
 
     def watch(self) -> None:
@@ -88,7 +89,7 @@ class Fleet:
                 for node in self.look():
                     self.keeper.lost(*node)
 
-    def actor(self, kind: Kind, number: int) -> Any:
+    def actor(self, kind: Role, number: int) -> Any:
         """The process on a node's seat; made where there is none. A detached one is found again by its name.
 
         Raises LinkError: no Ray, or closed, after which none is made that nobody would end.
@@ -119,7 +120,7 @@ class Fleet:
 
     def _settings_of(self, seat: Seat) -> Settings:
         """With what the cluster file says of that host alone."""
-        host = self._said.get(seat.address)
+        host = self._declared_hosts.get(seat.address)
         return self._settings.but(**host.settings) if host else self._settings
 
     def facts(self) -> list[dict[str, Any]]:
@@ -133,8 +134,8 @@ class Fleet:
         ]
         taken = {row["address"] for row in rows}
         wanted = ("worker_node", "shadow_node") if self._settings.shadowed else ("worker_node",)
-        absent = [host for host in self._said.values() if host.role in wanted and host.address not in taken]
-        if self._settings.workers_wanted:
+        absent = [host for host in self._declared_hosts.values() if host.role in wanted and host.address not in taken]
+        if self._settings.workers_given:
             absent = [host for host in absent if host.role != "worker_node"]
         return rows + [
             {"kind": host.role.removesuffix("_node"), "number": None, "address": host.address, "state": "missing"}
@@ -142,7 +143,7 @@ class Fleet:
             for host in absent
         ]
 
-    def _fact(self, kind: Kind, number: int, seat: Seat, known: dict[str, Any]) -> dict[str, Any]:
+    def _fact(self, kind: Role, number: int, seat: Seat, known: dict[str, Any]) -> dict[str, Any]:
         state = known.get("state", "starting")
         lost_s = None if seat not in self._lost_at or state == "ready" else time.monotonic() - self._lost_at[seat]
         return known | {
@@ -150,16 +151,16 @@ class Fleet:
             "detail": "" if state == "ready" else self._trouble.get(seat, ""), "heartbeat_s": lost_s,
         }  # fmt: skip
 
-    def _lost(self, kind: Kind, number: int) -> None:
+    def _lost(self, kind: Role, number: int) -> None:
         self._lost_at[self._seats[kind][number]] = time.monotonic()
         self.keeper.lost(kind, number)
 
     # --- how they come ------------------------------------------------------------------------------------------
 
-    def begin(self, kind: Kind, number: int) -> Any:
+    def begin(self, kind: Role, number: int) -> Any:
         return self.actor(kind, number).start.remote(kind, number)
 
-    def join(self, kind: Kind, number: int, begun: Any = None) -> None:
+    def join(self, kind: Role, number: int, begun: Any = None) -> None:
         """One attempt, of at most `launch_s` for the process and as long for the stream. Raises ODMoEError."""
         seat = self._seats[kind][number]
         try:
@@ -170,7 +171,7 @@ class Fleet:
             self._trouble[seat] = f"{type(error).__name__}: {error}"
             raise
 
-    def _join_again(self, kind: Kind, number: int, seat: Seat) -> bool:
+    def _join_again(self, kind: Role, number: int, seat: Seat) -> bool:
         """A node that was only out of reach, and not gone, answers where it was: Ray would take longer to say so."""
         address = self._addresses.get(seat)
         if address is None:
@@ -181,7 +182,7 @@ class Fleet:
             return False
         return True
 
-    def _join(self, kind: Kind, number: int, seat: Seat, begun: Any) -> None:
+    def _join(self, kind: Role, number: int, seat: Seat, begun: Any) -> None:
         name = "the shadow" if kind == "shadow" else f"worker {number}"
         end = time.monotonic() + self._settings.launch_s
         while not ray.wait([begun], timeout=0.5)[0] and time.monotonic() < end:
@@ -196,7 +197,7 @@ class Fleet:
         self._add(kind, number, address)
         self._addresses[seat] = address
 
-    def _add(self, kind: Kind, number: int, address: str, reach_s: float = 10.0) -> None:
+    def _add(self, kind: Role, number: int, address: str, reach_s: float = 10.0) -> None:
         secret, identity = credentials(self._settings)
         stream: Connect = partial(connect, address, kind, secret=secret, identity=identity, deadline_s=reach_s)
         to = self._travelled(stream)
@@ -205,7 +206,7 @@ class Fleet:
         else:
             self._engine.add_worker(number, to, self._settings.launch_s)
 
-    def join_first(self, kind: Kind, number: int, begun: Any = None) -> None:
+    def join_first(self, kind: Role, number: int, begun: Any = None) -> None:
         """As `join`, but a process that dies on the way is asked again."""
         for left in reversed(range(TRIES)):
             try:

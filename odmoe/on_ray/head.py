@@ -68,7 +68,7 @@ def stop() -> None:
 
 def snapshot() -> dict[str, Any]:
     """Every host that should be there, or is: whether Ray runs on it, and how its node is."""
-    said = hosts_of_launcher()
+    declared_hosts = hosts_of_launcher()
     with contextlib.suppress(RayError):
         nodes = ray.nodes()
         alive = {str(node["NodeManagerAddress"]): bool(node["Alive"]) for node in sorted(nodes, key=_is_alive)}
@@ -76,8 +76,8 @@ def snapshot() -> dict[str, Any]:
         main, facts = _nodes()
         found = {(fact["address"], fact["kind"]): fact for fact in facts}
         rows = []
-        for address in [*said, *(address for address in roles if address not in said)]:
-            host = said.get(address)
+        for address in [*declared_hosts, *(address for address in roles if address not in declared_hosts)]:
+            host = declared_hosts.get(address)
             role = host.role if host else roles[address]
             there = {None: "missing", True: "alive", False: "dead"}[alive.get(address)]
             row = {"address": address, "role": role, "number": host.number if host else None, "ray": there}

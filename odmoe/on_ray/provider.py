@@ -52,7 +52,7 @@ class OnPremises(LocalNodeProvider):
 
     def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
         types = _types(provider_config)
-        addresses = [address for said in types.values() for address in said["node_config"]["hosts"]]
+        addresses = [address for node_type in types.values() for address in node_type["node_config"]["hosts"]]
         provider_config = {**provider_config, "head_ip": addresses[0], "worker_ips": addresses[1:]}
         super().__init__(provider_config, cluster_name)
         self._looked = threading.Condition()

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from main_node.engine import Kind
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError
-from wire.base import Node
+from wire.base import Node, Role
 
 if TYPE_CHECKING:
     pass
@@ -43,7 +42,7 @@ class Served(NodeProcess):
         self._starting = threading.Lock()
         self._stopped = False
 
-    def start(self, role: Kind, number: int) -> str:
+    def start(self, role: Role, number: int) -> str:
         """Build the node and serve it; the address. A node that runs already says its address again."""
         with self._starting:
             if self._stopped:
@@ -52,7 +51,7 @@ class Served(NodeProcess):
                 self._build(role, number)
             return str(self._server.address)
 
-    def _build(self, role: Kind, number: int) -> None:
+    def _build(self, role: Role, number: int) -> None:
         from checkpoint.expert import ExpertArithmetic
         from odmoe.clusters.nodes import emulation_of, make_shadow, make_worker
         from wire.rpc.server import GrpcServer

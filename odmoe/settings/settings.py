@@ -208,7 +208,7 @@ class Settings(BaseModel):
         self._check_together(named)
 
     def _check_together(self, named: Callable[[str], str]) -> None:
-        if self.group_size is not None and self.workers_wanted and self.group_size > self.workers:
+        if self.group_size is not None and self.workers_given and self.group_size > self.workers:
             raise ConfigError(
                 f"{named('group_size')} is {self.group_size}; allowed: 1 to {named('workers')} ({self.workers})"
             )
@@ -221,7 +221,7 @@ class Settings(BaseModel):
             )
         if self.device_memory is not None and "slots" in self.model_fields_set:
             raise ConfigError(f"{named('device_memory')} is given with {named('slots')}; give one of them")
-        if self.device_memory is not None and not self.workers_wanted:
+        if self.device_memory is not None and not self.workers_given:
             raise ConfigError(
                 f"{named('device_memory')} is given without {named('workers')}; it is shared by all workers, and how "
                 f"many {named('cluster')} {self.cluster} has is not known here"
@@ -249,7 +249,7 @@ class Settings(BaseModel):
         return self.cluster.endswith((".yaml", ".yml"))
 
     @property
-    def workers_wanted(self) -> bool:
+    def workers_given(self) -> bool:
         """Whether somebody has said how many workers, or nobody else could."""
         return "workers" in self.model_fields_set or not self.joined
 

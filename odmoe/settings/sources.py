@@ -65,14 +65,14 @@ def _check_heeded(found: Effective) -> None:
     settings, origin = found.settings, found.origin
     predictor, router = f"--predictor {settings.predictor}", f"--router {settings.router}"
     token_wise = tuple(name for name in PREDICTORS if name.startswith("token-wise"))
-    for name, heeded, chosen, said in (
+    for name, heeded, chosen, those in (
         ("alpha", heeding("alpha"), (settings.predictor, settings.router), f"{predictor} with {router} does"),
         ("prefetch", heeding("prefetch"), (settings.predictor,), f"{predictor} does"),
         ("token_predictor", token_wise, (settings.predictor,), f"{predictor} does"),
     ):
         if getattr(settings, name) is not None and name in origin and not set(heeded) & set(chosen):
             raise ConfigError(
-                f"{origin[name]} is {getattr(settings, name)}, which {said} not heed; {', '.join(heeded)} do: "
+                f"{origin[name]} is {getattr(settings, name)}, which {those} not heed; {', '.join(heeded)} do: "
                 "leave it out, or choose one of those"
             )
 

@@ -86,7 +86,7 @@ class PassTracker:
 
     def receive_prediction(
         self, request: Request, visit: t.Visit, experts: tuple[int, ...], bring: tuple[int, ...] | None = None,
-        wants: LayerImportance | None = None,
+        importance: LayerImportance | None = None,
     ) -> None:  # fmt: skip
         """`bring`: those to be in slots by then, where it is not all of `experts`."""
         if visit.position >= request.stats.prompt_tokens:
@@ -104,8 +104,8 @@ class PassTracker:
         for expert, worker in zip(wanted, itertools.cycle(group), strict=False):
             if expert not in demands:
                 demand = self._demand(opened, expert)
-                if wants is not None:
-                    demand.importance = wants.of(expert)
+                if importance is not None:
+                    demand.importance = importance.of(expert)
                 slots.place(demand, worker)
 
     def foreseen(self, request: Request, event: t.Foreseen) -> None:
@@ -113,9 +113,9 @@ class PassTracker:
         visit = t.Visit(event.request, event.position, event.layer)
         prefill = event.position < request.stats.prompt_tokens
         resident = self._slots.resident(event.layer).keys()
-        wants = importance_of(event.scores, self._shape.top_k, prefill) if self._shapes_loads else None
+        importance = importance_of(event.scores, self._shape.top_k, prefill) if self._shapes_loads else None
         for forecast in self._strategy.predictor.foreseen(visit, event.scores, resident, prefill):
-            self.receive_prediction(request, *forecast, wants if forecast.visit == visit else None)
+            self.receive_prediction(request, *forecast, importance if forecast.visit == visit else None)
 
     def begin_warm_up(self, number: int, request: Request) -> None:
         """Prefill is over: who is to be in the slots when decoding begins."""
@@ -204,11 +204,11 @@ class PassTracker:
                 waiting += demand.held is None or not demand.held.loaded
         prefilling = opened.request.prefilling
         share = self._share(ordinal) if missed and prefilling and not self._plans else None
-        for expert in self._in_order(missed, named, opened.wants):
+        for expert in self._in_order(missed, named, opened.importance):
             demand = self._demand(opened, expert)
             demand.confirmed, demand.rows = True, named[expert]
-            if opened.wants is not None:
-                demand.importance = opened.wants.of(expert)
+            if opened.importance is not None:
+                demand.importance = opened.importance.of(expert)
             if expert in hosted:
                 self._slots.place_on_host(demand)
                 continue
@@ -219,16 +219,18 @@ class PassTracker:
 
     def _weigh(self, opened: LayerVisit, event: t.GateFired, named: RowCounts) -> None:
         """How much each expert is wanted, for the choice of its form, and for who is loaded first."""
-        opened.wants = importance_of(event.scores, self._shape.top_k, opened.request.prefilling, named, event.chosen)
+        opened.importance = importance_of(
+            event.scores, self._shape.top_k, opened.request.prefilling, named, event.chosen
+        )
         for expert, demand in opened.demands.items():
-            demand.importance = opened.wants.of(expert)
+            demand.importance = opened.importance.of(expert)
 
-    def _in_order(self, missed: list[int], named: RowCounts, wants: LayerImportance | None) -> list[int]:
+    def _in_order(self, missed: list[int], named: RowCounts, importance: LayerImportance | None) -> list[int]:
         """Whose load begins first: who computes most rows, then who matters most. As they come, where rows are sent
         together or nothing is known of them."""
-        if len(missed) < 2 or (self._plans and wants is None):
+        if len(missed) < 2 or (self._plans and importance is None):
             return missed
-        score = wants.score if wants is not None else {}
+        score = importance.score if importance is not None else {}
         return sorted(missed, key=lambda e: (-named[e], -(score.get(e) or 0.0), e))
 
     def _host_computed(self, opened: LayerVisit, named: RowCounts) -> Collection[int]:

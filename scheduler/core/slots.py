@@ -385,5 +385,5 @@ class SlotTable:
 
 
 def _mean(values: list[float]) -> float:
-    said = [value for value in values if value]
-    return sum(said) / len(said) if said else 0.0
+    known = [value for value in values if value]
+    return sum(known) / len(known) if known else 0.0

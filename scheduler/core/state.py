@@ -32,7 +32,7 @@ class LayerVisit:
     """A visit under way. `turn`: how many MoE layers decoding has visited before. `since`: its gate, or the end of its
     last stall. `waiting`: named experts not loaded yet; `left`: not computed yet; `given_up`: predicted, but their
     loads failed too often. `warm_up`: nothing is computed for it; its experts are only to be brought into slots.
-    `wants`: how much each expert is wanted, where anybody asks."""
+    `importance`: how much each expert is wanted, where anybody asks."""
 
     visit: Visit
     request: Request
@@ -43,7 +43,7 @@ class LayerVisit:
     waiting: int = 0
     left: int = 0
     warm_up: bool = False
-    wants: LayerImportance | None = None
+    importance: LayerImportance | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -119,9 +119,9 @@ def _read(objects: Iterator[Any]) -> Recording:
     raise _WrongError(f"it is cut off after {len(events)} events")
 
 
-def _check_end(said: int, found: int, beyond: Any) -> None:
-    if said != found:
-        raise _WrongError(f"it says that it has {said} events, and has {found}")
+def _check_end(declared: int, found: int, beyond: Any) -> None:
+    if declared != found:
+        raise _WrongError(f"it says that it has {declared} events, and has {found}")
     if beyond is not None:
         raise _WrongError("something follows its end")
 

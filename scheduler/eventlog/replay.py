@@ -20,8 +20,8 @@ class Replayed:
     difference: str | None
 
     def __str__(self) -> str:
-        said = self.difference or "identical, in order"
-        return f"{self.events} events, {self.commands} commands: {said}"
+        difference = self.difference or "identical, in order"
+        return f"{self.events} events, {self.commands} commands: {difference}"
 
 
 def replay(recording: Recording) -> Replayed:
@@ -41,8 +41,8 @@ def replay(recording: Recording) -> Replayed:
         recorded = recording.commands[number]
         for place, (mine, was) in enumerate(zip_longest(decided, recorded), 1):
             if mine != was:
-                said = f"command {place} was {was or 'none'}, and is {mine or 'none'} here"
-                return Replayed(number + 1, compared, f"after event {number + 1}, {event}, {said}")
+                difference = f"command {place} was {was or 'none'}, and is {mine or 'none'} here"
+                return Replayed(number + 1, compared, f"after event {number + 1}, {event}, {difference}")
             compared += 1
     if not compared:
         raise ConfigError(f"the recording has {len(recording.events)} events and no command; nothing can be compared")

@@ -46,9 +46,9 @@ class Precision(Protocol):
     @property
     def wants_scores(self) -> bool: ...
 
-    def form(self, wanted: Importance) -> str: ...
+    def form(self, importance: Importance) -> str: ...
 
-    def serves(self, held: str, wanted: Importance) -> bool:
+    def serves(self, held: str, importance: Importance) -> bool:
         """Is an expert in a slot in form `held` good enough, or is it to be loaded again?"""
 
 
@@ -59,10 +59,10 @@ class Full:
     exact = True
     wants_scores = False
 
-    def form(self, wanted: Importance) -> str:
+    def form(self, importance: Importance) -> str:
         return FULL
 
-    def serves(self, held: str, wanted: Importance) -> bool:
+    def serves(self, held: str, importance: Importance) -> bool:
         return True
 
 
@@ -86,10 +86,10 @@ class Uniform:
         self.forms: tuple[str, ...] = (_known(form),)
         self.exact = form == FULL
 
-    def form(self, wanted: Importance) -> str:
+    def form(self, importance: Importance) -> str:
         return self.forms[0]
 
-    def serves(self, held: str, wanted: Importance) -> bool:
+    def serves(self, held: str, importance: Importance) -> bool:
         return _suffices(held, self.forms[0])
 
 
@@ -112,12 +112,12 @@ class Popular:
             raise ConfigError(f"popular precision: the share of rows in int2 is {share}; allowed: 0 to 1")
         self.share = share
 
-    def form(self, wanted: Importance) -> str:
-        unpopular = wanted.prefill and wanted.share >= 1 - self.share
+    def form(self, importance: Importance) -> str:
+        unpopular = importance.prefill and importance.share >= 1 - self.share
         return INT2 if unpopular and self.share > 0 else INT4
 
-    def serves(self, held: str, wanted: Importance) -> bool:
-        return _suffices(held, self.form(wanted))
+    def serves(self, held: str, importance: Importance) -> bool:
+        return _suffices(held, self.form(importance))
 
 
 class Mixed:
@@ -141,11 +141,11 @@ class Mixed:
         self.threshold = threshold
         self.forms: tuple[str, ...] = (high, low)
 
-    def form(self, wanted: Importance) -> str:
+    def form(self, importance: Importance) -> str:
         high, low = self.forms
-        if wanted.better is None:
-            return high if wanted.rank == 0 else low
-        return high if wanted.better <= self.threshold else low
+        if importance.better is None:
+            return high if importance.rank == 0 else low
+        return high if importance.better <= self.threshold else low
 
-    def serves(self, held: str, wanted: Importance) -> bool:
-        return _suffices(held, self.form(wanted))
+    def serves(self, held: str, importance: Importance) -> bool:
+        return _suffices(held, self.form(importance))

@@ -102,7 +102,7 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
 
 class _Reader:
     """Collects one request's events. `_gates`: (position, ordinal) -> rows; `_ends`: position -> its last answer;
-    `_said`: (index, ordinal) -> what else its gate said; `_foreseen`: likewise, what followed it."""
+    `_gate_events`: (index, ordinal) -> what else its gate said; `_foreseen`: likewise, what followed it."""
 
     def __init__(self, shape: t.ModelShape, opened: t.RequestOpened) -> None:
         self._shape = shape
@@ -110,7 +110,7 @@ class _Reader:
         self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
         self._gates: dict[tuple[int, int], Rows] = {}
         self._predictions: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._said: dict[tuple[int, int], t.GateFired] = {}
+        self._gate_events: dict[tuple[int, int], t.GateFired] = {}
         self._foreseen: dict[tuple[int, int], list[tuple[int, int, Scores]]] = {}
         self._last = (-1, 0)
         self._from: dict[bool, float] = {}  # when prefill, and the first pass of decoding, began
@@ -121,7 +121,7 @@ class _Reader:
             position, ordinal = event.visit.position, self._ordinal[event.visit.layer]
             self._gates[position, ordinal] = event.rows
             self._last = self._index(position), ordinal
-            self._said[self._last] = event
+            self._gate_events[self._last] = event
         elif isinstance(event, t.Foreseen):
             seen = self._index(event.position), self._ordinal[event.layer], event.scores
             self._foreseen.setdefault(self._last, []).append(seen)
@@ -148,9 +148,9 @@ class _Reader:
         while (rows := self._rows(first + len(one.passes))) is not None:
             one.passes.append([tuple(expert for expert, _ in of_layer) for of_layer in rows])
         one.predictions = {key: experts for key, experts in self._predictions.items() if key[0] < len(one.passes)}
-        for key, said in self._said.items():
+        for key, event in self._gate_events.items():
             if key[0] < len(one.passes):
-                one.gates[key] = Gate(said.chosen, said.scores, tuple(self._foreseen.get(key, ())))
+                one.gates[key] = Gate(event.chosen, event.scores, tuple(self._foreseen.get(key, ())))
         one.ttft_s = self._ends[0] - self._from.get(True, self._ends[0])
         if one.passes and False in self._from:
             one.decode_s = self._ends[first + len(one.passes) - 1] - self._from[False]

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 
 from scheduler.errors import ConfigError, LinkError, ODMoEError
-from wire.base import Channel, Handler
+from wire.base import Channel, Handler, Role
 from wire.rpc.pulse import PULSE, Pulse
-from wire.rpc.stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Kind, Stream, check_access, error_of
+from wire.rpc.stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Stream, check_access, error_of
 from wire.rpc.tls import Identity
 from wire.rpc.tls_probe import TlsProbe
 
@@ -22,7 +22,7 @@ PROBE_AFTER_S, PROBE_EACH_S = 0.25, 0.5
 
 def connect(
     address: str,
-    kind: Kind,
+    kind: Role,
     handler: Handler,
     secret: str | None = None,
     deadline_s: float = 10.0,

@@ -50,16 +50,16 @@ class Refusals:
     """Says at WARNING who was refused and by which error, once in `QUIET_S` for the same words. Thread-safe."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], float] = {}
+        self._logged: dict[tuple[str, str], float] = {}
         self._lock = threading.Lock()
 
     def say(self, address: str, error: ODMoEError) -> None:
         now, key = time.monotonic(), (address, str(error))
         with self._lock:
-            self._said = {which: at for which, at in self._said.items() if now - at < QUIET_S}
-            if key in self._said or len(self._said) >= MAX_CALLERS:
+            self._logged = {which: at for which, at in self._logged.items() if now - at < QUIET_S}
+            if key in self._logged or len(self._logged) >= MAX_CALLERS:
                 return
-            self._said[key] = now
+            self._logged[key] = now
         log.warning("%s: refused %s: %s", type(error).__name__, address, error)
 
 
@@ -68,7 +68,7 @@ class _Caller:
 
     def __init__(self) -> None:
         self.since = time.monotonic()
-        self.named = False
+        self.explained = False
         self.failed = False  # its last connection has ended without a stream, and is to be looked into
         self.left = False  # at least one connection has
 
@@ -148,7 +148,7 @@ class Doorman:
         """Shake hands with a caller as gRPC would, hear why that fails, say so."""
         start = time.monotonic()
         connection.settimeout(EXAMINE_S)
-        said, fine = "", False
+        reason, fine = "", False
         try:
             with self._identity.as_server.wrap_socket(
                 connection, server_side=True, do_handshake_on_connect=False
@@ -158,7 +158,7 @@ class Doorman:
                     fine = True
                     secured.sendall(COME_AGAIN)
                 except ssl.SSLError as error:
-                    said = _in_words(error)
+                    reason = _in_words(error)
                 finally:
                     secured.shutdown(socket.SHUT_RDWR)  # for gRPC, too, it is over
         except OSError:  # it hung up, or took too long: no reason is known
@@ -167,10 +167,10 @@ class Doorman:
             self._spent.append((time.monotonic(), time.monotonic() - start))
             caller = self._callers.get(address)
             if caller is not None:
-                caller.named = caller.named or bool(said)
+                caller.explained = caller.explained or bool(reason)
                 caller.failed = not fine
-        if said:
-            self._refusals.say(address, CertificateError(said))
+        if reason:
+            self._refusals.say(address, CertificateError(reason))
 
     def _report(self) -> None:
         """Some time after a first knock: who was turned away by gRPC, and did not come back to be told why."""
@@ -184,9 +184,9 @@ class Doorman:
                 return
             _let_go(connections)
             self._sort_out(connections)
-            lost = [address for address, caller in self._callers.items() if caller.left and not caller.named]
+            lost = [address for address, caller in self._callers.items() if caller.left and not caller.explained]
             for address in lost:
-                self._callers[address].named = True
+                self._callers[address].explained = True
         for address in lost:
             self._refusals.say(
                 address,
@@ -198,11 +198,11 @@ class Doorman:
 
 
 def _in_words(error: ssl.SSLError) -> str:
-    said = theirs_wrong(error)
-    if said in (NO_TLS, NO_CERTIFICATE):
-        return f"{said}, which is demanded here; give it this cluster's certificates (`odmoe certs`)"
-    if said:
-        return f"{said} ({_today()}); renew that host's certificate with `odmoe certs`"
+    reason = theirs_wrong(error)
+    if reason in (NO_TLS, NO_CERTIFICATE):
+        return f"{reason}, which is demanded here; give it this cluster's certificates (`odmoe certs`)"
+    if reason:
+        return f"{reason} ({_today()}); renew that host's certificate with `odmoe certs`"
     against = ours_wrong(error)
     return f"it does not take this host's certificate: {against}; renew it with `odmoe certs`" if against else ""
 

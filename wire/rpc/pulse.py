@@ -40,7 +40,7 @@ class Monitor:
     def __init__(self, pulse: Pulse, beat: Callable[[], object], lost: Callable[[], object]) -> None:
         """`beat` is called where nothing was sent since the last wake-up, `lost` once when the peer is silent."""
         self.busy = False  # the handler has a message in hand
-        self.said = False  # something was sent since the last wake-up
+        self.sent_since_wakeup = False  # something was sent since the last wake-up
         self._heard = True  # something has arrived since the last wake-up
         self._pulse = pulse
         self._beat, self._lost = beat, lost
@@ -70,6 +70,6 @@ class Monitor:
             if silent_s >= self._pulse.lost_after_s + self._grace_s:
                 self._lost()
                 return
-            if not self.said:
+            if not self.sent_since_wakeup:
                 self._beat()
-            self.said = False
+            self.sent_since_wakeup = False

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import grpc
 
 from scheduler.errors import HandshakeError, LaunchError, ODMoEError, SecretError
-from wire.base import Handler, Node
+from wire.base import Handler, Node, Role
 from wire.rpc.doorman import Doorman, Refusals
 from wire.rpc.pulse import PULSE, Pulse
 from wire.rpc.stream import (
@@ -23,7 +23,6 @@ from wire.rpc.stream import (
     LINGER_S,
     SECRET_KEY,
     SERVER_OPTIONS,
-    Kind,
     Stream,
     check_access,
     metadata_of,
@@ -62,7 +61,7 @@ class GrpcServer:
     def __init__(
         self,
         node: Node,
-        kind: Kind,
+        kind: Role,
         host: str = "127.0.0.1",
         port: int = 0,
         secret: str | None = None,
@@ -168,7 +167,7 @@ def _until_over(requests: Iterator[bytes], context: grpc.ServicerContext, stream
     yield from requests
 
 
-def _listen(server: grpc.Server, kind: Kind, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
+def _listen(server: grpc.Server, kind: Role, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
     """Bind; returns "host:port"."""
     shown = f"[{host}]" if ":" in host else host
     try:

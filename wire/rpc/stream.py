@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
@@ -21,7 +21,7 @@ from scheduler.errors import (
     SecretError,
 )
 from wire import codec
-from wire.base import Handler
+from wire.base import Handler, Role
 from wire.codec import MAX_ENCODED_BYTES, Codec
 from wire.messages import Beat, Message
 from wire.rpc.outbox import Outbox
@@ -45,7 +45,6 @@ ACCEPTED_KEY = "odmoe-accepted"
 ERROR_KEY = "odmoe-error"
 """In the server's last metadata: the name of the error of ours that ended the stream."""
 
-Kind = Literal["worker", "shadow"]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class Edge(NamedTuple):
     from_node: Codec
 
 
-EDGES: dict[Kind, Edge] = {
+EDGES: dict[Role, Edge] = {
     "worker": Edge("odmoe.Worker", "Work", codec.TO_WORKER, codec.FROM_WORKER),
     "shadow": Edge("odmoe.Shadow", "Follow", codec.TO_SHADOW, codec.FROM_SHADOW),
 }
@@ -162,11 +161,11 @@ def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
     if not isinstance(error, grpc.Call):
         return LinkError(f"the stream to {peer} broke: the peer is gone, or gave it up")
     code = error.code()
-    said = f"the stream to {peer} ended with {code.name}: {error.details()}{_ADVICE.get(code, '')}"
-    named = getattr(errors, str(dict(error.trailing_metadata() or ()).get(ERROR_KEY, "")), None)
-    if isinstance(named, type) and issubclass(named, ClusterError):
-        return named(said)
-    return _ERROR_OF.get(code, LinkError)(said)
+    description = f"the stream to {peer} ended with {code.name}: {error.details()}{_ADVICE.get(code, '')}"
+    error_class = getattr(errors, str(dict(error.trailing_metadata() or ()).get(ERROR_KEY, "")), None)
+    if isinstance(error_class, type) and issubclass(error_class, ClusterError):
+        return error_class(description)
+    return _ERROR_OF.get(code, LinkError)(description)
 
 
 # --- the stream ------------------------------------------------------------------------------------------------
@@ -205,7 +204,7 @@ class Stream:
         if self._closed:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
         data = self._out.encode(message)
-        self._monitor.said = True
+        self._monitor.sent_since_wakeup = True
         self.traffic.sent.add(kind_of(message), len(data))
         if len(data) <= self._pulse.announced_bytes:
             taken = self._outbox.put(data)

@@ -134,10 +134,10 @@ def _check_pem(path: Path) -> None:
 
 def _check_dates(path: Path, certificates: list[Any]) -> None:
     for certificate in certificates:
-        said = dates_wrong(certificate)
-        if said:
+        reason = dates_wrong(certificate)
+        if reason:
             renew = "make a new CA with `odmoe certs`" if path.name == CA_FILE else "renew it with `odmoe certs`"
-            raise CertificateError(f"the certificate in {path} {said}; {renew}, or set this host's clock")
+            raise CertificateError(f"the certificate in {path} {reason}; {renew}, or set this host's clock")
 
 
 def dates_wrong(certificate: Mapping[str, Any]) -> str:
@@ -220,7 +220,7 @@ def theirs_wrong(error: ssl.SSLError) -> str:
 
 def ours_wrong(error: ssl.SSLError) -> str:
     """What the peer has against our certificate; nothing where it did not say that this was it."""
-    return next((said for name, said in _ALERTS if name in (error.reason or "")), "")
+    return next((reason for name, reason in _ALERTS if name in (error.reason or "")), "")
 
 
 def is_for(certificate: Mapping[str, Any]) -> list[str]:

@@ -37,11 +37,11 @@ class TlsProbe:
         """None where nobody is there, or nothing is wrong with certificates. Each of at most four calls is bounded by
         `left_s` and `LOOK_S`."""
         try:
-            said = self._look(max(0.05, min(LOOK_S, left_s)))
+            reason = self._look(max(0.05, min(LOOK_S, left_s)))
         except OSError:  # nobody there, or too slow; a node that comes up may be both
             self._cut_off = 0
             return None
-        return CertificateError(said) if said else None
+        return CertificateError(reason) if reason else None
 
     def _look(self, timeout_s: float) -> str:
         identity = self._identity
@@ -84,7 +84,7 @@ class TlsProbe:
         ours = ours_wrong(error)
         return f"{self._peer} refuses this host's certificate: {ours}; {_RENEW_OURS}" if ours else ""
 
-    def _details(self, said: str, identity: Identity, timeout_s: float) -> str:
+    def _details(self, reason: str, identity: Identity, timeout_s: float) -> str:
         """Which date, or which address: called once more, since a certificate that was refused cannot be read.
 
         Before that it is refused again, for the node's own log: it listens to that only after a first time, which may
@@ -98,14 +98,14 @@ class TlsProbe:
             with self._connect(timeout_s) as plain, identity.as_reader.wrap_socket(plain) as secured:
                 found: Any = secured.getpeercert()
         except OSError:
-            return said
+            return reason
         wrong = dates_wrong(found)
         if wrong:
             return f"its certificate {wrong}"
         names = is_for(found)
         if not any(same_host(name, self._host) for name in names):
             return f"its certificate is for {', '.join(names) or 'no address'}, not for {self._host}"
-        return said
+        return reason
 
     def _it_wants_tls(self) -> str:
         return (

@@ -49,8 +49,8 @@ class HostSlab:
         """An expert's bytes, uint8. Raises CorruptStoreError for one that the store did not have."""
         found = self._blobs.get((layer, expert, form))
         if found is None:
-            said = f" in form {form}" if form else ""
-            raise CorruptStoreError(f"no expert {expert} of layer {layer}{said} was in the store when it was read")
+            in_form = f" in form {form}" if form else ""
+            raise CorruptStoreError(f"no expert {expert} of layer {layer}{in_form} was in the store when it was read")
         return found
 
     def _read(self, store: ExpertStore, forms: tuple[str, ...]) -> None:

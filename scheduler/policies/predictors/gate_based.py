@@ -148,14 +148,14 @@ class Stacked(NextGate):
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if prefill or not scores:
             return ()
-        said = self._forecast(visit, scores)
-        wanted = said.experts if said.bring is None else said.bring
+        forecast = self._forecast(visit, scores)
+        wanted = forecast.experts if forecast.bring is None else forecast.bring
         here = tuple(e for e in wanted if e in resident)
         if visit.request in self._busy:
-            return [said._replace(bring=here)]
+            return [forecast._replace(bring=here)]
         if len(here) < len(wanted):
             self._busy.add(visit.request)
-        return [said]
+        return [forecast]
 
     def closed(self, request: int) -> None:
         self._busy.discard(request)

@@ -32,7 +32,7 @@ class Impact(Silent):
         self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
         self._pace: tuple[float, float] | None = None
         self._at: dict[int, tuple[int, int]] = {}  # request -> layer (ordinal) of its last gate, loads begun since
-        self._said: dict[int, dict[Visit, list[tuple[int, tuple[int, ...]]]]] = {}
+        self._forecasts: dict[int, dict[Visit, list[tuple[int, tuple[int, ...]]]]] = {}
         self._right: dict[tuple[int, int], tuple[int, int]] = {}  # (layers ahead, place) -> (right, said)
 
     def paced(self, load_s: float, layer_s: float) -> None:
@@ -42,15 +42,15 @@ class Impact(Silent):
     def likely(self, ahead: int, place: int) -> float:
         """The part of what was said so far, so many layers ahead and at that place of the forecast, that was right,
         one right one counted in beforehand."""
-        right, said = self._right.get((ahead, place), (0, 0))
-        return (right + 1) / (said + 1)
+        right, counted = self._right.get((ahead, place), (0, 0))
+        return (right + 1) / (counted + 1)
 
     def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         self._at[visit.request] = (self._ordinal[visit.layer], 0)
-        for ahead, experts in self._said.get(visit.request, {}).pop(visit, ()):
+        for ahead, experts in self._forecasts.get(visit.request, {}).pop(visit, ()):
             for place, expert in enumerate(experts):
-                right, said = self._right.get((ahead, place), (0, 0))
-                self._right[ahead, place] = (right + (expert in named), said + 1)
+                right, counted = self._right.get((ahead, place), (0, 0))
+                self._right[ahead, place] = (right + (expert in named), counted + 1)
         return ()
 
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
@@ -61,7 +61,7 @@ class Impact(Silent):
         order, rows = popularity(scores, self.shape.top_k)
         experts = tuple(e for e in order if rows[e])
         if not prefill:
-            self._said.setdefault(visit.request, {}).setdefault(visit, []).append((ahead, experts))
+            self._forecasts.setdefault(visit.request, {}).setdefault(visit, []).append((ahead, experts))
         wanted = {e: rows[e] * (1.0 if prefill else self.likely(ahead, place)) for place, e in enumerate(experts)}
         bring = [e for e in experts if e in resident]
         for expert in sorted((e for e in experts if e not in resident), key=lambda e: -wanted[e]):
@@ -82,4 +82,4 @@ class Impact(Silent):
 
     def closed(self, request: int) -> None:
         self._at.pop(request, None)
-        self._said.pop(request, None)
+        self._forecasts.pop(request, None)

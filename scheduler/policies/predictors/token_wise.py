@@ -43,7 +43,7 @@ class TokenWise(Silent):
         self.warm_up = warm_up
         self.silent: frozenset[int] | None = None
         """With `flex`: the layers that bring nothing; None as long as it is not settled."""
-        self._said: dict[int, dict[int, Forecast]] = {}  # request -> layer -> what is not compared yet
+        self._forecasts: dict[int, dict[int, Forecast]] = {}  # request -> layer -> what is not compared yet
         self._right: dict[int, tuple[int, int, int]] = dict.fromkeys(shape.layers, (0, 0, 0))
 
     def accuracy(self, layer: int) -> float | None:
@@ -52,10 +52,10 @@ class TokenWise(Silent):
         return right / named if named else None
 
     def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
-        said = self._said.get(visit.request, {}).pop(visit.layer, None)
-        if said is not None and said.visit == visit and not prefill:
+        forecast = self._forecasts.get(visit.request, {}).pop(visit.layer, None)
+        if forecast is not None and forecast.visit == visit and not prefill:
             right, total, compared = self._right[visit.layer]
-            hit = sum(expert in said.experts for expert in named)
+            hit = sum(expert in forecast.experts for expert in named)
             self._right[visit.layer] = (right + hit, total + len(named), compared + 1)
             if self.flex and self.silent is None:
                 self._settle()
@@ -72,9 +72,9 @@ class TokenWise(Silent):
             return ()
         order, named = popularity(scores, self.shape.top_k)
         experts = tuple(e for e in order if named[e])
-        said = Forecast(visit, experts, self._bring(visit.layer, order, resident))
-        self._said.setdefault(visit.request, {})[visit.layer] = said
-        return [said]
+        forecast = Forecast(visit, experts, self._bring(visit.layer, order, resident))
+        self._forecasts.setdefault(visit.request, {})[visit.layer] = forecast
+        return [forecast]
 
     def _bring(self, layer: int, order: list[int], resident: Collection[int]) -> tuple[int, ...]:
         if self.silent is not None and layer in self.silent:
@@ -84,4 +84,4 @@ class TokenWise(Silent):
         return tuple([e for e in order if e not in resident][: self.prefetch])
 
     def closed(self, request: int) -> None:
-        self._said.pop(request, None)
+        self._forecasts.pop(request, None)

@@ -64,5 +64,5 @@ class ActivationAware(Cacheless):
         ratio = self._rows.get(expert, 0) / (self._totals[expert.layer] or 1)
         return (ratio + EPSILON) * self._decay[expert.layer]
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         return min(evictable, key=self.priority)

@@ -61,12 +61,12 @@ class AdaptiveReplacement(Generic[K]):
         self.p = min(self.p, float(capacity))
         self._trim()
 
-    def choose(self, wanted: K, among: Collection[K]) -> K | None:
-        """REPLACE: who of `among` makes room for `wanted`; None where none of them is in the cache. Nothing changes."""
-        step = self._step(wanted)
-        self._planned = wanted, step
+    def choose(self, incoming: K, among: Collection[K]) -> K | None:
+        """REPLACE: who of `among` makes room for `incoming`; None where none is in the cache. Nothing changes."""
+        step = self._step(incoming)
+        self._planned = incoming, step
         aim, size = self._aim(step), len(self._t1)
-        from_t1 = size > aim or (wanted in self._b2 and size == aim)
+        from_t1 = size > aim or (incoming in self._b2 and size == aim)
         for queue in (self._t1, self._t2) if from_t1 else (self._t2, self._t1):
             for key in queue:
                 if key in among:
@@ -168,8 +168,8 @@ class ARC(Cacheless):
     def left(self, worker: int, expert: ExpertId) -> None:
         self.lists.remove(expert)
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
-        chosen = self.lists.choose(wanted, evictable)
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+        chosen = self.lists.choose(incoming, evictable)
         return chosen if chosen is not None else next(iter(evictable))
 
 
@@ -210,8 +210,8 @@ class ShallowARC(Shares):
         for layer, share in self.share.items():
             self.lists[layer].resize(share)
 
-    def weakest(self, layer: int, wanted: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
-        chosen = self.lists[layer].choose(wanted, among)
+    def weakest(self, layer: int, incoming: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
+        chosen = self.lists[layer].choose(incoming, among)
         return chosen if chosen is not None else next(iter(among))
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:

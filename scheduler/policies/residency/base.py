@@ -43,13 +43,13 @@ class Residency(Protocol):
     def left(self, worker: int, expert: ExpertId) -> None:
         """One that was kept is gone: evicted, or lost with its worker."""
 
-    def full(self, wanted: ExpertId) -> bool:
+    def full(self, incoming: ExpertId) -> bool:
         """Its part of the slots is used up: somebody is to make room for it although a slot may be free."""
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
-        """Which of `evictable` (not empty; kept, and needed by nobody now, the longest first) makes room for `wanted`.
-        None: nobody; it waits for a free slot. Where a gate has named it and nothing on that worker would ever leave,
-        the first goes all the same."""
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+        """Which of `evictable` (not empty; kept, and needed by nobody now, the longest first) makes room for
+        `incoming`. None: nobody; it waits for a free slot. Where a gate has named it and nothing on that worker would
+        ever leave, the first goes all the same."""
 
     def warm(self, slots: int) -> Iterable[ExpertId]:
         """Prefill is over: who is to be in the slots when decoding begins, most wanted first; empty: as it is."""
@@ -76,10 +76,10 @@ class Cacheless:
     def left(self, worker: int, expert: ExpertId) -> None:
         pass
 
-    def full(self, wanted: ExpertId) -> bool:
+    def full(self, incoming: ExpertId) -> bool:
         return False
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         return None
 
     def warm(self, slots: int) -> Iterable[ExpertId]:

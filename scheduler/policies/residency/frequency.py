@@ -59,12 +59,12 @@ class Frequent(Shares):
         super().used(worker, expert, hit, score)
         self._named.used(expert)
 
-    def full(self, wanted: ExpertId) -> bool:
+    def full(self, incoming: ExpertId) -> bool:
         """Nobody makes room for what will not stay."""
-        passes = not self._frequent(wanted) if self._prefill else wanted in self._named
-        return not passes and super().full(wanted)
+        passes = not self._frequent(incoming) if self._prefill else incoming in self._named
+        return not passes and super().full(incoming)
 
-    def weakest(self, layer: int, wanted: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
+    def weakest(self, layer: int, incoming: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
         return min(among, key=lambda expert: (self.activated(expert), self.age(expert)))
 
     def warm(self, slots: int) -> Iterable[ExpertId]:

@@ -36,7 +36,7 @@ class LRU(Cacheless):
         """Grows with the last use; 0 where it was never used."""
         return self._last.get(expert, 0)
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         return min(evictable, key=self.age)
 
 
@@ -55,7 +55,7 @@ class LFU(LRU):
         super().used(worker, expert, hit, score)
         self._uses[expert] = self._uses.get(expert, 0) + 1
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         uses = self._uses
         return min(evictable, key=lambda expert: (uses.get(expert, 0), self.age(expert)))
 
@@ -96,7 +96,7 @@ class Static(LRU):
         self._touch(expert)
         return self._fixed is None or expert in self._fixed
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         if self._fixed is None:
             return min(evictable, key=lambda expert: (self._rows.get(expert, 0), self.age(expert)))
         cold = [expert for expert in evictable if expert not in self._fixed]

@@ -54,7 +54,7 @@ class Scored(Cacheless):
     def worth(self, expert: ExpertId) -> float:
         return self.value[expert.layer][expert.expert]
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         return min(evictable, key=self.worth)
 
 
@@ -87,9 +87,9 @@ class ScoreWindow(Scored):
     def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
         self._shield.used(expert)
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         bare = [expert for expert in evictable if expert not in self._shield]
-        return super().victim(worker, wanted, bare) if bare else None
+        return super().victim(worker, incoming, bare) if bare else None
 
 
 class RecentScore(Scored):

@@ -30,8 +30,8 @@ class Shares(LRU):
         """How many of `slots` each layer gets, in their order. To be overridden where they are not to be equal."""
         return evenly(slots, self.counts)
 
-    def weakest(self, layer: int, wanted: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
-        """Who of `among` (not empty; all of `layer`) makes room for `wanted`."""
+    def weakest(self, layer: int, incoming: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
+        """Who of `among` (not empty; all of `layer`) makes room for `incoming`."""
         return min(among, key=self.age)
 
     def check(self, shape: ModelShape, slots: int) -> None:
@@ -51,21 +51,21 @@ class Shares(LRU):
     def left(self, worker: int, expert: ExpertId) -> None:
         self.kept[expert.layer].discard(expert)
 
-    def full(self, wanted: ExpertId) -> bool:
-        return len(self.kept[wanted.layer]) >= self.share[wanted.layer]
+    def full(self, incoming: ExpertId) -> bool:
+        return len(self.kept[incoming.layer]) >= self.share[incoming.layer]
 
-    def victim(self, worker: int, wanted: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
-        own = [expert for expert in evictable if expert.layer == wanted.layer]
-        if own and self.full(wanted):
-            return self.weakest(wanted.layer, wanted, own)
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+        own = [expert for expert in evictable if expert.layer == incoming.layer]
+        if own and self.full(incoming):
+            return self.weakest(incoming.layer, incoming, own)
         over = [expert for expert in evictable if len(self.kept[expert.layer]) > self.share[expert.layer]]
         if over:
             layer = max(over, key=lambda expert: len(self.kept[expert.layer]) - self.share[expert.layer]).layer
-            return self.weakest(layer, wanted, [expert for expert in over if expert.layer == layer])
-        if self.full(wanted) or len(self._workers) < 2:
+            return self.weakest(layer, incoming, [expert for expert in over if expert.layer == layer])
+        if self.full(incoming) or len(self._workers) < 2:
             return None  # a passing slot comes free
-        layer = wanted.layer if own else min(evictable, key=self.age).layer  # this worker's slots may hold no other
-        return self.weakest(layer, wanted, [expert for expert in evictable if expert.layer == layer])
+        layer = incoming.layer if own else min(evictable, key=self.age).layer  # this worker's slots may hold no other
+        return self.weakest(layer, incoming, [expert for expert in evictable if expert.layer == layer])
 
 
 def evenly(slots: int, counts: Sequence[int]) -> list[int]:
