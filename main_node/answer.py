@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from main_node.engine import Engine
+from main_node.engine.engine import Engine
+from main_node.engine.sequence import Sequence
 from main_node.report import Report
 from main_node.sampling import Chooser
-from main_node.sequence import Sequence
 from scheduler.errors import RequestCancelledError, RequestFailedError
 
 

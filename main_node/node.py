@@ -15,11 +15,11 @@ from checkpoint import family
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
 from main_node.answer import Answer, Step
-from main_node.engine import Engine
-from main_node.gate_watch import GateWatch, needs_watch
+from main_node.engine.engine import Engine
+from main_node.engine.gate_watch import GateWatch, needs_watch
+from main_node.engine.sequence import Sequence
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.sampling import GREEDY, Chooser, Sampling
-from main_node.sequence import Sequence
 from main_node.shadow_start import ShadowStart
 from main_node.shape import check_prompt, limited, model_shape
 from main_node.turns import Turns

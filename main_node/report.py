@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from scheduler.errors import RequestFailedError
 
 if TYPE_CHECKING:
-    from main_node.engine import Engine
+    from main_node.engine.engine import Engine
+    from main_node.engine.sequence import Sequence
     from main_node.sampling import Chooser
-    from main_node.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.manifest import FORMAT, MANIFEST
-from checkpoint.partial import sweep
-from checkpoint.source import Source, find_model, open_source
+from checkpoint.sharding.partial import sweep
+from checkpoint.sharding.source import Source, find_model, open_source
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, StoreWriteError
 
 if TYPE_CHECKING:
-    from checkpoint.shard import Made
+    from checkpoint.sharding.shard import Made
 
 Progress = Callable[[str, int, int], None]
 ABANDONED_S = 24 * 3600.0
@@ -38,7 +38,7 @@ def prepare_store(
     cached = _cached(source, dtype) if source and not store else None
     try:
         if source is None:
-            from checkpoint.shard import check_same
+            from checkpoint.sharding.shard import check_same
 
             opened = check_same(ExpertStore.open(path), None, dtype)
         else:
@@ -62,7 +62,7 @@ def with_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | No
     missing = [form for form in forms if form and form not in store.manifest.forms]
     if not missing:
         return store
-    from checkpoint.form_files import add_forms
+    from checkpoint.sharding.form_files import add_forms
 
     found = add_forms(store, missing, progress)
     found.trust(stamps_dir())
@@ -71,7 +71,7 @@ def with_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | No
 
 def make_or_open(source: Source, target: Path, dtype: str | None, progress: Progress | None = None) -> Made:
     """The store at `target`, of this checkpoint and dtype; made if missing. Raises CheckpointError, StoreError."""
-    from checkpoint.shard import Made, check_same, make_store
+    from checkpoint.sharding.shard import Made, check_same, make_store
 
     if (target / MANIFEST).is_file():
         return Made(check_same(ExpertStore.open(target), source, dtype), False, 0)

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from checkpoint.store import ExpertStore
-from main_node.engine import Engine
+from main_node.engine.engine import Engine
 from odmoe.clusters.budget import slots_of
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError

@@ -8,9 +8,9 @@ from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.store import ExpertStore
-from main_node.engine import Connect, Engine
+from main_node.engine.engine import Connect, Engine
+from main_node.engine.pace import MainPace
 from main_node.node import MainNode
-from main_node.pace import MainPace
 from main_node.shadow_start import ShadowStart
 from main_node.shape import model_shape
 from odmoe.clusters.budget import find_token_predictor, slots_of

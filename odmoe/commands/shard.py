@@ -27,7 +27,7 @@ def run_shard(
     Raises ConfigError, CheckpointError, StoreError.
     """
     from checkpoint.family import parse_dtype
-    from checkpoint.source import find_model, open_source
+    from checkpoint.sharding.source import find_model, open_source
     from odmoe.clusters.process import prepare_process
     from odmoe.stores import make_or_open, stamps_dir, with_forms
 

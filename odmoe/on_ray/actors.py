@@ -25,7 +25,7 @@ from wire.rpc.stream import check_access
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
-    from main_node.engine import Engine
+    from main_node.engine.engine import Engine
     from odmoe.on_ray.fleet import Fleet
     from scheduler.eventlog.recording import Recorder
 

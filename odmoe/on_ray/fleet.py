@@ -14,8 +14,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from main_node.engine import Connect, Engine
-from main_node.keeper import Keeper
+from main_node.engine.engine import Connect, Engine
+from main_node.engine.keeper import Keeper
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.nodes import travelled
 from odmoe.on_ray.calls import get

@@ -53,7 +53,7 @@ class Recorder:
         self._bytes = 0
 
     def decided(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
-        """See `main_node.engine.Engine.on_decided`."""
+        """See `main_node.engine.engine.Engine.on_decided`."""
         if self._bytes <= LIMIT_BYTES:
             self._parts.append(msgpack.packb((now, _row(event), [_row(command) for command in commands])))
             self._bytes += len(self._parts[-1])

@@ -29,7 +29,7 @@ from scheduler.trace import Span
 
 REQUEST = 1
 LOOKAHEAD = 2
-"""Passes that a shadow may run ahead of the main model where no alignment is due, as `main_node.engine` tells it."""
+"""Passes that a shadow may run ahead of the main model where no alignment is due, as the engine tells it."""
 
 _ONE_EACH = itertools.repeat(1)
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoint.shard import shard
-from checkpoint.source import open_source
+from checkpoint.sharding.shard import shard
+from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 
 _BASE: dict[str, Any] = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from checkpoint.shard import shard
-from checkpoint.source import open_source
+from checkpoint.sharding.shard import shard
+from checkpoint.sharding.source import open_source
 from scheduler.errors import CheckpointError
 
 

@@ -12,7 +12,7 @@ import torch
 
 from checkpoint.counting import Counts, count
 from checkpoint.family import config_from_dict, stored_dtype
-from checkpoint.source import read_header
+from checkpoint.sharding.source import read_header
 from support.paths import CONFIGS
 
 

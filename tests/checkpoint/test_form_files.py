@@ -12,10 +12,10 @@ import pytest
 import torch
 from hqq.core.quantize import Quantizer
 
-from checkpoint import form_files
-from checkpoint.form_files import add_forms
 from checkpoint.forms import FORMS, GROUP, restore
 from checkpoint.manifest import seal
+from checkpoint.sharding import form_files
+from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from scheduler.errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
 

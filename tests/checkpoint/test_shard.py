@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from checkpoint import convert, dense_files
-from checkpoint.shard import check_same, shard
-from checkpoint.source import open_source
+from checkpoint.sharding import convert, dense_files
+from checkpoint.sharding.shard import check_same, shard
+from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from scheduler.errors import (
     CheckpointError,

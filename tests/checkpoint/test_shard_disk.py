@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from checkpoint import direct, partial
+from checkpoint import direct
 from checkpoint.direct import Appender
-from checkpoint.partial import partial_of
-from checkpoint.shard import make_store, shard
-from checkpoint.source import Source, open_source
+from checkpoint.sharding import partial
+from checkpoint.sharding.partial import partial_of
+from checkpoint.sharding.shard import make_store, shard
+from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
 from scheduler.errors import StoreNotFoundError, StoreWriteError
 

@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint import partial as module
-from checkpoint.partial import Partial, partial_of
-from checkpoint.shard import make_store, shard
-from checkpoint.source import Source, open_source
+from checkpoint.sharding import partial as module
+from checkpoint.sharding.partial import Partial, partial_of
+from checkpoint.sharding.shard import make_store, shard
+from checkpoint.sharding.source import Source, open_source
+from checkpoint.sharding.weights import Place, places
 from checkpoint.store import ExpertStore
-from checkpoint.weights import Place, places
 from scheduler.errors import CorruptCheckpointError, StoreMismatchError, StoreNotFoundError, StoreWriteError
 from support.paths import ROOT
 
@@ -34,8 +34,8 @@ import os, sys
 from pathlib import Path
 import torch, transformers.conversion_mapping, transformers.core_model_loading
 from transformers import MixtralForCausalLM
-from checkpoint.shard import make_store
-from checkpoint.source import open_source
+from checkpoint.sharding.shard import make_store
+from checkpoint.sharding.source import open_source
 torch.set_num_threads(1)
 for line in sys.stdin:
     child = os.fork()
@@ -252,7 +252,7 @@ def test_half_of_another_is_dropped(model: Path, tmp_path: Path, whole: dict[str
     target, copy = tmp_path / "store", Path(shutil.copytree(model, tmp_path / "model"))
     with pytest.MonkeyPatch.context() as patch:
         if what == "format":
-            patch.setattr("checkpoint.shard.FORMAT", 77)
+            patch.setattr("checkpoint.sharding.shard.FORMAT", 77)
         stop_after(open_source(copy), target, 5, "float16" if what == "dtype" else None)
     assert journaled(target) == 5
     source = open_source(copy)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from checkpoint.source import open_source, verify_bytes
+from checkpoint.sharding.source import open_source, verify_bytes
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
 
 INDEX = "model.safetensors.index.json"

@@ -15,8 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
-from checkpoint.shard import shard
-from checkpoint.source import open_source
+from checkpoint.sharding.shard import shard
+from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 
 

@@ -11,7 +11,7 @@ import torch
 from checkpoint import family as families
 from checkpoint import kv
 from checkpoint.tensors import tensor_from_bytes
-from main_node import sequence
+from main_node.engine import sequence
 from scheduler import types as t
 from wire import odmoe_pb2
 from wire.codec import Codec

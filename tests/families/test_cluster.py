@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from checkpoint import kv
-from main_node.sequence import Sequence
+from main_node.engine.sequence import Sequence
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from shadow_node.node import _Session

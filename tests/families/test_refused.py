@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from checkpoint import family as families
 from checkpoint import kv
-from checkpoint.shard import shard
-from checkpoint.source import open_source
+from checkpoint.sharding.shard import shard
+from checkpoint.sharding.source import open_source
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from scheduler import errors

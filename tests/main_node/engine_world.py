@@ -13,7 +13,7 @@ import torch
 
 from checkpoint.kv import Growing, Snapshot
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
-from main_node.engine import Engine
+from main_node.engine.engine import Engine
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin

@@ -17,7 +17,7 @@ from checkpoint import token_predictor
 from checkpoint.dense import EXPERTS_IMPLEMENTATION, _dispatch, dispatch_experts
 from checkpoint.gates import Gates
 from checkpoint.token_predictor import TokenPredictor
-from main_node.foresight import Foresight, GateForesight, TokenForesight, make_foresight
+from main_node.engine.foresight import Foresight, GateForesight, TokenForesight, make_foresight
 from scheduler import types as t
 from scheduler.errors import (
     CheckpointError,

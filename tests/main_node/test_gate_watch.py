@@ -19,8 +19,8 @@ from checkpoint.dense import EXPERTS_IMPLEMENTATION, _dispatch, dispatch_experts
 from checkpoint.gates import Gates
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from checkpoint.token_predictor import TokenPredictor
-from main_node.gate_watch import GateWatch
-from main_node.layer import LayerWork
+from main_node.engine.gate_watch import GateWatch
+from main_node.engine.layer import LayerWork
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.build import make_core

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from main_node.keeper import Keeper
+from main_node.engine.keeper import Keeper
 from scheduler.errors import LinkError
 
 pytestmark = pytest.mark.timeout(60)
@@ -90,7 +90,7 @@ def test_one_that_goes_again_soon_is_asked_less_often(keeper_of: Any, monkeypatc
     for number in (0, 0, 1):
         keeper.lost("worker", number)
         assert_idle(keeper)
-    monkeypatch.setattr("main_node.keeper.STEADY_S", 0.0)
+    monkeypatch.setattr("main_node.engine.keeper.STEADY_S", 0.0)
     keeper.lost("worker", 0)
     assert_idle(keeper)
     assert pauses == [0.5, 1.0, 2.0, 1.0, 2.0, 0.5, 0.5]

@@ -14,7 +14,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from main_node.answer import Step
-from main_node.engine import Engine
+from main_node.engine.engine import Engine
 from main_node.node import MainNode
 from main_node.report import Report
 from main_node.shadow_start import ShadowStart

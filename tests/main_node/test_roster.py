@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from engine_world import Fake, Later, Say, close, good, once, rows_of, shadow, silent, worker_ready
 
-from main_node import peers
+from main_node.engine import peers
 from scheduler.errors import ProtocolError
 from wire import messages as w
 

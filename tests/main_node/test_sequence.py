@@ -9,8 +9,8 @@ import torch
 
 from checkpoint.kv import Growing, Snapshot
 from checkpoint.tensors import tensor_from_bytes
-from main_node import sequence
-from main_node.sequence import Sequence, align_messages
+from main_node.engine import sequence
+from main_node.engine.sequence import Sequence, align_messages
 from scheduler import types as t
 from wire import messages as w
 

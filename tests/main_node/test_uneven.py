@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import parse_dtype
-from main_node.engine import Connect, Engine
+from main_node.engine.engine import Connect, Engine
 from main_node.node import MainNode
 from main_node.shape import model_shape
 from scheduler.alignment import Alignment

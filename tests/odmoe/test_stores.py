@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.partial import Partial, partial_of
+from checkpoint.sharding.partial import Partial, partial_of
 from checkpoint.store import ExpertStore
 from odmoe.stores import cache_dir, prepare_store
 from scheduler.errors import CheckpointError, CorruptStoreError, StoreMismatchError, StoreWriteError
@@ -32,16 +32,16 @@ def model(tiny: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where stores were written."""
-    import checkpoint.shard
+    import checkpoint.sharding.shard
 
     where: list[Path] = []
-    real = checkpoint.shard.make_store
+    real = checkpoint.sharding.shard.make_store
 
     def make_store(source: Any, target: Path, *rest: Any) -> Any:
         where.append(target)
         return real(source, target, *rest)
 
-    monkeypatch.setattr(checkpoint.shard, "make_store", make_store)
+    monkeypatch.setattr(checkpoint.sharding.shard, "make_store", make_store)
     return where
 
 

@@ -7,6 +7,7 @@ import time
 from odmoe.clusters.timed import TimedChannel, TimedHandler, TimedNode, Way
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
+from support.streams import EchoNode, Recorder
 from wire import inprocess, odmoe_pb2
 from wire.messages import Beat, Compute, Computed, Load, Loaded, Stamped, Tensor
 from wire.rpc.pulse import Pulse
@@ -30,7 +31,7 @@ def size_of_computed(number: int) -> int:
 
 def test_both_ends_count_what_was_sent(kit):
     quick = Pulse(beat_s=0.02)
-    node, heard = kit.EchoNode(), kit.Recorder()
+    node, heard = EchoNode(), Recorder()
     channel = kit.connect(kit.serve(node, pulse=quick).address, heard, pulse=quick)
     for number in (1, 300, 70_000):
         channel.send(Compute(number, 1, 2, 3, ROW, WEIGHT, evict=True))
@@ -53,7 +54,7 @@ def test_both_ends_count_what_was_sent(kit):
 def test_a_stamped_message_is_counted_as_what_it_is_about(kit):
     """Each end as its own: what it sends and what it receives, with the stamp's few bytes."""
     emulation = Emulation(find_profile("rtx3090-1gbe"))
-    node, heard = kit.EchoNode(), kit.Recorder()
+    node, heard = EchoNode(), Recorder()
     inner = kit.connect(kit.serve(TimedNode(node, emulation)).address, TimedHandler(heard, Way(), emulation))
     channel = TimedChannel(inner, Way(), emulation)
     for number in (1, 300, 70_000):
@@ -71,4 +72,4 @@ def test_a_stamped_message_is_counted_as_what_it_is_about(kit):
 
 
 def test_in_memory_nothing_is_encoded(kit):
-    assert traffic_of(inprocess.connect(kit.EchoNode(), kit.Recorder())) is None
+    assert traffic_of(inprocess.connect(EchoNode(), Recorder())) is None

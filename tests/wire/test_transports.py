@@ -7,48 +7,49 @@ import threading
 import pytest
 
 from scheduler.errors import LinkError
+from support.streams import EchoNode, Listening, Recorder
 from wire.messages import AskUsage, Compute, Computed, Evict, Load, Loaded, Tensor, WorkerUsage
 
 HIDDEN = Tensor("bfloat16", (2, 3), bytes(range(12)))
 WEIGHTS = Tensor("float32", (2,), bytes(8))
 
 
-def test_echo(open_stream, kit):
-    heard = kit.Recorder()
-    channel = open_stream(kit.EchoNode(), heard)
+def test_echo(open_stream):
+    heard = Recorder()
+    channel = open_stream(EchoNode(), heard)
     channel.send(Compute(7, 0, 3, 5, HIDDEN, WEIGHTS, evict=True))
     channel.send(AskUsage())
     assert heard.take(2) == [Computed(7, HIDDEN, 0.5), WorkerUsage(1, 2, 3, 4)]
 
 
-def test_node_hears_what_was_sent(open_stream, kit):
-    node = kit.EchoNode()
-    channel = open_stream(node, kit.Recorder())
+def test_node_hears_what_was_sent(open_stream):
+    node = EchoNode()
+    channel = open_stream(node, Recorder())
     sent = [Compute(7, 0, 3, 5, HIDDEN, WEIGHTS, evict=False), Load(1, 0, 2, 3), Evict(0)]
     for message in sent:
         channel.send(message)
     assert node.streams[0].take(3) == sent
 
 
-def test_order_over_1000_messages(open_stream, kit):
-    heard = kit.Recorder()
-    channel = open_stream(kit.EchoNode(), heard)
+def test_order_over_1000_messages(open_stream):
+    heard = Recorder()
+    channel = open_stream(EchoNode(), heard)
     for i in range(1000):
         channel.send(Load(i, 0, 0, 0))
     assert [message.load_id for message in heard.take(1000)] == list(range(1000))
 
 
-def test_a_memoryview_is_sent_like_bytes(open_stream, kit):
-    heard = kit.Recorder()
-    channel = open_stream(kit.EchoNode(), heard)
+def test_a_memoryview_is_sent_like_bytes(open_stream):
+    heard = Recorder()
+    channel = open_stream(EchoNode(), heard)
     backing = bytearray(range(24))
     hidden = Tensor("float32", (6,), memoryview(backing).cast("f"))
     channel.send(Compute(1, 0, 0, 0, hidden, WEIGHTS, evict=False))
     assert memoryview(heard.take(1)[0].output.data).tobytes() == bytes(backing)
 
 
-def test_both_directions_at_once(open_stream, kit):
-    node, heard = kit.EchoNode(lambda reply: Listening(kit, reply)), kit.Recorder()
+def test_both_directions_at_once(open_stream):
+    node, heard = EchoNode(Listening), Recorder()
     channel = open_stream(node, heard)
     there = node.streams[0]
     threads = [
@@ -57,23 +58,15 @@ def test_both_directions_at_once(open_stream, kit):
     ]
     for thread in threads:
         thread.start()
-    assert [message.load_id for message in there.heard.take(500)] == list(range(500))
+    assert [message.load_id for message in there.take(500)] == list(range(500))
     assert [message.load_id for message in heard.take(500)] == list(range(500))
     for thread in threads:
         thread.join(10)
 
 
-class Listening:
-    """A node's end that only listens."""
-
-    def __init__(self, kit, reply):
-        self.reply, self.heard = reply, kit.Recorder()
-        self.on_message, self.on_close = self.heard.on_message, self.heard.on_close
-
-
 @pytest.mark.parametrize("closer", ["client", "node"])
-def test_close_ends_both_sides_once_and_in_peace(open_stream, kit, closer):
-    node, heard = kit.EchoNode(), kit.Recorder()
+def test_close_ends_both_sides_once_and_in_peace(open_stream, closer):
+    node, heard = EchoNode(), Recorder()
     channel = open_stream(node, heard)
     channel.send(Load(1, 0, 0, 0))
     heard.take(1)
@@ -89,19 +82,19 @@ def test_close_ends_both_sides_once_and_in_peace(open_stream, kit, closer):
     assert len(heard.ends) == len(node.streams[0].ends) == 1
 
 
-def test_what_was_sent_before_close_arrives(open_stream, kit):
-    node = kit.EchoNode(lambda reply: Listening(kit, reply))
-    channel = open_stream(node, kit.Recorder())
+def test_what_was_sent_before_close_arrives(open_stream):
+    node = EchoNode(Listening)
+    channel = open_stream(node, Recorder())
     for i in range(300):
         channel.send(Evict(i))
     channel.close()
-    there = node.streams[0].heard
+    there = node.streams[0]
     assert there.end() is None
     assert [message.slot for message in there.take(300)] == list(range(300))
 
 
-def test_what_a_node_sent_before_close_arrives(open_stream, kit):
-    node, heard = kit.EchoNode(), kit.Recorder()
+def test_what_a_node_sent_before_close_arrives(open_stream):
+    node, heard = EchoNode(), Recorder()
     open_stream(node, heard)
     reply = node.streams[0].reply
     for i in range(300):
@@ -111,9 +104,9 @@ def test_what_a_node_sent_before_close_arrives(open_stream, kit):
     assert [message.load_id for message in heard.take(300)] == list(range(300))
 
 
-def test_streams_of_one_node_are_apart(open_stream, kit):
-    node = kit.EchoNode()
-    heard = [kit.Recorder() for _ in range(2)]
+def test_streams_of_one_node_are_apart(open_stream):
+    node = EchoNode()
+    heard = [Recorder() for _ in range(2)]
     first = open_stream(node, heard[0])
     second = open_stream(node, heard[1])
     first.close()

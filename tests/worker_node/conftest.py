@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from checkpoint.expert import ExpertArithmetic
-from checkpoint.shard import shard
-from checkpoint.source import open_source
+from checkpoint.sharding.shard import shard
+from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from scheduler.errors import ODMoEError

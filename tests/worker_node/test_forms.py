@@ -12,8 +12,8 @@ import pytest
 import torch
 from hqq.core.quantize import Quantizer
 
-from checkpoint.form_files import add_forms
 from checkpoint.forms import FORMS, GROUP
+from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_from_bytes
 from scheduler.emulation.clock import Emulation

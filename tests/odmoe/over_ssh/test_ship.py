@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.form_files import add_forms
+from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.machines import ship
 from odmoe.machines.cluster_file import Host

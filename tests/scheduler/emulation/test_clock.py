@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from main_node.pace import MainPace
+from main_node.engine.pace import MainPace
 from scheduler.emulation.clock import CREDIT_S, Emulation, GivenUp, SerialResource
 from scheduler.timing.profile import find_profile
 from shadow_node.pace import ShadowPace

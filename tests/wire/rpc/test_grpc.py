@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError, SecretError
+from support.streams import Answering, EchoNode, Recorder
 from wire import odmoe_pb2
 from wire.codec import MAX_ENCODED_BYTES
 from wire.messages import Align, Evict, Load, Loaded, Tensor
@@ -53,7 +54,7 @@ def raw_server(behave):
 
 
 def assert_serves(kit, address: str, **settings) -> None:
-    heard = kit.Recorder()
+    heard = Recorder()
     kit.connect(address, heard, **settings).send(Load(1, 0, 0, 0))
     assert heard.take(1) == ECHO
 
@@ -72,7 +73,7 @@ def test_right_secret(kit):
 
 @pytest.mark.parametrize("secret", [None, "wrong", "s3cret2", "s3cre"])
 def test_wrong_or_missing_secret(kit, secret):
-    node, heard = kit.EchoNode(), kit.Recorder()
+    node, heard = EchoNode(), Recorder()
     server = kit.serve(node, secret="s3cret")
     with pytest.raises(SecretError, match=rf"the worker at {server.address} .*UNAUTHENTICATED.*same secret"):
         kit.connect(server.address, heard, secret=secret)
@@ -105,7 +106,7 @@ def test_off_loopback_without_secret_or_certificate(kit, identity, host):
         with pytest.raises(ConfigError, match=said):
             kit.serve(host=host, **given)
         with pytest.raises(ConfigError, match=said):
-            kit.connect(address, kit.Recorder(), **given)
+            kit.connect(address, Recorder(), **given)
 
 
 def test_off_loopback_with_both(kit, identity):
@@ -116,7 +117,7 @@ def test_off_loopback_with_both(kit, identity):
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1:", ":50", "127.0.0.1:0", "127.0.0.1:65536", "a:b"])
 def test_address_that_cannot_be(kit, address):
     with pytest.raises(ConfigError, match="allowed: host:port"):
-        kit.connect(address, kit.Recorder())
+        kit.connect(address, Recorder())
 
 
 def test_port_in_use(kit):
@@ -127,7 +128,7 @@ def test_port_in_use(kit):
 
 def test_wrong_kind(kit):
     with pytest.raises(HandshakeError, match=r"the shadow at .*another kind"):
-        kit.connect(kit.serve().address, kit.Recorder(), kind="shadow")
+        kit.connect(kit.serve().address, Recorder(), kind="shadow")
 
 
 def test_nobody_there(kit):
@@ -135,7 +136,7 @@ def test_nobody_there(kit):
     server.close(0.5)
     start = time.monotonic()
     with pytest.raises(LinkError, match=rf"cannot reach the worker at {server.address} within 0\.5 s; check"):
-        kit.connect(server.address, kit.Recorder(), deadline_s=0.5)
+        kit.connect(server.address, Recorder(), deadline_s=0.5)
     assert time.monotonic() - start < 3
 
 
@@ -162,7 +163,7 @@ def test_generated_stub_is_understood(kit):
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"", b"\x22\x00"], ids=["garbage", "unset", "Compute, no tensors"])
 def test_bad_bytes_end_that_stream_only(kit, data):
-    node = kit.EchoNode()
+    node = EchoNode()
     server = kit.serve(node)
     with raw_call(server.address) as (queue, call):
         queue.put(odmoe_pb2.ToWorker(load=odmoe_pb2.Load(load_id=1)).SerializeToString())
@@ -175,7 +176,7 @@ def test_bad_bytes_end_that_stream_only(kit, data):
 
 
 def test_oversize_ends_that_stream_only(kit):
-    node = kit.EchoNode()
+    node = EchoNode()
     server = kit.serve(node)
     with raw_call(server.address) as (queue, call):
         queue.put(bytes(MAX_ENCODED_BYTES + 1))
@@ -190,7 +191,7 @@ def test_bad_bytes_from_a_node(kit):
         yield b"\xff\xff\xff"
         next(requests, None)
 
-    heard = kit.Recorder()
+    heard = Recorder()
     with raw_server(behave) as address:
         channel = kit.connect(address, heard)
         assert isinstance(heard.end(), ProtocolError)
@@ -207,7 +208,7 @@ def test_a_server_that_is_not_ours(kit):
 
     with raw_server(behave) as address:
         with pytest.raises(LinkError, match=r"cannot reach .* within 0\.5 s"):
-            kit.connect(address, kit.Recorder(), deadline_s=0.5)
+            kit.connect(address, Recorder(), deadline_s=0.5)
         release.set()
 
 
@@ -217,7 +218,7 @@ def test_a_node_may_refuse_a_stream(kit, error):
         raise error
 
     with pytest.raises(type(error), match=str(error)):
-        kit.connect(kit.serve(kit.EchoNode(refuse)).address, kit.Recorder())
+        kit.connect(kit.serve(EchoNode(refuse)).address, Recorder())
 
 
 @pytest.mark.parametrize(
@@ -225,18 +226,18 @@ def test_a_node_may_refuse_a_stream(kit, error):
     [(HandshakeError, HandshakeError), (ProtocolError, ProtocolError), (ValueError, LinkError)],
 )
 def test_a_node_may_refuse_a_message(kit, raised, seen):
-    class Refusing(kit.Answering):
+    class Refusing(Answering):
         def on_message(self, message):
             raise raised("not this one")
 
-    node, heard = kit.EchoNode(Refusing), kit.Recorder()
+    node, heard = EchoNode(Refusing), Recorder()
     server = kit.serve(node)
     kit.connect(server.address, heard).send(Evict(0))
     error = heard.end()
     assert isinstance(error, seen)
     assert "not this one" in str(error)
     assert isinstance(node.streams[0].end(), seen)
-    node.make = kit.Answering
+    node.make = Answering
     assert_serves(kit, server.address)
 
 
@@ -264,7 +265,7 @@ def deaf_node():
     ids=["many", "large"],
 )
 def test_a_peer_that_does_not_read(kit, message, said):
-    heard = kit.Recorder()
+    heard = Recorder()
     size = 64 if isinstance(message, Load) else 1 << 25
     with deaf_node() as address:
         edge = "worker" if isinstance(message, Load) else "shadow"

@@ -17,6 +17,7 @@ import pytest
 
 from scheduler.errors import LinkError
 from support.paths import ROOT
+from support.streams import Answering, EchoNode, Recorder
 from wire.messages import Compute, Evict, Load, Loaded, Tensor
 from wire.rpc.pulse import PULSE, Pulse
 
@@ -60,13 +61,13 @@ FATES = [(signal.SIGKILL, "the stream"), (signal.SIGSTOP, rf"has been silent for
 
 @pytest.mark.parametrize(("fate", "said"), FATES)
 def test_server_lost_mid_stream(kit, fate, said):
-    heard = kit.Recorder()
+    heard = Recorder()
     with process(SERVER) as (child, address):
         channel = kit.connect(address, heard)
         channel.send(Load(1, 0, 0, 0))
         assert heard.take(1) == ECHO
         child.send_signal(fate)
-        error = heard.end(within=10)
+        error = heard.end()
         assert isinstance(error, LinkError)
         assert f"the worker at {address}" in str(error)
         assert re.search(said, str(error))
@@ -76,12 +77,12 @@ def test_server_lost_mid_stream(kit, fate, said):
 
 @pytest.mark.parametrize(("fate", "said"), FATES)
 def test_client_lost_mid_stream(kit, fate, said):
-    node = kit.EchoNode()
+    node = EchoNode()
     address = kit.serve(node).address
     client = NODE + f"channel = connect('{address}', 'worker', Node()); print('up', flush=True); sys.stdin.read()"
     with process(client) as (child, _):
         child.send_signal(fate)
-        error = node.streams[0].end(within=10)
+        error = node.streams[0].end()
         assert isinstance(error, LinkError)
         assert re.search(said, str(error))
         with pytest.raises(LinkError, match="closed"):
@@ -89,7 +90,7 @@ def test_client_lost_mid_stream(kit, fate, said):
 
 
 def test_a_short_freeze_is_forgiven(kit):
-    heard = kit.Recorder()
+    heard = Recorder()
     with process(SERVER) as (child, address):
         channel = kit.connect(address, heard)
         child.send_signal(signal.SIGSTOP)
@@ -103,7 +104,7 @@ def test_a_short_freeze_is_forgiven(kit):
 
 @pytest.mark.parametrize("busy", ["node", "main node"])
 def test_a_busy_handler_is_not_a_dead_one(kit, busy):
-    class Slow(kit.Recorder):
+    class Slow(Recorder):
         def on_message(self, message):
             super().on_message(message)
             if busy == "main node" and self.got.qsize() == 1:
@@ -121,7 +122,7 @@ def test_a_busy_handler_is_not_a_dead_one(kit, busy):
 
 def test_beats_reach_no_handler(kit):
     quick = Pulse(beat_s=0.02, lost_after_s=1.0)
-    node, heard = kit.EchoNode(), kit.Recorder()
+    node, heard = EchoNode(), Recorder()
     channel = kit.connect(kit.serve(node, pulse=quick).address, heard, pulse=quick)
     time.sleep(1.5)  # 75 beats each way, and longer than a silent peer would have
     channel.send(Load(1, 0, 0, 0))
@@ -163,7 +164,7 @@ def slow_link(address: str, bytes_a_second: float):
 
 def test_a_large_message_on_a_slow_link_is_not_silence(kit):
     """4 MB at 10 Mbit/s take more than three seconds, in which nothing whole arrives."""
-    node, heard = kit.EchoNode(), kit.Recorder()
+    node, heard = EchoNode(), Recorder()
     rows = Tensor("uint8", (4_000_000,), bytes(4_000_000))
     with slow_link(kit.serve(node).address, 1.25e6) as address:
         channel = kit.connect(address, heard)
@@ -176,7 +177,7 @@ def test_a_large_message_on_a_slow_link_is_not_silence(kit):
 
 
 def test_an_idle_stream_stays(kit):
-    heard = kit.Recorder()
+    heard = Recorder()
     channel = kit.connect(kit.serve().address, heard)
     time.sleep(3)  # two keepalives
     assert not heard.ends
@@ -187,11 +188,11 @@ def test_an_idle_stream_stays(kit):
 def test_server_close_is_peaceful_and_bounded(kit):
     held = threading.Event()
 
-    class Stuck(kit.Answering):
+    class Stuck(Answering):
         def on_message(self, message):
             held.wait(20)
 
-    node, calm, stuck = kit.EchoNode(), kit.Recorder(), kit.Recorder()
+    node, calm, stuck = EchoNode(), Recorder(), Recorder()
     server = kit.serve(node)
     kit.connect(server.address, calm)
     node.make = Stuck
@@ -207,7 +208,7 @@ def test_server_close_is_peaceful_and_bounded(kit):
 def test_threads_end_with_their_streams(kit):
     server = kit.serve()
     for _ in range(3):
-        heard = kit.Recorder()
+        heard = Recorder()
         kit.connect(server.address, heard).close()
         assert heard.end() is None
     server.close(0.5)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from main_node.peers import PeerHandler
+from main_node.engine.peers import PeerHandler
 from scheduler.errors import (
     CertificateError,
     HandshakeError,
@@ -24,6 +24,7 @@ from scheduler.errors import (
     SecretError,
     VersionError,
 )
+from support.streams import Answering, EchoNode, Recorder
 from wire.handshake import check_hello
 from wire.messages import PROTOCOL_VERSION, Failed, Hello, Load, Loaded, WorkerReady
 from wire.rpc import doorman
@@ -65,7 +66,7 @@ def without_reading(folder):
 
 
 def refuses(kit, server, error, pattern, **settings) -> str:
-    node_heard = kit.Recorder()
+    node_heard = Recorder()
     start = time.monotonic()
     with pytest.raises(error, match=pattern) as raised:
         kit.connect(server.address, node_heard, deadline_s=8, **settings)
@@ -76,7 +77,7 @@ def refuses(kit, server, error, pattern, **settings) -> str:
 
 
 def lets_in(kit, server, identity, secret="s3cret") -> None:
-    heard = kit.Recorder()
+    heard = Recorder()
     kit.connect(server.address, heard, secret=secret, identity=identity).send(Load(1, 0, 0, 0))
     assert heard.take(1) == ECHO
 
@@ -131,7 +132,7 @@ class Guarded(Session):
 def test_hello_over_a_stream(kit, said, changes, error):
     """Both sides hear the same, and the node knows from where it was called."""
     sessions = Sessions()
-    node = kit.EchoNode(lambda reply: sessions.add(Guarded("worker 3", ("abc", "float32"), sessions, reply)))
+    node = EchoNode(lambda reply: sessions.add(Guarded("worker 3", ("abc", "float32"), sessions, reply)))
     lost = []
     peer = PeerHandler("worker 3", lambda event: None, lost.append)
     hello = Hello(**{"version": PROTOCOL_VERSION, "fingerprint": "abc", "dtype": "float32", "node": "main"} | changes)
@@ -157,15 +158,15 @@ def test_an_error_keeps_its_name_over_the_wire(kit, error):
         raise error("not this one")
 
     with pytest.raises(error, match="not this one") as raised:
-        kit.connect(kit.serve(kit.EchoNode(refuse)).address, kit.Recorder())
+        kit.connect(kit.serve(EchoNode(refuse)).address, Recorder())
     assert type(raised.value) is error
 
-    class Refusing(kit.Answering):
+    class Refusing(Answering):
         def on_message(self, message):
             raise error("not this message")
 
-    heard = kit.Recorder()
-    kit.connect(kit.serve(kit.EchoNode(Refusing)).address, heard).send(Load(1, 0, 0, 0))
+    heard = Recorder()
+    kit.connect(kit.serve(EchoNode(Refusing)).address, heard).send(Load(1, 0, 0, 0))
     assert type(heard.end()) is error
 
 
@@ -184,7 +185,7 @@ def test_a_name_that_is_no_error_between_nodes(kit, name):
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         with pytest.raises(HandshakeError) as raised:
-            kit.connect(f"127.0.0.1:{port}", kit.Recorder())
+            kit.connect(f"127.0.0.1:{port}", Recorder())
         server.stop(None).wait(5)
     assert type(raised.value) is HandshakeError
 

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization as s
 
 from scheduler.errors import CertificateError, LinkError
 from support.paths import ROOT
+from support.streams import EchoNode, Recorder
 from wire.codec import TO_WORKER
 from wire.messages import AskUsage, Load, Loaded, WorkerUsage
 from wire.rpc import doorman
@@ -31,7 +32,7 @@ ECHO = [Loaded(1, 10, 0.25)]
 
 def test_both_ways_over_tls(kit, authority):
     ca = authority()
-    node, heard = kit.EchoNode(), kit.Recorder()
+    node, heard = EchoNode(), Recorder()
     server = kit.serve(node, secret="s3cret", identity=Identity.read(ca.folder()))
     channel = kit.connect(server.address, heard, secret="s3cret", identity=Identity.read(ca.folder()))
     channel.send(Load(1, 0, 0, 0))
@@ -49,7 +50,7 @@ def test_what_is_sent_cannot_be_read_on_the_way(kit, authority):
     for how, identity in (("plain", None), ("TLS", Identity.read(authority().folder()))):
         server = kit.serve(secret="s3cret-word", identity=identity)
         with Relay(server.address) as (address, passed):
-            heard = kit.Recorder()
+            heard = Recorder()
             kit.connect(address, heard, secret="s3cret-word", identity=identity).send(marked)
             assert heard.take(1) == ECHO
             seen[how] = bytes(passed)
@@ -100,7 +101,7 @@ class Relay:
 def test_the_certificates_of_each_side_may_differ_in_address(kit, authority):
     """A client's own address is not compared: it may call from any interface of its host."""
     ca = authority()
-    heard = kit.Recorder()
+    heard = Recorder()
     server = kit.serve(host="127.0.0.2", identity=Identity.read(ca.folder("127.0.0.2")))
     kit.connect(server.address, heard, identity=Identity.read(ca.folder("10.0.0.1"))).send(Load(1, 0, 0, 0))
     assert heard.take(1) == ECHO
@@ -128,7 +129,7 @@ def test_who_belongs_is_never_named_as_refused(kit, authority, monkeypatch, capl
     server = kit.serve(host=host, secret="s3cret", identity=identity)
     port = server.address.rpartition(":")[2]
     for _ in range(3):
-        heard = kit.Recorder()
+        heard = Recorder()
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         channel = kit.connect(where, heard, secret="s3cret", identity=identity)
         channel.send(Load(1, 0, 0, 0))
@@ -146,7 +147,7 @@ def test_a_node_that_comes_up_late_is_waited_for(kit, authority):
     first.close(0.2)
     later = threading.Timer(0.7, lambda: kit.serve(port=port, identity=identity))
     later.start()
-    heard = kit.Recorder()
+    heard = Recorder()
     kit.connect(first.address, heard, identity=identity).send(Load(1, 0, 0, 0))
     assert heard.take(1) == ECHO
     later.join(5)
@@ -158,7 +159,7 @@ def test_nobody_there(kit, authority):
     server.close(0.2)
     start = time.monotonic()
     with pytest.raises(LinkError, match=r"cannot reach the worker at .* within 0\.6 s"):
-        kit.connect(server.address, kit.Recorder(), identity=identity, deadline_s=0.6)
+        kit.connect(server.address, Recorder(), identity=identity, deadline_s=0.6)
     assert time.monotonic() - start < 3
 
 
@@ -167,7 +168,7 @@ def test_somebody_there_who_says_nothing(kit, authority):
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         start = time.monotonic()
         with pytest.raises(LinkError, match="cannot reach"):
-            kit.connect(address, kit.Recorder(), identity=Identity.read(authority().folder()), deadline_s=0.6)
+            kit.connect(address, Recorder(), identity=Identity.read(authority().folder()), deadline_s=0.6)
         assert time.monotonic() - start < 4
 
 
@@ -299,7 +300,7 @@ def test_no_ca_in_the_cas_file(authority):
 def test_a_client_must_show_a_certificate_even_to_a_single_call(kit, authority):
     """Past our client: with the right CA and the right secret, but no certificate, nothing is answered."""
     identity = Identity.read(authority().folder())
-    node = kit.EchoNode()
+    node = EchoNode()
     server = kit.serve(node, secret="s3cret", identity=identity)
     for credentials, served in (
         (grpc.ssl_channel_credentials(identity.ca), False),

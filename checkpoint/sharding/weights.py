@@ -13,7 +13,7 @@ import safetensors
 import torch
 
 from checkpoint.direct import PIECE_BYTES, open_direct, read_at, room_for
-from checkpoint.source import Source, read_header
+from checkpoint.sharding.source import Source, read_header
 from checkpoint.tensors import PAGE, aligned_buffer
 from scheduler.errors import CheckpointError, CorruptCheckpointError
 

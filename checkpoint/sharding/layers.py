@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 
 from checkpoint import family
-from checkpoint.convert import Conversion, Part
 from checkpoint.direct import open_direct, write_at
 from checkpoint.manifest import Blob, LayerSpec, TensorSpec, checksum
-from checkpoint.partial import Partial, Progress
+from checkpoint.sharding.convert import Conversion, Part
+from checkpoint.sharding.partial import Partial, Progress
+from checkpoint.sharding.weights import buffer_bytes, finite, read
 from checkpoint.tensors import aligned_buffer, round_up
-from checkpoint.weights import buffer_bytes, finite, read
 from scheduler.errors import CorruptCheckpointError
 
 _TENSOR_ALIGN = 64

@@ -9,14 +9,14 @@ from functools import partial
 
 import torch
 
-from main_node.gate_watch import GateWatch
-from main_node.layer import LayersInFlight, LayerWork
-from main_node.owed import OwedAnswers
-from main_node.pace import Pace, RealPace
-from main_node.peers import PeerHandler, ask_usage, prediction_of, worker_of
-from main_node.roster import NodeFacts, Roster
-from main_node.sequence import RequestData, shadow_messages
-from main_node.tracing import MainSpans, gather
+from main_node.engine.gate_watch import GateWatch
+from main_node.engine.layer import LayersInFlight, LayerWork
+from main_node.engine.owed import OwedAnswers
+from main_node.engine.pace import Pace, RealPace
+from main_node.engine.peers import PeerHandler, ask_usage, prediction_of, worker_of
+from main_node.engine.roster import NodeFacts, Roster
+from main_node.engine.sequence import RequestData, shadow_messages
+from main_node.engine.tracing import MainSpans, gather
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError, RequestFailedError

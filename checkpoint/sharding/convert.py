@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from checkpoint import family
-from checkpoint.source import Source
-from checkpoint.weights import Place, places
+from checkpoint.sharding.source import Source
+from checkpoint.sharding.weights import Place, places
 from scheduler.errors import CorruptCheckpointError, MissingShardError
 
 _PART_BYTES = 1 << 25

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from checkpoint.gates import Gates
-from main_node.foresight import make_foresight
-from main_node.layer import LayerWork
+from main_node.engine.foresight import make_foresight
+from main_node.engine.layer import LayerWork
 from scheduler import types as t
 from scheduler.policies.strategy import Strategy
 

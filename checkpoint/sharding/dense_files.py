@@ -12,10 +12,10 @@ import torch
 import xxhash
 
 from checkpoint.direct import Appender, sync_directory
-from checkpoint.partial import Progress
-from checkpoint.source import INDEX, Source
+from checkpoint.sharding.partial import Progress
+from checkpoint.sharding.source import INDEX, Source
+from checkpoint.sharding.weights import Pieces, Place, finite_bytes
 from checkpoint.store import file_checksum
-from checkpoint.weights import Pieces, Place, finite_bytes
 from scheduler.errors import CorruptCheckpointError
 
 _PART_BYTES = 1 << 29

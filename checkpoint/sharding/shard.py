@@ -1,7 +1,7 @@
 """`odmoe shard`: a Hugging Face checkpoint becomes an expert store. Transformers' own conversion does the renaming.
 
 A few experts are in memory at a time: while some are converted, the next are read and the last are written. The store
-is written beside its place and renamed into it when it is whole (`checkpoint/partial.py`).
+is written beside its place and renamed into it when it is whole (`checkpoint/sharding/partial.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import family
-from checkpoint.convert import Conversion
-from checkpoint.dense_files import write_dense
-from checkpoint.layers import planned_layer, write_layers
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
-from checkpoint.partial import Partial, Progress, begun
-from checkpoint.source import Source, verify_bytes
+from checkpoint.sharding.convert import Conversion
+from checkpoint.sharding.dense_files import write_dense
+from checkpoint.sharding.layers import planned_layer, write_layers
+from checkpoint.sharding.partial import Partial, Progress, begun
+from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import ExpertStore
 from scheduler.errors import CheckpointError, CorruptCheckpointError, StoreMismatchError, StoreWriteError
 
