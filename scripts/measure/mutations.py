@@ -167,9 +167,13 @@ class Tree:
         status = self._run(("-c", code, *modules), 300.0, Path("/"))
         found = self._log.read_text().splitlines()
         if status != 0 or len(found) != len(modules):
-            raise ListError("the copy's modules cannot be imported:\n" + "\n".join(found[-5:]))
+            raise ListError(f"the copy's modules cannot be imported:\n{self.tail()}")
         if strangers := [one for one in found if not Path(one).is_relative_to(self.root)]:
             raise ListError(f"tests would import {', '.join(strangers)}, which are not the copy's")
+
+    def tail(self) -> str:
+        """The last lines of what ran last."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-8:])
 
     def pytest(self, tests: Sequence[str], limit_s: float, more: Sequence[str] = ()) -> str:
         """What failed: a test, a file that could not be collected, or how pytest itself ended; empty: all passed."""
@@ -265,7 +269,7 @@ class Judge:
         elif by.startswith("pytest ended"):  # by a fault while tests were collected, most often
             failed = self._tree.pytest(tests, OWN_S, ["--collect-only"])
             if failed:
-                raise ListError(f"without any fault, too: {failed}")
+                raise ListError(f"without any fault, too, {failed}:\n{self._tree.tail()}")
         else:
             return True
         if not failed:
