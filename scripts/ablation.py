@@ -16,14 +16,11 @@ import statistics
 import sys
 from typing import Any
 
-import cells
-import common
-import recorded
-from cells import BLUE, DARK, PALE
-
 from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.timing.profile import Profile
+from scripts import cells, common, recorded
+from scripts.cells import BLUE, DARK, PALE
 
 VERSION = 1
 CASES: dict[int, tuple[str, dict[str, Any]]] = {

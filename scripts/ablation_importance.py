@@ -16,11 +16,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import cells
-import common
-import compare_show as show
-import systems
-from cells import BLUE, DARK, PALE
+from scripts import cells, common, systems
+from scripts import compare_show as show
+from scripts.cells import BLUE, DARK, PALE
 
 VERSION = 2
 STEPS: dict[str, dict[str, Any]] = {

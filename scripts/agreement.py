@@ -21,11 +21,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cells
-import common
-import recorded
-from cells import AMBER, BLUE, DARK, PALE
-
 from odmoe.settings.settings import Settings
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
@@ -33,6 +28,8 @@ from scheduler.files import write_whole
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.timing.profile import find_profile
 from scheduler.types import WorkerJoined, WorkerLost
+from scripts import cells, common, recorded
+from scripts.cells import AMBER, BLUE, DARK, PALE
 
 VERSION = 1
 GOAL = 1.05

@@ -19,9 +19,8 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from common import command, header, machine
-
 from scheduler.policies.placement import Balance, Costs, Hybrid
+from scripts.common import command, header, machine
 
 Rows = Mapping[int, int]
 Takes = Callable[[Rows, Rows, Collection[int], Costs], float]

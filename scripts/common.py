@@ -69,8 +69,14 @@ def machine() -> str:
 
 
 def command() -> str:
-    """The command line that reproduces this run."""
-    return shlex.join([".venv/bin/python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    """The command line that reproduces this run, from the root of the project."""
+    program = Path(sys.argv[0])
+    if program.resolve().is_relative_to(ROOT / "scripts"):
+        parts = program.resolve().relative_to(ROOT).with_suffix("").parts
+        words = ["-m", ".".join(parts).removesuffix(".__main__")]
+    else:
+        words = [str(program)]
+    return shlex.join([".venv/bin/python", *words, *sys.argv[1:]])
 
 
 def header(title: str) -> None:

@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-import cells
-from cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
 from rich.console import Console
 from rich.table import Table
+
+from scripts import cells
+from scripts.cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
 
 TRANSFORMERS = "Transformers"
 AGAINST: dict[str, tuple[str, ...]] = {

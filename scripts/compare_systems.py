@@ -18,13 +18,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import cells
-import common
-import compare_show as show
-import quality
-import systems
-
 from scheduler.policies.systems import SYSTEMS
+from scripts import cells, common, quality, systems
+from scripts import compare_show as show
 
 VERSION = 2
 REFERENCE = "on-demand"

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import common
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -25,6 +24,7 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
+from scripts import common
 
 
 @dataclass

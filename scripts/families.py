@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import common
+from scripts import common
 
 README = common.ROOT / "README.md"
 BEGIN, END = "<!-- families -->", "<!-- /families -->"

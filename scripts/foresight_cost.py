@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import common
 import torch
 
 from checkpoint import family
 from checkpoint.gates import Gates
 from checkpoint.token_predictor import FILE
-from main_node.foresight import make_foresight
+from main_node.engine.foresight import make_foresight
 from scheduler.types import Visit
+from scripts import common
 
 KINDS = (None, "gate", "gates", "attention", "token")
 

@@ -22,21 +22,21 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import common
 import torch
-from quality import held_out, losses, perplexity, windows
 from rich.console import Console
 from rich.progress import track
 
 from checkpoint import family
-from checkpoint.form_files import add_forms
 from checkpoint.forms import FORMS, GROUP, Scratch, quantise, restore, restore_into
+from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.clusters.process import prepare_libraries
 from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.importance import shares
 from scheduler.policies.precision import Importance, Popular
+from scripts import common
+from scripts.quality import held_out, losses, perplexity, windows
 
 ALLOWED_LOSS = 0.01
 TIMED = 8

@@ -19,7 +19,6 @@ import threading
 import time
 from typing import Any
 
-import common
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -30,6 +29,7 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from scheduler.errors import ODMoEError
+from scripts import common
 
 BACK_S = 300.0
 POLL_S = 0.25

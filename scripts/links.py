@@ -17,9 +17,8 @@ import json
 import re
 from pathlib import Path
 
-from testbed_layout import Layout, TestbedError, call, tool
-
 from odmoe.machines.cluster_file import Host
+from scripts.testbed_layout import Layout, TestbedError, call, tool
 
 DEVICE = "eth0"
 """A host's own side of its link."""

@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import common
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -36,6 +35,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
+from scripts import common
 from worker_node.loaders.base import Loader
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.make import make_loader

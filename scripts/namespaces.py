@@ -22,10 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import ROOT
-from testbed_layout import BASE, NAMESPACES, Layout, TestbedError, call, tool, wait_until
-
 from odmoe.machines.cluster_file import Host
+from scripts.common import ROOT
+from scripts.testbed_layout import BASE, NAMESPACES, Layout, TestbedError, call, tool, wait_until
 
 PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{sys.base_prefix}/bin"
 VENV = "odmoe/venv"

@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from timeline import draw
-
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import find_profile
+from scripts.common import ROOT
+from scripts.timeline import draw
 
-ROOT = Path(__file__).resolve().parent.parent
 SHOWN_S = 0.125
 
 

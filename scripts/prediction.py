@@ -19,21 +19,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cells
-import common
-import prediction_show as show
 import torch
-from prediction_count import Counts, replayed
-from routes import MEASURED, Pass, Watched, hits, problems
 
 from checkpoint import token_predictor
 from checkpoint.run_ahead import RunAhead
-from checkpoint.source import open_source
+from checkpoint.sharding.source import open_source
 from checkpoint.token_predictor import FILE
 from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.types import Visit
+from scripts import cells, common
+from scripts import prediction_show as show
+from scripts.prediction_count import Counts, replayed
+from scripts.routes import MEASURED, Pass, Watched, hits, problems
 
 VERSION = 1
 SHARES = (0.0, 0.25, 0.5, 1.0)

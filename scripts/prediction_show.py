@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import cells
-from cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
-from prediction_count import Counts
-
 from scheduler.types import ModelShape
+from scripts import cells
+from scripts.cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
+from scripts.prediction_count import Counts
 
 SMOE = {
     "layer-wise": ("next-gate", BLUE, "-"),

@@ -11,12 +11,13 @@ import json
 import math
 import re
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import torch
 
-DATA = Path(__file__).resolve().parent / "data"
+from scripts.common import ROOT
+
+DATA = ROOT / "scripts" / "data"
 PROBLEMS = 40
 """How many GSM8K problems there are."""
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")

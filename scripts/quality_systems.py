@@ -17,11 +17,8 @@ import statistics
 import sys
 from typing import Any
 
-import cells
-import common
-import quality
-import systems
-from cells import AMBER, BLUE, DARK, RED
+from scripts import cells, common, quality, systems
+from scripts.cells import AMBER, BLUE, DARK, RED
 
 VERSION = 1
 TRANSFORMERS = "Transformers"

@@ -16,14 +16,11 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import cells
-import common
-import recorded
-from cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
-
 from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
 from odmoe.text import encode
+from scripts import cells, common, recorded
+from scripts.cells import AMBER, BLUE, DARK, PALE, PURPLE, RED
 
 VERSION = 2
 ALIGNMENTS = {"token and KV": (1, 1), "token only": (1, 0), "KV only": (0, 1), "unaligned": (0, 0)}

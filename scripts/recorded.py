@@ -11,8 +11,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import cells
-
 from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
 from scheduler.eventlog.recording import read_recording
@@ -22,6 +20,7 @@ from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.timing.profile import Profile, find_profile
 from scheduler.types import ModelShape
+from scripts import cells
 
 NEEDED: dict[str, Any] = {"workers": 1, "slots": 4, "loader": "memory"}
 """The fastest cluster for one process."""

@@ -21,12 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import common
-from echoes import AIO, BARE, OURS, OURS_TLS, answer, compute, contenders
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from scripts import common
+from scripts.echoes import AIO, BARE, OURS, OURS_TLS, answer, compute, contenders
 from wire.codec import FROM_WORKER, TO_WORKER
 from wire.messages import Computed
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import ROOT
 
 from checkpoint import family
 from checkpoint.gates import Gates
+from scripts.common import ROOT
 
 PROBLEMS = ROOT / "scripts" / "data" / "gsm8k_test.jsonl"
 MEASURED = 20

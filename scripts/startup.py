@@ -13,9 +13,10 @@ import sys
 import time
 from typing import Any
 
-import common
 from rich.console import Console
 from rich.progress import track
+
+from scripts import common
 
 PEER = """
 import sys, torch

@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from typing import Any
 
-import common
 from rich.console import Console
 from rich.table import Table
 
@@ -26,6 +25,7 @@ from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
 from scheduler.trace import Span
+from scripts import common
 from wire.tracing import NodeSpans
 
 PARTS = {

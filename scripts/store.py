@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import common
 import torch
+
+from scripts import common
 
 DD_BLOCK = 16 << 20
 CHILD = """
@@ -34,8 +35,8 @@ from pathlib import Path
 import torch, transformers.conversion_mapping, transformers.core_model_loading
 from transformers import MixtralForCausalLM
 from transformers.utils import logging
-from checkpoint.shard import make_store
-from checkpoint.source import open_source
+from checkpoint.sharding.shard import make_store
+from checkpoint.sharding.source import open_source
 logging.disable_progress_bar()
 
 def status():
@@ -187,7 +188,7 @@ def made(model: Path, folder: Path, *more: str) -> dict[str, Any]:
 
 def killed_at_half(model: Path, folder: Path, layers: int) -> dict[str, Any]:
     """kill -9 when half of the layers are in the journal; what the next run then needs."""
-    from checkpoint.partial import partial_of
+    from checkpoint.sharding.partial import partial_of
 
     drop(model)
     target, process = folder / "killed", child(model, folder / "killed")

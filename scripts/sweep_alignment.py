@@ -17,15 +17,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cells
-import common
-import recorded
-from cells import DARK, RED
 from matplotlib.patches import Rectangle
 
 from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.timing.profile import Profile
+from scripts import cells, common, recorded
+from scripts.cells import DARK, RED
 
 VERSION = 1
 PERIODS = (1, 2, 4, 8, 16)

@@ -18,13 +18,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cells
-import common
-import recorded
-from cells import AMBER, BLUE, DARK, PALE
-
 from odmoe.settings.settings import Settings
 from scheduler.timing.profile import Profile
+from scripts import cells, common, recorded
+from scripts.cells import AMBER, BLUE, DARK, PALE
 
 VERSION = 2
 OWN = -1

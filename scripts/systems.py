@@ -15,16 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cells
-import common
-import peers
-import quality
-
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
+from scripts import cells, common, peers, quality
 from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")

@@ -21,15 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cells
-import common
-import peers
-import quality
-import table2_show as show
-from cells import Cell
-
 from odmoe.settings.settings import Settings
 from scheduler.timing.profile import find_profile
+from scripts import cells, common, peers, quality
+from scripts import table2_show as show
+from scripts.cells import Cell
 
 VERSION = 2
 OURS: dict[str, dict[str, Any]] = {

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import cells
 from matplotlib.figure import Figure
+
+from scripts import cells
 
 AS_IT_IS, PRINTED = "as it is", "paper"
 CASES = ((16, 64), (16, 256), (128, 64), (128, 256))

@@ -26,14 +26,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import common
-from kills import greedy
 from rich.console import Console
 from rich.table import Table
 
 from odmoe.machines import certs
 from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.machines.home import cluster_dir
+from scripts import common
+from scripts.kills import greedy
 
 BIN = Path(sys.executable).parent
 STEPS = ("up", "links", "answers", "traffic", "refusals", "faults", "emulated", "down")
@@ -63,7 +63,7 @@ class Run:
 
     def testbed(self, verb: str, *words: str, data: str | None = None) -> str:
         """Standard output of `scripts/testbed.py`."""
-        command = [sys.executable, str(common.ROOT / "scripts/testbed.py"), verb, "--cluster", self.file, *words]
+        command = [sys.executable, "-m", "scripts.testbed", verb, "--cluster", self.file, *words]
         return run(command, 120, data=data)
 
     def up(self, *flags: str, model: Path = common.DEMO, name: str = "odmoe up") -> None:
@@ -216,7 +216,7 @@ class Run:
         flags = ("--shadow", "fp16", "--profile", PROFILE, "--record", "yes")
         self.up(*flags, model=common.DEEP, name="odmoe up, emulated")
         file = os.path.relpath(self.file, common.ROOT)
-        print(run([sys.executable, "scripts/agreement.py", "--cluster", file], AGREEMENT_S), flush=True)
+        print(run([sys.executable, "-m", "scripts.agreement", "--cluster", file], AGREEMENT_S), flush=True)
         found = json.loads((common.RESULTS / f"agreement-{Path(file).stem}.json").read_text())
         for row in found["rows"]:
             self.say(f"emulated: {PROFILE}, {row.pop('what')}", **row)

@@ -26,18 +26,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated
 
-import links
-import namespaces
-import testbed_keys as keys
 import typer
-from common import ROOT
 from rich.console import Console
-from testbed_layout import BASE, Layout, TestbedError, check_machine, layout_of, locked, wait_until
-from testbed_measure import measure_link
-from testbed_status import host_status, table
 
 from odmoe.machines.cluster_file import Host, read_cluster_file
 from scheduler.errors import ODMoEError
+from scripts import links, namespaces
+from scripts import testbed_keys as keys
+from scripts.common import ROOT
+from scripts.testbed_layout import BASE, Layout, TestbedError, check_machine, layout_of, locked, wait_until
+from scripts.testbed_measure import measure_link
+from scripts.testbed_status import host_status, table
 
 HELP = (__doc__ or "").replace("\n\n", "\n\n\b\n", 1)  # \b: the commands keep their lines
 app = typer.Typer(

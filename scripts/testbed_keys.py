@@ -9,9 +9,8 @@ import json
 import os
 from pathlib import Path
 
-from testbed_layout import Layout, TestbedError, call, tool, wait_until
-
 from odmoe.machines.cluster_file import Host
+from scripts.testbed_layout import Layout, TestbedError, call, tool, wait_until
 
 LOGIN_S = 60.0
 

@@ -9,11 +9,10 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-import links
-from namespaces import enter
-from testbed_layout import Layout, TestbedError
-
 from odmoe.machines.cluster_file import Host
+from scripts import links
+from scripts.namespaces import enter
+from scripts.testbed_layout import Layout, TestbedError
 
 ECHOES = {64: 300, 16384: 300}
 """Sizes of message, the second that of an embedding of Mixtral's in the paper, and how many of each."""

@@ -8,12 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import links
-from namespaces import Running
 from rich.table import Table
-from testbed_layout import Layout
 
 from odmoe.machines.cluster_file import Host
+from scripts import links
+from scripts.namespaces import Running
+from scripts.testbed_layout import Layout
 
 SSH_S = 2.0
 

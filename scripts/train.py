@@ -18,7 +18,6 @@ import math
 import os
 import random
 import re
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import machine
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import MixtralConfig, PreTrainedTokenizerFast, Qwen2MoeConfig, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from scripts.common import command, machine
 
 VOCABULARY, CONTEXT, BOS, EOS = 2048, 1024, 0, 1
 PIECE = 40_000
@@ -257,7 +257,7 @@ def main() -> None:
         raise SystemExit(130) from None
     model.to(torch.bfloat16)
     figures: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv), "machine": machine(), "shape": args.shape,
+        "command": command(), "machine": machine(), "shape": args.shape,
         "parameters": sum(p.numel() for p in model.parameters()), "steps": run.step,
         "tokens seen": run.step * args.batch * args.length, "seconds": round(run.spent_s),
         "validation loss, nats a token": round(loss_on(model, valid, args.length), 4),

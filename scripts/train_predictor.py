@@ -22,14 +22,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import common
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from routes import MEASURED, Watched, hits, problems
 
 from checkpoint import token_predictor
 from checkpoint.token_predictor import FILE, TokenPredictor, targets
+from scripts import common
+from scripts.routes import MEASURED, Watched, hits, problems
 
 RATE, DECAY = 0.02, 1.0
 

@@ -15,8 +15,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import cells
 import torch
+
+from scripts import cells
 
 INNER = {"mixtral": "intermediate_size", "qwen3_moe": "moe_intermediate_size", "qwen2_moe": "moe_intermediate_size"}
 """What an expert's inner dimension is called, by model type."""

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
-
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
 
 from scheduler.eventlog.recording import Recording
 from scheduler.policies.choices import Choices

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
 
 from scripts.forms import ByPopularity
 

@@ -10,17 +10,26 @@ from pathlib import Path
 import pytest
 
 from scheduler.types import ModelShape
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
 from scripts import prediction_count
+from support.paths import ROOT
 
 
 def test_one_short_run(tmp_path: Path, demo: Path) -> None:
-    script = ROOT / "scripts" / "prediction.py"
-    args = [sys.executable, script, "--model", demo, "--quick", "--prompts", "1", "--tokens", "5", "--out", tmp_path]
-    told = subprocess.run(args, check=False, capture_output=True, text=True)
+    args = [
+        sys.executable,
+        "-m",
+        "scripts.prediction",
+        "--model",
+        demo,
+        "--quick",
+        "--prompts",
+        "1",
+        "--tokens",
+        "5",
+        "--out",
+        tmp_path,
+    ]
+    told = subprocess.run(args, cwd=ROOT, check=False, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     text = (tmp_path / "prediction-demo-moe-quick.csv").read_text()
     assert "# machine: " in text

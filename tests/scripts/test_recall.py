@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import pytest
 from transformers import AutoTokenizer
 
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
 from scripts import common, recall
+from support.paths import ROOT
 
 
 def test_an_answer_that_has_ended_does_not_count_any_more() -> None:

@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
 from scripts import ablation_importance, compare_systems, quality, quality_systems, systems, widen
 from scripts import compare_show as show
+from support.paths import ROOT
 
 SMALL = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1"]
 
@@ -29,7 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Callable
 
     def call(script: Any, *flags: str) -> tuple[dict[str, Any], str]:
         name = Path(script.__file__).stem
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *SMALL, "--out", str(tmp_path), *flags])
+        monkeypatch.setattr(sys, "argv", [script.__file__, *SMALL, "--out", str(tmp_path), *flags])
         status = script.main()
         told = capfd.readouterr()
         assert status == 0, told.out + told.err

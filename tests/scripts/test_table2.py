@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
 from scripts import table2_show as show
+from support.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -61,10 +58,10 @@ def test_a_mean_of_other_cases_says_which() -> None:
 @pytest.mark.slow
 def test_a_small_run(tmp_path: Path) -> None:
     command = [
-        sys.executable, ROOT / "scripts" / "table2.py", "--quick", "--parts", "quality", "--problems", "1",
+        sys.executable, "-m", "scripts.table2", "--quick", "--parts", "quality", "--problems", "1",
         "--tokens", "4", "--text-tokens", "12", "--out", tmp_path,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "table2-quick.json").read_text())["rows"]
     assert {row["column"]: (row["same_tokens"], row["tokens"]) for row in rows} == dict.fromkeys(
@@ -73,5 +70,5 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert all(row["perplexity"] == pytest.approx(rows[3]["perplexity"], rel=1e-4) for row in rows)
     text = (tmp_path / "table2-quick.csv").read_text().splitlines()
     assert len(list(csv.DictReader(line for line in text if not line.startswith("#")))) == len(rows)
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert "10 of 10 cells were finished before" in " ".join(again.stderr.split())

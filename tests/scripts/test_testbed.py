@@ -22,7 +22,7 @@ import pytest
 
 from support.paths import ROOT
 
-SCRIPT = ROOT / "scripts" / "testbed.py"
+SCRIPT = (sys.executable, "-m", "scripts.testbed")
 PRIVATE = Path("/var/tmp/odmoe-testbed")
 NUMBERS = {"main": 2, "shadow": 11, "worker-0": 200}
 FILE = """\
@@ -65,9 +65,9 @@ class Bed:
         self.file.write_text(FILE.format(name=self.name, main=main, shadow=shadow, worker=worker, key=self.key))
 
     def start(self, command: str, *words: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(SCRIPT), command, "--cluster", str(self.file), *words]
+        argv = [*SCRIPT, command, "--cluster", str(self.file), *words]
         return subprocess.Popen(
-            argv, env=os.environ | {"XDG_CONFIG_HOME": str(self.folder / "settings")},
+            argv, cwd=ROOT, env=os.environ | {"XDG_CONFIG_HOME": str(self.folder / "settings")},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -135,7 +135,7 @@ def held() -> set[str]:
 
 @pytest.fixture(scope="module")
 def allowed() -> None:
-    check = subprocess.run([sys.executable, SCRIPT, "check"], capture_output=True, text=True, check=False)
+    check = subprocess.run([*SCRIPT, "check"], cwd=ROOT, capture_output=True, text=True, check=False)
     if check.returncode:
         pytest.skip(check.stderr.strip())
 

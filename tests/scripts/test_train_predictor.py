@@ -15,17 +15,13 @@ from safetensors import safe_open
 
 from checkpoint import token_predictor
 from checkpoint.gates import Gates
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
 from scripts import train_predictor
-
-SCRIPT = ROOT / "scripts" / "train_predictor.py"
+from support.paths import ROOT
 
 
 def run(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *map(str, args)], check=False, capture_output=True, text=True)
+    command = [sys.executable, "-m", "scripts.train_predictor", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +107,7 @@ def test_what_cannot_be(
         ((demo, "--samples", "1"), "allowed: 2 to 20"),
         ((demo, "--samples", "21"), "allowed: 2 to 20"),
     ):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, args)])
+        monkeypatch.setattr(sys, "argv", [train_predictor.__file__, *map(str, args)])
         with pytest.raises(SystemExit) as left:
             train_predictor.parse()
         assert left.value.code == 2
