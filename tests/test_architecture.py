@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from support.paths import ROOT
 PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
 NODES = ("main_node", "shadow_node", "worker_node")
 MAX_LINES = 400
+MAX_FILES = 16
+GENERATED = ("__init__", "odmoe_pb2", "odmoe_pb2_grpc")
 MAX_INIT_LINES = 3
 
 # Beside the standard library and the package itself. A dotted name allows that module and what is below it.
@@ -160,6 +163,52 @@ def test_no_assert_statements(package: str) -> None:
         if isinstance(node, ast.Assert)
     ]
     report("raise an error of scheduler/errors.py in place of `assert`, which `python -O` drops:", offences)
+
+
+def test_no_circles_of_imports() -> None:
+    """Imports in functions and under TYPE_CHECKING count: what needs them to hide is a circle all the same."""
+    modules = {module_of(path): path for package in PACKAGES for path in sources(package)}
+    graph = {name: imported(path, modules) - {name} for name, path in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"these modules import each other in a circle: {' <- '.join(error.args[1])}")
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path, modules: Collection[str]) -> set[str]:
+    """Of `modules`, those that a file imports; `from a import b` imports a.b where that is a module, else a."""
+    found = set()
+    for _, name in imports_of(path):
+        known = next((n for n in (name, name.rpartition(".")[0]) if n in modules), None)
+        if known is not None:
+            found.add(known)
+    return found
+
+
+def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pkg").mkdir()
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    texts = {"a": "from pkg import b", "b": "def late():\n    from pkg.c import thing", "c": "import pkg.a"}
+    for name, text in texts.items():
+        (tmp_path / "pkg" / f"{name}.py").write_text(text)
+    modules = {module_of(path): path for path in sorted((tmp_path / "pkg").glob("*.py"))}
+    graph = {name: imported(path, modules) for name, path in modules.items()}
+    assert graph == {"pkg.a": {"pkg.b"}, "pkg.b": {"pkg.c"}, "pkg.c": {"pkg.a"}}
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("top", [*PACKAGES, "scripts", "tests"])
+def test_folders_are_small_enough_to_take_in(top: str) -> None:
+    folders = {path.parent for path in (ROOT / top).rglob("*.py") if "__pycache__" not in path.parts}
+    counts = {folder: len([f for f in folder.glob("*.py") if f.stem not in GENERATED]) for folder in folders}
+    offences = [f"{folder.relative_to(ROOT)}/ has {n}" for folder, n in sorted(counts.items()) if n > MAX_FILES]
+    report(f"a folder may have {MAX_FILES} files; give those that belong together a folder of their own:", offences)
 
 
 def too_long(paths: list[Path], limit: int) -> list[str]:
