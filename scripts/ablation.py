@@ -19,8 +19,8 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.timing.profile import Profile
-from scripts import cells, common, recorded
-from scripts.cells import BLUE, DARK, PALE
+from scripts.lib import common, experiment, recorded_runs
+from scripts.lib.experiment import BLUE, DARK, PALE
 
 VERSION = 1
 CASES: dict[int, tuple[str, dict[str, Any]]] = {
@@ -37,22 +37,25 @@ PAPER = {"rtx3090-1gbe": 3.65}
 """Table 2, 16 prompt tokens and 256 of the answer: case 1."""
 
 
-def plan(args: Any, prompts: list[list[int]], timings: str) -> list[cells.Cell]:
+def plan(args: Any, prompts: list[list[int]], timings: str) -> list[experiment.Cell]:
     """Recordings first, then simulations of them, then emulated answers, case by case."""
-    sizes = {"prompts": cells.digest(prompts), "tokens": args.tokens}
+    sizes = {"prompts": experiment.digest(prompts), "tokens": args.tokens}
     profile = {"profile": args.profile, "timings": timings}
     wanted = []
     if "simulated" in args.how:
-        cost = args.prompts * args.tokens / recorded.TOKENS_PER_S
-        wanted = [cells.Cell({"how": "recorded", "case": case, **sizes}, cost) for case in (1, 2, 3, 4)]
-        of = {**profile, "scheduler": cells.sources("scheduler"), **sizes}
+        cost = args.prompts * args.tokens / recorded_runs.TOKENS_PER_S
+        wanted = [experiment.Cell({"how": "recorded", "case": case, **sizes}, cost) for case in (1, 2, 3, 4)]
+        of = {**profile, "scheduler": experiment.sources("scheduler"), **sizes}
         wanted += [
-            cells.Cell({"how": "simulated", "case": case, **of}, 0.02 * args.tokens, ("scheduler",)) for case in CASES
+            experiment.Cell({"how": "simulated", "case": case, **of}, 0.02 * args.tokens, ("scheduler",))
+            for case in CASES
         ]
     if "emulated" in args.how:
         of = {"how": "emulated", **profile, "tokens": args.tokens}
         wanted += [
-            cells.Cell({**of, "case": case, "prompt": n, "ids": cells.digest(prompt)}, args.tokens / GUESS[case])
+            experiment.Cell(
+                {**of, "case": case, "prompt": n, "ids": experiment.digest(prompt)}, args.tokens / GUESS[case]
+            )
             for case in CASES
             for n, prompt in enumerate(prompts)
         ]
@@ -62,7 +65,7 @@ def plan(args: Any, prompts: list[list[int]], timings: str) -> list[cells.Cell]:
 class Measure:
     """Computes any cell."""
 
-    def __init__(self, args: Any, prompts: list[list[int]], profile: Profile, run: Any, kept: cells.Kept) -> None:
+    def __init__(self, args: Any, prompts: list[list[int]], profile: Profile, run: Any, kept: experiment.Kept) -> None:
         self._args, self._prompts, self._profile, self._run, self._kept = args, prompts, profile, run, kept
 
     def __call__(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +75,7 @@ class Measure:
         return Settings(model=self._args.model, dtype="float32", shadow=self._args.shadow, **CASES[case][1], **more)
 
     def recording(self, case: int) -> Any:
-        sizes = {"prompts": cells.digest(self._prompts), "tokens": self._args.tokens}
+        sizes = {"prompts": experiment.digest(self._prompts), "tokens": self._args.tokens}
         return self._run.path({"how": "recorded", "case": case, **sizes}, ".recording")
 
     def whole(self, params: dict[str, Any]) -> bool:
@@ -82,14 +85,14 @@ class Measure:
     def _record(self, params: dict[str, Any]) -> dict[str, Any]:
         case = params["case"]
         path = self.recording(case)
-        return recorded.record(self._kept, self._settings(case), self._prompts, self._args.tokens, path)
+        return recorded_runs.record(self._kept, self._settings(case), self._prompts, self._args.tokens, path)
 
     def _simulate(self, params: dict[str, Any]) -> dict[str, Any]:
         settings = self._settings(params["case"])
         case = params["case"] if settings.predictor == "sep" else 1
-        found = recorded.requests(self.recording(case), self._prompts, self._args.tokens)
+        found = recorded_runs.requests(self.recording(case), self._prompts, self._args.tokens)
         outcomes = [
-            recorded.simulated(
+            recorded_runs.simulated(
                 self._profile, one, alignment=Alignment(settings.align_token, settings.align_kv),
                 predictor=settings.predictor,
             )
@@ -104,7 +107,7 @@ class Measure:
     def _emulate(self, params: dict[str, Any]) -> dict[str, Any]:
         settings = self._settings(params["case"], profile=self._args.profile)
         cluster = self._kept.cluster(settings, warm=self._prompts[0])
-        report = cells.answer(cluster, self._prompts[params["prompt"]], self._args.tokens)
+        report = experiment.answer(cluster, self._prompts[params["prompt"]], self._args.tokens)
         return {
             "tokens_per_s": [report.decode_tokens_per_s], "recall": [report.recall],
             "stall_s": report.stall_s, "reloads": report.reloads, "unused_loads": report.unused_loads,
@@ -112,7 +115,7 @@ class Measure:
         }  # fmt: skip
 
 
-def summary(wanted: list[cells.Cell], results: list[dict[str, Any]], profile: str) -> list[dict[str, Any]]:
+def summary(wanted: list[experiment.Cell], results: list[dict[str, Any]], profile: str) -> list[dict[str, Any]]:
     """One row a way and case, over the prompts."""
     speeds: dict[tuple[str, int], list[float]] = {}
     recalls: dict[tuple[str, int], list[float]] = {}
@@ -139,8 +142,8 @@ def in_order(rows: list[dict[str, Any]], how: str) -> str:
     return f"{how}: " + ("in the paper's order, falling from case 1 to 6" if not wrong else "; ".join(wrong))
 
 
-def draw(run: cells.Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
-    figure, (panel,) = cells.canvas(8.4, 4.6)
+def draw(run: experiment.Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
+    figure, (panel,) = experiment.canvas(8.4, 4.6)
     hows = [how for how in ("emulated", "simulated") if any(row["how"] == how for row in rows)]
     width = 0.78 / len(hows)
     for place, (how, colour) in enumerate(zip(hows, (BLUE, PALE), strict=False)):
@@ -158,7 +161,7 @@ def draw(run: cells.Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
     panel.set_xticks(list(CASES), [f"{case}: {label}" for case, (label, _) in CASES.items()], fontsize=8.5)
     panel.set_ylabel("decode tokens/s")
     panel.set_ylim(0, panel.get_ylim()[1] * 1.04)
-    sizes = f"{cells.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
+    sizes = f"{experiment.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
     panel.set_title(f"What prediction and alignment are worth (Fig 8)\n{args.shadow.upper()} shadow, {sizes}; "
                     "mean and standard deviation over prompts", fontsize=10, loc="left")  # fmt: skip
     panel.legend(loc="upper right", frameon=False, fontsize=8.5)
@@ -166,26 +169,26 @@ def draw(run: cells.Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
 
 
 def parse() -> Any:
-    parser = cells.flags(__doc__ or "", prompts=(4, 2), tokens=(128, 32))
+    parser = experiment.flags(__doc__ or "", prompts=(4, 2), tokens=(128, 32))
     parser.add_argument("--how", nargs="+", choices=("emulated", "simulated"), default=["emulated"])
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
     parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
-    parser.add_argument("--prompt-tokens", type=cells.whole, default=16)
-    return cells.parse(parser)
+    parser.add_argument("--prompt-tokens", type=experiment.whole, default=16)
+    return experiment.parse(parser)
 
 
 def main() -> int:
     args = parse()
     common.header(
-        f"Six cases, {cells.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
+        f"Six cases, {experiment.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
     )
-    store, tokenizer = cells.open_model(args, "float32")
-    profile = recorded.fitted(args.profile, store)
+    store, tokenizer = experiment.open_model(args, "float32")
+    profile = recorded_runs.fitted(args.profile, store)
     prompts = common.prompts_of_length(tokenizer, args.prompts, args.prompt_tokens, args.seed)
     depends = {"model": store.manifest.fingerprint, "shadow": args.shadow}
     note = "; ".join(f"{how}: {args.profile}" for how in args.how)
-    wanted = plan(args, prompts, cells.digest(profile))
-    with cells.Experiment("ablation", args, VERSION, depends, note) as run, cells.Kept(store) as kept:
+    wanted = plan(args, prompts, experiment.digest(profile))
+    with experiment.Experiment("ablation", args, VERSION, depends, note) as run, experiment.Kept(store) as kept:
         measure = Measure(args, prompts, profile, run, kept)
         rows = summary(wanted, run.all(wanted, measure, measure.whole), args.profile)
         order = [in_order(rows, how) for how in args.how]

@@ -16,9 +16,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from scripts import cells, common, systems
 from scripts import compare_show as show
-from scripts.cells import BLUE, DARK, PALE
+from scripts.lib import common, experiment
+from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
+from scripts.lib.experiment import BLUE, DARK, PALE
 
 VERSION = 2
 STEPS: dict[str, dict[str, Any]] = {
@@ -47,7 +48,7 @@ def variants(args: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def plan(bench: systems.Bench, args: Any) -> list[cells.Cell]:
+def plan(bench: Bench, args: Any) -> list[experiment.Cell]:
     """Budget by budget and prompt by prompt every step, in a drawn order."""
     wanted = []
     for model in args.models:
@@ -57,16 +58,16 @@ def plan(bench: systems.Bench, args: Any) -> list[cells.Cell]:
             steps = [name for name in bench.variants if name.startswith(how)]
             for budget in args.budgets:
                 for n in range(args.prompts):
-                    drawn = systems.in_drawn_order(steps, args.seed, of["model"], budget, n)
+                    drawn = in_drawn_order(steps, args.seed, of["model"], budget, n)
                     cost = 2.0 * (1 + (args.history if n == 0 else 0))
                     wanted += [
-                        cells.Cell({**of, "budget": budget, "prompt": n, "step": one, **bench.variants[one]}, cost)
+                        experiment.Cell({**of, "budget": budget, "prompt": n, "step": one, **bench.variants[one]}, cost)
                         for one in drawn
                     ]
     return wanted
 
 
-def rows(wanted: list[cells.Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
+def rows(wanted: list[experiment.Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
     """One row a model, way, budget and step."""
     found: dict[tuple[str, str, int, str], dict[int, dict[str, Any]]] = {}
     for one, result in zip(wanted, results, strict=True):
@@ -106,7 +107,7 @@ def tell(rows: list[dict[str, Any]]) -> None:
 def picture(rows: list[dict[str, Any]], args: Any) -> Any:
     """TPOT as bars and the hit rate as a line, a panel a model, way and budget."""
     groups = list(dict.fromkeys((row["model"], row["how"]) for row in rows))
-    figure, panels = cells.canvas(
+    figure, panels = experiment.canvas(
         3.5 * len(args.budgets) + 0.6, 2.7 * len(groups) + 0.7, len(groups), len(args.budgets), sharey="row"
     )
     for g, (model, how) in enumerate(groups):
@@ -132,26 +133,26 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
         panels[g * len(args.budgets)].set_ylabel("time per token, ms (bars)")
     figure.suptitle(
         f"Importance-driven scheduling, step by step (Fig 16): alpha {args.alpha:g}, medians of "
-        f"{cells.many(args.prompts, 'prompt')}, answers of {args.tokens} tokens", fontsize=11,
+        f"{experiment.many(args.prompts, 'prompt')}, answers of {args.tokens} tokens", fontsize=11,
     )  # fmt: skip
     return figure
 
 
 def parse() -> Any:
-    parser = systems.flags(__doc__ or "", prompts=(4, 2), tokens=(64, 12), budgets=(10, 25, 50))
+    parser = system_flags(__doc__ or "", prompts=(4, 2), tokens=(64, 12), budgets=(10, 25, 50))
     parser.add_argument("--how", nargs="+", choices=HOWS, default=list(HOWS), help="both unless said")
     parser.add_argument("--profile", default="rtx3090-pcie3", help="a name or a file; %(default)s unless said")
     parser.add_argument("--alpha", type=float, default=0.3, help="%(default)s unless said")
-    return systems.parse(parser)
+    return parse_system_flags(parser)
 
 
 def main() -> int:
     args = parse()
-    common.header(f"Importance, step by step, {cells.many(args.prompts, 'prompt')}, answers of {args.tokens}")
-    with systems.Bench(args, variants(args)) as bench:
+    common.header(f"Importance, step by step, {experiment.many(args.prompts, 'prompt')}, answers of {args.tokens}")
+    with Bench(args, variants(args)) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
         note += f"; emulated where it says so: {args.profile}" if "emulated" in args.how else ""
-        with cells.Experiment("ablation_importance", args, VERSION, {}, note) as run:
+        with experiment.Experiment("ablation_importance", args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             found = rows(wanted, run.all(wanted, lambda one: bench.answer(one["path"], one["step"], one["budget"],
                                                                           one["prompt"])), args)  # fmt: skip

@@ -28,8 +28,8 @@ from scheduler.files import write_whole
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.timing.profile import find_profile
 from scheduler.types import WorkerJoined, WorkerLost
-from scripts import cells, common, recorded
-from scripts.cells import AMBER, BLUE, DARK, PALE
+from scripts.lib import common, experiment, recorded_runs
+from scripts.lib.experiment import AMBER, BLUE, DARK, PALE
 
 VERSION = 1
 GOAL = 1.05
@@ -47,10 +47,10 @@ def prompts_of(args: Any, tokenizer: Any, way: str) -> list[tuple[list[int], int
     return [(short[0], 4), *decoded, *((prompt, 1) for prompt in long[1:])]
 
 
-def ask_here(kept: cells.Kept, settings: Settings, prompts: list[tuple[list[int], int]], path: Path) -> list[Any]:
+def ask_here(kept: experiment.Kept, settings: Settings, prompts: list[tuple[list[int], int]], path: Path) -> list[Any]:
     """(TTFT, decode seconds or None) of each prompt, from a new cluster of this machine; its recording at `path`."""
     cluster = kept.cluster(settings)
-    reports = [cells.answer(cluster, prompt, tokens) for prompt, tokens in prompts]
+    reports = [experiment.answer(cluster, prompt, tokens) for prompt, tokens in prompts]
     write_whole(path, cluster.recording())
     kept.close()
     return [(report.ttft_s, report.decode_s if report.new_tokens > 1 else None) for report in reports]
@@ -102,8 +102,8 @@ def _compare(
 ) -> dict[str, Any]:
     """`recording`: its choices are those that are simulated; the model's shape, too."""
     shape, made = recording.choices.shape, recording.choices
-    fitted = recorded.of_shape(find_profile(profile), shape)
-    outcome = recorded.simulated(
+    fitted = recorded_runs.of_shape(find_profile(profile), shape)
+    outcome = recorded_runs.simulated(
         fitted, one, alignment=made.alignment, predictor=made.predictor, residency=made.residency,
         prefill=made.prefill, mini_batch=made.mini_batch, group_size=made.group_size, **joined(recording),
     )  # fmt: skip
@@ -130,7 +130,9 @@ def joined(recording: Recording) -> dict[str, int]:
 class Measure:
     """Computes any cell. `fingerprint`: of the model that is to answer."""
 
-    def __init__(self, args: Any, tokenizer: Any, fingerprint: str, run: cells.Experiment, kept: cells.Kept) -> None:
+    def __init__(
+        self, args: Any, tokenizer: Any, fingerprint: str, run: experiment.Experiment, kept: experiment.Kept
+    ) -> None:
         self._args, self._tokenizer, self._run, self._kept = args, tokenizer, run, kept
         self._fingerprint = fingerprint
 
@@ -192,11 +194,11 @@ def _row(what: str, measured: float, simulated: float, paper: float | None) -> d
     }
 
 
-def draw(run: cells.Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -> Any:
+def draw(run: experiment.Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -> Any:
     """Decode and TTFT beside each other, since one is seconds where the other is a fraction of one."""
     parts = [of for of in ([r for r in rows if "decode" in r["what"]], [r for r in rows if "TTFT" in r["what"]]) if of]
     shares = {"width_ratios": [len(of) + 0.4 for of in parts]}
-    figure, panels = cells.canvas(9.2, 4.6, 1, len(parts), gridspec_kw=shares)
+    figure, panels = experiment.canvas(9.2, 4.6, 1, len(parts), gridspec_kw=shares)
     for panel, of in zip(panels, parts, strict=True):
         _bars(panel, of, [f"emulated, {args.cluster}: {profile}", f"simulated: {profile}", "the paper's testbed"])
         panel.set_ylabel("seconds a decode token" if "decode" in of[0]["what"] else "seconds to the first token")
@@ -223,22 +225,24 @@ def _bars(panel: Any, rows: list[dict[str, Any]], labels: list[str]) -> None:
 
 
 def parse() -> Any:
-    parser = cells.flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
+    parser = experiment.flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
     parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; machines of a file have theirs")
-    parser.add_argument("--prompt-tokens", type=cells.whole, default=16)
+    parser.add_argument("--prompt-tokens", type=experiment.whole, default=16)
     parser.add_argument(
         "--shadow", choices=("fp16", "int8", "nf4"), default="int8",
         help="its layer takes the profile's time whichever; fp16 costs a CPU least; machines of a file have theirs",
     )  # fmt: skip
-    parser.add_argument("--mini-batch", type=cells.whole, default=None)
-    return cells.parse(parser)
+    parser.add_argument("--mini-batch", type=experiment.whole, default=None)
+    return experiment.parse(parser)
 
 
 def main() -> int:
     args = parse()
-    common.header(f"Emulated against simulated, {cells.many(args.prompts, 'prompt')}, answers of {args.tokens} tokens")
-    store, tokenizer = cells.open_model(args, "float32")
+    common.header(
+        f"Emulated against simulated, {experiment.many(args.prompts, 'prompt')}, answers of {args.tokens} tokens"
+    )
+    store, tokenizer = experiment.open_model(args, "float32")
     hosts = args.cluster.endswith((".yaml", ".yml"))
     args.fresh |= hosts  # how they were brought up is not known before they answer
     kind = Path(args.cluster).stem
@@ -247,10 +251,13 @@ def main() -> int:
         "tokens": args.tokens, "prompt_tokens": args.prompt_tokens, "mini_batch": None if hosts else args.mini_batch,
         "shadow": None if hosts else args.shadow,
     }  # fmt: skip
-    wanted = [cells.Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
-    depends = {"model": store.manifest.fingerprint, "sources": cells.sources(*cells.PACKAGES)}
+    wanted = [experiment.Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
+    depends = {"model": store.manifest.fingerprint, "sources": experiment.sources(*experiment.PACKAGES)}
     note = f"emulated and simulated: {args.profile if not hosts else 'the profile that its nodes keep'}"
-    with cells.Experiment(f"agreement-{kind}", args, VERSION, depends, note) as run, cells.Kept(store) as kept:
+    with (
+        experiment.Experiment(f"agreement-{kind}", args, VERSION, depends, note) as run,
+        experiment.Kept(store) as kept,
+    ):
         results = run.all(wanted, Measure(args, tokenizer, store.manifest.fingerprint, run, kept))
         rows = summary(results)
         profile = results[0]["profile"]

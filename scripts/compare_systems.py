@@ -19,39 +19,42 @@ import sys
 from typing import Any
 
 from scheduler.policies.systems import SYSTEMS
-from scripts import cells, common, quality, systems
 from scripts import compare_show as show
+from scripts.lib import common, experiment, quality
+from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
 
 VERSION = 2
 REFERENCE = "on-demand"
 QUICK = ("on-demand", "importance", "smoe", "fate", "hybrimoe", "eap", "static", "fully-cached")
 
 
-def plan(bench: systems.Bench, args: Any) -> list[cells.Cell]:
+def plan(bench: Bench, args: Any) -> list[experiment.Cell]:
     """Transformers' answers, then budget by budget and prompt by prompt every system's."""
     wanted = []
     for model in args.models:
         of = {**bench.identity(model), "path": model, "dtype": args.dtype, "tokens": args.tokens, "seed": args.seed,
               "history": args.history, "prompts": args.prompts}  # fmt: skip
-        wanted += [cells.Cell({**of, "system": show.TRANSFORMERS, "prompt": n}, 0.5) for n in range(args.prompts)]
+        wanted += [experiment.Cell({**of, "system": show.TRANSFORMERS, "prompt": n}, 0.5) for n in range(args.prompts)]
         for budget in args.budgets:
             for n in range(args.prompts):
-                drawn = systems.in_drawn_order(args.systems, args.seed, of["model"], budget, n)
+                drawn = in_drawn_order(args.systems, args.seed, of["model"], budget, n)
                 cost = 2.0 * (1 + (args.history if n == 0 else 0))
                 wanted += [
-                    cells.Cell({**of, "budget": budget, "prompt": n, "system": name, **SYSTEMS[name].values()}, cost)
+                    experiment.Cell(
+                        {**of, "budget": budget, "prompt": n, "system": name, **SYSTEMS[name].values()}, cost
+                    )
                     for name in drawn
                 ]
     return wanted
 
 
-def measure(bench: systems.Bench, params: dict[str, Any]) -> dict[str, Any]:
+def measure(bench: Bench, params: dict[str, Any]) -> dict[str, Any]:
     if params["system"] == show.TRANSFORMERS:
         return bench.reference(params["path"], params["prompt"])
     return bench.answer(params["path"], params["system"], params["budget"], params["prompt"])
 
 
-def rows(wanted: list[cells.Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
+def rows(wanted: list[experiment.Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
     """One row a model, budget and system, over the prompts."""
     found: dict[tuple[str, int | None, str], dict[int, dict[str, Any]]] = {}
     for one, result in zip(wanted, results, strict=True):
@@ -83,10 +86,10 @@ def _row(model: str, budget: int, name: str, of: dict[int, Any], base: dict[int,
 
 
 def parse() -> Any:
-    parser = systems.flags(__doc__ or "", prompts=(6, 2), tokens=(64, 16))
+    parser = system_flags(__doc__ or "", prompts=(6, 2), tokens=(64, 16))
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME",
                         help=f"all unless said, with --quick some; there are: {', '.join(SYSTEMS)}")  # fmt: skip
-    args = systems.parse(parser)
+    args = parse_system_flags(parser)
     args.systems = args.systems or list(QUICK if args.quick else SYSTEMS)
     return args
 
@@ -94,12 +97,12 @@ def parse() -> Any:
 def main() -> int:
     args = parse()
     common.header(
-        f"{len(args.systems)} systems, {cells.many(args.prompts, 'prompt')}, answers of {args.tokens}, budgets "
+        f"{len(args.systems)} systems, {experiment.many(args.prompts, 'prompt')}, answers of {args.tokens}, budgets "
         + ", ".join(f"{one} %" for one in args.budgets)
     )
-    with systems.Bench(args, {name: {"system": name} for name in args.systems}) as bench:
+    with Bench(args, {name: {"system": name} for name in args.systems}) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
-        with cells.Experiment("compare_systems", args, VERSION, {}, note) as run:
+        with experiment.Experiment("compare_systems", args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             results = run.all(wanted, lambda params: measure(bench, params))
             found = rows(wanted, results, args)

@@ -24,7 +24,7 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
-from scripts import common
+from scripts.lib import common
 
 
 @dataclass

@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts import common
+from scripts.lib import common
 
 README = common.ROOT / "README.md"
 BEGIN, END = "<!-- families -->", "<!-- /families -->"

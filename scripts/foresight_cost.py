@@ -23,7 +23,7 @@ from checkpoint.gates import Gates
 from checkpoint.token_predictor import FILE
 from main_node.engine.foresight import make_foresight
 from scheduler.types import Visit
-from scripts import common
+from scripts.lib import common
 
 KINDS = (None, "gate", "gates", "attention", "token")
 

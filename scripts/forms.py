@@ -35,8 +35,8 @@ from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.importance import shares
 from scheduler.policies.precision import Importance, Popular
-from scripts import common
-from scripts.quality import held_out, losses, perplexity, windows
+from scripts.lib import common
+from scripts.lib.quality import held_out, losses, perplexity, windows
 
 ALLOWED_LOSS = 0.01
 TIMED = 8

@@ -29,7 +29,7 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from scheduler.errors import ODMoEError
-from scripts import common
+from scripts.lib import common
 
 BACK_S = 300.0
 POLL_S = 0.25

@@ -35,7 +35,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
-from scripts import common
+from scripts.lib import common
 from worker_node.loaders.base import Loader
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.make import make_loader

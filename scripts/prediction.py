@@ -29,10 +29,10 @@ from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextL
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.types import Visit
-from scripts import cells, common
 from scripts import prediction_show as show
+from scripts.lib import common, experiment
+from scripts.lib.routes import MEASURED, Pass, Watched, hits, problems
 from scripts.prediction_count import Counts, replayed
-from scripts.routes import MEASURED, Pass, Watched, hits, problems
 
 VERSION = 1
 SHARES = (0.0, 0.25, 0.5, 1.0)
@@ -177,8 +177,8 @@ class Judge:
 
 
 def parse() -> Any:
-    parser = cells.flags(__doc__ or "", prompts=(MEASURED, 2), tokens=(80, 12), model=common.DEMO)
-    args = cells.parse(parser)
+    parser = experiment.flags(__doc__ or "", prompts=(MEASURED, 2), tokens=(80, 12), model=common.DEMO)
+    args = experiment.parse(parser)
     if args.prompts > MEASURED:
         raise SystemExit(f"--prompts is {args.prompts}; allowed: 1 to {MEASURED}")
     return args
@@ -205,14 +205,16 @@ def main() -> int:
 
     depends = {
         "model": open_source(Path(args.model)).fingerprint, "alpha": ALPHA, "shares": SHARES,
-        "token": None if predictor is None else cells.digest({n: w.tolist() for n, w in predictor.weights.items()}),
+        "token": None if predictor is None else experiment.digest({n: w.tolist() for n, w in predictor.weights.items()}),
     }  # fmt: skip
     cost = args.tokens * len(watched.shape.layers) / 64
     wanted = [
-        cells.Cell({"prompt": n, "text": cells.digest(text), "tokens": args.tokens}, cost, ("scheduler", "checkpoint"))
+        experiment.Cell(
+            {"prompt": n, "text": experiment.digest(text), "tokens": args.tokens}, cost, ("scheduler", "checkpoint")
+        )
         for n, text in enumerate(texts[: args.prompts])
     ]
-    with cells.Experiment(f"prediction-{name}", args, VERSION, depends) as run:
+    with experiment.Experiment(f"prediction-{name}", args, VERSION, depends) as run:
         found = run.all(wanted, measure)
         counts = Counts.of([one["counts"] for one in found] + replayed(watched.shape, [one["routes"] for one in found]))
         table = counts.rows(watched.shape.layers)

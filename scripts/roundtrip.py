@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from scripts import common
 from scripts.echoes import AIO, BARE, OURS, OURS_TLS, answer, compute, contenders
+from scripts.lib import common
 from wire.codec import FROM_WORKER, TO_WORKER
 from wire.messages import Computed
 

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from scripts import common
+from scripts.lib import common
 
 PEER = """
 import sys, torch

@@ -25,7 +25,7 @@ from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
 from scheduler.trace import Span
-from scripts import common
+from scripts.lib import common
 from wire.tracing import NodeSpans
 
 PARTS = {

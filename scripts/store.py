@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from scripts import common
+from scripts.lib import common
 
 DD_BLOCK = 16 << 20
 CHILD = """
@@ -188,7 +188,7 @@ def made(model: Path, folder: Path, *more: str) -> dict[str, Any]:
 
 def killed_at_half(model: Path, folder: Path, layers: int) -> dict[str, Any]:
     """kill -9 when half of the layers are in the journal; what the next run then needs."""
-    from checkpoint.sharding.partial import partial_of
+    from checkpoint.sharding.partial_store import partial_of
 
     drop(model)
     target, process = folder / "killed", child(model, folder / "killed")

@@ -22,8 +22,8 @@ from matplotlib.patches import Rectangle
 from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.timing.profile import Profile
-from scripts import cells, common, recorded
-from scripts.cells import DARK, RED
+from scripts.lib import common, experiment, recorded_runs
+from scripts.lib.experiment import DARK, RED
 
 VERSION = 1
 PERIODS = (1, 2, 4, 8, 16)
@@ -38,11 +38,11 @@ class Sweep:
 
     def __init__(self, args: Any, prompts: list[list[int]], profiles: dict[str, Profile], run: Any, kept: Any) -> None:
         self._args, self._prompts, self._profiles, self._run, self._kept = args, prompts, profiles, run, kept
-        self._sizes = {"prompts": cells.digest(prompts), "tokens": args.tokens}
+        self._sizes = {"prompts": experiment.digest(prompts), "tokens": args.tokens}
 
-    def recorded(self) -> list[cells.Cell]:
-        cost = self._args.prompts * self._args.tokens / recorded.TOKENS_PER_S
-        return [cells.Cell(self._recorded(pair), cost) for pair in self.pairs()]
+    def recorded(self) -> list[experiment.Cell]:
+        cost = self._args.prompts * self._args.tokens / recorded_runs.TOKENS_PER_S
+        return [experiment.Cell(self._recorded(pair), cost) for pair in self.pairs()]
 
     def _recorded(self, pair: Pair) -> dict[str, Any]:
         return {"how": "recorded", "token": pair[0], "kv": pair[1], **self._sizes}
@@ -50,16 +50,20 @@ class Sweep:
     def pairs(self) -> list[Pair]:
         return [(token, kv) for token in self._args.periods for kv in self._args.periods]
 
-    def simulated(self, name: str) -> list[cells.Cell]:
-        of = {"profile": name, "timings": cells.digest(self._profiles[name]), **self._sizes}
-        of |= {"how": "simulated", "scheduler": cells.sources("scheduler")}
+    def simulated(self, name: str) -> list[experiment.Cell]:
+        of = {"profile": name, "timings": experiment.digest(self._profiles[name]), **self._sizes}
+        of |= {"how": "simulated", "scheduler": experiment.sources("scheduler")}
         cost = 0.003 * self._args.prompts * self._args.tokens
-        return [cells.Cell({**of, "token": token, "kv": kv}, cost, ("scheduler",)) for token, kv in self.pairs()]
+        return [experiment.Cell({**of, "token": token, "kv": kv}, cost, ("scheduler",)) for token, kv in self.pairs()]
 
-    def emulated(self, name: str, pair: Pair) -> cells.Cell:
-        of = {"profile": name, "timings": cells.digest(self._profiles[name]), "ids": cells.digest(self._prompts[0])}
+    def emulated(self, name: str, pair: Pair) -> experiment.Cell:
+        of = {
+            "profile": name,
+            "timings": experiment.digest(self._profiles[name]),
+            "ids": experiment.digest(self._prompts[0]),
+        }
         params = {"how": "emulated", "token": pair[0], "kv": pair[1], "tokens": self._args.tokens, **of}
-        return cells.Cell(params, self._args.tokens / 3.0)
+        return experiment.Cell(params, self._args.tokens / 3.0)
 
     def whole(self, params: dict[str, Any]) -> bool:
         """A recording may have been removed."""
@@ -74,14 +78,14 @@ class Sweep:
             model=self._args.model, dtype="float32", shadow=self._args.shadow, align_token=pair[0], align_kv=pair[1]
         )
         if params["how"] == "recorded":
-            return recorded.record(self._kept, settings, self._prompts, self._args.tokens, self._path(pair))
+            return recorded_runs.record(self._kept, settings, self._prompts, self._args.tokens, self._path(pair))
         if params["how"] == "emulated":
             cluster = self._kept.cluster(settings.but(profile=params["profile"]), warm=self._prompts[0])
-            report = cells.answer(cluster, self._prompts[0], self._args.tokens)
+            report = experiment.answer(cluster, self._prompts[0], self._args.tokens)
             return {"tokens_per_s": [report.decode_tokens_per_s]}
-        found = recorded.requests(self._path(pair), self._prompts, self._args.tokens)
+        found = recorded_runs.requests(self._path(pair), self._prompts, self._args.tokens)
         profile = self._profiles[params["profile"]]
-        outcomes = [recorded.simulated(profile, one, alignment=Alignment(*pair)) for one in found]
+        outcomes = [recorded_runs.simulated(profile, one, alignment=Alignment(*pair)) for one in found]
         return {
             "tokens_per_s": [one.decode_tokens_per_s for one in outcomes],
             "recall": statistics.mean(one.stats.overall.recall or 0.0 for one in outcomes),
@@ -100,8 +104,8 @@ def to_check(speeds: Speeds, count: int) -> list[Pair]:
     return list(dict.fromkeys(wanted))[:count]
 
 
-def draw(run: cells.Experiment, found: dict[str, Speeds], args: Any) -> Any:
-    figure, panels = cells.canvas(5.2 * len(found), 4.9, 1, len(found))
+def draw(run: experiment.Experiment, found: dict[str, Speeds], args: Any) -> Any:
+    figure, panels = experiment.canvas(5.2 * len(found), 4.9, 1, len(found))
     means = {name: {pair: statistics.mean(of) for pair, of in speeds.items()} for name, speeds in found.items()}
     values = [value for of in means.values() for value in of.values()]
     low, high = min(values), max(values)
@@ -128,7 +132,7 @@ def draw(run: cells.Experiment, found: dict[str, Speeds], args: Any) -> Any:
     panels[0].set_ylabel("token aligned every so many tokens", fontsize=9)
     figure.colorbar(image, ax=panels, label="decode tokens/s", shrink=0.8)
     figure.suptitle(
-        f"Decode tokens/s over alignment periods, mean of {cells.many(args.prompts, 'prompt')} (red: the best)",
+        f"Decode tokens/s over alignment periods, mean of {experiment.many(args.prompts, 'prompt')} (red: the best)",
         fontsize=11,
     )
     return run.save(figure)
@@ -140,27 +144,27 @@ def _frame(panel: Any, periods: tuple[int, ...], pair: Pair) -> None:
 
 
 def parse() -> Any:
-    parser = cells.flags(__doc__ or "", prompts=(3, 1), tokens=(96, 16))
+    parser = experiment.flags(__doc__ or "", prompts=(3, 1), tokens=(96, 16))
     parser.add_argument("--profiles", nargs="+", default=list(PAPER), help="names or files")
     parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
-    parser.add_argument("--prompt-tokens", type=cells.whole, default=16)
-    parser.add_argument("--periods", nargs="+", type=cells.whole)
+    parser.add_argument("--prompt-tokens", type=experiment.whole, default=16)
+    parser.add_argument("--periods", nargs="+", type=experiment.whole)
     parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells of each profile emulated, too")
-    args = cells.parse(parser)
+    args = experiment.parse(parser)
     args.periods = tuple(sorted(set(args.periods))) if args.periods else (1, 4, 16) if args.quick else PERIODS
     return args
 
 
 def main() -> int:
     args = parse()
-    sizes = f"{cells.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
+    sizes = f"{experiment.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
     common.header(f"Alignment periods, {sizes}")
-    store, tokenizer = cells.open_model(args, "float32")
-    profiles = {name: recorded.fitted(name, store) for name in args.profiles}
+    store, tokenizer = experiment.open_model(args, "float32")
+    profiles = {name: recorded_runs.fitted(name, store) for name in args.profiles}
     prompts = common.prompts_of_length(tokenizer, args.prompts, args.prompt_tokens, args.seed)
     depends = {"model": store.manifest.fingerprint, "shadow": args.shadow}
     note = f"simulated: {', '.join(args.profiles)}"
-    with cells.Experiment("sweep_alignment", args, VERSION, depends, note) as run, cells.Kept(store) as kept:
+    with experiment.Experiment("sweep_alignment", args, VERSION, depends, note) as run, experiment.Kept(store) as kept:
         sweep = Sweep(args, prompts, profiles, run, kept)
         run.all(sweep.recorded(), sweep.measure, sweep.whole)
         rows, found = [], {}
@@ -197,7 +201,7 @@ def _paper(name: str) -> str:
     )
 
 
-def _check(run: cells.Experiment, sweep: Sweep, name: str, pair: Pair, found: dict[str, Speeds]) -> dict[str, Any]:
+def _check(run: experiment.Experiment, sweep: Sweep, name: str, pair: Pair, found: dict[str, Speeds]) -> dict[str, Any]:
     """One cell in real time, beside what was simulated for the same prompt."""
     [result] = run.all([sweep.emulated(name, pair)], sweep.measure)
     emulated, simulated = result["tokens_per_s"][0], found[name][pair][0]

@@ -20,8 +20,8 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.timing.profile import Profile
-from scripts import cells, common, recorded
-from scripts.cells import AMBER, BLUE, DARK, PALE
+from scripts.lib import common, experiment, recorded_runs
+from scripts.lib.experiment import AMBER, BLUE, DARK, PALE
 
 VERSION = 2
 OWN = -1
@@ -40,22 +40,22 @@ class Sweep:
 
     def __init__(self, args: Any, prompts: dict[int, list[list[int]]], profile: Profile, run: Any, kept: Any) -> None:
         self._args, self._prompts, self._profile, self._run, self._kept = args, prompts, profile, run, kept
-        self._of = {"profile": args.profile, "timings": cells.digest(profile)}
+        self._of = {"profile": args.profile, "timings": experiment.digest(profile)}
 
-    def recorded(self, length: int) -> cells.Cell:
-        params = {"how": "recorded", "length": length, "prompts": cells.digest(self._prompts[length])}
-        return cells.Cell(params, 0.01 * length * self._args.prompts + 3)
+    def recorded(self, length: int) -> experiment.Cell:
+        params = {"how": "recorded", "length": length, "prompts": experiment.digest(self._prompts[length])}
+        return experiment.Cell(params, 0.01 * length * self._args.prompts + 3)
 
-    def simulated(self, key: Key) -> cells.Cell:
+    def simulated(self, key: Key) -> experiment.Cell:
         length, way, size = key
-        params = {"how": "simulated", "prefill": way, "mini_batch": size, "scheduler": cells.sources("scheduler")}
+        params = {"how": "simulated", "prefill": way, "mini_batch": size, "scheduler": experiment.sources("scheduler")}
         cost = 0.1 + length / 64 / abs(size or NONE)
-        return cells.Cell(self.recorded(length).params | params | self._of, cost, ("scheduler",))
+        return experiment.Cell(self.recorded(length).params | params | self._of, cost, ("scheduler",))
 
-    def emulated(self, key: Key) -> cells.Cell:
+    def emulated(self, key: Key) -> experiment.Cell:
         length, way, size = key
         params = {"how": "emulated", "prefill": way, "mini_batch": size}
-        return cells.Cell(self.recorded(length).params | params | self._of, 8.0)
+        return experiment.Cell(self.recorded(length).params | params | self._of, 8.0)
 
     def whole(self, params: dict[str, Any]) -> bool:
         """A recording may have been removed."""
@@ -69,15 +69,15 @@ class Sweep:
         prompts = self._prompts[length]
         base = Settings(model=self._args.model, dtype="float32", predictor="none")
         if params["how"] == "recorded":
-            return recorded.record(self._kept, base, prompts, 1, self._path(length))
+            return recorded_runs.record(self._kept, base, prompts, 1, self._path(length))
         size = None if params["mini_batch"] == OWN else params["mini_batch"] or NONE
         if params["how"] == "emulated":
             changes = {"profile": params["profile"], "prefill": params["prefill"], "mini_batch": size}
             cluster = self._kept.cluster(base.but(**changes), warm=prompts[0])
-            return {"ttft_s": [cells.answer(cluster, prompt, 1).ttft_s for prompt in prompts]}
+            return {"ttft_s": [experiment.answer(cluster, prompt, 1).ttft_s for prompt in prompts]}
         choices = {"predictor": "none", "prefill": params["prefill"], "mini_batch": size}
-        found = recorded.requests(self._path(length), prompts, 1)
-        return {"ttft_s": [recorded.simulated(self._profile, one, **choices).ttft_s for one in found]}
+        found = recorded_runs.requests(self._path(length), prompts, 1)
+        return {"ttft_s": [recorded_runs.simulated(self._profile, one, **choices).ttft_s for one in found]}
 
 
 def worse(found: dict[Key, float], size: int) -> float:
@@ -99,8 +99,10 @@ def named(size: int) -> str:
     return {0: "none", OWN: "own"}.get(size, str(size))
 
 
-def draw(run: cells.Experiment, found: dict[Key, float], checks: list[dict[str, Any]], args: Any, size: int) -> Any:
-    figure, panels = cells.canvas(max(7.0, 4.2 * len(args.lengths)), 4.2, 1, len(args.lengths))
+def draw(
+    run: experiment.Experiment, found: dict[Key, float], checks: list[dict[str, Any]], args: Any, size: int
+) -> Any:
+    figure, panels = experiment.canvas(max(7.0, 4.2 * len(args.lengths)), 4.2, 1, len(args.lengths))
     paper = PAPER.get(args.profile, {})
     at = range(len(SIZES))
     for panel, length in zip(panels, args.lengths, strict=True):
@@ -132,11 +134,13 @@ def draw(run: cells.Experiment, found: dict[Key, float], checks: list[dict[str, 
 
 
 def parse() -> Any:
-    parser = cells.flags(__doc__ or "", prompts=(3, 1), tokens=(1, 1))
+    parser = experiment.flags(__doc__ or "", prompts=(3, 1), tokens=(1, 1))
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
-    parser.add_argument("--lengths", nargs="+", type=cells.whole, default=[16, 128, 512], help="of prompts, in tokens")
+    parser.add_argument(
+        "--lengths", nargs="+", type=experiment.whole, default=[16, 128, 512], help="of prompts, in tokens"
+    )
     parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells emulated, too")
-    args = cells.parse(parser)
+    args = experiment.parse(parser)
     if args.tokens != 1:
         parser.error("--tokens is no choice here: time to first token is measured")
     return args
@@ -144,13 +148,13 @@ def parse() -> Any:
 
 def main() -> int:
     args = parse()
-    common.header(f"Mini-batches in prefill, {cells.many(args.prompts, 'prompt')} of each length")
-    store, tokenizer = cells.open_model(args, "float32")
-    profile = recorded.fitted(args.profile, store)
+    common.header(f"Mini-batches in prefill, {experiment.many(args.prompts, 'prompt')} of each length")
+    store, tokenizer = experiment.open_model(args, "float32")
+    profile = recorded_runs.fitted(args.profile, store)
     prompts = {n: common.prompts_of_length(tokenizer, args.prompts, n, args.seed) for n in args.lengths}
     note = f"simulated: {args.profile}" + (f"; crosses emulated: {args.profile}" if args.check else "")
     depends = {"model": store.manifest.fingerprint}
-    with cells.Experiment("sweep_minibatch", args, VERSION, depends, note) as run, cells.Kept(store) as kept:
+    with experiment.Experiment("sweep_minibatch", args, VERSION, depends, note) as run, experiment.Kept(store) as kept:
         sweep = Sweep(args, prompts, profile, run, kept)
         run.all([sweep.recorded(length) for length in args.lengths], sweep.measure, sweep.whole)
         keys = [(length, way, size) for length in args.lengths for way in WAYS for size in SIZES]

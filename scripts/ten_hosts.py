@@ -32,8 +32,8 @@ from rich.table import Table
 from odmoe.machines import certs
 from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.machines.home import cluster_dir
-from scripts import common
 from scripts.kills import greedy
+from scripts.lib import common
 
 BIN = Path(sys.executable).parent
 STEPS = ("up", "links", "answers", "traffic", "refusals", "faults", "emulated", "down")

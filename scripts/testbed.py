@@ -33,7 +33,7 @@ from odmoe.machines.cluster_file import Host, read_cluster_file
 from scheduler.errors import ODMoEError
 from scripts import links, namespaces
 from scripts import testbed_keys as keys
-from scripts.common import ROOT
+from scripts.lib.common import ROOT
 from scripts.testbed_layout import BASE, Layout, TestbedError, check_machine, layout_of, locked, wait_until
 from scripts.testbed_measure import measure_link
 from scripts.testbed_status import host_status, table

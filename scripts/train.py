@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import MixtralConfig, PreTrainedTokenizerFast, Qwen2MoeConfig, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from scripts.common import command, machine
+from scripts.lib.common import command, machine
 
 VOCABULARY, CONTEXT, BOS, EOS = 2048, 1024, 0, 1
 PIECE = 40_000

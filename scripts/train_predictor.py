@@ -28,8 +28,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from checkpoint import token_predictor
 from checkpoint.token_predictor import FILE, TokenPredictor, targets
-from scripts import common
-from scripts.routes import MEASURED, Watched, hits, problems
+from scripts.lib import common
+from scripts.lib.routes import MEASURED, Watched, hits, problems
 
 RATE, DECAY = 0.02, 1.0
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import peers
+from scripts.lib import peers
 
 COUNT = 12
 

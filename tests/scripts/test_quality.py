@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import quality
+from scripts.lib import quality
 from support.paths import ROOT
 
 DATA = ROOT / "scripts" / "data"

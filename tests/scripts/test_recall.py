@@ -7,7 +7,8 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from scripts import common, recall
+from scripts import recall
+from scripts.lib import common
 from support.paths import ROOT
 
 

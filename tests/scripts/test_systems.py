@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import ablation_importance, compare_systems, quality, quality_systems, systems, widen
+from scripts import ablation_importance, compare_systems, quality_systems, widen
 from scripts import compare_show as show
+from scripts.lib import quality
+from scripts.lib.bench import Bench, Side, mixed_prompts
 from support.paths import ROOT
 
 SMALL = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1"]
@@ -93,12 +95,12 @@ def test_what_approximation_costs(run: Any) -> None:
 @pytest.fixture
 def side(demo_store: Any) -> Any:
     """`side()`: a new one, of a static hot set in 25 % of the experts' bytes; four prompts."""
-    bench = systems.Bench(Namespace(dtype="float32"), {"static": {"system": "static"}})
-    made: list[systems.Side] = []
+    bench = Bench(Namespace(dtype="float32"), {"static": {"system": "static"}})
+    made: list[Side] = []
 
-    def make() -> systems.Side:
+    def make() -> Side:
         prompts = [[0, 5, 17, 300 + n, 41] for n in range(4)]
-        of = systems.Side(demo_store("float32"), lambda name: bench.settings("models/demo-moe", name, 25), prompts, 5)
+        of = Side(demo_store("float32"), lambda name: bench.settings("models/demo-moe", name, 25), prompts, 5)
         made.append(of)
         return of
 
@@ -142,13 +144,13 @@ def test_prompts_are_problems_and_sonnets_in_turns(demo: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(demo)
-    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in systems.prompts(tokenizer, 5, seed=3)]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in mixed_prompts(tokenizer, 5, seed=3)]
     assert [text.startswith("Question: ") for text in texts] == [True, False, True, False, True]
     verses = (ROOT / "scripts" / "data" / "sonnets.txt").read_text()
     assert all(text.strip() in verses for text in texts[1::2])
     assert len(set(texts)) == 5
-    assert systems.prompts(tokenizer, 5, seed=3) == systems.prompts(tokenizer, 7, seed=3)[:5]
-    assert systems.prompts(tokenizer, 5, seed=3) != systems.prompts(tokenizer, 5, seed=4)
+    assert mixed_prompts(tokenizer, 5, seed=3) == mixed_prompts(tokenizer, 7, seed=3)[:5]
+    assert mixed_prompts(tokenizer, 5, seed=3) != mixed_prompts(tokenizer, 5, seed=4)
 
 
 def row(system: str, times: list[float], hit_rate: float, budget: int = 10) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 PROMPTS = ROOT / "tests" / "data" / "gsm8k_prompts.json"
 DEMO = ROOT / "models" / "demo-moe"

@@ -20,7 +20,7 @@ from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
-from scripts import cells, common, peers, quality
+from scripts.lib import common, experiment, peers, quality
 from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")
@@ -29,7 +29,7 @@ LINES = 4
 """Of a sonnet, as a prompt."""
 
 
-def prompts(tokenizer: Any, count: int, seed: int = 0) -> list[list[int]]:
+def mixed_prompts(tokenizer: Any, count: int, seed: int = 0) -> list[list[int]]:
     """Token ids of `count` prompts: a GSM8K problem, the beginning of a sonnet, and so on in turns, drawn by `seed`."""
     draw = random.Random(seed)
     sonnets = [text.splitlines() for text in (quality.DATA / "sonnets.txt").read_text().split("\n\n")]
@@ -140,7 +140,7 @@ class Bench:
     def opened(self, model: str) -> tuple[Any, Any]:
         """Its store, with every form that a variant may load, and its tokenizer."""
         if model not in self._models:
-            store, tokenizer = cells.open_model(Namespace(model=model), self.args.dtype)
+            store, tokenizer = experiment.open_model(Namespace(model=model), self.args.dtype)
             self._models[model] = with_forms(store, sorted(self._forms(model))), tokenizer
         return self._models[model]
 
@@ -157,7 +157,7 @@ class Bench:
 
     def prompts(self, model: str) -> list[list[int]]:
         """Those that each cluster answers before anything is measured, then those that are measured."""
-        return prompts(self.opened(model)[1], self.args.history + self.args.prompts, self.args.seed)
+        return mixed_prompts(self.opened(model)[1], self.args.history + self.args.prompts, self.args.seed)
 
     def settings(self, model: str, variant: str, budget: int) -> Settings:
         """`budget`: % of the bytes of all experts."""
@@ -202,7 +202,7 @@ class Bench:
 def in_drawn_order(names: list[str], *what: Any) -> list[str]:
     """The names in an order that is drawn anew for each `what`, and is the same in every run."""
     found = list(names)
-    random.Random(cells.digest([str(one) for one in what])).shuffle(found)
+    random.Random(experiment.digest([str(one) for one in what])).shuffle(found)
     return found
 
 
@@ -215,19 +215,21 @@ def models(args: Any) -> None:
     args.models, args.model = found, ", ".join(Path(one).name for one in found)
 
 
-def flags(about: str, prompts: tuple[int, int], tokens: tuple[int, int], budgets: tuple[int, ...] = BUDGETS) -> Any:
-    """As `cells.flags`, for several models and budgets."""
-    parser = cells.flags(about, prompts=prompts, tokens=tokens, model=None)
+def system_flags(
+    about: str, prompts: tuple[int, int], tokens: tuple[int, int], budgets: tuple[int, ...] = BUDGETS
+) -> Any:
+    """As `experiment.flags`, for several models and budgets."""
+    parser = experiment.flags(about, prompts=prompts, tokens=tokens, model=None)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
-    parser.add_argument("--budgets", type=cells.whole, nargs="+", default=list(budgets), metavar="%",
+    parser.add_argument("--budgets", type=experiment.whole, nargs="+", default=list(budgets), metavar="%",
                         help="device memory, %% of all experts; %(default)s unless said")  # fmt: skip
     parser.add_argument("--dtype", default="float32", help="%(default)s unless said")
     parser.add_argument("--history", type=int, default=2, help="prompts before what is measured; %(default)s")
     return parser
 
 
-def parse(parser: Any) -> Any:
-    args = cells.parse(parser)
+def parse_system_flags(parser: Any) -> Any:
+    args = experiment.parse(parser)
     models(args)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.tokens < 2:

@@ -21,7 +21,7 @@ from support.paths import ROOT
 
 PROGRAM = """
 import os, signal, time
-from scripts import cells
+from scripts.lib import experiment as cells
 
 os.chdir(os.environ["FOLDER"])
 

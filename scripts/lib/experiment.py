@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from scripts import common
+from scripts.lib import common
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from scripts.common import ROOT
+from scripts.lib.common import ROOT
 
 DATA = ROOT / "scripts" / "data"
 PROBLEMS = 40
