@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import ablation_importance, compare_systems, quality_systems, widen
-from scripts import compare_show as show
+from scripts import widen
 from scripts.lib import quality
 from scripts.lib.bench import Bench, Side, mixed_prompts
+from scripts.papers import ablation_importance, compare_systems, quality_systems
+from scripts.papers import compare_show as show
 from support.paths import ROOT
 
 SMALL = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1"]

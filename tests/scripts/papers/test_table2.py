@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import table2_show as show
+from scripts.papers import table2_show as show
 from support.paths import ROOT
 
 
@@ -58,7 +58,7 @@ def test_a_mean_of_other_cases_says_which() -> None:
 @pytest.mark.slow
 def test_a_small_run(tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "scripts.table2", "--quick", "--parts", "quality", "--problems", "1",
+        sys.executable, "-m", "scripts.papers.table2", "--quick", "--parts", "quality", "--problems", "1",
         "--tokens", "4", "--text-tokens", "12", "--out", tmp_path,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)

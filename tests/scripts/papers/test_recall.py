@@ -7,8 +7,8 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from scripts import recall
 from scripts.lib import common
+from scripts.papers import recall
 from support.paths import ROOT
 
 

@@ -1,7 +1,7 @@
 """Time to first token over the size of prefill's mini-batches: what `--mini-batch` should be, and what it brings.
 
-    .venv/bin/python scripts/sweep_minibatch.py                # a minute or two
-    .venv/bin/python scripts/sweep_minibatch.py --check 6      # six cells in real time, too
+    .venv/bin/python -m scripts.papers.sweep_minibatch                # a minute or two
+    .venv/bin/python -m scripts.papers.sweep_minibatch --check 6      # six cells in real time, too
 
 The real model reads prompts of each length once, so that the rows of each expert are real; the scheduler then runs on
 them with a profile's times, its loads, transfers and computations at once (`--prefill ahead`) and one after the other

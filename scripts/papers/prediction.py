@@ -1,7 +1,7 @@
 """How often predictors are right, by layer: Fate Table 1 and Fig 7, SMOE Fig 3, importance Fig 18.
 
-    .venv/bin/python scripts/prediction.py --model models/fine-moe
-    .venv/bin/python scripts/prediction.py --model models/demo-moe --quick
+    .venv/bin/python -m scripts.papers.prediction --model models/fine-moe
+    .venv/bin/python -m scripts.papers.prediction --model models/demo-moe --quick
 
 Transformers answers GSM8K test problems greedily, in float32; what gates of later layers would say is computed beside
 it, and the scheduler's own predictors (the same classes that a system runs) say what they make of it. Accuracy is the
@@ -29,10 +29,10 @@ from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextL
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.types import Visit
-from scripts import prediction_show as show
 from scripts.lib import common, experiment
 from scripts.lib.routes import MEASURED, Pass, Watched, hits, problems
-from scripts.prediction_count import Counts, replayed
+from scripts.papers import prediction_show as show
+from scripts.papers.prediction_count import Counts, replayed
 
 VERSION = 1
 SHARES = (0.0, 0.25, 0.5, 1.0)
@@ -205,7 +205,8 @@ def main() -> int:
 
     depends = {
         "model": open_source(Path(args.model)).fingerprint, "alpha": ALPHA, "shares": SHARES,
-        "token": None if predictor is None else experiment.digest({n: w.tolist() for n, w in predictor.weights.items()}),
+        "token": None if predictor is None else experiment.digest({n: w.tolist() for n, w in
+        predictor.weights.items()}),
     }  # fmt: skip
     cost = args.tokens * len(watched.shape.layers) / 64
     wanted = [

@@ -1,8 +1,8 @@
 """Recall of the predictions: OD-MoE Fig 3 (by token, equation (2)) and Fig 6 (over alignment periods, equation (3)).
 
-    .venv/bin/python scripts/recall.py                # models/deep-moe, half an hour
-    .venv/bin/python scripts/recall.py --quick        # a minute
-    .venv/bin/python scripts/recall.py --model models/demo-moe --prompts 20 --tokens 64 --figures 3
+    .venv/bin/python -m scripts.papers.recall                # models/deep-moe, half an hour
+    .venv/bin/python -m scripts.papers.recall --quick        # a minute
+    .venv/bin/python -m scripts.papers.recall --model models/demo-moe --prompts 20 --tokens 64 --figures 3
 
 Fig 3: each precision of the shadow, aligned in token and KV rows, in one of them, in none; and predictors that are no
 shadow. Fig 6: periods 1, 2, 4, 8, 16 of the token with KV rows aligned every token, of the KV rows with the token

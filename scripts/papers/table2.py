@@ -1,9 +1,9 @@
 """Table 2 of the OD-MoE paper: speed, device memory by role, and answer quality as far as it needs no judge.
 
-.venv/bin/python scripts/table2.py                        # about 25 minutes on two cores
-.venv/bin/python scripts/table2.py --quick                # a minute or two
-.venv/bin/python scripts/table2.py --cluster local        # processes and gRPC; perplexity is then not measured
-.venv/bin/python scripts/table2.py --parts emulated       # only what stands beside the paper's own figures
+.venv/bin/python -m scripts.papers.table2                        # about 25 minutes on two cores
+.venv/bin/python -m scripts.papers.table2 --quick                # a minute or two
+.venv/bin/python -m scripts.papers.table2 --cluster local        # processes and gRPC; perplexity is then not measured
+.venv/bin/python -m scripts.papers.table2 --parts emulated       # only what stands beside the paper's own figures
 
 Two kinds of speed. "As it is": this machine's own times, with the small model, beside Transformers with all experts in
 memory and accelerate with experts on disk. "Emulated": our cluster on a profile's times, with a model of Mixtral's
@@ -23,9 +23,9 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.timing.profile import find_profile
-from scripts import table2_show as show
 from scripts.lib import common, experiment, peers, quality
 from scripts.lib.experiment import Cell
+from scripts.papers import table2_show as show
 
 VERSION = 2
 OURS: dict[str, dict[str, Any]] = {

@@ -1,8 +1,9 @@
 """Every system on the same prompts, on one machine whose device memory is too small, with real disk loads.
 
-    .venv/bin/python scripts/compare_systems.py                             # both models, an hour or two
-    .venv/bin/python scripts/compare_systems.py --quick                     # some minutes
-    .venv/bin/python scripts/compare_systems.py --models models/demo-moe --systems fate eap on-demand --budgets 25
+    .venv/bin/python -m scripts.papers.compare_systems                             # both models, an hour or two
+    .venv/bin/python -m scripts.papers.compare_systems --quick                     # some minutes
+    .venv/bin/python -m scripts.papers.compare_systems --models models/demo-moe --systems fate eap on-demand --budgets
+    25
 
 An expert of these models loads faster than a message is handled; scripts/widen.py makes the same model with larger
 ones, whose loads are worth sparing.
@@ -19,9 +20,9 @@ import sys
 from typing import Any
 
 from scheduler.policies.systems import SYSTEMS
-from scripts import compare_show as show
 from scripts.lib import common, experiment, quality
 from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
+from scripts.papers import compare_show as show
 
 VERSION = 2
 REFERENCE = "on-demand"

@@ -1,8 +1,8 @@
 """What each part of importance-driven scheduling is worth, step by step, as the paper's Fig 16: TPOT and hit rate.
 
-    .venv/bin/python scripts/ablation_importance.py                     # real disk loads, then emulated: half an hour
-    .venv/bin/python scripts/ablation_importance.py --how disk          # only on this machine's own times
-    .venv/bin/python scripts/ablation_importance.py --how emulated --profile rtx3090-pcie3
+    .venv/bin/python -m scripts.papers.ablation_importance                     # real disk loads, then emulated: half an
+    hour .venv/bin/python -m scripts.papers.ablation_importance --how disk          # only on this machine's own times
+    .venv/bin/python -m scripts.papers.ablation_importance --how emulated --profile rtx3090-pcie3
 
 Baseline: a static hot set, as llama.cpp keeps one; +CE: score-window eviction; +ER: the expert-cache router; +Pre: the
 next layer's top-score experts are prefetched; +BA: the CPU-load balancer. Without a GPU this machine has one place to
@@ -16,10 +16,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from scripts import compare_show as show
 from scripts.lib import common, experiment
 from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
 from scripts.lib.experiment import BLUE, DARK, PALE
+from scripts.papers import compare_show as show
 
 VERSION = 2
 STEPS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 Simulated, not measured: the scheduler's own core on the paper's timings (scheduler/timing/profiles/rtx3090-1gbe.yaml).
 
-    .venv/bin/python scripts/pipeline.py
+    .venv/bin/python -m scripts.papers.pipeline
 """
 
 from __future__ import annotations

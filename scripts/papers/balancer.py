@@ -1,7 +1,7 @@
 """How far from the best split are the balancer of importance (Algorithm 2) and HybriMoE's schedule?
 
-    .venv/bin/python scripts/balancer.py
-    .venv/bin/python scripts/balancer.py --instances 2000 --json
+    .venv/bin/python -m scripts.papers.balancer
+    .venv/bin/python -m scripts.papers.balancer --instances 2000 --json
 
 Random gates: 1 to 8 experts that are not resident, 1 to `batch` rows each, a host that takes `host` of a load's time
 for a row. Algorithm 2 against every split, by what it is to make small: the time of all loads, or of the host,

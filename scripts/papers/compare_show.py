@@ -152,7 +152,8 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
     rest = present - set(REFERENCES) - {TRANSFORMERS} - {one for of in groups.values() for one in of}
     groups["The rest"] += sorted(rest)
     groups = {title: of for title, of in groups.items() if of}
-    figure, panels = experiment.canvas(3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 1.7, 2 * len(names), len(groups),
+    figure, panels = experiment.canvas(3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 1.7, 2 * len(names),
+    len(groups),
                                   sharex=True, sharey="row")  # fmt: skip
     for m, model in enumerate(names):
         mine = [row for row in rows if row["model"] == model]

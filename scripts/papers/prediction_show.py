@@ -1,4 +1,4 @@
-"""The picture of scripts/prediction.py: four panels, each after a figure of the papers."""
+"""The picture of scripts/papers/prediction.py: four panels, each after a figure of the papers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from scheduler.types import ModelShape
 from scripts.lib import experiment
 from scripts.lib.experiment import AMBER, BLUE, DARK, PALE, PURPLE, RED
-from scripts.prediction_count import Counts
+from scripts.papers.prediction_count import Counts
 
 SMOE = {
     "layer-wise": ("next-gate", BLUE, "-"),

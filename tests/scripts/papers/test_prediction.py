@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.types import ModelShape
-from scripts import prediction_count
+from scripts.papers import prediction_count
 from support.paths import ROOT
 
 

@@ -1,9 +1,9 @@
 """Decode tokens/s over token period x KV period: OD-MoE Figs 9 (RTX 3090 workers) and 10 (RTX 3080).
 
-    .venv/bin/python scripts/sweep_alignment.py                # a quarter of an hour
-    .venv/bin/python scripts/sweep_alignment.py --quick        # a minute: periods 1, 4, 16
-    .venv/bin/python scripts/sweep_alignment.py --check 3      # three cells a profile in real time, too
-    .venv/bin/python scripts/sweep_alignment.py --profiles my.yaml
+    .venv/bin/python -m scripts.papers.sweep_alignment                # a quarter of an hour
+    .venv/bin/python -m scripts.papers.sweep_alignment --quick        # a minute: periods 1, 4, 16
+    .venv/bin/python -m scripts.papers.sweep_alignment --check 3      # three cells a profile in real time, too
+    .venv/bin/python -m scripts.papers.sweep_alignment --profiles my.yaml
 
 The real model answers once for each pair of periods (what its shadow predicts is decided by them, not by time), and
 the scheduler runs on its routes and predictions with each profile's times. --check has the cells of the optimum, of
