@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from checkpoint.direct import open_direct, pieces, read_at
+from checkpoint.direct_io import open_direct, pieces, read_at
 from checkpoint.forms import FORMS, planned_form
 from checkpoint.manifest import DENSE, MANIFEST, Blob, Form, LayerSpec, Manifest, checksum
 from checkpoint.tensors import aligned_buffer

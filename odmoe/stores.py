@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.manifest import FORMAT, MANIFEST
-from checkpoint.sharding.partial import sweep
+from checkpoint.sharding.partial_store import sweep
 from checkpoint.sharding.source import Source, find_model, open_source
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, StoreWriteError

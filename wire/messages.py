@@ -51,7 +51,7 @@ class Echo:
 @dataclass(frozen=True, slots=True)
 class Stamped:
     """Around any other message, in emulated time: it was sent at `sent` and is due at `due`, in seconds of the clock of
-    `machine`. See `odmoe.clusters.timed`; no handler inside ever sees one."""
+    `machine`. See `odmoe.clusters.timed_streams`; no handler inside ever sees one."""
 
     due: float
     sent: float

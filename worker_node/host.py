@@ -37,7 +37,7 @@ from wire.messages import (
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 from worker_node.costs import computing_costs
-from worker_node.loaders.mapped import MappedStore
+from worker_node.loaders.mapped_store import MappedStore
 from worker_node.measure import device_bytes, device_name
 from worker_node.pace import Pace, RealPace
 

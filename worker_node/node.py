@@ -39,7 +39,7 @@ from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 from worker_node.loaders.base import Loader
 from worker_node.measure import device_bytes, device_costs, device_name, load_bandwidth
-from worker_node.restoring import Restorer
+from worker_node.restorer import Restorer
 from worker_node.slots import Slots
 
 SLOT_DEADLINE_S = 60.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import xxhash
 
-from checkpoint.direct import Appender, sync_directory
-from checkpoint.sharding.partial import Progress
+from checkpoint.direct_io import Appender, sync_directory
+from checkpoint.sharding.partial_store import Progress
 from checkpoint.sharding.source import INDEX, Source
 from checkpoint.sharding.weights import Pieces, Place, finite_bytes
 from checkpoint.store import file_checksum

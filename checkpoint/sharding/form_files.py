@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from checkpoint.direct import open_direct, read_at, sync_directory, write_at
+from checkpoint.direct_io import open_direct, read_at, sync_directory, write_at
 from checkpoint.forms import FORMS, GROUP, planned_form, quantise
 from checkpoint.manifest import FORM_FORMAT, Form, LayerSpec, checksum, seal
-from checkpoint.sharding.partial import Progress, claim, discard, journal_lines, layer_of
+from checkpoint.sharding.partial_store import Progress, claim, discard, journal_lines, layer_of
 from checkpoint.store import ExpertStore, blob_fault, form_manifest, same_places
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import ConfigError, CorruptStoreError, StoreWriteError

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from checkpoint import family
-from checkpoint.direct import open_direct, write_at
+from checkpoint.direct_io import open_direct, write_at
 from checkpoint.manifest import Blob, LayerSpec, TensorSpec, checksum
 from checkpoint.sharding.convert import Conversion, Part
-from checkpoint.sharding.partial import Partial, Progress
+from checkpoint.sharding.partial_store import Partial, Progress
 from checkpoint.sharding.weights import buffer_bytes, finite, read
 from checkpoint.tensors import aligned_buffer, round_up
 from scheduler.errors import CorruptCheckpointError

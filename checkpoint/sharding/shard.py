@@ -1,7 +1,7 @@
 """`odmoe shard`: a Hugging Face checkpoint becomes an expert store. Transformers' own conversion does the renaming.
 
 A few experts are in memory at a time: while some are converted, the next are read and the last are written. The store
-is written beside its place and renamed into it when it is whole (`checkpoint/sharding/partial.py`).
+is written beside its place and renamed into it when it is whole (`checkpoint/sharding/partial_store.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.dense_files import write_dense
 from checkpoint.sharding.layers import planned_layer, write_layers
-from checkpoint.sharding.partial import Partial, Progress, begun
+from checkpoint.sharding.partial_store import Partial, Progress, begun
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import ExpertStore
 from scheduler.errors import CheckpointError, CorruptCheckpointError, StoreMismatchError, StoreWriteError

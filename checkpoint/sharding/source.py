@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkpoint.direct import pieces
+from checkpoint.direct_io import pieces
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
 
 INDEX = "model.safetensors.index.json"

@@ -12,7 +12,7 @@ from typing import Any
 import safetensors
 import torch
 
-from checkpoint.direct import PIECE_BYTES, open_direct, read_at, room_for
+from checkpoint.direct_io import PIECE_BYTES, open_direct, read_at, room_for
 from checkpoint.sharding.source import Source, read_header
 from checkpoint.tensors import PAGE, aligned_buffer
 from scheduler.errors import CheckpointError, CorruptCheckpointError

@@ -11,7 +11,7 @@ import torch
 
 from main_node.engine.gate_watch import GateWatch
 from main_node.engine.layer import LayersInFlight, LayerWork
-from main_node.engine.owed import OwedAnswers
+from main_node.engine.owed_answers import OwedAnswers
 from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peers import PeerHandler, ask_usage, prediction_of, worker_of
 from main_node.engine.roster import NodeFacts, Roster

@@ -9,7 +9,7 @@ from checkpoint.token_predictor import FILE
 from odmoe.settings.settings import Settings, parse_memory
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
-from worker_node.restoring import restoring_bytes
+from worker_node.restorer import restoring_bytes
 
 
 def slots_of(settings: Settings, store: ExpertStore) -> int:

@@ -15,7 +15,7 @@ from main_node.shadow_start import ShadowStart
 from main_node.shape import model_shape
 from odmoe.clusters.budget import find_token_predictor, slots_of
 from odmoe.clusters.event_log import choices_of
-from odmoe.clusters.timed import MainWay, TimedChannel, TimedHandler, TimedNode
+from odmoe.clusters.timed_streams import MainWay, TimedChannel, TimedHandler, TimedNode
 from odmoe.settings.settings import Settings
 from odmoe.text import make_stopper
 from scheduler.build import make_core

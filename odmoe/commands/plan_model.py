@@ -11,7 +11,7 @@ from scheduler.errors import CheckpointError, MissingShardError
 from scheduler.planning.scaling import Model
 
 if TYPE_CHECKING:
-    from checkpoint.counting import Counts
+    from checkpoint.model_size import Counts
 
 _CONFIG = "config.json"
 _STORE = "manifest.json"
@@ -58,8 +58,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 def model_of(name: str, fields: dict[str, Any], dtype: str | None, context: int) -> Model:
     """Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError."""
-    from checkpoint.counting import count
     from checkpoint.family import config_from_dict, parse_dtype, stored_dtype
+    from checkpoint.model_size import count
 
     config = config_from_dict(fields)
     counts = count(config, parse_dtype(dtype) if dtype else stored_dtype(config), context)

@@ -15,8 +15,8 @@ from main_node.answer import Step
 from main_node.node import MainNode
 from odmoe.clusters.credentials import credentials
 from odmoe.on_ray.answers import Answers
+from odmoe.on_ray.node_actor import NodeProcess, own_host
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
-from odmoe.on_ray.served import NodeProcess, own_host
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError
@@ -115,7 +115,7 @@ class Main(NodeProcess):
             start.begin()
         if self._settings.joined:  # whoever does not come is no failure here: it is asked for until it does
             for kind, number in seats:
-                fleet.keeper.lost(kind, number)
+                fleet.reconnector.lost(kind, number)
             fleet.watch()
         else:
             for number, pending in workers:

@@ -23,9 +23,9 @@ from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import WORKER_S, Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, RayAnswer, get
-from odmoe.on_ray.ending import end_orphans, stop_nodes
 from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
+from odmoe.on_ray.shutdown import end_orphans, stop_nodes
 from odmoe.settings.settings import MAX_PARALLEL, Settings, flag
 from scheduler.errors import LaunchError, ODMoEError
 from scheduler.trace import Span

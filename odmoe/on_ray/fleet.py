@@ -15,13 +15,13 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from main_node.engine.engine import Connect, Engine
-from main_node.engine.keeper import Keeper
+from main_node.engine.reconnector import Reconnector
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.nodes import travelled
 from odmoe.on_ray.calls import get
-from odmoe.on_ray.ending import end
+from odmoe.on_ray.node_actor import NodeActor
 from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, offered
-from odmoe.on_ray.served import Served
+from odmoe.on_ray.shutdown import end
 from odmoe.settings.settings import Settings
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import LinkError, ODMoEError
@@ -37,7 +37,7 @@ class Fleet:
     """`store`: its path on every host. `engine` is told of every node that comes."""
 
     def __init__(self, engine: Engine, settings: Settings, store: str, emulation: Emulation | None) -> None:
-        self.keeper = Keeper(self.join)
+        self.reconnector = Reconnector(self.join)
         engine.on_lost = self._lost
         self._engine = engine
         self._settings = settings
@@ -84,10 +84,10 @@ class Fleet:
         threading.Thread(target=self._watch, name="fleet-watch", daemon=True).start()
 
     def _watch(self) -> None:
-        while not self.keeper.closing.wait(LOOK_S):
+        while not self.reconnector.closing.wait(LOOK_S):
             with contextlib.suppress(RayError):
                 for node in self.look():
-                    self.keeper.lost(*node)
+                    self.reconnector.lost(*node)
 
     def actor(self, kind: Role, number: int) -> Any:
         """The process on a node's seat; made where there is none. A detached one is found again by its name.
@@ -96,7 +96,7 @@ class Fleet:
         """
         seat = self._seats[kind][number]
         with self._lock:
-            if self.keeper.closing.is_set():
+            if self.reconnector.closing.is_set():
                 raise LinkError(f"the main node was closed before {seat.name} was asked for")
             if seat not in self._actors:
                 try:
@@ -107,7 +107,7 @@ class Fleet:
 
     def _made(self, seat: Seat) -> Any:
         lasting = {"lifetime": "detached"} if self._settings.joined else {}
-        made = ray.remote(Served).options(
+        made = ray.remote(NodeActor).options(
             name=seat.name, namespace=NAMESPACE, get_if_exists=True, num_cpus=0, resources=seat.resources,
             max_concurrency=4, max_restarts=-1, max_task_retries=0, **lasting,
         )  # fmt: skip
@@ -153,7 +153,7 @@ class Fleet:
 
     def _lost(self, kind: Role, number: int) -> None:
         self._lost_at[self._seats[kind][number]] = time.monotonic()
-        self.keeper.lost(kind, number)
+        self.reconnector.lost(kind, number)
 
     # --- how they come ------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Fleet:
         name = "the shadow" if kind == "shadow" else f"worker {number}"
         end = time.monotonic() + self._settings.launch_s
         while not ray.wait([begun], timeout=0.5)[0] and time.monotonic() < end:
-            if self.keeper.closing.is_set():
+            if self.reconnector.closing.is_set():
                 raise LinkError(f"the main node was closed before {name} was ready")
         try:
             address = get(begun, max(0.0, end - time.monotonic()), f"{name} ({seat.name})")
@@ -212,13 +212,13 @@ class Fleet:
             try:
                 return self.join(kind, number, begun)
             except LinkError:
-                if not left or self.keeper.closing.wait(1.0):
+                if not left or self.reconnector.closing.wait(1.0):
                     raise
                 begun = None
 
     def close(self) -> None:
         """Ask for no node any more, and end every process. Bounded: one that does not answer is killed."""
-        self.keeper.close()
+        self.reconnector.close()
         with self._lock:
             actors = list(self._actors.values())
         end(actors)

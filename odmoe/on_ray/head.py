@@ -16,8 +16,8 @@ from ray.exceptions import RayError
 from checkpoint.store import ExpertStore
 from odmoe.on_ray.calls import QUICK, get
 from odmoe.on_ray.cluster import RayCluster, connect_ray
-from odmoe.on_ray.ending import stop_nodes
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
+from odmoe.on_ray.shutdown import stop_nodes
 from odmoe.settings.settings import Settings
 from scheduler.errors import ClusterError, LaunchError, ODMoEError
 

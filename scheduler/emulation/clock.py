@@ -3,10 +3,10 @@ ended when the profile says so.
 
 Every end is an absolute deadline, `start + duration`, and a start is the end of what came before. So a thread has a
 time of its own, `now()`: that of the last deadline it kept, or of the message it was brought. A message says when it is
-due (`odmoe.clusters.timed`), and whoever receives it keeps it until then, on an agenda: what the real stream takes, and
-what the real work takes, is part of that time and not on top of it. Only what decides anything waits for its moment: a
-load's end, the main node's gate, a message's arrival. A computation or a layer of the shadow is done at once, and told
-with the time at which it counts.
+due (`odmoe.clusters.timed_streams`), and whoever receives it keeps it until then, on an agenda: what the real stream
+takes, and what the real work takes, is part of that time and not on top of it. Only what decides anything waits for its
+moment: a load's end, the main node's gate, a message's arrival. A computation or a layer of the shadow is done at once,
+and told with the time at which it counts.
 
 Being late is credit: a thread goes on as of its deadline, however late the machine was, and the next wait is shorter by
 as much. The errors of many sleeps do not add up, and nothing is told before its deadline. A lead of the clock of more

@@ -40,9 +40,9 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Numbers of elements, for all layers together where not said; see `checkpoint.counting.Counts`. `depth`: layers of
-    any kind; `layers`: those with experts. `cache_token`, `cache`: elements of keys, values and states after one token
-    and after `context` tokens."""
+    """Numbers of elements, for all layers together where not said; see `checkpoint.model_size.Counts`. `depth`: layers
+    of any kind; `layers`: those with experts. `cache_token`, `cache`: elements of keys, values and states after one
+    token and after `context` tokens."""
 
     name: str
     depth: int

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from checkpoint import direct
-from checkpoint.direct import Appender
-from checkpoint.sharding import partial
-from checkpoint.sharding.partial import partial_of
+from checkpoint import direct_io
+from checkpoint.direct_io import Appender
+from checkpoint.sharding import partial_store
+from checkpoint.sharding.partial_store import partial_of
 from checkpoint.sharding.shard import make_store, shard
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
@@ -74,7 +74,7 @@ def test_disk_that_fills_up_meanwhile(
 ) -> None:
     """Another program takes the room after it was asked for. What is finished is taken up when there is room again."""
     where = disk(4 << 20)
-    add = partial.Partial.add_layer
+    add = partial_store.Partial.add_layer
 
     def greedy(self: Any, layer: int, spec: Any) -> None:
         add(self, layer, spec)
@@ -83,7 +83,7 @@ def test_disk_that_fills_up_meanwhile(
             (where / "other").write_bytes(bytes(left.f_bavail * left.f_frsize - LAYER_BYTES // 2))
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial.Partial, "add_layer", greedy)
+        patch.setattr(partial_store.Partial, "add_layer", greedy)
         with pytest.raises(StoreWriteError, match=r"the disk is full.*3 of 6 layers are kept.*remove") as caught:
             shard(source, where / "store")
     needed, _ = figures(caught.value)
@@ -214,4 +214,4 @@ def test_file_system_without_direct_writes(tmp_path: Path, monkeypatch: pytest.M
     with Appender(tmp_path / "file") as out:
         out.append(data)
     assert (tmp_path / "file").read_bytes() == data.numpy().tobytes()
-    assert b"".join(bytes(piece) for piece in direct.pieces(tmp_path / "file")) == data.numpy().tobytes()
+    assert b"".join(bytes(piece) for piece in direct_io.pieces(tmp_path / "file")) == data.numpy().tobytes()

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint.sharding import partial as module
-from checkpoint.sharding.partial import Partial, partial_of
+from checkpoint.sharding import partial_store as module
+from checkpoint.sharding.partial_store import Partial, partial_of
 from checkpoint.sharding.shard import make_store, shard
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.sharding.weights import Place, places

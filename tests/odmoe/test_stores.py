@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.sharding.partial import Partial, partial_of
+from checkpoint.sharding.partial_store import Partial, partial_of
 from checkpoint.store import ExpertStore
 from odmoe.stores import cache_dir, prepare_store
 from scheduler.errors import CheckpointError, CorruptStoreError, StoreMismatchError, StoreWriteError

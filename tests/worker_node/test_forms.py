@@ -25,7 +25,7 @@ from worker_node.loaders.emulated import EmulatedLoader
 from worker_node.loaders.make import make_loader
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.loaders.slab import HostSlab
-from worker_node.restoring import restoring_bytes
+from worker_node.restorer import restoring_bytes
 
 PROFILE = find_profile("rtx3090-1gbe")
 forms = pytest.mark.parametrize("form", FORMS)

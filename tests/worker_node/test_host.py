@@ -15,7 +15,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
-from odmoe.clusters.timed import TimedNode
+from odmoe.clusters.timed_streams import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
 from scheduler.timing.profile import find_profile

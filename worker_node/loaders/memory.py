@@ -8,7 +8,7 @@ import torch
 
 from checkpoint.store import ExpertStore
 from worker_node.loaders.base import HostLoader
-from worker_node.loaders.mapped import MappedStore
+from worker_node.loaders.mapped_store import MappedStore
 
 
 class MemoryLoader(HostLoader):

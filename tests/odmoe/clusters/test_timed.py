@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odmoe.clusters.timed import MainWay, TimedChannel, TimedHandler, TimedNode, Way
+from odmoe.clusters.timed_streams import MainWay, TimedChannel, TimedHandler, TimedNode, Way
 from scheduler.emulation.clock import CREDIT_S, Emulation
 from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import LinkError, ODMoEError, ProtocolError

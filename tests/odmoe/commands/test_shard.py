@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.sharding.partial import Partial
+from checkpoint.sharding.partial_store import Partial
 from checkpoint.store import ExpertStore
 from odmoe.commands.shard import run_shard
 from odmoe.terminal import Terminal

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checkpoint.store import ExpertStore
-from odmoe.clusters.timed import TimedNode
+from odmoe.clusters.timed_streams import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, ODMoEError
 from scheduler.timing.profile import find_profile

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from checkpoint.direct import sync_directory
+from checkpoint.direct_io import sync_directory
 from checkpoint.manifest import MANIFEST, LayerSpec, layer_from, possible, possible_dense, seal
 from checkpoint.store import ExpertStore, blob_fault, dense_fault
 from scheduler.errors import StoreWriteError

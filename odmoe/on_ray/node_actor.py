@@ -32,7 +32,7 @@ class NodeProcess:
         return os.getpid()
 
 
-class Served(NodeProcess):
+class NodeActor(NodeProcess):
     """A node of one role, served over gRPC once `start` has been called. Ray makes a new one where it has died."""
 
     def __init__(self, settings: Settings, store: str) -> None:

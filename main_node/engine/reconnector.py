@@ -15,7 +15,7 @@ STEADY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
+class Reconnector:
     """Asks for every lost node until it is back or the cluster is closed: one thread a node, with pauses between its
     attempts that double from `first_s` to `most_s`.
 

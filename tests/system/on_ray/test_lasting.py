@@ -1,0 +1,115 @@
+"""Nodes that go on when whoever started them has gone: found again, made anew, and ended, whoever was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.paths import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+SCRIPT = Path(__file__).with_name("lasting.py")
+HOST = "127.0.0.2"  # Ray takes 127.0.0.1 for the address of this machine on its network
+RESOURCES = {"main_node": 1, "worker_node": 2}
+
+
+@pytest.fixture(scope="module")
+def environment(marked: Any) -> dict[str, str]:
+    return os.environ | {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": str(ROOT), marked.name: uuid.uuid4().hex,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def head(environment: dict[str, str], marked: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray on loopback, as a person starts one."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("ray") / "head.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [
+                Path(sys.executable).with_name("ray"), "start", "--head", "--block", f"--node-ip-address={HOST}",
+                f"--port={port}", "--include-dashboard=false", "--num-cpus=4", f"--resources={json.dumps(RESOURCES)}",
+                "--object-store-memory=80000000", "--disable-usage-stats",
+            ],
+            stdout=out, stderr=out, env=environment, start_new_session=True,
+        )  # fmt: skip
+    yield f"{HOST}:{port}"
+    process.kill()  # asked to end, it would first wait for actors to leave
+    process.wait(30)
+    deadline = time.monotonic() + 30
+    while left := marked(environment[marked.name]):
+        assert time.monotonic() < deadline, left
+        for line in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def wanted(reference: Callable[[str, int, int], Any]) -> Any:
+    return reference("float32", 0, 6)
+
+
+@pytest.fixture(scope="module")
+def told(head: str, environment: dict[str, str], demo_store: Callable[[str], Any], wanted: Any) -> dict[str, Any]:
+    command = [sys.executable, SCRIPT, head, str(demo_store("float32").path), json.dumps(wanted.prompt)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=360, check=False)
+    found = [line for line in done.stdout.splitlines() if line.startswith("told ")]
+    assert found, f"{done.stdout}\n{done.stderr}"
+    answer: dict[str, Any] = json.loads(found[0].removeprefix("told "))
+    return answer
+
+
+def test_the_next_one_finds_the_nodes_that_run(told: dict[str, Any], wanted: Any) -> None:
+    assert told["first"] == told["second"] == wanted.tokens
+    assert told["pids"] == told["pids again"]
+
+
+def test_the_dtype_that_is_served_may_be_asked_for_by_its_name(told: dict[str, Any]) -> None:
+    same, other = told["dtype"]
+    assert same is None
+    assert "serves with --dtype float32, not bfloat16" in other
+
+
+def test_a_main_node_that_was_killed_starts_by_itself_and_keeps_its_workers(told: dict[str, Any], wanted: Any) -> None:
+    assert told["states"]
+    assert told["third"] == wanted.tokens
+    assert told["pids after"][0] != told["pids"][0]
+    assert told["pids after"][1:] == told["pids"][1:]
+
+
+def test_workers_of_a_main_node_that_is_gone_do_not_serve_the_next(told: dict[str, Any], wanted: Any) -> None:
+    assert len(told["orphans"]) == 2
+    assert told["slots"] == [2, 2]
+    assert told["fourth"] == wanted.tokens
+
+
+def test_a_worker_that_is_gone_for_good_is_made_anew(told: dict[str, Any], wanted: Any) -> None:
+    assert told["made anew"] == wanted.tokens
+
+
+def test_ending_ends_all_even_those_that_the_main_node_does_not_know(told: dict[str, Any]) -> None:
+    assert told["left"] == []
+
+
+def test_a_start_that_is_refused_leaves_nothing(told: dict[str, Any]) -> None:
+    assert told["refused"].startswith("ConfigError: ctx-size is 1073741824")
+    assert told["left of refused"] == []

@@ -1,0 +1,295 @@
+"""Ten nodes in processes of their own, as Ray actors on this machine: the same answers, whoever is killed.
+
+Importing odmoe.on_ray.cluster imports ray, which reads its token then: only `start_cluster` may do so,
+and never this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from main_node.sampling import Sampling
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.clusters.process import prepare_ray
+from odmoe.settings.settings import Settings
+from odmoe.start import start_cluster
+from scheduler.errors import ClusterError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
+from scheduler.eventlog.recording import read_recording
+from scheduler.eventlog.replay import replay
+from scheduler.files import write_whole
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 24
+PROMPTS = (0, 4, 8)
+WORKERS = 3
+NODES = [*(f"worker {number}" for number in range(WORKERS)), "shadow", "main node"]
+BACK_S = 180.0
+"""Most time until a killed node answers again; on two idle cores it takes about ten seconds."""
+
+COMMON: dict[str, Any] = {"workers": WORKERS, "shadow": "nf4", "threads": 1, "mini_batch": 4096}
+
+
+@pytest.fixture(scope="module")
+def mark(marked: Any) -> Iterator[str]:
+    """What every process of the cluster carries in its environment."""
+    value = uuid.uuid4().hex
+    os.environ[marked.name] = value
+    yield value
+    del os.environ[marked.name]
+
+
+@pytest.fixture(scope="module")
+def cluster(mark: str, demo_store: Callable[[str], Any]) -> Iterator[Any]:
+    """One local cluster for the whole module; the tests that break it come last."""
+    settings = Settings(model="demo", cluster="local", trace="kept in memory", record="too", **COMMON)
+    made = start_cluster(settings, demo_store("float32"))
+    yield made
+    made.close()
+
+
+def answer(cluster: Any, prompt: list[int], count: int = TOKENS) -> Any:
+    """The report of one answer, of exactly `count` tokens."""
+    *_, last = cluster.generate(prompt, count, ignore_eos=True)
+    return last.report
+
+
+def test_tokens_and_recall_as_in_one_process(cluster: Any, demo_store: Any, reference: Any) -> None:
+    embedded = EmbeddedCluster(Settings(model="demo", **COMMON), demo_store("float32"))
+    try:
+        for number in PROMPTS:
+            expected = reference("float32", number, TOKENS)
+            steps = list(cluster.generate(expected.prompt, TOKENS, ignore_eos=True))
+            assert [step.token_id for step in steps] == expected.tokens
+            assert [step.report is not None for step in steps] == [False] * (TOKENS - 1) + [True]
+            report, near = steps[-1].report, answer(embedded, expected.prompt)
+            assert report.token_ids == near.token_ids == expected.tokens
+            assert report.recall_by_token == near.recall_by_token
+            assert report.recall == near.recall > 0.9
+            one_expert = embedded.main.store.manifest.blob_bytes
+            assert report.memory_bytes["workers"] == [one_expert] * WORKERS
+            assert report.memory_bytes["main"] == near.memory_bytes["main"]
+            # How many tokens ahead the shadow's cache ends is a matter of time.
+            assert report.memory_bytes["shadow"] == pytest.approx(near.memory_bytes["shadow"], rel=0.01)
+            assert report.memory_bytes["shadow"] > 1 << 20
+            assert report.resident_experts_max == [1] * WORKERS
+            assert report.emulated is None
+            assert report.bytes_loaded >= (report.loads - report.unused_loads) * one_expert
+    finally:
+        embedded.close()
+
+
+def test_every_node_is_a_process(cluster: Any) -> None:
+    pids = [cluster.pid(name) for name in NODES]
+    assert len(set(pids)) == len(NODES)
+    assert os.getpid() not in pids
+    for pid in pids:
+        os.kill(pid, 0)
+
+
+def test_errors_come_out_as_themselves(cluster: Any) -> None:
+    for prompt in ([], [5] * 1024):
+        with pytest.raises(PromptError):
+            next(cluster.generate(prompt, 4))
+
+
+def test_an_answer_given_up_makes_room(cluster: Any, reference: Any) -> None:
+    """It stops soon after: 800 more tokens would take much longer than the next answer does."""
+    expected = reference("float32", PROMPTS[0], TOKENS)
+    alone = time.monotonic()
+    answer(cluster, expected.prompt)
+    alone = time.monotonic() - alone
+    steps = cluster.generate(expected.prompt, 800, ignore_eos=True)
+    assert [next(steps).token_id for _ in range(3)] == expected.tokens[:3]
+    steps.close()
+    began = time.monotonic()
+    assert answer(cluster, expected.prompt).token_ids == expected.tokens
+    assert time.monotonic() - began < 4 * alone + 2
+
+
+def test_two_answers_at_once(cluster: Any, reference: Any) -> None:
+    wanted = [reference("float32", number, TOKENS) for number in PROMPTS[:2]]
+    runs = [cluster.generate(one.prompt, TOKENS, ignore_eos=True) for one in wanted]
+    got = [[next(run).token_id for run in runs] for _ in range(TOKENS)]
+    assert [list(tokens) for tokens in zip(*got, strict=True)] == [one.tokens for one in wanted]
+
+
+def test_drawn_stopped_and_cancelled_as_in_one_process(cluster: Any, demo_store: Any, reference: Any) -> None:
+    prompt = reference("float32", PROMPTS[0], TOKENS).prompt
+    asked: dict[str, Any] = {"sampling": Sampling(temperature=1.2, seed=7), "stop": ("e", "a")}
+    embedded = EmbeddedCluster(Settings(model="demo", **(COMMON | {"shadow": "none"})), demo_store("float32"))
+    try:
+        *_, near = embedded.generate(prompt, TOKENS, **asked)
+    finally:
+        embedded.close()
+    *_, last = cluster.generate(prompt, TOKENS, **asked)
+    assert last.report.token_ids == near.report.token_ids
+    assert (last.report.finish, last.report.seed) == ("stop_text", 7)
+    steps = cluster.generate(prompt, 800, ignore_eos=True)
+    next(steps)
+    steps.cancel()
+    with pytest.raises(RequestCancelledError):
+        list(steps)
+
+
+def test_every_process_is_in_the_trace_on_one_clock(cluster: Any, reference: Any) -> None:
+    cluster.trace()
+    answer(cluster, reference("float32", PROMPTS[0], TOKENS).prompt)
+    spans = cluster.trace()
+    assert {span.row for span in spans} == {"main", *NODES[:-1]}
+    begin = min(span.start for span in spans if span.what == "token")
+    end = max(span.end for span in spans if span.what == "token")
+    computed = [span for span in spans if span.what == "compute"]
+    assert len(computed) >= 8 * 2 * (TOKENS - 1)
+    assert all(begin <= span.start <= span.end <= end for span in computed)
+    travelled = [span.end - span.start for span in spans if span.what == "transfer" and " to #" in span.label]
+    assert len(travelled) == len(computed)
+    assert min(travelled) > 0
+
+
+@pytest.mark.parametrize("role", ["main_node", "shadow_node", "worker_node"])
+def test_a_ray_cluster_that_is_too_small(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_ray("local")
+    launch = importlib.import_module("odmoe.on_ray.cluster")
+    offered = {"CPU": 8.0, "main_node": 1.0, "shadow_node": 1.0, "worker_node": 4.0}
+    free = dict(offered)
+    monkeypatch.setattr(launch.ray, "cluster_resources", lambda: offered)
+    monkeypatch.setattr(launch.ray, "available_resources", lambda: free)
+    monkeypatch.setattr(launch, "FREE_S", 0.0)
+    check = launch.RayCluster._check_room
+    check(None, Settings(model="m", cluster="auto", workers=4))
+    free[role] -= 1
+    with pytest.raises(LaunchError, match=f"every {role} .* is busy"):
+        check(None, Settings(model="m", cluster="auto", workers=4))
+    free[role] += 1
+    offered[role] -= 1
+    with pytest.raises(LaunchError, match=rf"offers {offered[role]:g} {role}, .* are wanted; .*--resources"):
+        check(None, Settings(model="m", cluster="auto", workers=4))
+    if role == "shadow_node":
+        check(None, Settings(model="m", cluster="auto", workers=4, shadow="none"))
+
+
+def signalled(cluster: Any, expected: Any, count: int, points: dict[int, tuple[int, int]]) -> Any:
+    """The report of an answer; `points`: after which token which process (its id) gets which signal."""
+    for number, step in enumerate(cluster.generate(expected.prompt, count, ignore_eos=True)):
+        if number in points:
+            os.kill(*points[number])
+        assert step.token_id == expected.tokens[number]
+    assert step.report.token_ids == expected.tokens
+    return step.report
+
+
+def wait_until_back(cluster: Any, expected: Any, missing: int = 0) -> Any:
+    """Short answers until every lost node has come back and every worker has loaded an expert; the last one's report.
+
+    A worker's process counts its experts from its own start: one that came back and is not used has had none.
+    `missing`: how many more may be lost than have been heard of.
+    """
+    deadline = time.monotonic() + BACK_S
+    while time.monotonic() < deadline:
+        try:
+            report = answer(cluster, expected.prompt, 4)
+        except RequestFailedError as error:
+            assert "worker" in str(error)  # noqa: PT017 - while all are gone, that is what it must say
+            continue
+        assert report.token_ids == expected.tokens[:4]
+        whole = sorted(report.lost) == sorted(report.rejoined) and len(report.lost) >= missing
+        if whole and report.resident_experts_max == [1] * WORKERS and report.memory_bytes["shadow"] > 0:
+            return report
+        time.sleep(0.5)
+    raise AssertionError(f"after {BACK_S:g} s lost: {report.lost}, rejoined: {report.rejoined}")
+
+
+def test_workers_and_shadow_are_killed_and_come_back(cluster: Any, reference: Any, capsys: Any) -> None:
+    """Two of three workers and the shadow, at random points of one answer."""
+    rng = random.Random(20)
+    victims = [*rng.sample(NODES[:WORKERS], WORKERS - 1), "shadow"]
+    before = {name: cluster.pid(name) for name in NODES}
+    points = zip(rng.sample(range(2, 60), len(victims)), victims, strict=True)
+    report = signalled(
+        cluster, reference("float32", 1, 96), 96, {at: (before[name], signal.SIGKILL) for at, name in points}
+    )
+    assert sorted(report.lost) == sorted(victims)
+    assert report.reloads > 0  # without predictions an expert is loaded after its gate
+    short = reference("float32", PROMPTS[0], TOKENS)
+    wait_until_back(cluster, short)
+    after = {name: cluster.pid(name) for name in NODES}
+    assert {name for name in NODES if before[name] != after[name]} == set(victims)
+    report = answer(cluster, short.prompt)
+    assert report.token_ids == short.tokens
+    assert report.recall > 0.9
+    assert report.resident_experts_max == [1] * WORKERS
+    assert "raylet" not in capsys.readouterr().out  # where the answer goes
+
+
+def test_a_worker_is_frozen_and_thaws(cluster: Any, reference: Any) -> None:
+    """Counted as lost, then heard again: the same process serves on a new stream."""
+    pid = cluster.pid("worker 1")
+    try:
+        report = signalled(cluster, reference("float32", 2, 48), 48, {5: (pid, signal.SIGSTOP)})
+        assert report.lost.count("worker 1") == report.rejoined.count("worker 1") + 1
+        lost = len(report.lost)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until_back(cluster, reference("float32", PROMPTS[0], TOKENS), lost)
+    assert cluster.pid("worker 1") == pid
+
+
+def test_every_worker_is_killed_at_once(cluster: Any, reference: Any) -> None:
+    """The answer under way ends with an error that has a name; the cluster serves again when one is back."""
+    pids = [cluster.pid(name) for name in NODES[:WORKERS]]
+    short = reference("float32", PROMPTS[0], TOKENS)
+    steps = cluster.generate(short.prompt, 800, ignore_eos=True)
+    assert [next(steps).token_id for _ in range(3)] == short.tokens[:3]
+    began = time.monotonic()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RequestFailedError, match="the last worker is gone"):
+        list(steps)
+    assert time.monotonic() - began < BACK_S
+    wait_until_back(cluster, short)
+    assert not {cluster.pid(name) for name in NODES[:WORKERS]} & set(pids)
+
+
+def test_the_log_of_all_this_replays_to_the_same_commands(cluster: Any, tmp_path: Path) -> None:
+    """Every answer so far, those at once, given up, cancelled and failed, and every loss of a node."""
+    write_whole(tmp_path / "log", cluster.recording())
+    recording = read_recording(tmp_path / "log")
+    kinds = {type(event).__name__ for _, event in recording.events}
+    assert {"WorkerJoined", "ShadowJoined", "RequestOpened", "Predicted", "GateFired", "RequestClosed"} <= kinds
+    done = replay(recording)
+    assert str(done) == f"{len(recording.events)} events, {done.commands} commands: identical, in order"
+
+
+def test_the_main_node_is_killed(cluster: Any, reference: Any) -> None:
+    """Whoever waits for a token, and whoever asks later, hears of it."""
+    pid = cluster.pid("main node")
+    steps = cluster.generate(reference("float32", PROMPTS[0], TOKENS).prompt, 800, ignore_eos=True)
+    next(steps)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ClusterError, match=r"the main node died: .*; the cluster must be started again"):
+        list(steps)
+    with pytest.raises(ClusterError, match="died"):
+        next(cluster.generate([5], 4))
+
+
+def test_after_close_nothing_is_left(cluster: Any, mark: str, marked: Any) -> None:
+    assert any("raylet" in line for line in marked(mark))
+    began = time.monotonic()
+    cluster.close()
+    assert time.monotonic() - began < 30
+    deadline = time.monotonic() + 15
+    while left := marked(mark):
+        assert time.monotonic() < deadline, "\n".join(left)
+        time.sleep(0.2)
+    cluster.close()
