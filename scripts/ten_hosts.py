@@ -5,7 +5,7 @@
 
 Makes the testbed of the cluster file (`scripts/testbed.py`, as root), brings it up with `odmoe up`, asks it as a user
 would. Tokens are compared with Transformers' own (`eager`). The step `emulated` brings the hosts up with
-models/deep-moe on a profile's times and has `scripts/agreement.py` ask them. Results: results/ten_hosts.json, and
+models/deep-moe on a profile's times and has `scripts/measure/agreement.py` ask them. Results: results/ten_hosts.json, and
 agreement-cluster.json beside it.
 """
 
@@ -216,7 +216,7 @@ class Run:
         flags = ("--shadow", "fp16", "--profile", PROFILE, "--record", "yes")
         self.up(*flags, model=common.DEEP, name="odmoe up, emulated")
         file = os.path.relpath(self.file, common.ROOT)
-        print(run([sys.executable, "-m", "scripts.agreement", "--cluster", file], AGREEMENT_S), flush=True)
+        print(run([sys.executable, "-m", "scripts.measure.agreement", "--cluster", file], AGREEMENT_S), flush=True)
         found = json.loads((common.RESULTS / f"agreement-{Path(file).stem}.json").read_text())
         for row in found["rows"]:
             self.say(f"emulated: {PROFILE}, {row.pop('what')}", **row)

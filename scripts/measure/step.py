@@ -3,8 +3,8 @@
 From the cluster's own trace: each layer's path through the expert that answered last. With --ops, also the host's
 operations in the main node's thread, from torch.profiler (embedded only; it slows what it looks at).
 
-    .venv/bin/python scripts/step.py
-    .venv/bin/python scripts/step.py --cluster local --shadow none
+    .venv/bin/python -m scripts.measure.step
+    .venv/bin/python -m scripts.measure.step --cluster local --shadow none
 """
 
 from __future__ import annotations

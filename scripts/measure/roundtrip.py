@@ -1,8 +1,8 @@
 """Our round trip, codec included, beside bare gRPC echoes and plain TCP of the same size, in turns.
 
-.venv/bin/python scripts/roundtrip.py                          # 1 KB to 1 MB, p50, p90, ratio to the bare echo
-.venv/bin/python scripts/roundtrip.py --sizes 16384 --turns 300 --json --plot results/roundtrip.png
-.venv/bin/python scripts/roundtrip.py --sizes 16384 --tls      # and both of gRPC with mutual TLS
+.venv/bin/python -m scripts.measure.roundtrip                          # 1 KB to 1 MB, p50, p90, ratio to the bare echo
+.venv/bin/python -m scripts.measure.roundtrip --sizes 16384 --turns 300 --json --plot results/roundtrip.png
+.venv/bin/python -m scripts.measure.roundtrip --sizes 16384 --tls      # and both of gRPC with mutual TLS
 
 Each contender has two processes of its own, a server and a client, and all of them take turns, so that noise hits all
 alike and no contender's threads disturb another's. A round
@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from scripts.echoes import AIO, BARE, OURS, OURS_TLS, answer, compute, contenders
 from scripts.lib import common
+from scripts.measure.echoes import AIO, BARE, OURS, OURS_TLS, answer, compute, contenders
 from wire.codec import FROM_WORKER, TO_WORKER
 from wire.messages import Computed
 

@@ -1,6 +1,6 @@
 """What foresight costs the main thread: milliseconds a layer of a decode pass, each kind, beside the layer itself.
 
-    .venv/bin/python scripts/foresight_cost.py --model models/deep-moe
+    .venv/bin/python -m scripts.measure.foresight_cost --model models/deep-moe
 
 Transformers answers a prompt in float32 on one thread; before each layer's experts the foresight is asked, as the main
 node asks it while workers compute. Kinds take turns, token by token, so that a busy machine slows all of them alike.

@@ -1,7 +1,7 @@
 """What making a store costs: memory beside one layer, speed beside dd, resuming after kill -9 at half.
 
-.venv/bin/python scripts/store.py            # a random Mixtral of 2.2 GB
-.venv/bin/python scripts/store.py --quick    # 0.2 GB
+.venv/bin/python -m scripts.measure.store            # a random Mixtral of 2.2 GB
+.venv/bin/python -m scripts.measure.store --quick    # 0.2 GB
 
 The checkpoint is under the names that Transformers' save_pretrained writes, a shard a layer. Every run is a process of
 its own; all files are dropped from the page cache before it, so that it reads from the disk as dd does.

@@ -1,6 +1,6 @@
 """From process start to the first token: `odmoe generate`, embedded, beside Transformers alone, in turns.
 
-.venv/bin/python scripts/startup.py            # 5 turns each, median, ratio
+.venv/bin/python -m scripts.measure.startup            # 5 turns each, median, ratio
 """
 
 from __future__ import annotations

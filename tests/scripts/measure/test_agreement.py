@@ -9,7 +9,7 @@ import pytest
 from scheduler.eventlog.recording import Recording
 from scheduler.policies.choices import Choices
 from scheduler.types import Event, ModelShape, RequestOpened, WorkerJoined, WorkerLost
-from scripts import agreement
+from scripts.measure import agreement
 
 
 def recording(*events: Event) -> Recording:

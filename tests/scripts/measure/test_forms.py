@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.forms import ByPopularity
+from scripts.measure.forms import ByPopularity
 
 
 class Still:

@@ -1,9 +1,9 @@
 """Loads: the disk loader's bandwidth beside dd with O_DIRECT, what stays in the page cache, sleeps, and a GPU's link.
 
-.venv/bin/python scripts/loads.py disk              # 1.3 GB of 20 MB experts in a temporary file, 5 turns
-.venv/bin/python scripts/loads.py sleep             # how late sleeps wake, idle and with every core busy
-.venv/bin/python scripts/loads.py emulated          # a worker's emulated loads beside the profile's arithmetic
-.venv/bin/python scripts/loads.py cuda              # needs a GPU: bandwidth, overlap, allocations
+.venv/bin/python -m scripts.measure.loads disk              # 1.3 GB of 20 MB experts in a temporary file, 5 turns
+.venv/bin/python -m scripts.measure.loads sleep             # how late sleeps wake, idle and with every core busy
+.venv/bin/python -m scripts.measure.loads emulated          # a worker's emulated loads beside the profile's arithmetic
+.venv/bin/python -m scripts.measure.loads cuda              # needs a GPU: bandwidth, overlap, allocations
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Are the tokens, and the logits, those of Transformers `eager`? Every prompt, every setting, counted.
 
-.venv/bin/python scripts/exactness.py                 # settings varied one by one, embedded: some minutes
-.venv/bin/python scripts/exactness.py --cluster local # the same tokens from Ray actors over gRPC
-.venv/bin/python scripts/exactness.py --full          # every combination: an hour or two
+.venv/bin/python -m scripts.measure.exactness                 # settings varied one by one, embedded: some minutes
+.venv/bin/python -m scripts.measure.exactness --cluster local # the same tokens from Ray actors over gRPC
+.venv/bin/python -m scripts.measure.exactness --full          # every combination: an hour or two
 """
 
 from __future__ import annotations

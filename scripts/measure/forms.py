@@ -1,7 +1,7 @@
 """What experts in fewer bits cost and spare (Fate section 4.5): bytes, time, and what they do to the answer.
 
-.venv/bin/python scripts/forms.py            # models/demo-moe, 8 windows of 256 tokens: some minutes
-.venv/bin/python scripts/forms.py --quick    # 4 windows, fewer shares
+.venv/bin/python -m scripts.measure.forms            # models/demo-moe, 8 windows of 256 tokens: some minutes
+.venv/bin/python -m scripts.measure.forms --quick    # 4 windows, fewer shares
 
 First every expert in one form: Transformers' own model with the weights of the store's forms, restored, in their place
 (int8: HQQ's, as a reference; no store has it). Then Fate's search: in each window, all of it one prefill, the least
