@@ -1,8 +1,8 @@
 """Does an emulated run take as long as the simulator says of the same routes? And as long as the paper's testbed?
 
-    .venv/bin/python -m scripts.measure.agreement                          # embedded: all nodes in this process, some minutes
+    .venv/bin/python -m scripts.measure.agreement                          # embedded: all nodes in this process
     .venv/bin/python -m scripts.measure.agreement --cluster local          # a process a node
-    .venv/bin/python -m scripts.measure.agreement --cluster cluster.yaml   # ten hosts, brought up before with what is below
+    .venv/bin/python -m scripts.measure.agreement --cluster cluster.yaml   # ten hosts, brought up before by:
 
     .venv/bin/odmoe up cluster.yaml -m models/deep-moe --dtype float32 --threads 1 --profile rtx3090-1gbe --record yes
 

@@ -1,9 +1,9 @@
 """The six cases of OD-MoE Fig 8: what prediction and each alignment are worth in decode tokens/s.
 
-    .venv/bin/python -m scripts.papers.ablation                          # emulated: the real model in real time, half
-    an hour .venv/bin/python -m scripts.papers.ablation --how simulated          # its routes recorded, then simulated:
-    some minutes .venv/bin/python -m scripts.papers.ablation --how emulated simulated # both, side by side
-    .venv/bin/python -m scripts.papers.ablation --prompts 30 --tokens 256 --how simulated   # as many as the paper's
+    .venv/bin/python -m scripts.papers.ablation                            # emulated, in real time: half an hour
+    .venv/bin/python -m scripts.papers.ablation --how simulated            # recorded, then simulated: some minutes
+    .venv/bin/python -m scripts.papers.ablation --how emulated simulated   # both, side by side
+    .venv/bin/python -m scripts.papers.ablation --prompts 30 --tokens 256 --how simulated   # as the paper
 
 Emulated: all nodes in this process, which keep the profile's times. Simulated: the real model answers once without
 them for each of cases 1 to 4, and the scheduler runs on its routes and predictions with the profile's times; cases 5

@@ -1,7 +1,7 @@
 """What each part of importance-driven scheduling is worth, step by step, as the paper's Fig 16: TPOT and hit rate.
 
-    .venv/bin/python -m scripts.papers.ablation_importance                     # real disk loads, then emulated: half an
-    hour .venv/bin/python -m scripts.papers.ablation_importance --how disk          # only on this machine's own times
+    .venv/bin/python -m scripts.papers.ablation_importance              # disk loads, then emulated: half an hour
+    .venv/bin/python -m scripts.papers.ablation_importance --how disk   # only on this machine's own times
     .venv/bin/python -m scripts.papers.ablation_importance --how emulated --profile rtx3090-pcie3
 
 Baseline: a static hot set, as llama.cpp keeps one; +CE: score-window eviction; +ER: the expert-cache router; +Pre: the

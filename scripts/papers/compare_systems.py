@@ -1,11 +1,10 @@
 """Every system on the same prompts, on one machine whose device memory is too small, with real disk loads.
 
-    .venv/bin/python -m scripts.papers.compare_systems                             # both models, an hour or two
-    .venv/bin/python -m scripts.papers.compare_systems --quick                     # some minutes
-    .venv/bin/python -m scripts.papers.compare_systems --models models/demo-moe --systems fate eap on-demand --budgets
-    25
+    .venv/bin/python -m scripts.papers.compare_systems           # both models, an hour or two
+    .venv/bin/python -m scripts.papers.compare_systems --quick   # some minutes
+    .venv/bin/python -m scripts.papers.compare_systems --models models/demo-moe --systems fate eap --budgets 25
 
-An expert of these models loads faster than a message is handled; scripts/widen.py makes the same model with larger
+An expert of these models loads faster than a message is handled; scripts.models.widen makes the same model with larger
 ones, whose loads are worth sparing.
 
 One worker; experts are read from the disk into as many slots as the budget has room for. Beside them Transformers with

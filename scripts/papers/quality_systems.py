@@ -1,7 +1,7 @@
 """What approximate systems cost in answers: by alpha of the expert-cache router, and by the form experts are loaded in.
 
-    .venv/bin/python -m scripts.papers.quality_systems                  # alpha 0 to 0.6 as Table 3 of importance, and
-    forms .venv/bin/python -m scripts.papers.quality_systems --quick          # some minutes
+    .venv/bin/python -m scripts.papers.quality_systems           # alpha 0 to 0.6 as Table 3 of importance, and forms
+    .venv/bin/python -m scripts.papers.quality_systems --quick   # some minutes
     .venv/bin/python -m scripts.papers.quality_systems --alphas 0 0.3 --forms full --models models/demo-moe
 
 Tokens that are the same as those of Transformers with all experts, final answers of GSM8K problems, and perplexity.

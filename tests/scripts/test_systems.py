@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import widen
 from scripts.lib import quality
 from scripts.lib.bench import Bench, Side, mixed_prompts
+from scripts.models import widen
 from scripts.papers import ablation_importance, compare_systems, quality_systems
 from scripts.papers import compare_show as show
 from support.paths import ROOT

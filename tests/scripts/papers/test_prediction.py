@@ -18,7 +18,7 @@ def test_one_short_run(tmp_path: Path, demo: Path) -> None:
     args = [
         sys.executable,
         "-m",
-        "scripts.prediction",
+        "scripts.papers.prediction",
         "--model",
         demo,
         "--quick",

@@ -1,6 +1,6 @@
 """The same checkpoint with larger experts, so that a load takes as long beside the rest as a real model's does.
 
-    .venv/bin/python scripts/widen.py models/demo-moe /tmp/wide-moe --times 32
+    .venv/bin/python -m scripts.models.widen models/demo-moe /tmp/wide-moe --times 32
     .venv/bin/python -m scripts.papers.compare_systems --models /tmp/wide-moe --dtype bfloat16
 
 Each expert's inner dimension is --times as long; what is added is zero, so the model says what it said, and its gates

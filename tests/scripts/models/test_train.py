@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts import train
+from scripts.models import train
 from support.paths import ROOT
 
 SMALL = ["--batch", "4", "--length", "48", "--seconds", "0"]
@@ -59,7 +59,7 @@ def test_a_checkpoint_that_works(shape: str, texts: Path, tmp_path: Path, run: A
     model = AutoModelForCausalLM.from_pretrained(out, experts_implementation="eager")
     assert model.config.model_type == {"demo": "mixtral", "fine": "qwen3_moe"}[shape]
     card = (out / "README.md").read_text()
-    assert ".venv/bin/python -m scripts.train " in card
+    assert ".venv/bin/python -m scripts.models.train " in card
     assert subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=out, check=False).returncode == 0
     assert not (out / "training.pt").exists()
     prompt = [0, 5, 17, 300]
@@ -98,7 +98,7 @@ def test_interrupted_it_goes_on(
     assert "interrupted at step 5; the same command goes on" in " ".join(capsys.readouterr().err.split())
     assert {path.name for path in out.iterdir()} == {"training.pt"}
     again = subprocess.run(
-        [sys.executable, "-m", "scripts.train", str(out), "--data", str(texts), "--steps", "7", *SMALL],
+        [sys.executable, "-m", "scripts.models.train", str(out), "--data", str(texts), "--steps", "7", *SMALL],
         capture_output=True, text=True, timeout=200, check=False, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert again.returncode == 0, again.stderr

@@ -1,7 +1,7 @@
 """Trains the token-wise predictor of a checkpoint (SMOE, section IV-D): a matrix of the gate's shape a MoE layer.
 
-    .venv/bin/python scripts/train_predictor.py models/demo-moe
-    .venv/bin/python scripts/train_predictor.py models/deep-moe --quick --out /tmp/token_predictor.safetensors
+    .venv/bin/python -m scripts.models.train_predictor models/demo-moe
+    .venv/bin/python -m scripts.models.train_predictor models/deep-moe --quick --out /tmp/token_predictor.safetensors
 
 Transformers answers GSM8K test problems, none of those that experiments measure on. From the gate input of each decoded
 token and what the gate chose at the next one, each layer learns by itself (cross-entropy against the next top-k, in

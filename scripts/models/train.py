@@ -1,7 +1,7 @@
 """Trains a small Mixture-of-Experts checkpoint, such as models/demo-moe, from plain texts.
 
-    .venv/bin/python scripts/train.py OUT --data gsm8k_train.jsonl plays.txt speeches.txt --seconds 5100
-    .venv/bin/python scripts/train.py OUT --shape fine --data DIRECTORY --held-out gsm8k_test.jsonl --seconds 3600
+    .venv/bin/python -m scripts.models.train OUT --data gsm8k_train.jsonl plays.txt speeches.txt --seconds 5100
+    .venv/bin/python -m scripts.models.train OUT --shape fine --data DIRECTORY --held-out test.jsonl --seconds 3600
 
 Shapes: `demo` (Mixtral: 8 layers, 8 experts, top-2), `deep` (Mixtral: 32 layers), `fine` (Qwen3-MoE: 32 small experts,
 top-4), `shared` (Qwen2-MoE: 32 small experts beside a shared one, top-4). A .jsonl file holds GSM8K's `question` and
