@@ -14,10 +14,14 @@ from wire import inprocess
 from wire.base import Channel, Handler, Node
 from wire.messages import AskUsage, Compute, Computed, Load, Loaded, Message, WorkerUsage
 from wire.rpc.client import connect
+from wire.rpc.pulse import Pulse
 from wire.rpc.server import GrpcServer
 
 WAIT_S = 30.0
 """No test takes this long: whoever waits longer hangs."""
+
+PATIENT = Pulse(lost_after_s=60)
+"""Beats as usual, but nobody is lost for want of a turn on a busy machine."""
 
 
 class Recorder:
@@ -98,7 +102,8 @@ class EchoNode:
 class Kit:
     """Serves nodes and connects to them, closes what it opened, then checks that every stream ended once.
 
-    A context manager. `serve` and `connect` take what `GrpcServer` and `wire.rpc.client.connect` do.
+    A context manager. `serve` and `connect` take what `GrpcServer` and `wire.rpc.client.connect` do, with another
+    default: both ends are `PATIENT`, and a node is waited for.
     """
 
     def __init__(self) -> None:
@@ -123,15 +128,15 @@ class Kit:
     def serve(self, node: Node | None = None, **settings: Any) -> GrpcServer:
         """Over gRPC, as a worker."""
         node = node or EchoNode()
-        server = GrpcServer(node, "worker", **settings)
+        server = GrpcServer(node, "worker", **({"pulse": PATIENT} | settings))
         self._nodes.append(node)
         self._stack.callback(server.close, 0.5)
         return server
 
     def connect(self, address: str, handler: Handler, **settings: Any) -> Channel:
         """Over gRPC, to a worker unless `kind` is given."""
-        channel = connect(address, settings.pop("kind", "worker"), handler, **settings)
-        return self._opened(channel, handler)
+        defaults: dict[str, Any] = {"kind": "worker", "deadline_s": WAIT_S, "pulse": PATIENT}
+        return self._opened(connect(address, handler=handler, **(defaults | settings)), handler)
 
     def connect_in_process(self, node: Node, handler: Handler) -> Channel:
         self._nodes.append(node)

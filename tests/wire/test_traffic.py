@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from odmoe.clusters.timed import TimedChannel, TimedHandler, TimedNode, Way
+from odmoe.clusters.timed_streams import TimedChannel, TimedHandler, TimedNode, Way
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
 from support.streams import EchoNode, Recorder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from contextlib import contextmanager
 from itertools import count
@@ -13,16 +12,17 @@ import grpc
 import pytest
 
 from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError, SecretError
-from support.streams import Answering, EchoNode, Recorder
+from support.streams import WAIT_S, Answering, EchoNode, Recorder
 from wire import odmoe_pb2
 from wire.codec import MAX_ENCODED_BYTES
 from wire.messages import Align, Evict, Load, Loaded, Tensor
 from wire.odmoe_pb2_grpc import WorkerStub
-from wire.rpc.pulse import Pulse
-from wire.rpc.stream import ACCEPTED_KEY, MAX_QUEUED, MAX_QUEUED_BYTES
+from wire.rpc import stream
+from wire.rpc.stream import ACCEPTED_KEY, MAX_QUEUED
 from wire.rpc.tls import Identity
 
 ECHO = [Loaded(1, 10, 0.25)]
+MAX_BYTES = 64 << 20
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def raw_call(address: str, metadata=()):
     """A stream past our client: returns a queue of bytes to send (None ends it) and the gRPC call."""
     with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
         queue: SimpleQueue[bytes | None] = SimpleQueue()
-        call = channel.stream_stream("/odmoe.Worker/Work")(iter(queue.get, None), metadata=metadata, timeout=20)
+        call = channel.stream_stream("/odmoe.Worker/Work")(iter(queue.get, None), metadata=metadata, timeout=WAIT_S)
         yield queue, call
         queue.put(None)
 
@@ -50,7 +50,7 @@ def raw_server(behave):
         try:
             yield f"127.0.0.1:{port}"
         finally:
-            server.stop(None).wait(5)
+            server.stop(None).wait(WAIT_S)
 
 
 def assert_serves(kit, address: str, **settings) -> None:
@@ -134,20 +134,18 @@ def test_wrong_kind(kit):
 def test_nobody_there(kit):
     server = kit.serve()
     server.close(0.5)
-    start = time.monotonic()
-    with pytest.raises(LinkError, match=rf"cannot reach the worker at {server.address} within 0\.5 s; check"):
-        kit.connect(server.address, Recorder(), deadline_s=0.5)
-    assert time.monotonic() - start < 3
+    with pytest.raises(LinkError, match=rf"cannot reach the worker at {server.address} within 0\.3 s; check"):
+        kit.connect(server.address, Recorder(), deadline_s=0.3)
 
 
 def test_a_node_that_comes_up_late_is_waited_for(kit):
     first = kit.serve()
     port = int(first.address.rpartition(":")[2])
     first.close(0.5)
-    later = threading.Timer(0.5, lambda: kit.serve(port=port))
+    later = threading.Timer(0.4, lambda: kit.serve(port=port))
     later.start()
-    assert_serves(kit, first.address, deadline_s=10)
-    later.join(5)
+    assert_serves(kit, first.address)
+    later.join(WAIT_S)
 
 
 # --- nonsense on the stream ------------------------------------------------------------------------------------
@@ -157,7 +155,7 @@ def test_generated_stub_is_understood(kit):
     server = kit.serve()
     with grpc.insecure_channel(server.address) as channel:
         request = odmoe_pb2.ToWorker(load=odmoe_pb2.Load(load_id=1))
-        (answer,) = WorkerStub(channel).Work(iter([request]), timeout=20)
+        (answer,) = WorkerStub(channel).Work(iter([request]), timeout=WAIT_S)
     assert answer.loaded.load_id == 1
 
 
@@ -203,12 +201,12 @@ def test_a_server_that_is_not_ours(kit):
     release = threading.Event()
 
     def behave(requests, context):
-        release.wait(20)
+        release.wait(2 * WAIT_S)
         yield b""
 
     with raw_server(behave) as address:
-        with pytest.raises(LinkError, match=r"cannot reach .* within 0\.5 s"):
-            kit.connect(address, Recorder(), deadline_s=0.5)
+        with pytest.raises(LinkError, match=r"cannot reach .* within 0\.3 s"):
+            kit.connect(address, Recorder(), deadline_s=0.3)
         release.set()
 
 
@@ -248,7 +246,7 @@ def deaf_node():
 
     def behave(requests, context):
         context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
-        release.wait(30)
+        release.wait(2 * WAIT_S)
         yield from ()
 
     with raw_server(behave) as address:
@@ -260,20 +258,21 @@ def deaf_node():
     ("message", "said"),
     [
         (Load(1, 0, 0, 0), f"{MAX_QUEUED} messages of 0 MiB wait"),
-        (Align(1, 0, None, 0, (Tensor("uint8", (1 << 25,), bytes(1 << 25)),)), r"\d+ messages of \d+ MiB wait"),
+        (Align(1, 0, None, 0, (Tensor("uint8", (1 << 22,), bytes(1 << 22)),)), r"\d+ messages of \d+ MiB wait"),
     ],
     ids=["many", "large"],
 )
-def test_a_peer_that_does_not_read(kit, message, said):
+def test_a_peer_that_does_not_read(kit, message, said, monkeypatch):
+    monkeypatch.setattr(stream, "MAX_QUEUED_BYTES", MAX_BYTES)
     heard = Recorder()
-    size = 64 if isinstance(message, Load) else 1 << 25
+    size = 64 if isinstance(message, Load) else 1 << 22
     with deaf_node() as address:
         edge = "worker" if isinstance(message, Load) else "shadow"
-        channel = kit.connect(address, heard, kind=edge, pulse=Pulse(lost_after_s=60))  # it does not beat, either
+        channel = kit.connect(address, heard, kind=edge)
         sent = count()
         with pytest.raises(LinkError, match=rf"does not keep up: {said}"):
             deque((channel.send(message) for _ in zip(sent, range(200_000), strict=False)), maxlen=0)
-        assert 1 < next(sent) * size <= MAX_QUEUED_BYTES + (128 << 20)  # and what gRPC and the kernel hold
+        assert 1 < next(sent) * size <= MAX_BYTES + (16 << 20)  # and what gRPC and the kernel hold
         assert isinstance(heard.end(), LinkError)
         with pytest.raises(LinkError, match="closed"):
             channel.send(message)

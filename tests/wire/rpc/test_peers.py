@@ -17,9 +17,9 @@ import pytest
 
 from scheduler.errors import LinkError
 from support.paths import ROOT
-from support.streams import Answering, EchoNode, Recorder
-from wire.messages import Compute, Evict, Load, Loaded, Tensor
-from wire.rpc.pulse import PULSE, Pulse
+from support.streams import WAIT_S, Answering, EchoNode, Recorder
+from wire.messages import Compute, Evict, Load, Loaded, Message, Tensor
+from wire.rpc.pulse import PULSE, Monitor, Pulse
 
 ECHO = [Loaded(1, 10, 0.25)]
 
@@ -37,19 +37,17 @@ def process(code: str):
     finally:
         child.send_signal(signal.SIGCONT)
         child.kill()
-        child.communicate(timeout=10)
+        child.communicate(timeout=WAIT_S)
 
 
 NODE = """
-import sys, time
+import sys
 from wire.rpc.client import connect
 from wire.rpc.server import GrpcServer
-from wire.messages import Load, Loaded
+from wire.messages import Loaded
 class Node:
     def accept(self, reply): self.reply = reply; return self
-    def on_message(self, message):
-        time.sleep(message.slot)  # how long the handler is to be busy
-        self.reply.send(Loaded(message.load_id, 10, 0.25))
+    def on_message(self, message): self.reply.send(Loaded(message.load_id, 10, 0.25))
     def on_close(self, error): pass
 """
 SERVER = NODE + "server = GrpcServer(Node(), 'worker'); print(server.address, flush=True); sys.stdin.read()"
@@ -63,7 +61,7 @@ FATES = [(signal.SIGKILL, "the stream"), (signal.SIGSTOP, rf"has been silent for
 def test_server_lost_mid_stream(kit, fate, said):
     heard = Recorder()
     with process(SERVER) as (child, address):
-        channel = kit.connect(address, heard)
+        channel = kit.connect(address, heard, pulse=PULSE)
         channel.send(Load(1, 0, 0, 0))
         assert heard.take(1) == ECHO
         child.send_signal(fate)
@@ -78,7 +76,7 @@ def test_server_lost_mid_stream(kit, fate, said):
 @pytest.mark.parametrize(("fate", "said"), FATES)
 def test_client_lost_mid_stream(kit, fate, said):
     node = EchoNode()
-    address = kit.serve(node).address
+    address = kit.serve(node, pulse=PULSE).address
     client = NODE + f"channel = connect('{address}', 'worker', Node()); print('up', flush=True); sys.stdin.read()"
     with process(client) as (child, _):
         child.send_signal(fate)
@@ -94,37 +92,75 @@ def test_a_short_freeze_is_forgiven(kit):
     with process(SERVER) as (child, address):
         channel = kit.connect(address, heard)
         child.send_signal(signal.SIGSTOP)
-        time.sleep(1.0)
+        channel.send(Load(1, 0, 0, 0))
+        time.sleep(1.1)  # a keepalive is due meanwhile
+        assert heard.got.empty()
         child.send_signal(signal.SIGCONT)
+        assert heard.take(1) == ECHO
         channel.send(Load(1, 0, 0, 0))
         assert heard.take(1) == ECHO
-        time.sleep(1.5)
         assert not heard.ends
+        channel.close()
+        assert heard.end() is None
+
+
+QUICK, PATIENT_QUICK = Pulse(beat_s=0.02, lost_after_s=0.5), Pulse(beat_s=0.02, lost_after_s=60)
+LONG = 2 * int(QUICK.lost_after_s / QUICK.beat_s)
+"""So many beats take twice as long as a silent peer has."""
+
+
+@pytest.fixture
+def beats(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released for each message, a beat too, that arrives at either end."""
+    found = threading.Semaphore(0)
+    hear = Monitor.hear
+
+    def counted(self: Monitor, coming: int = 0) -> None:
+        hear(self, coming)
+        found.release()
+
+    monkeypatch.setattr(Monitor, "hear", counted)
+    return found
+
+
+def wait_for(arrivals: threading.Semaphore, count: int) -> None:
+    for _ in range(count):
+        assert arrivals.acquire(timeout=WAIT_S), f"fewer than {count} came"
 
 
 @pytest.mark.parametrize("busy", ["node", "main node"])
-def test_a_busy_handler_is_not_a_dead_one(kit, busy):
-    class Slow(Recorder):
-        def on_message(self, message):
-            super().on_message(message)
-            if busy == "main node" and self.got.qsize() == 1:
-                time.sleep(5)
+def test_a_busy_handler_is_not_a_dead_one(kit, beats, busy):
+    """The other end goes on hearing it; and its own end, which hears nothing meanwhile, does not count that."""
+    arrived, free = threading.Event(), threading.Event()
 
-    heard = Slow()
-    with process(SERVER) as (_, address):
-        channel = kit.connect(address, heard)
-        channel.send(Load(1, 5 if busy == "node" else 0, 0, 0))
-        channel.send(Load(2, 0, 0, 0))
-        assert [answer.load_id for answer in heard.take(2)] == [1, 2]
-        time.sleep(1.5)  # where time with a message in hand counted as silence, it would be held against the peer now
-        assert not heard.ends
+    def held(kind: type[Recorder]) -> type[Recorder]:
+        class Held(kind):
+            def on_message(self, message: Message) -> None:
+                arrived.set()
+                assert free.wait(2 * WAIT_S)
+                super().on_message(message)
+
+        return Held
+
+    node = EchoNode(held(Answering) if busy == "node" else Answering)
+    heard = Recorder() if busy == "node" else held(Recorder)()
+    there, here = (QUICK, PATIENT_QUICK) if busy == "node" else (PATIENT_QUICK, QUICK)
+    channel = kit.connect(kit.serve(node, pulse=there).address, heard, pulse=here)
+    channel.send(Load(1, 0, 0, 0))
+    channel.send(Load(2, 0, 0, 0))
+    assert arrived.wait(WAIT_S)
+    wait_for(beats, LONG)
+    free.set()
+    assert [answer.load_id for answer in heard.take(2)] == [1, 2]
+    wait_for(beats, 2 * LONG)  # were time with a message in hand counted as silence, this would be too much
+    assert not heard.ends
+    assert not node.streams[0].ends
 
 
-def test_beats_reach_no_handler(kit):
-    quick = Pulse(beat_s=0.02, lost_after_s=1.0)
+def test_beats_reach_no_handler(kit, beats):
     node, heard = EchoNode(), Recorder()
-    channel = kit.connect(kit.serve(node, pulse=quick).address, heard, pulse=quick)
-    time.sleep(1.5)  # 75 beats each way, and longer than a silent peer would have
+    channel = kit.connect(kit.serve(node, pulse=QUICK).address, heard, pulse=QUICK)
+    wait_for(beats, 2 * LONG)
     channel.send(Load(1, 0, 0, 0))
     assert heard.take(1) == ECHO
     assert node.streams[0].take(1) == [Load(1, 0, 0, 0)]
@@ -139,9 +175,11 @@ def slow_link(address: str, bytes_a_second: float):
     stop = threading.Event()
 
     def pump(source, sink):
+        free_at = 0.0  # when the link has sent what it has taken
         with contextlib.suppress(OSError):
             while not stop.is_set() and (data := source.recv(8192)):
-                time.sleep(len(data) / bytes_a_second)
+                free_at = max(free_at, time.monotonic()) + len(data) / bytes_a_second
+                time.sleep(max(0.0, free_at - time.monotonic()))
                 sink.sendall(data)
 
     def accept():
@@ -163,44 +201,48 @@ def slow_link(address: str, bytes_a_second: float):
 
 
 def test_a_large_message_on_a_slow_link_is_not_silence(kit):
-    """4 MB at 10 Mbit/s take more than three seconds, in which nothing whole arrives."""
+    """1 MB at 1 MB/s takes a second, in which nothing whole arrives; a slower link yet would be allowed."""
+    pulse = Pulse(beat_s=0.05, lost_after_s=0.5, slowest_link=1e5)
     node, heard = EchoNode(), Recorder()
-    rows = Tensor("uint8", (4_000_000,), bytes(4_000_000))
-    with slow_link(kit.serve(node).address, 1.25e6) as address:
-        channel = kit.connect(address, heard)
+    rows = Tensor("uint8", (1_000_000,), bytes(1_000_000))
+    with slow_link(kit.serve(node, pulse=pulse).address, 1e6) as address:
+        channel = kit.connect(address, heard, pulse=pulse)
         start = time.monotonic()
         channel.send(Compute(1, 0, 0, 0, rows, Tensor("float32", (1,), bytes(4)), evict=True))
         assert node.streams[0].take(1)[0].hidden == rows
-        assert time.monotonic() - start > PULSE.lost_after_s  # or the link was not slow
+        assert time.monotonic() - start > pulse.lost_after_s  # or the link was not slow
         assert heard.take(1)[0].output == rows
         assert not heard.ends
+        channel.close()
+        assert heard.end() is None
 
 
 def test_an_idle_stream_stays(kit):
     heard = Recorder()
     channel = kit.connect(kit.serve().address, heard)
-    time.sleep(3)  # two keepalives
+    time.sleep(2.2)  # two keepalives
     assert not heard.ends
     channel.send(Load(1, 0, 0, 0))
     assert heard.take(1) == ECHO
 
 
 def test_server_close_is_peaceful_and_bounded(kit):
-    held = threading.Event()
+    arrived, held = threading.Event(), threading.Event()
 
     class Stuck(Answering):
         def on_message(self, message):
-            held.wait(20)
+            arrived.set()
+            assert held.wait(2 * WAIT_S)
 
     node, calm, stuck = EchoNode(), Recorder(), Recorder()
     server = kit.serve(node)
     kit.connect(server.address, calm)
     node.make = Stuck
     kit.connect(server.address, stuck).send(Evict(0))
-    start = time.monotonic()
-    server.close(0.5)
-    assert time.monotonic() - start < 4
+    assert arrived.wait(WAIT_S)
+    server.close(0.2)  # although a handler has not come back
     assert calm.end() is None
+    assert not held.is_set()
     held.set()
     stuck.end()
 
@@ -212,7 +254,7 @@ def test_threads_end_with_their_streams(kit):
         kit.connect(server.address, heard).close()
         assert heard.end() is None
     server.close(0.5)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + WAIT_S
     while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("odmoe-")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
@@ -225,4 +267,4 @@ def test_a_process_may_end_with_streams_open():
     )
     with process(code) as (child, said):
         assert said == "up"
-        assert child.wait(10) == 0
+        assert child.wait(WAIT_S) == 0

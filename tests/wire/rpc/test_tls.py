@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization as s
 
 from scheduler.errors import CertificateError, LinkError
 from support.paths import ROOT
-from support.streams import EchoNode, Recorder
+from support.streams import WAIT_S, EchoNode, Recorder
 from wire.codec import TO_WORKER
 from wire.messages import AskUsage, Load, Loaded, WorkerUsage
 from wire.rpc import doorman
@@ -124,7 +124,7 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
 )
 def test_who_belongs_is_never_named_as_refused(kit, authority, monkeypatch, caplog, host, address):
     """Whatever address the server has bound, it recognises the connections whose streams it has taken."""
-    monkeypatch.setattr(doorman, "GIVEN_UP_S", 0.2)
+    monkeypatch.setattr(doorman, "GIVEN_UP_S", 0.1)
     identity = Identity.read(authority().folder(address))
     server = kit.serve(host=host, secret="s3cret", identity=identity)
     port = server.address.rpartition(":")[2]
@@ -136,7 +136,7 @@ def test_who_belongs_is_never_named_as_refused(kit, authority, monkeypatch, capl
         assert heard.take(1) == ECHO
         channel.close()
         heard.end()
-    time.sleep(0.5)
+    time.sleep(0.3)  # who is given up is named meanwhile
     assert not caplog.records
 
 
@@ -145,31 +145,27 @@ def test_a_node_that_comes_up_late_is_waited_for(kit, authority):
     first = kit.serve(identity=identity)
     port = int(first.address.rpartition(":")[2])
     first.close(0.2)
-    later = threading.Timer(0.7, lambda: kit.serve(port=port, identity=identity))
+    later = threading.Timer(0.4, lambda: kit.serve(port=port, identity=identity))
     later.start()
     heard = Recorder()
     kit.connect(first.address, heard, identity=identity).send(Load(1, 0, 0, 0))
     assert heard.take(1) == ECHO
-    later.join(5)
+    later.join(WAIT_S)
 
 
 def test_nobody_there(kit, authority):
     identity = Identity.read(authority().folder())
     server = kit.serve(identity=identity)
     server.close(0.2)
-    start = time.monotonic()
-    with pytest.raises(LinkError, match=r"cannot reach the worker at .* within 0\.6 s"):
-        kit.connect(server.address, Recorder(), identity=identity, deadline_s=0.6)
-    assert time.monotonic() - start < 3
+    with pytest.raises(LinkError, match=r"cannot reach the worker at .* within 0\.4 s"):
+        kit.connect(server.address, Recorder(), identity=identity, deadline_s=0.4)
 
 
 def test_somebody_there_who_says_nothing(kit, authority):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        start = time.monotonic()
-        with pytest.raises(LinkError, match="cannot reach"):
-            kit.connect(address, Recorder(), identity=Identity.read(authority().folder()), deadline_s=0.6)
-        assert time.monotonic() - start < 4
+        with pytest.raises(LinkError, match=r"cannot reach .* within 0\.4 s"):
+            kit.connect(address, Recorder(), identity=Identity.read(authority().folder()), deadline_s=0.4)
 
 
 # --- the files -------------------------------------------------------------------------------------------------------
@@ -309,7 +305,7 @@ def test_a_client_must_show_a_certificate_even_to_a_single_call(kit, authority):
         with grpc.secure_channel(server.address, credentials) as channel:
             secret = (("odmoe-secret", "s3cret"),)
             call = channel.stream_stream("/odmoe.Worker/Work")(
-                iter([]), metadata=secret, timeout=3, wait_for_ready=served
+                iter([]), metadata=secret, timeout=WAIT_S, wait_for_ready=served
             )
             assert (call.code() is grpc.StatusCode.OK) == served
             assert bool(node.streams) == served
