@@ -1,4 +1,7 @@
-"""What hosts say of themselves over a real sshd, and which of them are fit."""
+"""What hosts say of themselves over a real sshd, and which of them are fit.
+
+Takes about 20 s on two idle cores.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +11,29 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from odmoe.machines import preflight as module
 from odmoe.machines.cluster_file import Host
 from odmoe.machines.preflight import Requirements, check, pinned_versions, preflight, probe, stop_processes
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import HostError
+from support.ssh_hosts import SshHosts
+
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-def home(hosts: Any) -> Path:
+def home(hosts: SshHosts) -> Path:
     """Of the first host, with this project's own environment."""
-    path: Path = hosts.home(hosts.addresses[0])
+    path = hosts.home(hosts.addresses[0])
     (path / "odmoe").mkdir()
     os.symlink(sys.prefix, path / "odmoe" / "venv")
     return path
 
 
-def test_the_lock_names_what_is_installed_here() -> None:
-    found = pinned_versions()
-    assert {"torch", "ray", "grpcio", "transformers", "bitsandbytes"} <= found.keys()
-    assert found == {name: version(name).partition("+")[0] for name in found}
-
-
-def test_a_host_says_what_it_has(hosts: Any, ssh: Ssh, home: Path) -> None:
+def test_a_host_says_what_it_has(hosts: SshHosts, ssh: Ssh, home: Path) -> None:
     (home / "odmoe" / "code").mkdir()
     (home / "odmoe" / "code" / "SHIPPED").write_text("abc\n")
     facts = probe(ssh, hosts.host)
@@ -55,7 +51,7 @@ def test_a_host_says_what_it_has(hosts: Any, ssh: Ssh, home: Path) -> None:
     check(hosts.host, facts, Requirements(pinned_versions(), code="abc"))
 
 
-def test_a_bare_host_is_fit_before_it_gets_code_and_not_after(hosts: Any, ssh: Ssh) -> None:
+def test_a_bare_host_is_fit_before_it_gets_code_and_not_after(hosts: SshHosts, ssh: Ssh) -> None:
     bare = Host("worker_node", 2, hosts.addresses[3])
     facts = probe(ssh, bare)
     assert (facts["venv"], facts["code"], facts["stores"]) == (None, None, {})
@@ -64,79 +60,16 @@ def test_a_bare_host_is_fit_before_it_gets_code_and_not_after(hosts: Any, ssh: S
         check(bare, facts, Requirements(pinned_versions(), code="abc"))
 
 
-FIT: dict[str, Any] = {
-    "python": "3.11.2", "venv": {"python": "3.12.1", "packages": {"torch": "2.13.0", "ray": "2.60.0"}, "made": 50.0},
-    "code": "abc",
-    "rsync": "/usr/bin/rsync", "make": "/usr/bin/make", "venv_module": True, "stores": {}, "disk_free": 10 << 30,
-    "skew_s": 0.4,
-}  # fmt: skip
-WANTED = Requirements({"torch": "2.13.0", "ray": "2.60.0"})
-
-
-@pytest.mark.parametrize(
-    ("change", "wanted", "message"),
-    [
-        ({"python": "3.9.2", "venv": None}, WANTED, "its Python is 3.9.2, 3.11 or newer is needed; install Python"),
-        (
-            {"venv": {"python": "3.10.1", "packages": FIT["venv"]["packages"], "made": 50.0}},
-            WANTED,
-            "its Python is 3.10.1, 3.11 or",
-        ),
-        ({"rsync": None}, WANTED, "there is no command rsync; apt-get install rsync there"),
-        ({"venv": None, "make": None}, WANTED, "no command make"),
-        ({"venv": None, "venv_module": False}, WANTED, "no module venv.*python3-venv"),
-        (
-            {"venv": {"python": "3.11.2", "packages": {"torch": "2.12.1"}, "made": 50.0}},
-            WANTED,
-            r"other versions in ~/odmoe/venv: torch 2.12.1 \(wanted 2.13.0\), ray missing \(wanted 2.60.0\);",
-        ),
-        ({"code": "f00d"}, Requirements({}, code="beef"), r"other code than this machine's \(f00d\), beef is wanted"),
-        (
-            {"disk_free": 1 << 30},
-            Requirements({}, store=("s", "m", 2 << 30)),
-            "1.07 GB are free .* the store s needs 2.4",
-        ),
-        ({"skew_s": 61.0}, WANTED, "its clock is 61 s ahead of this machine's, and certificates .*timedatectl"),
-        ({"skew_s": -90.0}, WANTED, "its clock is 90 s behind this machine's"),
-        ({"rsync": None, "skew_s": 61.0}, WANTED, "no command rsync; its clock is 61 s"),
-    ],
-)
-def test_what_is_wrong_with_a_host(change: dict[str, Any], wanted: Requirements, message: str) -> None:
-    host = Host("worker_node", 5, "10.0.0.7")
-    check(host, FIT, WANTED)
-    with pytest.raises(HostError, match=r"^worker-5 \(10.0.0.7\): .*" + message):
-        check(host, FIT | change, wanted)
-
-
-def test_an_environment_older_than_the_lock_is_made_good_by_ray_up() -> None:
-    host, old = Host("worker_node", 5, "10.0.0.7"), {"python": "3.11.2", "packages": {"torch": "2.12.1"}, "made": 50.0}
-    versions = WANTED.versions
-    check(host, FIT | {"venv": old}, Requirements(versions, lock_time=51.0))
-    for wanted in (Requirements(versions, lock_time=49.0), Requirements(versions, code="abc", lock_time=51.0)):
-        with pytest.raises(HostError, match=r"torch 2\.12\.1"):
-            check(host, FIT | {"venv": old}, wanted)
-
-
-def test_a_store_that_is_there_or_half_there_needs_no_more_room() -> None:
-    host, wanted = Host("worker_node", 5, "10.0.0.7"), Requirements({}, store=("s", "m", 2 << 30))
-    there = {"manifest": "m", "fault": None, "bytes": 2 << 30}
-    check(host, FIT | {"disk_free": 1 << 20, "stores": {"s": there}}, wanted)
-    half = {"manifest": "m", "fault": "x is missing", "bytes": 1 << 30}
-    check(host, FIT | {"disk_free": 2 << 30, "stores": {"s": half}}, wanted)
-    with pytest.raises(HostError, match="are free"):
-        check(host, FIT | {"disk_free": 1 << 30, "stores": {"s": half}}, wanted)
-
-
-def test_a_python_too_old_to_be_asked(hosts: Any, ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A python3 that is not one: it says its version, as 3.5 would, and can run nothing else of ours."""
-    monkeypatch.setattr(module, "_START", module._START.replace("(3, 7)", "(9, 9)"))
+def test_a_python_too_old_to_be_asked(hosts: SshHosts, ssh: Ssh) -> None:
+    """A 3.5: it says its version, and can run nothing else of ours."""
+    hosts.give_old_python(0)
     facts = probe(ssh, hosts.host)
-    assert list(facts) == ["python"]
-    with pytest.raises(HostError, match=r"its Python is 3.1, 3.11 or newer is needed"):
-        check(hosts.host, facts | {"python": "3.1"}, WANTED)
+    assert facts == {"python": "3.5.2"}
+    with pytest.raises(HostError, match=r"its Python is 3.5.2, 3.11 or newer is needed"):
+        check(hosts.host, facts, Requirements({}))
 
 
-def test_every_host_that_fails_is_named_beside_those_that_do_not(hosts: Any, ssh: Ssh, home: Path) -> None:
+def test_every_host_that_fails_is_named_beside_those_that_do_not(hosts: SshHosts, ssh: Ssh, home: Path) -> None:
     other = hosts.home(hosts.addresses[1])
     site = other / "odmoe" / "venv" / "lib" / "python3.11" / "site-packages"
     site.mkdir(parents=True)
@@ -156,7 +89,7 @@ def test_every_host_that_fails_is_named_beside_those_that_do_not(hosts: Any, ssh
     assert "worker-2 (127.0.98.1): ssh is refused at port" in str(failed["127.0.98.1"])
 
 
-def test_what_a_login_shell_prints_does_no_harm(hosts: Any, ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_login_shell_prints_does_no_harm(hosts: SshHosts, ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Ssh.run
     monkeypatch.setattr(Ssh, "run", lambda self, *args: "Welcome!\n{\n" + run(self, *args))
     assert probe(ssh, hosts.host)["home"]
@@ -191,7 +124,7 @@ def damaged(folder: Path, how: str) -> None:
         ("torn", "manifest.json is damaged"),
     ],
 )
-def test_stores_and_what_is_wrong_with_them(hosts: Any, ssh: Ssh, home: Path, how: str, fault: str | None) -> None:
+def test_stores_and_what_is_wrong_with_them(hosts: SshHosts, ssh: Ssh, home: Path, how: str, fault: str | None) -> None:
     damaged(home / "odmoe" / "stores" / "a", how)
     (home / "odmoe" / "stores" / "no store").mkdir()
     stores = probe(ssh, hosts.host)["stores"]
@@ -201,7 +134,7 @@ def test_stores_and_what_is_wrong_with_them(hosts: Any, ssh: Ssh, home: Path, ho
         assert (stores["a"]["fingerprint"], stores["a"]["dtype"], stores["a"]["bytes"]) == ("f", "float32", 8194)
 
 
-def test_processes_of_the_cluster_are_found_and_ended_and_no_others(hosts: Any, ssh: Ssh, home: Path) -> None:
+def test_processes_of_the_cluster_are_found_and_ended_and_no_others(hosts: SshHosts, ssh: Ssh, home: Path) -> None:
     """One that ends when asked, one that does not mind; one of the same name that is none of ours."""
     ours = os.environ | {"RAY_AUTH_TOKEN_PATH": f"{home}/odmoe/keys/ray_token"}
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
@@ -214,11 +147,9 @@ def test_processes_of_the_cluster_are_found_and_ended_and_no_others(hosts: Any, 
         if started[1].stdout:
             started[1].stdout.readline()
         assert len(probe(ssh, hosts.host)["processes"]) == 2
-        began = time.monotonic()
         done = stop_processes(ssh, hosts.host)
         assert (len(done["stopped"]), done["left"]) == (2, [])
-        assert time.monotonic() - began < 30
-        assert [p.wait(10) for p in started[:2]] == [-signal.SIGTERM, -signal.SIGKILL]
+        assert [p.wait(60) for p in started[:2]] == [-signal.SIGTERM, -signal.SIGKILL]
         assert started[2].poll() is None
         assert stop_processes(ssh, hosts.host) == {"stopped": [], "left": []}
     finally:

@@ -1,4 +1,7 @@
-"""Commands, streams and copies over a real sshd, and what is said when they fail."""
+"""Commands, streams and copies over a real sshd, and what is said when they fail.
+
+Takes about 30 s on two idle cores. Upper bounds only tell a hang from an end.
+"""
 
 from __future__ import annotations
 
@@ -19,52 +22,58 @@ import pytest
 from odmoe.machines.cluster_file import Host
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError, LinkError
+from support.processes import HANG_S, wait_until
+from support.ssh_hosts import SshHosts, make_key
+
+pytestmark = pytest.mark.system
 
 
-def gone(pid: int, within_s: float = 15.0) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if not Path(f"/proc/{pid}").exists():
-            return True
-        time.sleep(0.05)
-    return False
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
-def other(hosts: Any, tmp_path: Path, **how: Any) -> Ssh:
+def wait_until_over(pid: int) -> None:
+    wait_until(lambda: not runs(pid), f"process {pid} is gone")
+
+
+def other(hosts: SshHosts, tmp_path: Path, **how: Any) -> Ssh:
     given = {"user": getpass.getuser(), "key": hosts.key, "known_hosts": tmp_path / "known_hosts", "port": hosts.port}
     return Ssh(**(given | how))
 
 
-def test_a_command_its_input_and_its_output(hosts: Any, ssh: Ssh) -> None:
+def test_a_command_its_input_and_its_output(hosts: SshHosts, ssh: Ssh) -> None:
     text = 'it\'s "quoted" $HOME `x` \\ \n second line: é'
-    assert ssh.run(hosts.host, "cat", 20, text.encode()) == text
-    assert ssh.run(hosts.host, "printf %s 'a  b'; printf %s \"$HOME\"", 20) == f"a  b{hosts.home(hosts.addresses[0])}"
-    assert ssh.run(hosts.host, "cat", 20) == ""  # no input is the end of input, not ours
+    assert ssh.run(hosts.host, "cat", 60, text.encode()) == text
+    assert ssh.run(hosts.host, "printf %s 'a  b'; printf %s \"$HOME\"", 60) == f"a  b{hosts.home(hosts.addresses[0])}"
+    assert ssh.run(hosts.host, "cat", 60) == ""  # no input is the end of input, not ours
 
 
-def test_one_connection_serves_every_command_and_ends_with_it(hosts: Any, tmp_path: Path) -> None:
+def test_one_connection_serves_every_command_and_ends_with_it(hosts: SshHosts, tmp_path: Path) -> None:
     with other(hosts, tmp_path) as ssh:
-        first, second = (ssh.run(hosts.host, 'echo "$SSH_CONNECTION"', 20) for _ in range(2))
+        first, second = (ssh.run(hosts.host, 'echo "$SSH_CONNECTION"', 60) for _ in range(2))
         assert first == second
-        socket_ = next(iter(ssh._sockets.iterdir()))
-        assert stat.S_IMODE(socket_.parent.stat().st_mode) == 0o700
-    assert not socket_.parent.exists()
+        path = next(option for option in ssh.options() if option.startswith("ControlPath="))
+        sockets = Path(path.partition("=")[2]).parent
+        assert [stat.S_ISSOCK(file.stat().st_mode) for file in sockets.iterdir()] == [True]
+        assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+    assert not sockets.exists()
     with pytest.raises(HostError, match="ending"):
-        ssh.run(hosts.host, "true", 20)
+        ssh.run(hosts.host, "true", 60)
 
 
-def test_hosts_at_once_and_those_that_fail_beside_those_that_do_not(hosts: Any, ssh: Ssh) -> None:
+def test_hosts_at_once_and_those_that_fail_beside_those_that_do_not(hosts: SshHosts, ssh: Ssh) -> None:
     machines = [Host("worker_node", n, address) for n, address in enumerate(hosts.addresses)]
 
-    def job(host: Host) -> str:
-        return ssh.run(host, "exit 3" if host.number == 1 else "sleep 0.5; echo $HOME", 20).strip()
+    together = threading.Barrier(len(machines))
 
-    began = time.monotonic()
+    def job(host: Host) -> str:
+        together.wait(HANG_S)
+        return ssh.run(host, "exit 3" if host.number == 1 else "echo $HOME", 60).strip()
+
     found = ssh.each(machines, job)
     assert list(found) == list(hosts.addresses)
     assert isinstance(found.pop(hosts.addresses[1]), HostError)
     assert found == {address: str(hosts.home(address)) for address in found}
-    assert time.monotonic() - began < 0.5 * len(machines) + 15
 
 
 @pytest.mark.parametrize(
@@ -75,21 +84,20 @@ def test_hosts_at_once_and_those_that_fail_beside_those_that_do_not(hosts: Any, 
         ("exit 7", "exit code 7: nothing was said"),
     ],
 )
-def test_a_failing_command_names_host_code_and_reason(hosts: Any, ssh: Ssh, command: str, message: str) -> None:
+def test_a_failing_command_names_host_code_and_reason(hosts: SshHosts, ssh: Ssh, command: str, message: str) -> None:
     with pytest.raises(HostError, match=message):
-        ssh.run(hosts.host, command, 20)
+        ssh.run(hosts.host, command, 60)
 
 
-def test_a_command_that_takes_too_long_is_ended_there_too(hosts: Any, ssh: Ssh) -> None:
+def test_a_command_that_takes_too_long_is_ended_there_too(hosts: SshHosts, ssh: Ssh) -> None:
     home = hosts.home(hosts.addresses[0])
-    began = time.monotonic()
-    with pytest.raises(HostError, match=r"main \(127.0.99.1\): `echo .*` had not ended after 1 s"):
-        ssh.run(hosts.host, "echo $$ > ~/pid; exec sleep 600", 1)
-    assert time.monotonic() - began < 15
-    assert gone(int((home / "pid").read_text()))
+    ssh.run(hosts.host, "true", 60)  # they are connected
+    with pytest.raises(HostError, match=r"main \(127.0.99.1\): `echo .*` had not ended after 3 s"):
+        ssh.run(hosts.host, "echo $$ > ~/pid; exec sleep 600", 3)
+    wait_until_over(int((home / "pid").read_text()))
 
 
-def test_refused_and_unreachable(hosts: Any, tmp_path: Path) -> None:
+def test_refused_and_unreachable(hosts: SshHosts, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.99.1", 0))
         port = free.getsockname()[1]
@@ -97,91 +105,90 @@ def test_refused_and_unreachable(hosts: Any, tmp_path: Path) -> None:
             other(hosts, tmp_path, port=port) as ssh,
             pytest.raises(HostError, match=rf"refused at port {port}; start"),
         ):
-            ssh.run(hosts.host, "true", 20)
+            ssh.run(hosts.host, "true", 60)
 
 
 def test_a_host_that_takes_the_connection_and_says_nothing(
-    hosts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("odmoe.machines.ssh.CONNECT_S", 1)
     with socket.socket() as silent:
         silent.bind(("127.0.99.1", 0))
         silent.listen()
-        began = time.monotonic()
         with (
             other(hosts, tmp_path, port=silent.getsockname()[1]) as ssh,
             pytest.raises(HostError, match="not answer ssh"),
         ):
-            ssh.run(hosts.host, "true", 30)
-        assert time.monotonic() - began < 20
+            ssh.run(hosts.host, "true", 200)
 
 
-def test_a_key_that_is_not_accepted_and_one_that_is_not_there(hosts: Any, tmp_path: Path) -> None:
+def test_a_key_that_is_not_accepted_and_one_that_is_not_there(hosts: SshHosts, tmp_path: Path) -> None:
     stranger = tmp_path / "stranger"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", stranger], check=True, timeout=30)
+    make_key(stranger)
     with other(hosts, tmp_path, key=stranger) as ssh, pytest.raises(HostError, match=rf"not accept the key {stranger}.*"
                                                                     r"ssh-copy-id -i"):  # fmt: skip
-        ssh.run(hosts.host, "true", 20)
+        ssh.run(hosts.host, "true", 60)
     with pytest.raises(ConfigError, match=r"the ssh key .*/none is not there; make one"):
         other(hosts, tmp_path, key=tmp_path / "none")
 
 
-def test_a_host_key_is_held_to(hosts: Any, tmp_path: Path) -> None:
+def test_a_host_key_is_held_to(hosts: SshHosts, tmp_path: Path) -> None:
     with other(hosts, tmp_path) as ssh:
-        ssh.run(hosts.host, "true", 20)
+        ssh.run(hosts.host, "true", 60)
     known = tmp_path / "known_hosts"
     assert stat.S_IMODE(known.stat().st_mode) == 0o600
     another = tmp_path / "another"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", another], check=True, timeout=30)
+    make_key(another)
     name = known.read_text().split()[0]
     known.write_text(f"{name} {' '.join(another.with_suffix('.pub').read_text().split()[:2])}\n")
     with other(hosts, tmp_path) as ssh, pytest.raises(HostError, match="host key is not the one") as error:
-        ssh.run(hosts.host, "true", 20)
+        ssh.run(hosts.host, "true", 60)
     advice = str(error.value).partition("ssh-keygen -f ")[2].partition(";")[0]
     subprocess.run(f"ssh-keygen -f {advice}", shell=True, check=True, timeout=30, capture_output=True)
     with other(hosts, tmp_path) as ssh:  # the advice helps
-        ssh.run(hosts.host, "true", 20)
+        ssh.run(hosts.host, "true", 60)
 
 
-def test_a_stream_both_ways(hosts: Any, ssh: Ssh) -> None:
+def test_a_stream_both_ways(hosts: SshHosts, ssh: Ssh) -> None:
     remote = ssh.start(hosts.host, 'while read -r line; do echo "got $line"; done; echo end')
     remote.send("one\ntwo\n")
-    lines = remote.lines(20, time.monotonic() + 30)
+    lines = remote.lines(60, time.monotonic() + HANG_S)
     assert [next(lines), next(lines)] == ["got one", "got two"]
     remote.stdin.close()
     assert list(lines) == ["end"]
     assert remote.process.returncode == 0
 
 
-def test_a_stream_that_fails_says_why(hosts: Any, ssh: Ssh) -> None:
+def test_a_stream_that_fails_says_why(hosts: SshHosts, ssh: Ssh) -> None:
     remote = ssh.start(hosts.host, "echo one; echo the reason >&2; exit 4")
     with pytest.raises(HostError, match=r"main \(127.0.99.1\).*exit code 4: the reason"):
-        list(remote.lines(20, time.monotonic() + 30))
+        list(remote.lines(60, time.monotonic() + HANG_S))
 
 
-def test_silence_of_a_stream_is_bounded(hosts: Any, ssh: Ssh) -> None:
+def test_silence_of_a_stream_is_bounded(hosts: SshHosts, ssh: Ssh) -> None:
     remote = ssh.start(hosts.host, "sleep 600", grace_s=0.2)
     with pytest.raises(LinkError, match="nothing was heard for 1 s"):
-        list(remote.lines(1, time.monotonic() + 30))
+        list(remote.lines(1, time.monotonic() + HANG_S))
     with pytest.raises(LinkError, match="nothing was heard"):
         list(remote.lines(30, time.monotonic() + 1))
     remote.close()
 
 
 @pytest.mark.parametrize("end", ["input", "kill", "close"])
-def test_a_command_ends_with_whoever_started_it(hosts: Any, tmp_path: Path, end: str) -> None:
+def test_a_command_ends_with_whoever_started_it(hosts: SshHosts, tmp_path: Path, end: str) -> None:
     """One that neither reads its input nor minds being asked: by its end, our death, the connection's end."""
     ssh = other(hosts, tmp_path)
     remote = ssh.start(hosts.host, "trap '' TERM HUP; echo $$; while :; do sleep 0.2; done", grace_s=0.3)
-    pid = int(next(remote.lines(20, time.monotonic() + 30)))
-    assert not gone(pid, 0.5)
+    pid = int(next(remote.lines(60, time.monotonic() + HANG_S)))
+    time.sleep(0.5)
+    assert runs(pid)
     if end == "input":
         remote.stdin.close()
     elif end == "kill":
         os.killpg(remote.process.pid, signal.SIGKILL)
     else:
         ssh.close()
-    assert gone(pid)
+    wait_until_over(pid)
     ssh.close()
 
 
@@ -198,7 +205,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_copy_is_the_same_and_says_how_far_it_is(hosts: Any, ssh: Ssh, source: Path) -> None:
+def test_a_copy_is_the_same_and_says_how_far_it_is(hosts: SshHosts, ssh: Ssh, source: Path) -> None:
     seen: list[tuple[int, int]] = []
     ssh.push(hosts.host, [f"{source}/"], "~/odmoe/stores/a b", progress=lambda *at: seen.append(at))
     there = hosts.home(hosts.addresses[0]) / "odmoe" / "stores" / "a b"
@@ -213,7 +220,7 @@ def test_a_copy_is_the_same_and_says_how_far_it_is(hosts: Any, ssh: Ssh, source:
     assert tree(there) == tree(source)
 
 
-def test_the_last_file_comes_last(hosts: Any, ssh: Ssh, source: Path, tmp_path: Path) -> None:
+def test_the_last_file_comes_last(hosts: SshHosts, ssh: Ssh, source: Path, tmp_path: Path) -> None:
     """An obstacle in the way of another file: the manifest is not there, and is as soon as the obstacle is not."""
     there = hosts.home(hosts.addresses[0]) / "odmoe" / "last"
     (there / "layer-1" / "in the way").mkdir(parents=True)
@@ -227,7 +234,7 @@ def test_the_last_file_comes_last(hosts: Any, ssh: Ssh, source: Path, tmp_path: 
     assert tree(there) == tree(source)
 
 
-def test_modes(hosts: Any, ssh: Ssh, source: Path) -> None:
+def test_modes(hosts: SshHosts, ssh: Ssh, source: Path) -> None:
     ssh.push(hosts.host, [source / "manifest.json"], "~/odmoe/secrets", modes="D700,F600")
     there = hosts.home(hosts.addresses[0]) / "odmoe" / "secrets"
     assert stat.S_IMODE((there / "manifest.json").stat().st_mode) == 0o600
@@ -235,7 +242,7 @@ def test_modes(hosts: Any, ssh: Ssh, source: Path) -> None:
     assert [path.name for path in there.iterdir()] == ["manifest.json"]
 
 
-def test_a_full_disk_is_named(hosts: Any, ssh: Ssh, source: Path, small_disk: Callable[[Path], None]) -> None:
+def test_a_full_disk_is_named(hosts: SshHosts, ssh: Ssh, source: Path, small_disk: Callable[[Path], None]) -> None:
     there = hosts.home(hosts.addresses[0]) / "small"
     small_disk(there)
     with pytest.raises(
@@ -244,7 +251,7 @@ def test_a_full_disk_is_named(hosts: Any, ssh: Ssh, source: Path, small_disk: Ca
         ssh.push(hosts.host, [f"{source}/"], "~/small")
 
 
-def test_a_copy_cut_short_is_ended_when_the_connections_are(hosts: Any, tmp_path: Path, source: Path) -> None:
+def test_a_copy_cut_short_is_ended_when_the_connections_are(hosts: SshHosts, tmp_path: Path, source: Path) -> None:
     (source / "large").write_bytes(b"\0" * 400_000_000)
     ssh = other(hosts, tmp_path)
     begun = threading.Event()
@@ -258,9 +265,9 @@ def test_a_copy_cut_short_is_ended_when_the_connections_are(hosts: Any, tmp_path
 
     thread = threading.Thread(target=copy)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(HANG_S)
     ssh.close()
-    thread.join(20)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     assert failed
 
