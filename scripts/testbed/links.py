@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 
 from odmoe.machines.cluster_file import Host
-from scripts.testbed_layout import Layout, TestbedError, call, tool
+from scripts.testbed.layout import Layout, TestbedError, call, tool
 
 DEVICE = "eth0"
 """A host's own side of its link."""
@@ -163,7 +163,7 @@ def _limit(device: str, rate: str, inside: int | None = None) -> None:
 def set_plugged(layout: Layout, host: Host, up: bool) -> None:
     """Pulls the cable out at the switch, or puts it in again. Raises TestbedError."""
     if not exists(layout.link(host)):
-        raise TestbedError(f"{host.name} has no link; run `scripts/testbed.py up`, which makes what is missing")
+        raise TestbedError(f"{host.name} has no link; run `python -m scripts.testbed up`, which makes what is missing")
     call([tool("ip"), "link", "set", "dev", layout.link(host), "up" if up else "down"])
 
 

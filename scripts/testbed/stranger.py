@@ -1,8 +1,8 @@
 """A node that does not belong: tries a worker in every wrong way, on a host of the cluster.
 
-Run there by `scripts/ten_hosts.py --steps refusals`: `python stranger.py HOST:PORT KEYS EXPIRED`, where KEYS is that
-host's own directory of keys, and EXPIRED one with a certificate of the same authority that is over. Prints JSON lines:
-what was tried, and the error that came.
+Run there by scripts.testbed.ten_hosts in its step `refusals`: `python stranger.py HOST:PORT KEYS EXPIRED`, where KEYS
+is that host's own directory of keys, and EXPIRED one with a certificate of the same authority that is over. Prints JSON
+lines: what was tried, and the error that came.
 """
 
 from __future__ import annotations

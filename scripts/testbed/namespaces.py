@@ -24,7 +24,7 @@ from pathlib import Path
 
 from odmoe.machines.cluster_file import Host
 from scripts.lib.common import ROOT
-from scripts.testbed_layout import BASE, NAMESPACES, Layout, TestbedError, call, tool, wait_until
+from scripts.testbed.layout import BASE, NAMESPACES, Layout, TestbedError, call, tool, wait_until
 
 PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{sys.base_prefix}/bin"
 VENV = "odmoe/venv"

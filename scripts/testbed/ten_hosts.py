@@ -1,12 +1,12 @@
 """Ten hosts from nothing to nothing, on the testbed: start, tokens, traffic, faults, emulated hardware, down.
 
-.venv/bin/python scripts/ten_hosts.py                      # all of it: about a quarter of an hour
-.venv/bin/python scripts/ten_hosts.py --steps up,answers,faults     # leaves the hosts up
+.venv/bin/python -m scripts.testbed.ten_hosts                              # all of it: about a quarter of an hour
+.venv/bin/python -m scripts.testbed.ten_hosts --steps up,answers,faults    # leaves the hosts up
 
-Makes the testbed of the cluster file (`scripts/testbed.py`, as root), brings it up with `odmoe up`, asks it as a user
-would. Tokens are compared with Transformers' own (`eager`). The step `emulated` brings the hosts up with
-models/deep-moe on a profile's times and has `scripts/measure/agreement.py` ask them. Results: results/ten_hosts.json, and
-agreement-cluster.json beside it.
+Makes the testbed of the cluster file (scripts.testbed, as root), brings it up with `odmoe up`, asks it as a user would.
+Tokens are compared with Transformers' own (`eager`). The step `emulated` brings the hosts up with models/deep-moe on a
+profile's times and has scripts.measure.agreement ask them. Results: results/ten_hosts.json, and agreement-cluster.json
+beside it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rich.table import Table
 from odmoe.machines import certs
 from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.machines.home import cluster_dir
-from scripts.kills import greedy
 from scripts.lib import common
+from scripts.testbed.kills import greedy
 
 BIN = Path(sys.executable).parent
 STEPS = ("up", "links", "answers", "traffic", "refusals", "faults", "emulated", "down")
@@ -62,7 +62,7 @@ class Run:
     # --- commands -----------------------------------------------------------------------------------------------
 
     def testbed(self, verb: str, *words: str, data: str | None = None) -> str:
-        """Standard output of `scripts/testbed.py`."""
+        """Standard output of scripts.testbed."""
         command = [sys.executable, "-m", "scripts.testbed", verb, "--cluster", self.file, *words]
         return run(command, 120, data=data)
 
@@ -143,7 +143,7 @@ class Run:
         with tempfile.TemporaryDirectory() as made:
             expired(folder, Path(made), cluster.find("shadow").address)
             files = {file.name: file.read_text() for file in Path(made).rglob("*") if file.is_file()}
-        files["stranger.py"] = (common.ROOT / "scripts" / "stranger.py").read_text()
+        files["stranger.py"] = (common.ROOT / "scripts" / "testbed" / "stranger.py").read_text()
         unpack = (
             "import json, sys\n"
             "for name, text in json.load(sys.stdin).items():\n"

@@ -1,11 +1,11 @@
 """Ten hosts on one machine: what `cluster.yaml` names is made of namespaces, each host with an sshd and a 1 Gbit link.
 
-.venv/bin/python scripts/testbed.py up                     # make the hosts, or what is missing of them
-.venv/bin/python scripts/testbed.py run ip address         # on the main host; --on worker-3 for another
-.venv/bin/python scripts/testbed.py status                 # who is up, link rates, processes, memory, bytes
-.venv/bin/python scripts/testbed.py unplug worker-3        # and plug; rate worker-3 100mbit
-.venv/bin/python scripts/testbed.py measure main worker-3  # what the link carries, and its round trip
-.venv/bin/python scripts/testbed.py down                   # nothing stays: processes, mounts, links, files, keys
+.venv/bin/python -m scripts.testbed up                     # make the hosts, or what is missing of them
+.venv/bin/python -m scripts.testbed run ip address         # on the main host; --on worker-3 for another
+.venv/bin/python -m scripts.testbed status                 # who is up, link rates, processes, memory, bytes
+.venv/bin/python -m scripts.testbed unplug worker-3        # and plug; rate worker-3 100mbit
+.venv/bin/python -m scripts.testbed measure main worker-3  # what the link carries, and its round trip
+.venv/bin/python -m scripts.testbed down                   # nothing stays: processes, mounts, links, files, keys
 
 A host has its own address, hostname, processes, home, /tmp, /var/tmp, /run and /dev/shm; of the file system, the rest
 is this machine's. The project's environment is seen, read-only, at ~/odmoe/venv of every host: that stands for a
@@ -31,12 +31,11 @@ from rich.console import Console
 
 from odmoe.machines.cluster_file import Host, read_cluster_file
 from scheduler.errors import ODMoEError
-from scripts import links, namespaces
-from scripts import testbed_keys as keys
 from scripts.lib.common import ROOT
-from scripts.testbed_layout import BASE, Layout, TestbedError, check_machine, layout_of, locked, wait_until
-from scripts.testbed_measure import measure_link
-from scripts.testbed_status import host_status, table
+from scripts.testbed import keys, links, namespaces
+from scripts.testbed.layout import BASE, Layout, TestbedError, check_machine, layout_of, locked, wait_until
+from scripts.testbed.measure import measure_link
+from scripts.testbed.status import host_status, table
 
 HELP = (__doc__ or "").replace("\n\n", "\n\n\b\n", 1)  # \b: the commands keep their lines
 app = typer.Typer(
@@ -140,7 +139,7 @@ def alive(layout: Layout, host: Host) -> int:
     """The host's first process. Raises TestbedError."""
     running = namespaces.find(layout).get(host.name)
     if running is None or running.first is None:
-        raise TestbedError(f"{host.name} ({host.address}) is not up; run `scripts/testbed.py up`")
+        raise TestbedError(f"{host.name} ({host.address}) is not up; run `python -m scripts.testbed up`")
     return running.first
 
 

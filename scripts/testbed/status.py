@@ -1,4 +1,4 @@
-"""What `testbed.py status` says of a host, found from the launching machine."""
+"""What `python -m scripts.testbed status` says of a host, found from the launching machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from odmoe.machines.cluster_file import Host
-from scripts import links
-from scripts.namespaces import Running
-from scripts.testbed_layout import Layout
+from scripts.testbed import links
+from scripts.testbed.layout import Layout
+from scripts.testbed.namespaces import Running
 
 SSH_S = 2.0
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from odmoe.machines.cluster_file import Host
-from scripts import links
-from scripts.namespaces import enter
-from scripts.testbed_layout import Layout, TestbedError
+from scripts.testbed import links
+from scripts.testbed.layout import Layout, TestbedError
+from scripts.testbed.namespaces import enter
 
 ECHOES = {64: 300, 16384: 300}
 """Sizes of message, the second that of an embedding of Mixtral's in the paper, and how many of each."""

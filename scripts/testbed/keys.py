@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from odmoe.machines.cluster_file import Host
-from scripts.testbed_layout import Layout, TestbedError, call, tool, wait_until
+from scripts.testbed.layout import Layout, TestbedError, call, tool, wait_until
 
 LOGIN_S = 60.0
 

@@ -1,7 +1,7 @@
 """Kill -9 of workers, and now and then of the shadow, at random points of answers, on a `local` cluster.
 
-.venv/bin/python scripts/kills.py              # ten kills, a table
-.venv/bin/python scripts/kills.py --json       # the same as one JSON object
+.venv/bin/python -m scripts.testbed.kills              # ten kills, a table
+.venv/bin/python -m scripts.testbed.kills --json       # the same as one JSON object
 
 Each answer is compared with Transformers' own (`eager`). A killed node counts as back and used when a later answer's
 report says so: nobody is missing, every worker has loaded an expert since its process began, the shadow predicts.

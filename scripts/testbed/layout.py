@@ -184,7 +184,7 @@ def locked(name: str) -> Iterator[None]:
         except BlockingIOError:
             mine = False
         if not mine:
-            raise TestbedError(f"another `testbed.py up` or `down` of {name} is at work ({path}); wait for it to end")
+            raise TestbedError(f"another `up` or `down` of {name} is at work ({path}); wait for it to end")
         try:
             yield
         finally:
