@@ -1,0 +1,122 @@
+"""What cannot be is answered by one line, before a node is started: flags, prompts, addresses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from odmoe.clusters.process import prepare_ray
+from support.cli import CommandLine, check_one_line
+
+USAGE: list[tuple[list[str], list[str]]] = [
+    (["-n", "0"], ["--max-new-tokens", "0", "allowed: 1"]),
+    (["-n", "many"], ["--max-new-tokens", "'many'", "allowed: 1, 2, ..."]),
+    (["--workers", "0"], ["--workers", "0", "allowed: 1"]),
+    (["--slots", "0"], ["--slots", "0", "allowed: 1"]),
+    (["--group-size", "0"], ["--group-size", "0", "allowed: 1, 2, ..."]),
+    (["--group-size", "9"], ["--group-size", "9", "1 to --workers (8)"]),
+    (["--align-token", "-1"], ["align-token", "-1", "0 (never)"]),
+    (["--align-kv", "-1"], ["align-kv", "-1", "0 (never)"]),
+    (["--shadow", "int3"], ["--shadow", "'int3'", "nf4"]),
+    (["--loader", "tape"], ["--loader", "'tape'", "disk"]),
+    (["--dtype", "int4"], ["--dtype", "'int4'", "bfloat16"]),
+    (["--cluster", "somewhere"], ["--cluster", "'somewhere'", "embedded", "local", "host:port"]),
+    (["--threads", "0"], ["--threads", "0", "allowed: 1"]),
+    (["--mini-batch", "0"], ["--mini-batch", "0", "allowed: 1"]),
+    (["--nonsense"], ["--nonsense", "odmoe --help"]),
+    (["-n"], ["-n", "argument", "odmoe --help"]),
+    (["one", "two"], ["extra argument", "two", "odmoe --help"]),
+]
+
+
+@pytest.mark.usefixtures("no_nodes")
+@pytest.mark.parametrize(("flags", "words"), USAGE, ids=[" ".join(flags) for flags, _ in USAGE])
+def test_usage(
+    flags: list[str], words: list[str], cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers before anything of the model is read."""
+    monkeypatch.setattr("odmoe.stores.prepare_store", lambda *args: pytest.fail("a store was prepared"))
+    check_one_line(cli("generate", "-m", str(demo), *flags, stdin=b"hello"), 2, "ConfigError", words)
+
+
+def test_usage_of_the_rest(cli: CommandLine, tmp_path: Path) -> None:
+    check_one_line(cli("generate", "hello"), 2, "ConfigError", ["--model", "models/demo-moe"])
+    check_one_line(cli("nonsense"), 2, "ConfigError", ["nonsense", "odmoe --help"])
+    check_one_line(cli("shard", "here"), 2, "ConfigError", ["'store'", "odmoe --help"])
+    check_one_line(
+        cli("shard", "here", str(tmp_path / "s"), "--dtype", "int4"), 2, "ConfigError", ["'int4'", "bfloat16"]
+    )
+
+
+# --- what is wrong: prompts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_nodes")
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [
+        (None, ["no prompt", "standard input"]),
+        (b"", ["empty", "standard input"]),
+        (b"caf\xe9", ["not utf-8 text", "convert"]),
+        (b"word " * 1100, ["the model's context is 1024", "shorten"]),
+    ],
+    ids=["none", "empty", "not text", "too long"],
+)
+def test_prompts(stdin: bytes | None, words: list[str], cli: CommandLine, demo: Path) -> None:
+    check_one_line(cli("generate", "-m", str(demo), stdin=stdin), 1, "PromptError", words)
+
+
+@pytest.mark.usefixtures("no_nodes")
+@pytest.mark.parametrize(("prompt", "words"), [("", ["empty"]), ("caf\udce9", ["not UTF-8 text", "character 3"])])
+def test_prompts_as_arguments(prompt: str, words: list[str], cli: CommandLine, demo: Path) -> None:
+    check_one_line(cli("generate", "-m", str(demo), prompt), 1, "PromptError", words)
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_many_prompts_that_cannot_be(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    missing = cli("generate", "-m", str(demo), "--prompts", str(file))
+    check_one_line(missing, 1, "PromptError", [str(file), "cannot be read"])
+    file.write_text("\n \n")
+    check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 1, "PromptError", ["empty"])
+    file.write_text("one\n" + "word " * 1100)
+    check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 1, "PromptError", ["context is 1024"])
+    check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file), "two"), 2, "ConfigError", ["both"])
+    check_one_line(
+        cli("generate", "-m", str(demo), "--prompts", str(file), "--parallel", "0"), 2, "ConfigError", ["--parallel"]
+    )
+
+
+# --- what is wrong: clusters ------------------------------------------------------------------------------------------
+
+
+def test_nothing_answers_at_the_address(cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for minutes."""
+    prepare_ray("local")  # before Ray is imported
+    monkeypatch.setattr("odmoe.on_ray.host.REACH_S", 0.2)
+    words = ["no Ray cluster answers at 127.0.0.1:1 within"]
+    check_one_line(cli("generate", "-m", str(demo), "--cluster", "127.0.0.1:1", "hello"), 1, "LaunchError", words)
+
+
+# --- what --debug adds ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log_levels() -> Iterator[None]:
+    """--debug changes them for the whole process."""
+    ours = [logging.getLogger(name) for name in ("main_node", "shadow_node", "worker_node", "wire", "odmoe")]
+    before = [logger.level for logger in ours]
+    yield
+    for logger, level in zip(ours, before, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("log_levels")
+def test_debug_shows_where_it_came_from(cli: CommandLine) -> None:
+    answer = cli("generate", "--debug", "-m", "nowhere", "hello")
+    assert (answer.code, answer.out) == (1, "")
+    assert "Traceback" in answer.err
+    assert answer.err.splitlines()[-1].startswith("odmoe: CheckpointError: ")
