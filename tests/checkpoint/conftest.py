@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from support.paths import ROOT
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
@@ -19,74 +14,7 @@ from safetensors.torch import load_file, save_file
 from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-
-_BASE: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-_MLA = {
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "num_key_value_heads": 4,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen2_moe": {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
-    "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 24, "mlp_only_layers": [1], "head_dim": 8},
-    "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 8},
-    "deepseek_v2": _MLA,
-    "deepseek_v3": _MLA,
-    "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 24},
-    "glm4_moe": {"n_routed_experts": 8, "moe_intermediate_size": 24, "first_k_dense_replace": 1, "head_dim": 8},
-    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "head_dim": 8},
-    "phimoe": {"num_local_experts": 4},
-    "llama": {},
-}
-
-
-def build(family: str, seed: int = 0, **changes: Any) -> Any:
-    """A model with every weight random: no bias, norm or correction is at its neutral value."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(family, **(_BASE | FAMILIES[family] | changes))
-    model = AutoModelForCausalLM.from_config(config)
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, value in sorted(model.state_dict().items()):
-            if value.is_floating_point():
-                value.normal_(1.0 if "norm" in name else 0.0, 0.3, generator=random)
-    return model
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Matrices this small are slower on two threads, far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def demo() -> Path:
-    return ROOT / "models" / "demo-moe"
+from support.checkpoints import build
 
 
 @pytest.fixture(scope="session")

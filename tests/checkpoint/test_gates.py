@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint import family as families
+from checkpoint.family import experts_modules
 from checkpoint.gates import Gates
 from scheduler.errors import UnsupportedFamilyError
-from support.paths import ROOT
+from support import families
 
 TOKENS = torch.tensor([[5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]])
 FAMILIES = (
@@ -22,16 +21,9 @@ FAMILIES = (
 )
 
 
-@pytest.fixture(scope="module")
-def build() -> Callable[[str], Any]:
+def build(name: str) -> Any:
     """A tiny model of a family, every weight random."""
-    path = ROOT / "tests" / "families" / "catalogue.py"
-    spec = importlib.util.spec_from_file_location("gates_catalogue", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return lambda name: module.build(name).eval()
+    return families.build(name).eval()
 
 
 def sent(model: Any, run: Callable[[], Any]) -> dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -39,7 +31,7 @@ def sent(model: Any, run: Callable[[], Any]) -> dict[int, tuple[torch.Tensor, to
     found: dict[int, Any] = {}
     handles = [
         module.register_forward_pre_hook(lambda _, args, layer=layer: found.update({layer: args}))
-        for layer, (_, module) in families.experts_modules(model).items()
+        for layer, (_, module) in experts_modules(model).items()
     ]
     with torch.inference_mode():
         run()
@@ -50,7 +42,7 @@ def sent(model: Any, run: Callable[[], Any]) -> dict[int, tuple[torch.Tensor, to
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_explain_what_the_experts_were_sent(name: str, dtype: torch.dtype, build: Callable[[str], Any]) -> None:
+def test_scores_explain_what_the_experts_were_sent(name: str, dtype: torch.dtype) -> None:
     model = build(name).to(dtype)
     before = sent(model, lambda: model(TOKENS))
     gates = Gates(model)
@@ -99,7 +91,7 @@ FORMULAS: dict[str, Callable[[torch.Tensor, list[int]], torch.Tensor]] = {
 
 def linear(model: Any, layer: int, rows: torch.Tensor) -> torch.Tensor:
     """A gate's logits [T, E] by its weights alone."""
-    name = families.experts_modules(model)[layer][0].rpartition(".")[0]
+    name = experts_modules(model)[layer][0].rpartition(".")[0]
     block = model.get_submodule(name)
     gate = getattr(block, "gate", None) or block.router
     logits: torch.Tensor = rows @ gate.weight.detach().T
@@ -107,7 +99,7 @@ def linear(model: Any, layer: int, rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_another_choice_is_weighed_by_the_familys_formula(name: str, build: Callable[[str], Any]) -> None:
+def test_another_choice_is_weighed_by_the_familys_formula(name: str) -> None:
     model = build(name)
     gates = Gates(model)
     got = sent(model, lambda: model(TOKENS))
@@ -134,9 +126,9 @@ def test_another_choice_is_weighed_by_the_familys_formula(name: str, build: Call
     assert torch.allclose(weights[0], FORMULAS[name](logits[0], list(own[0])), rtol=1e-4), "the formula itself is wrong"
 
 
-def test_a_scaling_factor_is_found(build: Callable[[str], Any]) -> None:
+def test_a_scaling_factor_is_found() -> None:
     model = build("deepseek_v2")
-    for _, module in families.experts_modules(model).values():
+    for _, module in experts_modules(model).values():
         del module
     for block in model.modules():
         if hasattr(block, "routed_scaling_factor"):
@@ -146,7 +138,7 @@ def test_a_scaling_factor_is_found(build: Callable[[str], Any]) -> None:
     assert (rule.squash, rule.normalised, rule.scale) == ("softmax", False, 16.0)
 
 
-def test_kept_experts_keep_their_weights_where_others_do_not_matter(build: Callable[[str], Any]) -> None:
+def test_kept_experts_keep_their_weights_where_others_do_not_matter() -> None:
     model = build("qwen2_moe").to(torch.bfloat16)
     gates = Gates(model)
     layer, (_, index, weights) = next(iter(sent(model, lambda: model(TOKENS)).items()))
@@ -160,14 +152,12 @@ def test_kept_experts_keep_their_weights_where_others_do_not_matter(build: Calla
 
 
 @pytest.mark.parametrize(("name", "words"), [("phimoe", "PhimoeTopKRouter"), ("zaya", "no module that says")])
-def test_a_family_whose_weights_are_of_another_kind_is_refused(
-    name: str, words: str, build: Callable[[str], Any]
-) -> None:
+def test_a_family_whose_weights_are_of_another_kind_is_refused(name: str, words: str) -> None:
     with pytest.raises(UnsupportedFamilyError, match=rf"{name}: .*{words}.*take a system"):
         Gates(build(name))
 
 
-def test_an_untrained_gate_says_nothing(build: Callable[[str], Any]) -> None:
+def test_an_untrained_gate_says_nothing() -> None:
     model = build("mixtral")
     with torch.no_grad():
         model.model.layers[0].mlp.gate.weight.zero_()
@@ -175,7 +165,7 @@ def test_an_untrained_gate_says_nothing(build: Callable[[str], Any]) -> None:
         Gates(model)
 
 
-def test_the_digest_is_of_the_gates(build: Callable[[str], Any]) -> None:
+def test_the_digest_is_of_the_gates() -> None:
     model = build("mixtral").to(torch.bfloat16)
     digest = Gates(model).digest()
     assert Gates(model.float()).digest() == digest
@@ -184,7 +174,7 @@ def test_the_digest_is_of_the_gates(build: Callable[[str], Any]) -> None:
     assert Gates(model).digest() != digest
 
 
-def test_closed_it_hears_no_more(build: Callable[[str], Any]) -> None:
+def test_closed_it_hears_no_more() -> None:
     model = build("mixtral")
     gates = Gates(model)
     sent(model, lambda: model(TOKENS))

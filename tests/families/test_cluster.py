@@ -17,6 +17,7 @@ from main_node.engine.sequence import Sequence
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from shadow_node.node import _Session
+from support.families import build_with_vision
 
 RUNS: dict[str, dict[str, Any]] = {
     "fp16": {"shadow": "fp16", "align_token": 1, "align_kv": 1},
@@ -90,9 +91,9 @@ def test_tokens_of_eager_and_a_shadow_that_follows(
     record_property("recall", report.recall)
 
 
-def test_the_language_model_of_one_that_also_sees(tiny_of: Any, vision: Any) -> None:
+def test_the_language_model_of_one_that_also_sees(tiny_of: Any) -> None:
     """As AutoModelForCausalLM takes it out of the checkpoint of the whole."""
-    tiny = tiny_of("qwen3_5_moe", vision)
+    tiny = tiny_of("qwen3_5_moe", build_with_vision)
     index = json.loads((tiny.store.dense / "model.safetensors.index.json").read_text())
     assert any(".visual." in name for name in index["weight_map"])
     report, lost = answered(tiny, **RUNS["fp16"])

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from engine_world import (
+
+from scheduler import types as t
+from scheduler.errors import (
+    ClusterError,
+    DeadlineError,
+    HandshakeError,
+    LinkError,
+    RequestFailedError,
+)
+from support.engine_world import (
     EXPERTS,
     LAYERS,
     WAIT_S,
@@ -24,15 +33,6 @@ from engine_world import (
     rows_of,
     shadow,
     silent,
-)
-
-from scheduler import types as t
-from scheduler.errors import (
-    ClusterError,
-    DeadlineError,
-    HandshakeError,
-    LinkError,
-    RequestFailedError,
 )
 from wire import inprocess
 from wire import messages as w

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_world import (
+
+from scheduler import types as t
+from support.engine_world import (
     EXPERTS,
     LAYERS,
     WAIT_S,
@@ -16,8 +18,6 @@ from engine_world import (
     good,
     rows_of,
 )
-
-from scheduler import types as t
 from wire import messages as w
 
 pytestmark = pytest.mark.timeout(60)

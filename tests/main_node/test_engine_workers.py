@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from engine_world import (
+
+from scheduler import types as t
+from scheduler.errors import (
+    LinkError,
+    ProtocolError,
+    RequestFailedError,
+)
+from support.engine_world import (
     HIDDEN,
     LAYERS,
     WAIT_S,
@@ -24,13 +31,6 @@ from engine_world import (
     rows_of,
     silent,
     worker_ready,
-)
-
-from scheduler import types as t
-from scheduler.errors import (
-    LinkError,
-    ProtocolError,
-    RequestFailedError,
 )
 from wire import inprocess
 from wire import messages as w

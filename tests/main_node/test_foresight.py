@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from checkpoint import family as families
 from checkpoint import token_predictor
-from checkpoint.dense import EXPERTS_IMPLEMENTATION, _dispatch, dispatch_experts
+from checkpoint.dense import EXPERTS_IMPLEMENTATION, dispatch_experts
 from checkpoint.gates import Gates
 from checkpoint.token_predictor import TokenPredictor
 from main_node.engine.foresight import Foresight, GateForesight, TokenForesight, make_foresight
@@ -26,7 +25,7 @@ from scheduler.errors import (
     MissingShardError,
     UnsupportedFamilyError,
 )
-from support.paths import ROOT
+from support.families import build_dispatching
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
 STEPS = 6
@@ -35,27 +34,6 @@ EXACT = (
     *("granitemoe", "minimax", "qwen3_next"),
 )
 KINDS = ("gate", "gates", "attention", "token")
-
-
-@pytest.fixture(scope="module")
-def build() -> Callable[[str], Any]:
-    """A tiny model of a family, every weight random, whose experts are computed by `dispatch_experts`."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    path = ROOT / "tests" / "families" / "catalogue.py"
-    spec = importlib.util.spec_from_file_location("foresight_catalogue", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
-
-    def make(name: str) -> Any:
-        model = module.build(name).eval()
-        model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
-        return model
-
-    return make
 
 
 class Main:
@@ -128,10 +106,8 @@ def token_file(tmp_path: Path) -> Callable[[Any], Path]:
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_answer_is_the_same_bit_for_bit(
-    name: str, kind: str, build: Callable[[str], Any], token_file: Callable[[Any], Path]
-) -> None:
-    model = build(name)
+def test_the_answer_is_the_same_bit_for_bit(name: str, kind: str, token_file: Callable[[Any], Path]) -> None:
+    model = build_dispatching(name)
     tokens, logits = Main(model).answer()
     main = Main(model, kind, token_file(model), resident=1)
     again, seen = main.answer()
@@ -143,8 +119,8 @@ def test_the_answer_is_the_same_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_attention_with_all_experts_foretells_the_next_gate_exactly(name: str, build: Callable[[str], Any]) -> None:
-    main = Main(build(name), "attention")
+def test_attention_with_all_experts_foretells_the_next_gate_exactly(name: str) -> None:
+    main = Main(build_dispatching(name), "attention")
     main.answer()
     assert len(main.told) >= STEPS - 1
     for told in main.told:
@@ -153,8 +129,8 @@ def test_attention_with_all_experts_foretells_the_next_gate_exactly(name: str, b
         assert len(main.told) == (STEPS - 1) * (len(main.gates.layers) - 1)
 
 
-def test_attention_with_some_experts_foretells_something_else(build: Callable[[str], Any]) -> None:
-    main = Main(build("qwen2_moe"), "attention", resident=1)
+def test_attention_with_some_experts_foretells_something_else() -> None:
+    main = Main(build_dispatching("qwen2_moe"), "attention", resident=1)
     main.answer()
     off = [(torch.tensor(told.scores) - main.said[told.position, told.layer]).abs().max().item() for told in main.told]
     assert min(off) > 0
@@ -163,8 +139,8 @@ def test_attention_with_some_experts_foretells_something_else(build: Callable[[s
     assert later.told == []
 
 
-def test_a_request_that_is_over_is_let_go(build: Callable[[str], Any]) -> None:
-    main = Main(build("mixtral"), "attention")
+def test_a_request_that_is_over_is_let_go() -> None:
+    main = Main(build_dispatching("mixtral"), "attention")
     main.answer()
     held = weakref.ref(main.cache)
     main.cache = None
@@ -172,10 +148,10 @@ def test_a_request_that_is_over_is_let_go(build: Callable[[str], Any]) -> None:
     assert held() is None
 
 
-def test_attention_is_refused_of_layers_that_hand_on_more(build: Callable[[str], Any]) -> None:
+def test_attention_is_refused_of_layers_that_hand_on_more() -> None:
     with pytest.raises(UnsupportedFamilyError, match="inkling2_text: what the next gate will say cannot"):
-        Main(build("inkling2_text"), "attention")
-    model = build("mixtral")
+        Main(build_dispatching("inkling2_text"), "attention")
+    model = build_dispatching("mixtral")
     original = model.model.layers[2].forward
     calls = []
     vars(model.model.layers[2])["forward"] = lambda *args, **kwargs: original(args[0] + len(calls), *args[1:], **kwargs)
@@ -185,9 +161,9 @@ def test_attention_is_refused_of_layers_that_hand_on_more(build: Callable[[str],
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
-def test_gates_are_those_of_the_next_layers_on_this_layers_input(name: str, build: Callable[[str], Any]) -> None:
+def test_gates_are_those_of_the_next_layers_on_this_layers_input(name: str) -> None:
     """Against the gate module of Transformers, called on the rows that this layer's experts got."""
-    main = Main(build(name), "gates")
+    main = Main(build_dispatching(name), "gates")
     main.answer()
     layers = main.gates.layers
     passes = list(dict.fromkeys(position for position, _ in main.said))
@@ -210,8 +186,8 @@ def test_gates_are_those_of_the_next_layers_on_this_layers_input(name: str, buil
     ]
 
 
-def test_token_tells_of_the_next_pass(build: Callable[[str], Any], token_file: Callable[[Any], Path]) -> None:
-    model = build("mixtral")
+def test_token_tells_of_the_next_pass(token_file: Callable[[Any], Path]) -> None:
+    model = build_dispatching("mixtral")
     main = Main(model, "token", token_file(model))
     main.answer()
     assert [(told.position, told.layer) for told in main.told] == [
@@ -263,10 +239,8 @@ def test_a_step_is_down_the_slope_that_torch_finds() -> None:
     assert torch.allclose(predictor.weights[0], weight - 0.25 * leaf.grad / row.square().sum(), atol=1e-6)
 
 
-def test_a_file_that_is_not_this_models(
-    build: Callable[[str], Any], token_file: Callable[[Any], Path], tmp_path: Path
-) -> None:
-    model = build("mixtral")
+def test_a_file_that_is_not_this_models(token_file: Callable[[Any], Path], tmp_path: Path) -> None:
+    model = build_dispatching("mixtral")
     with pytest.raises(ConfigError, match="trained network"):
         Main(model, "token")
     with pytest.raises(MissingShardError, match=r"none.safetensors is not there; train it"):
@@ -282,7 +256,7 @@ def test_a_file_that_is_not_this_models(
         Main(model, "token", path)
 
 
-def test_nothing_is_made_of_nothing(build: Callable[[str], Any]) -> None:
-    main = Main(build("mixtral"))
+def test_nothing_is_made_of_nothing() -> None:
+    main = Main(build_dispatching("mixtral"))
     assert main.foresight is None
     assert GateForesight(main.gates).ahead(t.Visit(1, 0, 3), torch.zeros(1, 64), lambda: None) == []

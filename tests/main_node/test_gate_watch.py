@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch
 
 from checkpoint import family as families
 from checkpoint import token_predictor
-from checkpoint.dense import EXPERTS_IMPLEMENTATION, _dispatch, dispatch_experts
+from checkpoint.dense import dispatch_experts
 from checkpoint.gates import Gates
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from checkpoint.token_predictor import TokenPredictor
@@ -26,7 +25,7 @@ from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.policies.choices import Choices
 from scheduler.policies.strategy import Strategy
-from support.paths import ROOT
+from support.families import build_dispatching
 from wire import messages as w
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60]
@@ -36,18 +35,7 @@ PROMPT = [5, 17, 3, 88, 41, 9, 9, 60]
 def model() -> Any:
     """A tiny Mixtral with random weights, whose experts are computed by `dispatch_experts`; new, since watches leave
     their hooks."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    path = ROOT / "tests" / "families" / "catalogue.py"
-    spec = importlib.util.spec_from_file_location("watch_catalogue", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
-    made = module.build("mixtral").eval()
-    made.set_experts_implementation(EXPERTS_IMPLEMENTATION)
-    return made
+    return build_dispatching("mixtral")
 
 
 def shape_of(model: Any) -> t.ModelShape:

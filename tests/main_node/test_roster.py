@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_world import Fake, Later, Say, close, good, once, rows_of, shadow, silent, worker_ready
 
 from main_node.engine import peers
 from scheduler.errors import ProtocolError
+from support.engine_world import Fake, Later, Say, close, good, once, rows_of, shadow, silent, worker_ready
 from wire import messages as w
 
 

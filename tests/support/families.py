@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from checkpoint.dense import EXPERTS_IMPLEMENTATION
+from support.checkpoints import randomise
+
 WINDOW = 8
 _COMMON: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -74,7 +77,21 @@ def build(family: str, seed: int = 0) -> Any:
     """A model with every weight random: no bias, norm or correction is at its neutral value."""
     from transformers import AutoModelForCausalLM
 
-    return _random(AutoModelForCausalLM.from_config(configuration(family)), seed)
+    return randomise(AutoModelForCausalLM.from_config(configuration(family)), seed)
+
+
+def build_dispatching(family: str) -> Any:
+    """The same, for evaluation; its experts are computed by what `checkpoint.dense.dispatch_experts` is given."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    def dispatch(module: Any, *rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = module.odmoe_dispatch(*rows)
+        return result
+
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, dispatch)
+    model = build(family).eval()
+    model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
+    return model
 
 
 def build_with_vision() -> Any:
@@ -84,13 +101,4 @@ def build_with_vision() -> Any:
     text = configuration("qwen3_5_moe_text").to_dict()
     eyes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
     config = AutoConfig.for_model("qwen3_5_moe", text_config=text, vision_config=eyes | {"num_position_embeddings": 16})
-    return _random(AutoModelForImageTextToText.from_config(config), 0)
-
-
-def _random(model: Any, seed: int) -> Any:
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, value in sorted(model.state_dict().items()):
-            if value.is_floating_point():
-                value.normal_(1.0 if "norm" in name else 0.0, 0.3, generator=random)
-    return model
+    return randomise(AutoModelForImageTextToText.from_config(config))
