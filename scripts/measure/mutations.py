@@ -303,6 +303,7 @@ def run(faults: Sequence[Fault], quick: bool, resume: bool, results: Path) -> in
     began = time.monotonic()
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="mut-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)  # some tests become another user, who must find the code
         tree = Tree(ROOT, Path(folder).resolve())
         check(faults, tree.root)  # once more: the working tree may have changed
         tree.check_imports(faults)
