@@ -17,9 +17,10 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.lib import common
+from scripts.lib.paths import RESULTS, ROOT
+from scripts.lib.provenance import header
 
-README = common.ROOT / "README.md"
+README = ROOT / "README.md"
 BEGIN, END = "<!-- families -->", "<!-- /families -->"
 TESTS = "tests/families"
 REFUSES = "test_refused_before_anything_is_written"
@@ -54,7 +55,7 @@ def run_tests(result: Path) -> None:
     """Every family through every test; what failed is in the result."""
     environment = {**os.environ, "FAMILIES": "all", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, "-m", "pytest", "-q", TESTS, f"--junitxml={result}", "-o", "junit_family=xunit1"]
-    code = subprocess.run(command, cwd=common.ROOT, env=environment, stdout=sys.stderr, check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode
     if code not in (0, 1):
         raise SystemExit(f"{TESTS} could not be run: pytest ended with {code}")
 
@@ -109,8 +110,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the README says otherwise")
     parser.add_argument("--from", dest="result", type=Path, help="a JUnit XML that these tests wrote")
     args = parser.parse_args()
-    common.header("Model families")
-    result = args.result or common.RESULTS / "families.xml"
+    header("Model families")
+    result = args.result or RESULTS / "families.xml"
     if args.result is None:
         run_tests(result)
     ran, refused = read(result)

@@ -20,7 +20,11 @@ from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
-from scripts.lib import common, experiment, peers, quality
+from scripts.lib import peers, quality
+from scripts.lib.clusters import open_model
+from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.ledger import digest
+from scripts.lib.paths import ROOT
 from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")
@@ -140,7 +144,7 @@ class Bench:
     def opened(self, model: str) -> tuple[Any, Any]:
         """Its store, with every form that a variant may load, and its tokenizer."""
         if model not in self._models:
-            store, tokenizer = experiment.open_model(Namespace(model=model), self.args.dtype)
+            store, tokenizer = open_model(Namespace(model=model), self.args.dtype)
             self._models[model] = with_forms(store, sorted(self._forms(model))), tokenizer
         return self._models[model]
 
@@ -202,13 +206,13 @@ class Bench:
 def in_drawn_order(names: list[str], *what: Any) -> list[str]:
     """The names in an order that is drawn anew for each `what`, and is the same in every run."""
     found = list(names)
-    random.Random(experiment.digest([str(one) for one in what])).shuffle(found)
+    random.Random(digest([str(one) for one in what])).shuffle(found)
     return found
 
 
 def models(args: Any) -> None:
     """Sets `args.models` to paths that exist and `args.model` to their names. Raises SystemExit."""
-    found = [one if Path(one).exists() else str(common.ROOT / one) for one in args.models]
+    found = [one if Path(one).exists() else str(ROOT / one) for one in args.models]
     missing = [one for one in found if not Path(one).exists()]
     if missing:
         raise SystemExit(f"--models: {', '.join(missing)} is not there")
@@ -218,10 +222,10 @@ def models(args: Any) -> None:
 def system_flags(
     about: str, prompts: tuple[int, int], tokens: tuple[int, int], budgets: tuple[int, ...] = BUDGETS
 ) -> Any:
-    """As `experiment.flags`, for several models and budgets."""
-    parser = experiment.flags(about, prompts=prompts, tokens=tokens, model=None)
+    """As `experiment_flags`, for several models and budgets."""
+    parser = experiment_flags(about, prompts=prompts, tokens=tokens, model=None)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
-    parser.add_argument("--budgets", type=experiment.whole, nargs="+", default=list(budgets), metavar="%",
+    parser.add_argument("--budgets", type=positive, nargs="+", default=list(budgets), metavar="%",
                         help="device memory, %% of all experts; %(default)s unless said")  # fmt: skip
     parser.add_argument("--dtype", default="float32", help="%(default)s unless said")
     parser.add_argument("--history", type=int, default=2, help="prompts before what is measured; %(default)s")
@@ -229,7 +233,7 @@ def system_flags(
 
 
 def parse_system_flags(parser: Any) -> Any:
-    args = experiment.parse(parser)
+    args = parse_flags(parser)
     models(args)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.tokens < 2:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from scripts.lib.common import ROOT
+from scripts.lib.paths import ROOT
 
 DATA = ROOT / "scripts" / "data"
 PROBLEMS = 40

@@ -20,7 +20,7 @@ from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.timing.profile import Profile, find_profile
 from scheduler.types import ModelShape
-from scripts.lib import experiment
+from scripts.lib.clusters import KeptCluster, predicted
 
 NEEDED: dict[str, Any] = {"workers": 1, "slots": 4, "loader": "memory"}
 """The fastest cluster for one process."""
@@ -37,12 +37,10 @@ def of_shape(profile: Profile, shape: ModelShape) -> Profile:
     return dataclasses.replace(profile, layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k)
 
 
-def record(
-    kept: experiment.Kept, settings: Settings, prompts: list[list[int]], tokens: int, path: Path
-) -> dict[str, Any]:
+def record(kept: KeptCluster, settings: Settings, prompts: list[list[int]], tokens: int, path: Path) -> dict[str, Any]:
     """Every prompt answered by a new cluster; its recording at `path`."""
     cluster = kept.cluster(settings.but(record=str(path), **NEEDED))
-    reports = [experiment.predicted(cluster, prompt, tokens) for prompt in prompts]
+    reports = [predicted(cluster, prompt, tokens) for prompt in prompts]
     write_whole(path, cluster.recording())
     kept.close()  # a recording has all that its cluster ever answered
     return {"recall": [report.recall for report in reports], "bytes": path.stat().st_size}

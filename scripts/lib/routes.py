@@ -12,7 +12,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.gates import Gates
-from scripts.lib.common import ROOT
+from scripts.lib.paths import ROOT
 
 PROBLEMS = ROOT / "scripts" / "data" / "gsm8k_test.jsonl"
 MEASURED = 20

@@ -28,8 +28,14 @@ from scheduler.files import write_whole
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.timing.profile import find_profile
 from scheduler.types import WorkerJoined, WorkerLost
-from scripts.lib import common, experiment, recorded_runs
-from scripts.lib.experiment import AMBER, BLUE, DARK, PALE
+from scripts.lib import recorded_runs
+from scripts.lib.clusters import KeptCluster, answer, open_model
+from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.ledger import PACKAGES, sources
+from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
+from scripts.lib.prompts import prompts_of_length
+from scripts.lib.provenance import header
 
 VERSION = 1
 GOAL = 1.05
@@ -40,17 +46,15 @@ ASKED_S = 1800.0
 
 def prompts_of(args: Any, tokenizer: Any, way: str) -> list[tuple[list[int], int]]:
     """(prompt, tokens of its answer): a warm-up, then those whose decode counts, then those whose TTFT does."""
-    short, long = (
-        common.prompts_of_length(tokenizer, args.prompts + 1, n, args.seed) for n in (args.prompt_tokens, 128)
-    )
+    short, long = (prompts_of_length(tokenizer, args.prompts + 1, n, args.seed) for n in (args.prompt_tokens, 128))
     decoded = [(prompt, args.tokens) for prompt in short[1:]] if way == "ahead" else [(p, 1) for p in short[1:]]
     return [(short[0], 4), *decoded, *((prompt, 1) for prompt in long[1:])]
 
 
-def ask_here(kept: experiment.Kept, settings: Settings, prompts: list[tuple[list[int], int]], path: Path) -> list[Any]:
+def ask_here(kept: KeptCluster, settings: Settings, prompts: list[tuple[list[int], int]], path: Path) -> list[Any]:
     """(TTFT, decode seconds or None) of each prompt, from a new cluster of this machine; its recording at `path`."""
     cluster = kept.cluster(settings)
-    reports = [experiment.answer(cluster, prompt, tokens) for prompt, tokens in prompts]
+    reports = [answer(cluster, prompt, tokens) for prompt, tokens in prompts]
     write_whole(path, cluster.recording())
     kept.close()
     return [(report.ttft_s, report.decode_s if report.new_tokens > 1 else None) for report in reports]
@@ -130,9 +134,7 @@ def joined(recording: Recording) -> dict[str, int]:
 class Measure:
     """Computes any cell. `fingerprint`: of the model that is to answer."""
 
-    def __init__(
-        self, args: Any, tokenizer: Any, fingerprint: str, run: experiment.Experiment, kept: experiment.Kept
-    ) -> None:
+    def __init__(self, args: Any, tokenizer: Any, fingerprint: str, run: Experiment, kept: KeptCluster) -> None:
         self._args, self._tokenizer, self._run, self._kept = args, tokenizer, run, kept
         self._fingerprint = fingerprint
 
@@ -194,11 +196,11 @@ def _row(what: str, measured: float, simulated: float, paper: float | None) -> d
     }
 
 
-def draw(run: experiment.Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -> Any:
+def draw(run: Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -> Any:
     """Decode and TTFT beside each other, since one is seconds where the other is a fraction of one."""
     parts = [of for of in ([r for r in rows if "decode" in r["what"]], [r for r in rows if "TTFT" in r["what"]]) if of]
     shares = {"width_ratios": [len(of) + 0.4 for of in parts]}
-    figure, panels = experiment.canvas(9.2, 4.6, 1, len(parts), gridspec_kw=shares)
+    figure, panels = canvas(9.2, 4.6, 1, len(parts), gridspec_kw=shares)
     for panel, of in zip(panels, parts, strict=True):
         _bars(panel, of, [f"emulated, {args.cluster}: {profile}", f"simulated: {profile}", "the paper's testbed"])
         panel.set_ylabel("seconds a decode token" if "decode" in of[0]["what"] else "seconds to the first token")
@@ -225,24 +227,22 @@ def _bars(panel: Any, rows: list[dict[str, Any]], labels: list[str]) -> None:
 
 
 def parse() -> Any:
-    parser = experiment.flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
+    parser = experiment_flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
     parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; machines of a file have theirs")
-    parser.add_argument("--prompt-tokens", type=experiment.whole, default=16)
+    parser.add_argument("--prompt-tokens", type=positive, default=16)
     parser.add_argument(
         "--shadow", choices=("fp16", "int8", "nf4"), default="int8",
         help="its layer takes the profile's time whichever; fp16 costs a CPU least; machines of a file have theirs",
     )  # fmt: skip
-    parser.add_argument("--mini-batch", type=experiment.whole, default=None)
-    return experiment.parse(parser)
+    parser.add_argument("--mini-batch", type=positive, default=None)
+    return parse_flags(parser)
 
 
 def main() -> int:
     args = parse()
-    common.header(
-        f"Emulated against simulated, {experiment.many(args.prompts, 'prompt')}, answers of {args.tokens} tokens"
-    )
-    store, tokenizer = experiment.open_model(args, "float32")
+    header(f"Emulated against simulated, {plural(args.prompts, 'prompt')}, answers of {args.tokens} tokens")
+    store, tokenizer = open_model(args, "float32")
     hosts = args.cluster.endswith((".yaml", ".yml"))
     args.fresh |= hosts  # how they were brought up is not known before they answer
     kind = Path(args.cluster).stem
@@ -251,12 +251,12 @@ def main() -> int:
         "tokens": args.tokens, "prompt_tokens": args.prompt_tokens, "mini_batch": None if hosts else args.mini_batch,
         "shadow": None if hosts else args.shadow,
     }  # fmt: skip
-    wanted = [experiment.Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
-    depends = {"model": store.manifest.fingerprint, "sources": experiment.sources(*experiment.PACKAGES)}
+    wanted = [Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
+    depends = {"model": store.manifest.fingerprint, "sources": sources(*PACKAGES)}
     note = f"emulated and simulated: {args.profile if not hosts else 'the profile that its nodes keep'}"
     with (
-        experiment.Experiment(f"agreement-{kind}", args, VERSION, depends, note) as run,
-        experiment.Kept(store) as kept,
+        Experiment(f"agreement-{kind}", args, VERSION, depends, note) as run,
+        KeptCluster(store) as kept,
     ):
         results = run.all(wanted, Measure(args, tokenizer, store.manifest.fingerprint, run, kept))
         rows = summary(results)

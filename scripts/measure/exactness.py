@@ -24,7 +24,9 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
-from scripts.lib import common
+from scripts.lib.paths import DEMO
+from scripts.lib.prompts import gsm8k_prompts
+from scripts.lib.provenance import header, save_rows
 
 
 @dataclass
@@ -116,7 +118,7 @@ def first_difference(tokens: list[int], expected: Answer, dtype: str) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(common.DEMO))
+    parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
@@ -126,7 +128,7 @@ def main() -> None:
     args = parser.parse_args()
     prepare_process()
     prepare_libraries(Settings(model=args.model).threads_a_node)
-    common.header("Tokens and logits against Transformers eager")
+    header("Tokens and logits against Transformers eager")
     from transformers import AutoModelForCausalLM
 
     rows: list[dict[str, Any]] = []
@@ -135,7 +137,7 @@ def main() -> None:
         for dtype in args.dtype:
             store = prepare_store(args.model, None, dtype)
             tokenizer = load_tokenizer(store.dense)
-            ids = [encode(tokenizer, text, 1024) for text in common.prompts(args.prompts)]
+            ids = [encode(tokenizer, text, 1024) for text in gsm8k_prompts(args.prompts)]
             model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, experts_implementation="eager")
             with torch.inference_mode():
                 answers = [(prompt, reference(model, prompt, args.tokens)) for prompt in ids]
@@ -157,7 +159,7 @@ def main() -> None:
                 print(line(row), flush=True)
                 bars.advance(task)
     name = f"exactness-{args.cluster}"
-    print(f"\n{len(rows)} settings, {bad} with a token that differs; written to {common.save(name, rows)}")
+    print(f"\n{len(rows)} settings, {bad} with a token that differs; written to {save_rows(name, rows)}")
     sys.exit(bool(bad))
 
 

@@ -23,7 +23,8 @@ from checkpoint.gates import Gates
 from checkpoint.token_predictor import FILE
 from main_node.engine.foresight import make_foresight
 from scheduler.types import Visit
-from scripts.lib import common
+from scripts.lib.paths import DEEP
+from scripts.lib.provenance import header
 
 KINDS = (None, "gate", "gates", "attention", "token")
 
@@ -81,11 +82,11 @@ class Timed:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=common.DEEP, help="%(default)s unless said")
+    parser.add_argument("--model", type=Path, default=DEEP, help="%(default)s unless said")
     parser.add_argument("--tokens", type=int, default=60, help="of the answer; %(default)s unless said")
     parser.add_argument("--context", type=int, default=256, help="of the prompt; %(default)s unless said")
     args = parser.parse_args()
-    common.header(f"Cost of foresight, {args.model.name}, {args.tokens} tokens after {args.context}")
+    header(f"Cost of foresight, {args.model.name}, {args.tokens} tokens after {args.context}")
     torch.set_num_threads(1)
     kinds = [kind for kind in KINDS if kind != "token" or (args.model / FILE).is_file()]
     timed = {kind: Timed(args.model, kind) for kind in kinds}

@@ -35,7 +35,8 @@ from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.importance import shares
 from scheduler.policies.precision import Importance, Popular
-from scripts.lib import common
+from scripts.lib.paths import DEMO, ROOT
+from scripts.lib.provenance import header, save_rows
 from scripts.lib.quality import held_out, losses, perplexity, windows
 
 ALLOWED_LOSS = 0.01
@@ -243,15 +244,15 @@ def show(full: str, rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(common.DEMO.relative_to(common.ROOT)), help="%(default)s unless said")
+    parser.add_argument("--model", default=str(DEMO.relative_to(ROOT)), help="%(default)s unless said")
     parser.add_argument("--store", type=Path, help="its expert store, made and given its forms where it has none")
     parser.add_argument("--windows", type=int, help="8 unless said")
     parser.add_argument("--window", type=int, default=256, help="tokens in one prefill; %(default)s unless said")
     parser.add_argument("--quick", action="store_true", help="4 windows, six shares")
     args = parser.parse_args()
     prepare_libraries(1)
-    common.header("Experts in fewer bits")
-    path = args.model if Path(args.model).exists() else str(common.ROOT / args.model)
+    header("Experts in fewer bits")
+    path = args.model if Path(args.model).exists() else str(ROOT / args.model)
     store = prepare_store(path, str(args.store) if args.store else None, None)
     store = add_forms(store, tuple(FORMS))
     count = args.windows or (4 if args.quick else 8)
@@ -270,7 +271,7 @@ def main() -> None:
     print(f"\nThe largest share in int2 whose loss of perplexity, all in int4, stays within {ALLOWED_LOSS:.0%}: "
           f"{largest:.0%} ({tokens:,} tokens, prefills of {args.window}, in steps of {1 / steps:.0%})")  # fmt: skip
     facts = {"group": GROUP, "windows": count, "window": args.window, "share": largest}
-    print(f"written to {common.save('forms', [{**facts, 'uniform': rows, 'search': found}])}")
+    print(f"written to {save_rows('forms', [{**facts, 'uniform': rows, 'search': found}])}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
-from scripts.lib import common
+from scripts.lib.provenance import header, save_rows
 from worker_node.loaders.base import Loader
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.make import make_loader
@@ -322,9 +322,9 @@ def main() -> None:
     needed = args.experts * (args.megabytes << 20) if args.part in ("disk", "cuda") else 1 << 25
     if shutil.disk_usage(args.folder).free < needed + (1 << 30):
         parser.error(f"--folder {args.folder} has no {needed / 1e9:.1f} GB and one more free")
-    common.header(f"Loads: {args.part}")
+    header(f"Loads: {args.part}")
     rows = parts[args.part](args)
-    print(f"written to {common.save(f'loads-{args.part}', rows)}")
+    print(f"written to {save_rows(f'loads-{args.part}', rows)}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from scripts.lib import common
+from scripts.lib.provenance import command, header, machine, save_rows
 from scripts.measure.echoes import AIO, BARE, OURS, OURS_TLS, answer, compute, contenders
 from wire.codec import FROM_WORKER, TO_WORKER
 from wire.messages import Computed
@@ -143,13 +143,13 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures as a PNG")
     args = parser.parse_args()
     if not args.json:
-        common.header("Round trips")
+        header("Round trips")
     rows = measure(args.sizes, args.turns, args.per_turn, args.tls)
     if args.json:
-        print(json.dumps({"machine": common.machine(), "command": common.command(), "rows": rows}, indent=1))
+        print(json.dumps({"machine": machine(), "command": command(), "rows": rows}, indent=1))
     else:
         show(rows)
-        print(f"written to {common.save('roundtrip', rows)}")
+        print(f"written to {save_rows('roundtrip', rows)}")
     if args.plot:
         plot(rows, args.plot)
 

@@ -16,7 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from scripts.lib import common
+from scripts.lib.paths import DEMO
+from scripts.lib.prompts import gsm8k_prompts
+from scripts.lib.provenance import header, save_rows
 
 PEER = """
 import sys, torch
@@ -46,12 +48,12 @@ def first_byte_s(command: list[str], environment: dict[str, str]) -> tuple[float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(common.DEMO))
+    parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--shadow", default="int8")
     args = parser.parse_args()
-    common.header("From process start to first token")
-    prompt = common.prompts(1)[0]
+    header("From process start to first token")
+    prompt = gsm8k_prompts(1)[0]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     python = sys.executable
     ours = [python, "-m", "odmoe.cli.main", "generate", "-m", args.model, "--shadow", args.shadow, "-n", "4", prompt]
@@ -65,7 +67,7 @@ def main() -> None:
         rows.append({"what": name, "median_s": statistics.median(seconds), "all_s": seconds})
         print(f"{name:<26} median {statistics.median(seconds):.2f} s, all {' '.join(f'{s:.2f}' for s in seconds)}")
     ratio = rows[0]["median_s"] / rows[1]["median_s"]
-    print(f"ratio {ratio:.2f}; written to {common.save('startup', rows)}")
+    print(f"ratio {ratio:.2f}; written to {save_rows('startup', rows)}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
 from scheduler.trace import Span
-from scripts.lib import common
+from scripts.lib.paths import DEMO
+from scripts.lib.prompts import gsm8k_prompts
+from scripts.lib.provenance import header, save_rows
 from wire.tracing import NodeSpans
 
 PARTS = {
@@ -132,7 +134,7 @@ def profile_ops(cluster: Any, ids: list[int], tokens: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(common.DEMO))
+    parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--cluster", default="embedded")
     parser.add_argument("--shadow", default="none")
     parser.add_argument("--workers", type=int, default=8)
@@ -146,13 +148,13 @@ def main() -> None:
     args = parser.parse_args()
     prepare_process()
     prepare_libraries(1)
-    common.header("One decode step")
+    header("One decode step")
     settings = Settings(
         model=args.model, cluster=args.cluster, shadow=args.shadow, workers=args.workers, slots=args.slots,
         loader=args.loader, dtype=args.dtype, threads=1, trace=None if args.no_trace else "kept in memory",
     )  # fmt: skip
     store = prepare_store(args.model, None, args.dtype)
-    ids = encode(load_tokenizer(store.dense), common.prompts(1)[0], 1 << 30)
+    ids = encode(load_tokenizer(store.dense), gsm8k_prompts(1)[0], 1 << 30)
     eager = Eager(args.model, args.dtype, ids)
     cluster = start_cluster(settings, store)
     rates: list[float] = []
@@ -204,7 +206,7 @@ def show(args: argparse.Namespace, rates: list[float], theirs: list[float], step
             table.add_row(name, f"{medians[part]:.2f}", f"{medians[part] / whole:.0%}")
         Console().print(table)
         rows["ms"] = medians
-    print(f"saved: {common.save(f'step-{args.cluster}-{args.shadow}', [rows])}")
+    print(f"saved: {save_rows(f'step-{args.cluster}-{args.shadow}', [rows])}")
 
 
 if __name__ == "__main__":

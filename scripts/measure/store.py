@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from scripts.lib import common
+from scripts.lib.paths import ROOT
+from scripts.lib.provenance import header, save_rows
 
 DD_BLOCK = 16 << 20
 CHILD = """
@@ -166,7 +167,7 @@ def dd_write(nbytes: int, folder: Path) -> float:
 def child(model: Path, target: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, str(model), str(target), *more],
-        cwd=common.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
 
 
@@ -246,14 +247,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to work; a temporary directory when not given")
     args = parser.parse_args()
-    common.header("Making an expert store")
+    header("Making an expert store")
     shape = Shape(8, 512, 1024) if args.quick else Shape(12, 1024, 3584)
     with tempfile.TemporaryDirectory(prefix="odmoe-store-", dir=args.folder) as name:
         needed = 3 * (shape.layers * shape.layer_bytes + (1 << 29))
         if (free := shutil.disk_usage(name).free) < needed:
             raise SystemExit(f"{name} has {free:,} bytes free, {needed:,} are needed; give another --folder")
         rows = measure(Path(name), shape, args.turns)
-    print(f"written to {common.save('store', rows)}")
+    print(f"written to {save_rows('store', rows)}")
 
 
 if __name__ == "__main__":

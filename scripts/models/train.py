@@ -28,10 +28,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import MixtralConfig, PreTrainedTokenizerFast, Qwen2MoeConfig, Qwen3MoeConfig
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from scripts.lib.common import command, machine
+from scripts.lib.provenance import command, machine
 
 VOCABULARY, CONTEXT, BOS, EOS = 2048, 1024, 0, 1
 PIECE = 40_000
@@ -43,25 +41,26 @@ COMMON: dict[str, Any] = {
     "output_router_logits": True, "tie_word_embeddings": True, "bos_token_id": BOS, "eos_token_id": EOS,
     "pad_token_id": EOS,
 }  # fmt: skip
-SHAPES: dict[str, Any] = {
-    "demo": lambda: MixtralConfig(
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": ("mixtral", dict(
         hidden_size=192, intermediate_size=288, num_hidden_layers=8, num_attention_heads=6, num_key_value_heads=2,
         head_dim=32, num_local_experts=8, num_experts_per_tok=2, rope_theta=10000.0, **COMMON,
-    ),
-    "deep": lambda: MixtralConfig(
+    )),
+    "deep": ("mixtral", dict(
         hidden_size=96, intermediate_size=96, num_hidden_layers=32, num_attention_heads=4, num_key_value_heads=2,
         head_dim=24, num_local_experts=8, num_experts_per_tok=2, rope_theta=10000.0, **COMMON,
-    ),
-    "fine": lambda: Qwen3MoeConfig(
+    )),
+    "fine": ("qwen3_moe", dict(
         hidden_size=192, moe_intermediate_size=96, intermediate_size=384, num_hidden_layers=8, num_attention_heads=6,
         num_key_value_heads=2, head_dim=32, num_experts=32, num_experts_per_tok=4, norm_topk_prob=True, **COMMON,
-    ),
-    "shared": lambda: Qwen2MoeConfig(
+    )),
+    "shared": ("qwen2_moe", dict(
         hidden_size=128, moe_intermediate_size=64, shared_expert_intermediate_size=128, intermediate_size=256,
         num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2, num_experts=32, num_experts_per_tok=4,
         norm_topk_prob=False, **COMMON,
-    ),
+    )),
 }  # fmt: skip
+"""What Transformers calls the family, and its configuration."""
 
 
 @dataclass
@@ -101,6 +100,8 @@ def _from_json(line: str, where: str) -> str:
 
 def make_tokenizer(texts: list[str]) -> Any:
     """Byte-level BPE."""
+    from transformers import PreTrainedTokenizerFast
+
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -230,6 +231,8 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     args = parse()
     console = Console(stderr=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -243,7 +246,9 @@ def main() -> None:
         if len(tokens) <= args.length:
             raise SystemExit(f"the texts {what} are {len(tokens)} tokens; at least {args.length + 1} are needed")
     torch.manual_seed(args.seed)
-    model = AutoModelForCausalLM.from_config(SHAPES[args.shape](), experts_implementation="grouped_mm").to(device)
+    family, shape = SHAPES[args.shape]
+    config = AutoConfig.for_model(family, **shape)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm").to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.05)
     run = Run(model.train(), optimiser)
     if resume(run, args.out):

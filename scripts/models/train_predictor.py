@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from checkpoint import token_predictor
 from checkpoint.token_predictor import FILE, TokenPredictor, targets
-from scripts.lib import common
+from scripts.lib.provenance import command, header, machine
 from scripts.lib.routes import MEASURED, Watched, hits, problems
 
 RATE, DECAY = 0.02, 1.0
@@ -126,7 +126,7 @@ def train(watched: Watched, args: argparse.Namespace, bar: Progress) -> tuple[To
         "model": args.model.name, "answers": args.samples, "tokens": counts, "steps": args.steps, "seed": args.seed,
         "accuracy by layer": {str(row["layer"]): row["accuracy"] for row in rows},
         "accuracy": round(sum(row["accuracy"] for row in rows) / len(rows), 4),
-        "command": common.command(), "machine": common.machine(), "when": time.strftime("%Y-%m-%d"),
+        "command": command(), "machine": machine(), "when": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
     return TokenPredictor(weights, facts), rows
 
@@ -145,7 +145,7 @@ def sign(file: Path) -> None:
 
 def main() -> int:
     args = parse()
-    common.header(f"Token-wise predictor of {args.model.name}")
+    header(f"Token-wise predictor of {args.model.name}")
     watched = Watched(args.model)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

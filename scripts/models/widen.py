@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from scripts.lib import experiment
+from scripts.lib.flags import positive
 
 INNER = {"mixtral": "intermediate_size", "qwen3_moe": "moe_intermediate_size", "qwen2_moe": "moe_intermediate_size"}
 """What an expert's inner dimension is called, by model type."""
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--times", type=experiment.whole, default=32, help="%(default)s unless said")
+    parser.add_argument("--times", type=positive, default=32, help="%(default)s unless said")
     args = parser.parse_args()
     if not (args.model / "config.json").is_file():
         parser.error(f"{args.model} is no checkpoint: it has no config.json")

@@ -19,8 +19,14 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.timing.profile import Profile
-from scripts.lib import common, experiment, recorded_runs
-from scripts.lib.experiment import BLUE, DARK, PALE
+from scripts.lib import recorded_runs
+from scripts.lib.clusters import KeptCluster, answer, open_model
+from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.ledger import digest, sources
+from scripts.lib.plots import BLUE, DARK, PALE, canvas
+from scripts.lib.prompts import prompts_of_length
+from scripts.lib.provenance import header
 
 VERSION = 1
 CASES: dict[int, tuple[str, dict[str, Any]]] = {
@@ -37,25 +43,20 @@ PAPER = {"rtx3090-1gbe": 3.65}
 """Table 2, 16 prompt tokens and 256 of the answer: case 1."""
 
 
-def plan(args: Any, prompts: list[list[int]], timings: str) -> list[experiment.Cell]:
+def plan(args: Any, prompts: list[list[int]], timings: str) -> list[Cell]:
     """Recordings first, then simulations of them, then emulated answers, case by case."""
-    sizes = {"prompts": experiment.digest(prompts), "tokens": args.tokens}
+    sizes = {"prompts": digest(prompts), "tokens": args.tokens}
     profile = {"profile": args.profile, "timings": timings}
     wanted = []
     if "simulated" in args.how:
         cost = args.prompts * args.tokens / recorded_runs.TOKENS_PER_S
-        wanted = [experiment.Cell({"how": "recorded", "case": case, **sizes}, cost) for case in (1, 2, 3, 4)]
-        of = {**profile, "scheduler": experiment.sources("scheduler"), **sizes}
-        wanted += [
-            experiment.Cell({"how": "simulated", "case": case, **of}, 0.02 * args.tokens, ("scheduler",))
-            for case in CASES
-        ]
+        wanted = [Cell({"how": "recorded", "case": case, **sizes}, cost) for case in (1, 2, 3, 4)]
+        of = {**profile, "scheduler": sources("scheduler"), **sizes}
+        wanted += [Cell({"how": "simulated", "case": case, **of}, 0.02 * args.tokens, ("scheduler",)) for case in CASES]
     if "emulated" in args.how:
         of = {"how": "emulated", **profile, "tokens": args.tokens}
         wanted += [
-            experiment.Cell(
-                {**of, "case": case, "prompt": n, "ids": experiment.digest(prompt)}, args.tokens / GUESS[case]
-            )
+            Cell({**of, "case": case, "prompt": n, "ids": digest(prompt)}, args.tokens / GUESS[case])
             for case in CASES
             for n, prompt in enumerate(prompts)
         ]
@@ -65,7 +66,7 @@ def plan(args: Any, prompts: list[list[int]], timings: str) -> list[experiment.C
 class Measure:
     """Computes any cell."""
 
-    def __init__(self, args: Any, prompts: list[list[int]], profile: Profile, run: Any, kept: experiment.Kept) -> None:
+    def __init__(self, args: Any, prompts: list[list[int]], profile: Profile, run: Any, kept: KeptCluster) -> None:
         self._args, self._prompts, self._profile, self._run, self._kept = args, prompts, profile, run, kept
 
     def __call__(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ class Measure:
         return Settings(model=self._args.model, dtype="float32", shadow=self._args.shadow, **CASES[case][1], **more)
 
     def recording(self, case: int) -> Any:
-        sizes = {"prompts": experiment.digest(self._prompts), "tokens": self._args.tokens}
+        sizes = {"prompts": digest(self._prompts), "tokens": self._args.tokens}
         return self._run.path({"how": "recorded", "case": case, **sizes}, ".recording")
 
     def whole(self, params: dict[str, Any]) -> bool:
@@ -107,7 +108,7 @@ class Measure:
     def _emulate(self, params: dict[str, Any]) -> dict[str, Any]:
         settings = self._settings(params["case"], profile=self._args.profile)
         cluster = self._kept.cluster(settings, warm=self._prompts[0])
-        report = experiment.answer(cluster, self._prompts[params["prompt"]], self._args.tokens)
+        report = answer(cluster, self._prompts[params["prompt"]], self._args.tokens)
         return {
             "tokens_per_s": [report.decode_tokens_per_s], "recall": [report.recall],
             "stall_s": report.stall_s, "reloads": report.reloads, "unused_loads": report.unused_loads,
@@ -115,7 +116,7 @@ class Measure:
         }  # fmt: skip
 
 
-def summary(wanted: list[experiment.Cell], results: list[dict[str, Any]], profile: str) -> list[dict[str, Any]]:
+def summary(wanted: list[Cell], results: list[dict[str, Any]], profile: str) -> list[dict[str, Any]]:
     """One row a way and case, over the prompts."""
     speeds: dict[tuple[str, int], list[float]] = {}
     recalls: dict[tuple[str, int], list[float]] = {}
@@ -142,8 +143,8 @@ def in_order(rows: list[dict[str, Any]], how: str) -> str:
     return f"{how}: " + ("in the paper's order, falling from case 1 to 6" if not wrong else "; ".join(wrong))
 
 
-def draw(run: experiment.Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
-    figure, (panel,) = experiment.canvas(8.4, 4.6)
+def draw(run: Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
+    figure, (panel,) = canvas(8.4, 4.6)
     hows = [how for how in ("emulated", "simulated") if any(row["how"] == how for row in rows)]
     width = 0.78 / len(hows)
     for place, (how, colour) in enumerate(zip(hows, (BLUE, PALE), strict=False)):
@@ -161,7 +162,7 @@ def draw(run: experiment.Experiment, rows: list[dict[str, Any]], args: Any) -> A
     panel.set_xticks(list(CASES), [f"{case}: {label}" for case, (label, _) in CASES.items()], fontsize=8.5)
     panel.set_ylabel("decode tokens/s")
     panel.set_ylim(0, panel.get_ylim()[1] * 1.04)
-    sizes = f"{experiment.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
+    sizes = f"{plural(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
     panel.set_title(f"What prediction and alignment are worth (Fig 8)\n{args.shadow.upper()} shadow, {sizes}; "
                     "mean and standard deviation over prompts", fontsize=10, loc="left")  # fmt: skip
     panel.legend(loc="upper right", frameon=False, fontsize=8.5)
@@ -169,26 +170,24 @@ def draw(run: experiment.Experiment, rows: list[dict[str, Any]], args: Any) -> A
 
 
 def parse() -> Any:
-    parser = experiment.flags(__doc__ or "", prompts=(4, 2), tokens=(128, 32))
+    parser = experiment_flags(__doc__ or "", prompts=(4, 2), tokens=(128, 32))
     parser.add_argument("--how", nargs="+", choices=("emulated", "simulated"), default=["emulated"])
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
     parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
-    parser.add_argument("--prompt-tokens", type=experiment.whole, default=16)
-    return experiment.parse(parser)
+    parser.add_argument("--prompt-tokens", type=positive, default=16)
+    return parse_flags(parser)
 
 
 def main() -> int:
     args = parse()
-    common.header(
-        f"Six cases, {experiment.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
-    )
-    store, tokenizer = experiment.open_model(args, "float32")
+    header(f"Six cases, {plural(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}")
+    store, tokenizer = open_model(args, "float32")
     profile = recorded_runs.fitted(args.profile, store)
-    prompts = common.prompts_of_length(tokenizer, args.prompts, args.prompt_tokens, args.seed)
+    prompts = prompts_of_length(tokenizer, args.prompts, args.prompt_tokens, args.seed)
     depends = {"model": store.manifest.fingerprint, "shadow": args.shadow}
     note = "; ".join(f"{how}: {args.profile}" for how in args.how)
-    wanted = plan(args, prompts, experiment.digest(profile))
-    with experiment.Experiment("ablation", args, VERSION, depends, note) as run, experiment.Kept(store) as kept:
+    wanted = plan(args, prompts, digest(profile))
+    with Experiment("ablation", args, VERSION, depends, note) as run, KeptCluster(store) as kept:
         measure = Measure(args, prompts, profile, run, kept)
         rows = summary(wanted, run.all(wanted, measure, measure.whole), args.profile)
         order = [in_order(rows, how) for how in args.how]

@@ -16,9 +16,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from scripts.lib import common, experiment
 from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
-from scripts.lib.experiment import BLUE, DARK, PALE
+from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.plots import BLUE, DARK, PALE, canvas
+from scripts.lib.provenance import header
 from scripts.papers import compare_show as show
 
 VERSION = 2
@@ -48,7 +49,7 @@ def variants(args: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def plan(bench: Bench, args: Any) -> list[experiment.Cell]:
+def plan(bench: Bench, args: Any) -> list[Cell]:
     """Budget by budget and prompt by prompt every step, in a drawn order."""
     wanted = []
     for model in args.models:
@@ -61,13 +62,13 @@ def plan(bench: Bench, args: Any) -> list[experiment.Cell]:
                     drawn = in_drawn_order(steps, args.seed, of["model"], budget, n)
                     cost = 2.0 * (1 + (args.history if n == 0 else 0))
                     wanted += [
-                        experiment.Cell({**of, "budget": budget, "prompt": n, "step": one, **bench.variants[one]}, cost)
+                        Cell({**of, "budget": budget, "prompt": n, "step": one, **bench.variants[one]}, cost)
                         for one in drawn
                     ]
     return wanted
 
 
-def rows(wanted: list[experiment.Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
+def rows(wanted: list[Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
     """One row a model, way, budget and step."""
     found: dict[tuple[str, str, int, str], dict[int, dict[str, Any]]] = {}
     for one, result in zip(wanted, results, strict=True):
@@ -107,7 +108,7 @@ def tell(rows: list[dict[str, Any]]) -> None:
 def picture(rows: list[dict[str, Any]], args: Any) -> Any:
     """TPOT as bars and the hit rate as a line, a panel a model, way and budget."""
     groups = list(dict.fromkeys((row["model"], row["how"]) for row in rows))
-    figure, panels = experiment.canvas(
+    figure, panels = canvas(
         3.5 * len(args.budgets) + 0.6, 2.7 * len(groups) + 0.7, len(groups), len(args.budgets), sharey="row"
     )
     for g, (model, how) in enumerate(groups):
@@ -133,7 +134,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
         panels[g * len(args.budgets)].set_ylabel("time per token, ms (bars)")
     figure.suptitle(
         f"Importance-driven scheduling, step by step (Fig 16): alpha {args.alpha:g}, medians of "
-        f"{experiment.many(args.prompts, 'prompt')}, answers of {args.tokens} tokens", fontsize=11,
+        f"{plural(args.prompts, 'prompt')}, answers of {args.tokens} tokens", fontsize=11,
     )  # fmt: skip
     return figure
 
@@ -148,11 +149,11 @@ def parse() -> Any:
 
 def main() -> int:
     args = parse()
-    common.header(f"Importance, step by step, {experiment.many(args.prompts, 'prompt')}, answers of {args.tokens}")
+    header(f"Importance, step by step, {plural(args.prompts, 'prompt')}, answers of {args.tokens}")
     with Bench(args, variants(args)) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
         note += f"; emulated where it says so: {args.profile}" if "emulated" in args.how else ""
-        with experiment.Experiment("ablation_importance", args, VERSION, {}, note) as run:
+        with Experiment("ablation_importance", args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             found = rows(wanted, run.all(wanted, lambda one: bench.answer(one["path"], one["step"], one["budget"],
                                                                           one["prompt"])), args)  # fmt: skip

@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Any
 
 from scheduler.policies.placement import Balance, Costs, Hybrid
-from scripts.lib.common import command, header, machine
+from scripts.lib.provenance import command, header, machine
 
 Rows = Mapping[int, int]
 Takes = Callable[[Rows, Rows, Collection[int], Costs], float]

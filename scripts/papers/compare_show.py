@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scripts.lib import experiment
-from scripts.lib.experiment import AMBER, BLUE, DARK, PALE, PURPLE, RED
+from scripts.lib.experiment import plural
+from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 
 TRANSFORMERS = "Transformers"
 AGAINST: dict[str, tuple[str, ...]] = {
@@ -152,7 +152,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
     rest = present - set(REFERENCES) - {TRANSFORMERS} - {one for of in groups.values() for one in of}
     groups["The rest"] += sorted(rest)
     groups = {title: of for title, of in groups.items() if of}
-    figure, panels = experiment.canvas(3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 1.7, 2 * len(names),
+    figure, panels = canvas(3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 1.7, 2 * len(names),
     len(groups),
                                   sharex=True, sharey="row")  # fmt: skip
     for m, model in enumerate(names):
@@ -175,7 +175,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
                 below.legend(*above.get_legend_handles_labels(), fontsize=8, loc="upper center",
                              bbox_to_anchor=(0.5, -0.24), ncols=2, frameon=False)  # fmt: skip
     figure.suptitle(
-        f"Time per output token and hit rate over the memory budget; medians of {experiment.many(args.prompts, 'prompt')}, "
+        f"Time per output token and hit rate over the memory budget; medians of {plural(args.prompts, 'prompt')}, "
         f"answers of {args.tokens} tokens. Pale: the other systems", fontsize=11,
     )  # fmt: skip
     return figure

@@ -19,8 +19,10 @@ import sys
 from typing import Any
 
 from scheduler.policies.systems import SYSTEMS
-from scripts.lib import common, experiment, quality
+from scripts.lib import quality
 from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
+from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.provenance import header
 from scripts.papers import compare_show as show
 
 VERSION = 2
@@ -28,21 +30,19 @@ REFERENCE = "on-demand"
 QUICK = ("on-demand", "importance", "smoe", "fate", "hybrimoe", "eap", "static", "fully-cached")
 
 
-def plan(bench: Bench, args: Any) -> list[experiment.Cell]:
+def plan(bench: Bench, args: Any) -> list[Cell]:
     """Transformers' answers, then budget by budget and prompt by prompt every system's."""
     wanted = []
     for model in args.models:
         of = {**bench.identity(model), "path": model, "dtype": args.dtype, "tokens": args.tokens, "seed": args.seed,
               "history": args.history, "prompts": args.prompts}  # fmt: skip
-        wanted += [experiment.Cell({**of, "system": show.TRANSFORMERS, "prompt": n}, 0.5) for n in range(args.prompts)]
+        wanted += [Cell({**of, "system": show.TRANSFORMERS, "prompt": n}, 0.5) for n in range(args.prompts)]
         for budget in args.budgets:
             for n in range(args.prompts):
                 drawn = in_drawn_order(args.systems, args.seed, of["model"], budget, n)
                 cost = 2.0 * (1 + (args.history if n == 0 else 0))
                 wanted += [
-                    experiment.Cell(
-                        {**of, "budget": budget, "prompt": n, "system": name, **SYSTEMS[name].values()}, cost
-                    )
+                    Cell({**of, "budget": budget, "prompt": n, "system": name, **SYSTEMS[name].values()}, cost)
                     for name in drawn
                 ]
     return wanted
@@ -54,7 +54,7 @@ def measure(bench: Bench, params: dict[str, Any]) -> dict[str, Any]:
     return bench.answer(params["path"], params["system"], params["budget"], params["prompt"])
 
 
-def rows(wanted: list[experiment.Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
+def rows(wanted: list[Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
     """One row a model, budget and system, over the prompts."""
     found: dict[tuple[str, int | None, str], dict[int, dict[str, Any]]] = {}
     for one, result in zip(wanted, results, strict=True):
@@ -96,13 +96,13 @@ def parse() -> Any:
 
 def main() -> int:
     args = parse()
-    common.header(
-        f"{len(args.systems)} systems, {experiment.many(args.prompts, 'prompt')}, answers of {args.tokens}, budgets "
+    header(
+        f"{len(args.systems)} systems, {plural(args.prompts, 'prompt')}, answers of {args.tokens}, budgets "
         + ", ".join(f"{one} %" for one in args.budgets)
     )
     with Bench(args, {name: {"system": name} for name in args.systems}) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
-        with experiment.Experiment("compare_systems", args, VERSION, {}, note) as run:
+        with Experiment("compare_systems", args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             results = run.all(wanted, lambda params: measure(bench, params))
             found = rows(wanted, results, args)

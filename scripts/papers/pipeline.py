@@ -14,7 +14,7 @@ from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import find_profile
-from scripts.lib.common import ROOT
+from scripts.lib.paths import ROOT
 from scripts.timeline import draw
 
 SHOWN_S = 0.125

@@ -29,7 +29,11 @@ from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextL
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.types import Visit
-from scripts.lib import common, experiment
+from scripts.lib.experiment import Cell, Experiment
+from scripts.lib.flags import experiment_flags, parse_flags
+from scripts.lib.ledger import digest
+from scripts.lib.paths import DEMO
+from scripts.lib.provenance import header
 from scripts.lib.routes import MEASURED, Pass, Watched, hits, problems
 from scripts.papers import prediction_show as show
 from scripts.papers.prediction_count import Counts, replayed
@@ -177,8 +181,8 @@ class Judge:
 
 
 def parse() -> Any:
-    parser = experiment.flags(__doc__ or "", prompts=(MEASURED, 2), tokens=(80, 12), model=common.DEMO)
-    args = experiment.parse(parser)
+    parser = experiment_flags(__doc__ or "", prompts=(MEASURED, 2), tokens=(80, 12), model=DEMO)
+    args = parse_flags(parser)
     if args.prompts > MEASURED:
         raise SystemExit(f"--prompts is {args.prompts}; allowed: 1 to {MEASURED}")
     return args
@@ -187,7 +191,7 @@ def parse() -> Any:
 def main() -> int:
     args = parse()
     name = Path(args.model).name
-    common.header(f"Predictors of {name}, {args.prompts} prompts x {args.tokens} tokens")
+    header(f"Predictors of {name}, {args.prompts} prompts x {args.tokens} tokens")
     watched = Watched(Path(args.model))
     importance = Importance(watched)
     file = Path(args.model) / FILE
@@ -205,17 +209,15 @@ def main() -> int:
 
     depends = {
         "model": open_source(Path(args.model)).fingerprint, "alpha": ALPHA, "shares": SHARES,
-        "token": None if predictor is None else experiment.digest({n: w.tolist() for n, w in
+        "token": None if predictor is None else digest({n: w.tolist() for n, w in
         predictor.weights.items()}),
     }  # fmt: skip
     cost = args.tokens * len(watched.shape.layers) / 64
     wanted = [
-        experiment.Cell(
-            {"prompt": n, "text": experiment.digest(text), "tokens": args.tokens}, cost, ("scheduler", "checkpoint")
-        )
+        Cell({"prompt": n, "text": digest(text), "tokens": args.tokens}, cost, ("scheduler", "checkpoint"))
         for n, text in enumerate(texts[: args.prompts])
     ]
-    with experiment.Experiment(f"prediction-{name}", args, VERSION, depends) as run:
+    with Experiment(f"prediction-{name}", args, VERSION, depends) as run:
         found = run.all(wanted, measure)
         counts = Counts.of([one["counts"] for one in found] + replayed(watched.shape, [one["routes"] for one in found]))
         table = counts.rows(watched.shape.layers)

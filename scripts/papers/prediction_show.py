@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.types import ModelShape
-from scripts.lib import experiment
-from scripts.lib.experiment import AMBER, BLUE, DARK, PALE, PURPLE, RED
+from scripts.lib.experiment import Experiment, plural
+from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.papers.prediction_count import Counts
 
 SMOE = {
@@ -25,15 +25,15 @@ FATE = {
 }
 
 
-def draw(run: experiment.Experiment, counts: Counts, shape: ModelShape, args: Any, name: str) -> Path:
-    figure, panels = experiment.canvas(10.4, 8.2, 2, 2)
+def draw(run: Experiment, counts: Counts, shape: ModelShape, args: Any, name: str) -> Path:
+    figure, panels = canvas(10.4, 8.2, 2, 2)
     _positions(panels[0], counts)
     _lines(panels[1], counts, shape, FATE, "The next layers' gates on this layer's input, by layer (Fate, Fig 7)")
     _lines(panels[2], counts, shape, SMOE, "Layer-, iteration- and token-wise, by layer (SMOE, Fig 3)")
     _importance(panels[3], counts)
     figure.suptitle(
         f"Predictors of {name}: {len(shape.layers)} MoE layers, top-{shape.top_k} of {shape.experts} experts, "
-        f"{experiment.many(args.prompts, 'prompt')} x at most {args.tokens} tokens",
+        f"{plural(args.prompts, 'prompt')} x at most {args.tokens} tokens",
         fontsize=11,
     )
     return run.save(figure)

@@ -17,9 +17,13 @@ import statistics
 import sys
 from typing import Any
 
-from scripts.lib import common, experiment, quality
+from scripts.lib import quality
 from scripts.lib.bench import Bench, parse_system_flags, system_flags
-from scripts.lib.experiment import AMBER, BLUE, DARK, RED
+from scripts.lib.clusters import KeptCluster, answer
+from scripts.lib.experiment import Cell, Experiment
+from scripts.lib.flags import positive
+from scripts.lib.plots import AMBER, BLUE, DARK, RED, canvas
+from scripts.lib.provenance import header
 
 VERSION = 1
 TRANSFORMERS = "Transformers"
@@ -38,7 +42,7 @@ def variants(args: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def plan(bench: Bench, args: Any) -> list[experiment.Cell]:
+def plan(bench: Bench, args: Any) -> list[Cell]:
     """Transformers first; of each variant both parts."""
     wanted = []
     for model in args.models:
@@ -50,8 +54,8 @@ def plan(bench: Bench, args: Any) -> list[experiment.Cell]:
             more = {} if name == TRANSFORMERS else {"budget": args.budget, **settings}
             second = 0.01 if name == TRANSFORMERS else 0.06
             wanted += [
-                experiment.Cell({**of, "variant": name, **more, **answers}, second * passes),
-                experiment.Cell({**of, "variant": name, **more, **text}, second * args.text_tokens / 2),
+                Cell({**of, "variant": name, **more, **answers}, second * passes),
+                Cell({**of, "variant": name, **more, **text}, second * args.text_tokens / 2),
             ]
     return wanted
 
@@ -69,10 +73,10 @@ class Measure:
             if params["part"] == "answers":
                 return {"token_ids": [peer.answer(ids, self._args.tokens).token_ids for ids in self._asked(model)]}
             return self._scored(model, lambda window, given: peer.logits(window)[given - 1 :])
-        with experiment.Kept(self._bench.opened(model)[0]) as kept:
+        with KeptCluster(self._bench.opened(model)[0]) as kept:
             cluster = kept.cluster(self._bench.settings(model, variant, self._args.budget))
             if params["part"] == "answers":
-                reports = [experiment.answer(cluster, ids, self._args.tokens) for ids in self._asked(model)]
+                reports = [answer(cluster, ids, self._args.tokens) for ids in self._asked(model)]
                 hits = sum(one.hits for one in reports) / sum(one.named for one in reports)
                 return {"token_ids": [one.token_ids for one in reports], "exact": reports[0].exact, "hit_rate": hits}
             return self._scored(model, lambda window, given: quality.forced_logits(cluster, window, given))
@@ -92,7 +96,7 @@ class Measure:
         return {"nats": nats}
 
 
-def rows(wanted: list[experiment.Cell], results: list[dict[str, Any]], bench: Bench, args: Any) -> list[Any]:
+def rows(wanted: list[Cell], results: list[dict[str, Any]], bench: Bench, args: Any) -> list[Any]:
     """One row a model and variant."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     paths = {}
@@ -178,7 +182,7 @@ def tell(rows: list[dict[str, Any]]) -> None:
 def picture(rows: list[dict[str, Any]], args: Any) -> Any:
     """Left by alpha, right by form; of each model perplexity above, what is the same as Transformers' beneath."""
     names = list(dict.fromkeys(row["model"] for row in rows))
-    figure, panels = experiment.canvas(
+    figure, panels = canvas(
         10.5, 4.6 * len(names) + 0.7, 2 * len(names), 2, sharex="col", sharey="row", width_ratios=(3, 2)
     )
     for m, model in enumerate(names):
@@ -225,9 +229,9 @@ def parse() -> Any:
     parser = system_flags(__doc__ or "", prompts=(1, 1), tokens=(96, 24), budgets=(25,))
     parser.add_argument("--alphas", type=float, nargs="*", help="0 to 0.6 in steps of 0.05 unless said")
     parser.add_argument("--forms", nargs="*", choices=FORMS, help="all unless said")
-    parser.add_argument("--problems", type=experiment.whole, help="of GSM8K; 12 unless said")
-    parser.add_argument("--text-tokens", type=experiment.whole, help="of held-out text; 1024 unless said")
-    parser.add_argument("--window", type=experiment.whole, default=128, help="tokens, half of them scored together")
+    parser.add_argument("--problems", type=positive, help="of GSM8K; 12 unless said")
+    parser.add_argument("--text-tokens", type=positive, help="of held-out text; 1024 unless said")
+    parser.add_argument("--window", type=positive, default=128, help="tokens, half of them scored together")
     parser.get_default("sizes").update(problems=(12, 2), text_tokens=(1024, 256))
     args = parse_system_flags(parser)
     args.alphas = list(QUICK_ALPHAS if args.quick else ALPHAS) if args.alphas is None else args.alphas
@@ -242,10 +246,10 @@ def parse() -> Any:
 
 def main() -> int:
     args = parse()
-    common.header(f"What approximation costs, device memory {args.budget} % of the experts")
+    header(f"What approximation costs, device memory {args.budget} % of the experts")
     with Bench(args, variants(args)) as bench:
         note = f"one worker, device memory {args.budget} % of the experts; {args.dtype}"
-        with experiment.Experiment("quality_systems", args, VERSION, {}, note) as run:
+        with Experiment("quality_systems", args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             found = rows(wanted, run.all(wanted, Measure(bench, args)), bench, args)
             said = finding(found)

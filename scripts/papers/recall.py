@@ -19,8 +19,14 @@ from typing import Any
 from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
 from odmoe.text import encode
-from scripts.lib import common, experiment, recorded_runs
-from scripts.lib.experiment import AMBER, BLUE, DARK, PALE, PURPLE, RED
+from scripts.lib import recorded_runs
+from scripts.lib.clusters import KeptCluster, open_model, predicted
+from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.flags import experiment_flags, parse_flags
+from scripts.lib.ledger import digest
+from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
+from scripts.lib.prompts import gsm8k_prompts
+from scripts.lib.provenance import header
 
 VERSION = 2
 ALIGNMENTS = {"token and KV": (1, 1), "token only": (1, 0), "KV only": (0, 1), "unaligned": (0, 0)}
@@ -33,12 +39,12 @@ SERIES = {"token period (KV rows every token)": (AMBER, "o", lambda p: (p, 1)),
           "both": (RED, "^", lambda p: (p, p))}  # fmt: skip
 
 
-def cell(args: Any, index: int, shadow: str, token: int, kv: int, predictor: str = "sep") -> experiment.Cell:
+def cell(args: Any, index: int, shadow: str, token: int, kv: int, predictor: str = "sep") -> Cell:
     """One answer."""
-    return experiment.Cell(
+    return Cell(
         {
             "prompt": index,
-            "text": experiment.digest(common.prompts(index + 1)[index]),
+            "text": digest(gsm8k_prompts(index + 1)[index]),
             "tokens": args.tokens,
             "shadow": shadow,
             "token": token,
@@ -49,13 +55,13 @@ def cell(args: Any, index: int, shadow: str, token: int, kv: int, predictor: str
     )
 
 
-def fig3(args: Any) -> list[experiment.Cell]:
+def fig3(args: Any) -> list[Cell]:
     kinds = [(shadow, *periods) for shadow in args.shadows for periods in ALIGNMENTS.values()]
     found = [cell(args, n, *kind) for kind in kinds for n in range(args.prompts)]
     return found + [cell(args, n, "none", 0, 0, name) for name in args.predictors for n in range(args.prompts)]
 
 
-def fig6(args: Any) -> list[experiment.Cell]:
+def fig6(args: Any) -> list[Cell]:
     pairs = dict.fromkeys(periods(p) for _, _, periods in SERIES.values() for p in PERIODS)
     few = range(max(1, args.prompts // 2))
     return [cell(args, n, shadow, *pair) for shadow in args.shadows for pair in pairs for n in few]
@@ -77,7 +83,7 @@ def overall(curves: Iterable[list[float | None]]) -> float:
 class Found:
     """Every cell's result, and the means of them."""
 
-    def __init__(self, wanted: list[experiment.Cell], results: list[dict[str, Any]]) -> None:
+    def __init__(self, wanted: list[Cell], results: list[dict[str, Any]]) -> None:
         self._by_kind: dict[tuple[str, int, int, str], list[tuple[int, list[float | None]]]] = {}
         for one, result in zip(wanted, results, strict=True):
             p = one.params
@@ -96,8 +102,8 @@ class Found:
         ]  # fmt: skip
 
 
-def draw_fig3(run: experiment.Experiment, found: Found, args: Any, chance: float) -> Any:
-    figure, panels = experiment.canvas(max(6.4, 4.4 * len(args.shadows)), 4.1, 1, len(args.shadows), sharey=True)
+def draw_fig3(run: Experiment, found: Found, args: Any, chance: float) -> Any:
+    figure, panels = canvas(max(6.4, 4.4 * len(args.shadows)), 4.1, 1, len(args.shadows), sharey=True)
     for panel, shadow in zip(panels, args.shadows, strict=True):
         for name, periods in ALIGNMENTS.items():
             _curve(panel, found.curves(shadow, *periods, "sep", prompts=args.prompts), name, *LOOKS[name])
@@ -111,7 +117,7 @@ def draw_fig3(run: experiment.Experiment, found: Found, args: Any, chance: float
         panel.legend(fontsize=7.5, title="aligned every token (equation (3))", title_fontsize=7.5, frameon=False,
                      loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)  # fmt: skip
     panels[0].set_ylabel("recall, %", fontsize=9)
-    figure.suptitle(f"Recall by token (Fig 3), mean of {experiment.many(args.prompts, 'prompt')}", fontsize=11)
+    figure.suptitle(f"Recall by token (Fig 3), mean of {plural(args.prompts, 'prompt')}", fontsize=11)
     return run.save(figure, "-fig3")
 
 
@@ -122,9 +128,9 @@ def _curve(panel: Any, curves: list[list[float | None]], name: str, colour: str,
     panel.plot(range(1, len(curve) + 1), curve, color=colour, ls=style, lw=thick, label=label)
 
 
-def draw_fig6(run: experiment.Experiment, found: Found, args: Any) -> Any:
+def draw_fig6(run: Experiment, found: Found, args: Any) -> Any:
     few = max(1, args.prompts // 2)
-    figure, panels = experiment.canvas(max(6.4, 4.4 * len(args.shadows)), 3.7, 1, len(args.shadows), sharey=True)
+    figure, panels = canvas(max(6.4, 4.4 * len(args.shadows)), 3.7, 1, len(args.shadows), sharey=True)
     for panel, shadow in zip(panels, args.shadows, strict=True):
         for name, (colour, mark, periods) in SERIES.items():
             values = [100 * overall(found.curves(shadow, *periods(p), "sep", prompts=few)) for p in PERIODS]
@@ -141,27 +147,27 @@ def draw_fig6(run: experiment.Experiment, found: Found, args: Any) -> Any:
     panels[0].set_ylabel(f"recall, %{cut}", fontsize=9)
     panels[0].legend(loc="lower left", frameon=False, fontsize=8)
     figure.suptitle(
-        f"Recall over alignment periods (Fig 6), {experiment.many(few, 'prompt')} x {args.tokens} tokens", fontsize=11
+        f"Recall over alignment periods (Fig 6), {plural(few, 'prompt')} x {args.tokens} tokens", fontsize=11
     )
     return run.save(figure, "-fig6")
 
 
 def parse() -> Any:
-    parser = experiment.flags(__doc__ or "", prompts=(6, 2), tokens=(80, 16))
+    parser = experiment_flags(__doc__ or "", prompts=(6, 2), tokens=(80, 16))
     parser.add_argument("--dtype", default="float32", help="the main node's")
     parser.add_argument("--shadows", nargs="+", choices=("fp16", "int8", "nf4"))
     parser.add_argument("--predictors", nargs="*", choices=PREDICTORS, default=list(PREDICTORS))
     parser.add_argument("--figures", nargs="+", type=int, choices=(3, 6), default=[3, 6])
-    args = experiment.parse(parser)
+    args = parse_flags(parser)
     args.shadows = args.shadows or (["int8"] if args.quick else ["fp16", "int8", "nf4"])
     return args
 
 
 def main() -> int:
     args = parse()
-    common.header(f"Recall, {args.prompts} prompts x {args.tokens} tokens, main node in {args.dtype}")
-    store, tokenizer = experiment.open_model(args, args.dtype)
-    texts = common.prompts(args.prompts)
+    header(f"Recall, {args.prompts} prompts x {args.tokens} tokens, main node in {args.dtype}")
+    store, tokenizer = open_model(args, args.dtype)
+    texts = gsm8k_prompts(args.prompts)
     if len(texts) < args.prompts:
         raise SystemExit(f"--prompts is {args.prompts}; allowed: 1 to {len(texts)}")
     prompts = [encode(tokenizer, text, 1 << 30) for text in texts]
@@ -176,21 +182,19 @@ def main() -> int:
             model=args.model, dtype=args.dtype, shadow=params["shadow"], predictor=params["predictor"],
             align_token=params["token"], align_kv=params["kv"], **recorded_runs.NEEDED,
         )  # fmt: skip
-        report = experiment.predicted(
-            kept.cluster(settings), prompts[params["prompt"]], params["tokens"], ignore_eos=False
-        )
+        report = predicted(kept.cluster(settings), prompts[params["prompt"]], params["tokens"], ignore_eos=False)
         if report.recall is None:
             raise SystemExit(f"prompt {params['prompt']} of {params}: no recall was counted; no expert was predicted")
         return {"by_token": report.recall_by_token, "recall": report.recall, "finish": report.finish}
 
-    with experiment.Experiment("recall", args, VERSION, depends) as run, experiment.Kept(store) as kept:
+    with Experiment("recall", args, VERSION, depends) as run, KeptCluster(store) as kept:
         found = Found(wanted, run.all(wanted, measure))
         rows = found.rows()
         run.write(rows)
         for row in rows:
             who = row["shadow"] if row["predictor"] == "sep" else row["predictor"]
             periods = f"token every {row['token_period']}, KV every {row['kv_period']}" if who == row["shadow"] else ""
-            print(f"{who:>6} {periods:<24} {row['recall']:8.4%} over {experiment.many(row['prompts'], 'prompt')}")
+            print(f"{who:>6} {periods:<24} {row['recall']:8.4%} over {plural(row['prompts'], 'prompt')}")
         shape = model_shape(store)
         chance = shape.top_k / shape.experts
         pictures = [draw_fig3(run, found, args, chance)] if three else []

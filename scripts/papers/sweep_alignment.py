@@ -22,8 +22,14 @@ from matplotlib.patches import Rectangle
 from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.timing.profile import Profile
-from scripts.lib import common, experiment, recorded_runs
-from scripts.lib.experiment import DARK, RED
+from scripts.lib import recorded_runs
+from scripts.lib.clusters import KeptCluster, answer, open_model
+from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.ledger import digest, sources
+from scripts.lib.plots import DARK, RED, canvas
+from scripts.lib.prompts import prompts_of_length
+from scripts.lib.provenance import header
 
 VERSION = 1
 PERIODS = (1, 2, 4, 8, 16)
@@ -38,11 +44,11 @@ class Sweep:
 
     def __init__(self, args: Any, prompts: list[list[int]], profiles: dict[str, Profile], run: Any, kept: Any) -> None:
         self._args, self._prompts, self._profiles, self._run, self._kept = args, prompts, profiles, run, kept
-        self._sizes = {"prompts": experiment.digest(prompts), "tokens": args.tokens}
+        self._sizes = {"prompts": digest(prompts), "tokens": args.tokens}
 
-    def recorded(self) -> list[experiment.Cell]:
+    def recorded(self) -> list[Cell]:
         cost = self._args.prompts * self._args.tokens / recorded_runs.TOKENS_PER_S
-        return [experiment.Cell(self._recorded(pair), cost) for pair in self.pairs()]
+        return [Cell(self._recorded(pair), cost) for pair in self.pairs()]
 
     def _recorded(self, pair: Pair) -> dict[str, Any]:
         return {"how": "recorded", "token": pair[0], "kv": pair[1], **self._sizes}
@@ -50,20 +56,20 @@ class Sweep:
     def pairs(self) -> list[Pair]:
         return [(token, kv) for token in self._args.periods for kv in self._args.periods]
 
-    def simulated(self, name: str) -> list[experiment.Cell]:
-        of = {"profile": name, "timings": experiment.digest(self._profiles[name]), **self._sizes}
-        of |= {"how": "simulated", "scheduler": experiment.sources("scheduler")}
+    def simulated(self, name: str) -> list[Cell]:
+        of = {"profile": name, "timings": digest(self._profiles[name]), **self._sizes}
+        of |= {"how": "simulated", "scheduler": sources("scheduler")}
         cost = 0.003 * self._args.prompts * self._args.tokens
-        return [experiment.Cell({**of, "token": token, "kv": kv}, cost, ("scheduler",)) for token, kv in self.pairs()]
+        return [Cell({**of, "token": token, "kv": kv}, cost, ("scheduler",)) for token, kv in self.pairs()]
 
-    def emulated(self, name: str, pair: Pair) -> experiment.Cell:
+    def emulated(self, name: str, pair: Pair) -> Cell:
         of = {
             "profile": name,
-            "timings": experiment.digest(self._profiles[name]),
-            "ids": experiment.digest(self._prompts[0]),
+            "timings": digest(self._profiles[name]),
+            "ids": digest(self._prompts[0]),
         }
         params = {"how": "emulated", "token": pair[0], "kv": pair[1], "tokens": self._args.tokens, **of}
-        return experiment.Cell(params, self._args.tokens / 3.0)
+        return Cell(params, self._args.tokens / 3.0)
 
     def whole(self, params: dict[str, Any]) -> bool:
         """A recording may have been removed."""
@@ -81,7 +87,7 @@ class Sweep:
             return recorded_runs.record(self._kept, settings, self._prompts, self._args.tokens, self._path(pair))
         if params["how"] == "emulated":
             cluster = self._kept.cluster(settings.but(profile=params["profile"]), warm=self._prompts[0])
-            report = experiment.answer(cluster, self._prompts[0], self._args.tokens)
+            report = answer(cluster, self._prompts[0], self._args.tokens)
             return {"tokens_per_s": [report.decode_tokens_per_s]}
         found = recorded_runs.requests(self._path(pair), self._prompts, self._args.tokens)
         profile = self._profiles[params["profile"]]
@@ -104,8 +110,8 @@ def to_check(speeds: Speeds, count: int) -> list[Pair]:
     return list(dict.fromkeys(wanted))[:count]
 
 
-def draw(run: experiment.Experiment, found: dict[str, Speeds], args: Any) -> Any:
-    figure, panels = experiment.canvas(5.2 * len(found), 4.9, 1, len(found))
+def draw(run: Experiment, found: dict[str, Speeds], args: Any) -> Any:
+    figure, panels = canvas(5.2 * len(found), 4.9, 1, len(found))
     means = {name: {pair: statistics.mean(of) for pair, of in speeds.items()} for name, speeds in found.items()}
     values = [value for of in means.values() for value in of.values()]
     low, high = min(values), max(values)
@@ -132,7 +138,7 @@ def draw(run: experiment.Experiment, found: dict[str, Speeds], args: Any) -> Any
     panels[0].set_ylabel("token aligned every so many tokens", fontsize=9)
     figure.colorbar(image, ax=panels, label="decode tokens/s", shrink=0.8)
     figure.suptitle(
-        f"Decode tokens/s over alignment periods, mean of {experiment.many(args.prompts, 'prompt')} (red: the best)",
+        f"Decode tokens/s over alignment periods, mean of {plural(args.prompts, 'prompt')} (red: the best)",
         fontsize=11,
     )
     return run.save(figure)
@@ -144,27 +150,27 @@ def _frame(panel: Any, periods: tuple[int, ...], pair: Pair) -> None:
 
 
 def parse() -> Any:
-    parser = experiment.flags(__doc__ or "", prompts=(3, 1), tokens=(96, 16))
+    parser = experiment_flags(__doc__ or "", prompts=(3, 1), tokens=(96, 16))
     parser.add_argument("--profiles", nargs="+", default=list(PAPER), help="names or files")
     parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
-    parser.add_argument("--prompt-tokens", type=experiment.whole, default=16)
-    parser.add_argument("--periods", nargs="+", type=experiment.whole)
+    parser.add_argument("--prompt-tokens", type=positive, default=16)
+    parser.add_argument("--periods", nargs="+", type=positive)
     parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells of each profile emulated, too")
-    args = experiment.parse(parser)
+    args = parse_flags(parser)
     args.periods = tuple(sorted(set(args.periods))) if args.periods else (1, 4, 16) if args.quick else PERIODS
     return args
 
 
 def main() -> int:
     args = parse()
-    sizes = f"{experiment.many(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
-    common.header(f"Alignment periods, {sizes}")
-    store, tokenizer = experiment.open_model(args, "float32")
+    sizes = f"{plural(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
+    header(f"Alignment periods, {sizes}")
+    store, tokenizer = open_model(args, "float32")
     profiles = {name: recorded_runs.fitted(name, store) for name in args.profiles}
-    prompts = common.prompts_of_length(tokenizer, args.prompts, args.prompt_tokens, args.seed)
+    prompts = prompts_of_length(tokenizer, args.prompts, args.prompt_tokens, args.seed)
     depends = {"model": store.manifest.fingerprint, "shadow": args.shadow}
     note = f"simulated: {', '.join(args.profiles)}"
-    with experiment.Experiment("sweep_alignment", args, VERSION, depends, note) as run, experiment.Kept(store) as kept:
+    with Experiment("sweep_alignment", args, VERSION, depends, note) as run, KeptCluster(store) as kept:
         sweep = Sweep(args, prompts, profiles, run, kept)
         run.all(sweep.recorded(), sweep.measure, sweep.whole)
         rows, found = [], {}
@@ -201,7 +207,7 @@ def _paper(name: str) -> str:
     )
 
 
-def _check(run: experiment.Experiment, sweep: Sweep, name: str, pair: Pair, found: dict[str, Speeds]) -> dict[str, Any]:
+def _check(run: Experiment, sweep: Sweep, name: str, pair: Pair, found: dict[str, Speeds]) -> dict[str, Any]:
     """One cell in real time, beside what was simulated for the same prompt."""
     [result] = run.all([sweep.emulated(name, pair)], sweep.measure)
     emulated, simulated = result["tokens_per_s"][0], found[name][pair][0]

@@ -20,8 +20,14 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.timing.profile import Profile
-from scripts.lib import common, experiment, recorded_runs
-from scripts.lib.experiment import AMBER, BLUE, DARK, PALE
+from scripts.lib import recorded_runs
+from scripts.lib.clusters import KeptCluster, answer, open_model
+from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.ledger import digest, sources
+from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
+from scripts.lib.prompts import prompts_of_length
+from scripts.lib.provenance import header
 
 VERSION = 2
 OWN = -1
@@ -40,22 +46,22 @@ class Sweep:
 
     def __init__(self, args: Any, prompts: dict[int, list[list[int]]], profile: Profile, run: Any, kept: Any) -> None:
         self._args, self._prompts, self._profile, self._run, self._kept = args, prompts, profile, run, kept
-        self._of = {"profile": args.profile, "timings": experiment.digest(profile)}
+        self._of = {"profile": args.profile, "timings": digest(profile)}
 
-    def recorded(self, length: int) -> experiment.Cell:
-        params = {"how": "recorded", "length": length, "prompts": experiment.digest(self._prompts[length])}
-        return experiment.Cell(params, 0.01 * length * self._args.prompts + 3)
+    def recorded(self, length: int) -> Cell:
+        params = {"how": "recorded", "length": length, "prompts": digest(self._prompts[length])}
+        return Cell(params, 0.01 * length * self._args.prompts + 3)
 
-    def simulated(self, key: Key) -> experiment.Cell:
+    def simulated(self, key: Key) -> Cell:
         length, way, size = key
-        params = {"how": "simulated", "prefill": way, "mini_batch": size, "scheduler": experiment.sources("scheduler")}
+        params = {"how": "simulated", "prefill": way, "mini_batch": size, "scheduler": sources("scheduler")}
         cost = 0.1 + length / 64 / abs(size or NONE)
-        return experiment.Cell(self.recorded(length).params | params | self._of, cost, ("scheduler",))
+        return Cell(self.recorded(length).params | params | self._of, cost, ("scheduler",))
 
-    def emulated(self, key: Key) -> experiment.Cell:
+    def emulated(self, key: Key) -> Cell:
         length, way, size = key
         params = {"how": "emulated", "prefill": way, "mini_batch": size}
-        return experiment.Cell(self.recorded(length).params | params | self._of, 8.0)
+        return Cell(self.recorded(length).params | params | self._of, 8.0)
 
     def whole(self, params: dict[str, Any]) -> bool:
         """A recording may have been removed."""
@@ -74,7 +80,7 @@ class Sweep:
         if params["how"] == "emulated":
             changes = {"profile": params["profile"], "prefill": params["prefill"], "mini_batch": size}
             cluster = self._kept.cluster(base.but(**changes), warm=prompts[0])
-            return {"ttft_s": [experiment.answer(cluster, prompt, 1).ttft_s for prompt in prompts]}
+            return {"ttft_s": [answer(cluster, prompt, 1).ttft_s for prompt in prompts]}
         choices = {"predictor": "none", "prefill": params["prefill"], "mini_batch": size}
         found = recorded_runs.requests(self._path(length), prompts, 1)
         return {"ttft_s": [recorded_runs.simulated(self._profile, one, **choices).ttft_s for one in found]}
@@ -99,10 +105,8 @@ def named(size: int) -> str:
     return {0: "none", OWN: "own"}.get(size, str(size))
 
 
-def draw(
-    run: experiment.Experiment, found: dict[Key, float], checks: list[dict[str, Any]], args: Any, size: int
-) -> Any:
-    figure, panels = experiment.canvas(max(7.0, 4.2 * len(args.lengths)), 4.2, 1, len(args.lengths))
+def draw(run: Experiment, found: dict[Key, float], checks: list[dict[str, Any]], args: Any, size: int) -> Any:
+    figure, panels = canvas(max(7.0, 4.2 * len(args.lengths)), 4.2, 1, len(args.lengths))
     paper = PAPER.get(args.profile, {})
     at = range(len(SIZES))
     for panel, length in zip(panels, args.lengths, strict=True):
@@ -134,13 +138,11 @@ def draw(
 
 
 def parse() -> Any:
-    parser = experiment.flags(__doc__ or "", prompts=(3, 1), tokens=(1, 1))
+    parser = experiment_flags(__doc__ or "", prompts=(3, 1), tokens=(1, 1))
     parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
-    parser.add_argument(
-        "--lengths", nargs="+", type=experiment.whole, default=[16, 128, 512], help="of prompts, in tokens"
-    )
+    parser.add_argument("--lengths", nargs="+", type=positive, default=[16, 128, 512], help="of prompts, in tokens")
     parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells emulated, too")
-    args = experiment.parse(parser)
+    args = parse_flags(parser)
     if args.tokens != 1:
         parser.error("--tokens is no choice here: time to first token is measured")
     return args
@@ -148,13 +150,13 @@ def parse() -> Any:
 
 def main() -> int:
     args = parse()
-    common.header(f"Mini-batches in prefill, {experiment.many(args.prompts, 'prompt')} of each length")
-    store, tokenizer = experiment.open_model(args, "float32")
+    header(f"Mini-batches in prefill, {plural(args.prompts, 'prompt')} of each length")
+    store, tokenizer = open_model(args, "float32")
     profile = recorded_runs.fitted(args.profile, store)
-    prompts = {n: common.prompts_of_length(tokenizer, args.prompts, n, args.seed) for n in args.lengths}
+    prompts = {n: prompts_of_length(tokenizer, args.prompts, n, args.seed) for n in args.lengths}
     note = f"simulated: {args.profile}" + (f"; crosses emulated: {args.profile}" if args.check else "")
     depends = {"model": store.manifest.fingerprint}
-    with experiment.Experiment("sweep_minibatch", args, VERSION, depends, note) as run, experiment.Kept(store) as kept:
+    with Experiment("sweep_minibatch", args, VERSION, depends, note) as run, KeptCluster(store) as kept:
         sweep = Sweep(args, prompts, profile, run, kept)
         run.all([sweep.recorded(length) for length in args.lengths], sweep.measure, sweep.whole)
         keys = [(length, way, size) for length in args.lengths for way in WAYS for size in SIZES]

@@ -23,8 +23,14 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.timing.profile import find_profile
-from scripts.lib import common, experiment, peers, quality
-from scripts.lib.experiment import Cell
+from scripts.lib import peers, quality
+from scripts.lib.clusters import KeptCluster, answer, open_model
+from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.ledger import digest
+from scripts.lib.paths import DEEP, DEMO, ROOT
+from scripts.lib.prompts import prompts_of_length
+from scripts.lib.provenance import header
 from scripts.papers import table2_show as show
 
 VERSION = 2
@@ -60,20 +66,20 @@ class Bench:
     args: Any
     profile: str | None
     stack: contextlib.ExitStack
-    run: experiment.Experiment
+    run: Experiment
     store: Any = field(init=False)
     tokenizer: Any = field(init=False)
 
     def __post_init__(self) -> None:
         where = type("Where", (), {"model": self.model})
-        self.store, self.tokenizer = experiment.open_model(where, self.args.dtype)
-        self._kept = self.stack.enter_context(experiment.Kept(self.store))
+        self.store, self.tokenizer = open_model(where, self.args.dtype)
+        self._kept = self.stack.enter_context(KeptCluster(self.store))
         self._warm: Any = None
         self._peer: tuple[str, peers.Peer] | None = None
 
     def identity(self) -> dict[str, Any]:
         """What decides every figure of this model."""
-        said = None if self.profile is None else experiment.digest(find_profile(self.profile))
+        said = None if self.profile is None else digest(find_profile(self.profile))
         return {"model": Path(self.model).name, "weights": self.store.manifest.fingerprint, "profile": said}
 
     def settings(self, column: str) -> Settings:
@@ -94,7 +100,7 @@ class Bench:
             self._warm = None
             stay = EMULATED[column].get("residency") == "all"
             for prompt in self.prompts(128, 2) if stay else self.prompts(16, 1):
-                experiment.answer(found, prompt, 2)
+                answer(found, prompt, 2)
             self._warm = found
         return found
 
@@ -111,7 +117,7 @@ class Bench:
         return self._peer[1]
 
     def prompts(self, tokens: int, count: int) -> list[list[int]]:
-        return common.prompts_of_length(self.tokenizer, count, tokens, self.args.seed)
+        return prompts_of_length(self.tokenizer, count, tokens, self.args.seed)
 
     # --- what a cell measures ------------------------------------------------------------------------------------
 
@@ -125,7 +131,7 @@ class Bench:
             more = {"read_bytes_a_token": sum(one.read_bytes for one in answers) / (count * len(answers))}
         else:
             cluster = self.cluster(column)
-            answers = [experiment.answer(cluster, prompt, count) for prompt in prompts]
+            answers = [answer(cluster, prompt, count) for prompt in prompts]
             roles = answers[-1].memory_bytes
             loads = sum(one.loads - one.prefill_loads for one in answers) / ((count - 1) * len(answers))
             if EMULATED[column].get("residency") == "all" and loads > 1:
@@ -148,7 +154,7 @@ class Bench:
         if column in PEERS:
             return {"token_ids": [self.peer(column).answer(one, count).token_ids for one in ids]}
         cluster = self.cluster(column)
-        return {"token_ids": [list(experiment.answer(cluster, one, count).token_ids) for one in ids]}
+        return {"token_ids": [list(answer(cluster, one, count).token_ids) for one in ids]}
 
     def perplexity(self, params: dict[str, Any]) -> dict[str, Any]:
         """Nats of each token of held-out text."""
@@ -223,36 +229,36 @@ def quality_rows(bench: Bench, results: list[tuple[dict[str, Any], dict[str, Any
 
 
 def parse() -> Any:
-    parser = experiment.flags(__doc__ or "", prompts=(2, 1), tokens=(128, 24), model=common.DEMO)
+    parser = experiment_flags(__doc__ or "", prompts=(2, 1), tokens=(128, 24), model=DEMO)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="all unless said")
     parser.add_argument("--cluster", choices=("embedded", "local"), default="embedded")
     parser.add_argument("--shadow", default="int8", help="%(default)s, as the paper's, unless said")
     parser.add_argument("--dtype", default="float32", help="%(default)s, as the paper's, unless said")
-    parser.add_argument("--emulated-model", default=str(common.DEEP.relative_to(common.ROOT)))
-    parser.add_argument("--emulated-prompts", type=experiment.whole, default=1, help="of each emulated case")
+    parser.add_argument("--emulated-model", default=str(DEEP.relative_to(ROOT)))
+    parser.add_argument("--emulated-prompts", type=positive, default=1, help="of each emulated case")
     parser.add_argument("--profile", default="rtx3090-1gbe", help="%(default)s unless said")
-    parser.add_argument("--problems", type=experiment.whole, help="of GSM8K; 16 unless said")
-    parser.add_argument("--text-tokens", type=experiment.whole, help="of held-out text; 384 unless said")
-    parser.add_argument("--window", type=experiment.whole, default=128, help="tokens that are scored together")
+    parser.add_argument("--problems", type=positive, help="of GSM8K; 16 unless said")
+    parser.add_argument("--text-tokens", type=positive, help="of held-out text; 384 unless said")
+    parser.add_argument("--window", type=positive, default=128, help="tokens that are scored together")
     parser.get_default("sizes").update(problems=(16, 2), text_tokens=(384, 48))
-    args = experiment.parse(parser)
+    args = parse_flags(parser)
     if args.window < 2 or args.text_tokens < 4:
         parser.error("--window must be at least 2, --text-tokens at least 4")
-    if Path(args.emulated_model).exists() is False and (common.ROOT / args.emulated_model).exists():
-        args.emulated_model = str(common.ROOT / args.emulated_model)
+    if Path(args.emulated_model).exists() is False and (ROOT / args.emulated_model).exists():
+        args.emulated_model = str(ROOT / args.emulated_model)
     args.out.mkdir(parents=True, exist_ok=True)
     return args
 
 
 def main() -> None:
     args = parse()
-    common.header("Table 2: speed, device memory, answer quality")
+    header("Table 2: speed, device memory, answer quality")
     machine_wide = {"dtype": args.dtype, "cluster": args.cluster, "shadow": args.shadow, "seed": args.seed,
                     "threads": Settings().threads_a_node, "cores": len(os.sched_getaffinity(0))}  # fmt: skip
-    threads = f"{experiment.many(machine_wide['threads'], 'thread')} a node, and for Transformers and accelerate"
+    threads = f"{plural(machine_wide['threads'], 'thread')} a node, and for Transformers and accelerate"
     note = f"emulated where it says so: {args.profile}; {threads}" if "emulated" in args.parts else threads
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(experiment.Experiment("table2", args, VERSION, machine_wide, note))
+        run = stack.enter_context(Experiment("table2", args, VERSION, machine_wide, note))
         plan: list[tuple[str, Bench, Cell]] = []
         bench = Bench(args.model, args, None, stack, run)
         columns = [*OURS, *PEERS]

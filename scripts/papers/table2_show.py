@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from scripts.lib import experiment
+from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, canvas
 
 AS_IT_IS, PRINTED = "as it is", "paper"
 CASES = ((16, 64), (16, 256), (128, 64), (128, 256))
@@ -190,7 +190,7 @@ def picture(rows: list[dict[str, Any]]) -> Figure:
     """A line of panels a block: decode tokens/s, TTFT and memory, a bar a column."""
     found = blocks(rows)
     tall = sum(0.34 * len(columns(some)) + 1.2 for some in found.values()) + 0.3
-    figure, panels = experiment.canvas(
+    figure, panels = canvas(
         13, tall, len(found), 3, height_ratios=[len(columns(some)) + 2 for some in found.values()]
     )  # fmt: skip
     for n, (name, some) in enumerate(found.items()):
@@ -206,8 +206,8 @@ def picture(rows: list[dict[str, Any]]) -> Figure:
 
 def _colour(column: str) -> str:
     if column.startswith("paper:"):
-        return experiment.PALE
-    return experiment.AMBER if column.startswith(("Transformers", "accelerate")) else experiment.BLUE
+        return PALE
+    return AMBER if column.startswith(("Transformers", "accelerate")) else BLUE
 
 
 def _lay_out(panel: Any, names: list[str], label: str, longest: float) -> None:
@@ -244,7 +244,7 @@ def _ttft(panel: Any, rows: list[dict[str, Any]]) -> None:
 
 def _memory(panel: Any, rows: list[dict[str, Any]]) -> None:
     names = [name for name in columns(rows) if most(rows, name)]
-    colours = {"main": experiment.DARK, "shadow": experiment.PURPLE, "workers": experiment.BLUE}
+    colours = {"main": DARK, "shadow": PURPLE, "workers": BLUE}
     longest = 0.0
     for y, name in enumerate(names):
         row = most(rows, name) or {}

@@ -31,7 +31,7 @@ from rich.console import Console
 
 from odmoe.machines.cluster_file import Host, read_cluster_file
 from scheduler.errors import ODMoEError
-from scripts.lib.common import ROOT
+from scripts.lib.paths import ROOT
 from scripts.testbed import keys, links, namespaces
 from scripts.testbed.layout import BASE, Layout, TestbedError, check_machine, layout_of, locked, wait_until
 from scripts.testbed.measure import measure_link

@@ -22,14 +22,15 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from odmoe.clusters.process import prepare_libraries
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from scheduler.errors import ODMoEError
-from scripts.lib import common
+from scripts.lib.paths import DEMO
+from scripts.lib.prompts import gsm8k_prompts
+from scripts.lib.provenance import command, header, machine, save_rows
 
 BACK_S = 300.0
 POLL_S = 0.25
@@ -39,6 +40,8 @@ SHORT = 8
 
 def greedy(model_dir: str, texts: list[str], count: int) -> list[tuple[list[int], list[int]]]:
     """(prompt, tokens) of Transformers' own `generate`."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, experts_implementation="eager")
     answers = []
@@ -123,7 +126,7 @@ def kill_once(cluster: Any, args: argparse.Namespace, rng: random.Random, victim
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(common.DEMO))
+    parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--shadow", default="nf4")
@@ -136,9 +139,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     if not args.json:
-        common.header("Kill -9 at random points of answers, local cluster")
+        header("Kill -9 at random points of answers, local cluster")
     prepare_libraries(1)
-    answers = greedy(args.model, common.prompts(args.kills), args.tokens)
+    answers = greedy(args.model, gsm8k_prompts(args.kills), args.tokens)
     rng = random.Random(args.seed)
     victims = [f"worker {rng.randrange(args.workers)}" for _ in range(args.kills)]
     if args.shadow != "none":
@@ -161,12 +164,12 @@ def main() -> None:
     finally:
         cluster.close()
     if args.json:
-        print(json.dumps({"machine": common.machine(), "command": common.command(), "rows": rows}, indent=1))
+        print(json.dumps({"machine": machine(), "command": command(), "rows": rows}, indent=1))
         return
     right = sum(row["tokens_equal"] and row["error"] is None for row in rows)
     named = sum(row["error"] is not None for row in rows)
     print(f"{right} of {len(rows)} answers with Transformers' tokens, {named} with a named error")
-    print(f"written to {common.save('kills', rows)}")
+    print(f"written to {save_rows('kills', rows)}")
 
 
 def print_row(row: dict[str, Any]) -> None:

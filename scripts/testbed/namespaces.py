@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from odmoe.machines.cluster_file import Host
-from scripts.lib.common import ROOT
+from scripts.lib.paths import ROOT
 from scripts.testbed.layout import BASE, NAMESPACES, Layout, TestbedError, call, tool, wait_until
 
 PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{sys.base_prefix}/bin"

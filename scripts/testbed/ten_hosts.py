@@ -32,7 +32,9 @@ from rich.table import Table
 from odmoe.machines import certs
 from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.machines.home import cluster_dir
-from scripts.lib import common
+from scripts.lib.paths import DEEP, DEMO, RESULTS, ROOT
+from scripts.lib.prompts import gsm8k_prompts
+from scripts.lib.provenance import header, save_rows
 from scripts.testbed.kills import greedy
 
 BIN = Path(sys.executable).parent
@@ -49,8 +51,8 @@ class Run:
     def __init__(self, args: argparse.Namespace) -> None:
         self.file, self.shadow = str(args.cluster.resolve()), args.shadow
         self.rows: list[dict[str, Any]] = []
-        self.answers = greedy(str(common.DEMO), [*common.prompts(args.prompts)], LONG)
-        self.texts = common.prompts(args.prompts)
+        self.answers = greedy(str(DEMO), [*gsm8k_prompts(args.prompts)], LONG)
+        self.texts = gsm8k_prompts(args.prompts)
 
     def say(self, step: str, **facts: Any) -> None:
         """Keep and show what one step found."""
@@ -66,7 +68,7 @@ class Run:
         command = [sys.executable, "-m", "scripts.testbed", verb, "--cluster", self.file, *words]
         return run(command, 120, data=data)
 
-    def up(self, *flags: str, model: Path = common.DEMO, name: str = "odmoe up") -> None:
+    def up(self, *flags: str, model: Path = DEMO, name: str = "odmoe up") -> None:
         began = time.monotonic()
         command = [str(BIN / "odmoe"), "up", self.file, "-m", str(model), "--dtype", "float32", "--threads", "1"]
         said = run([*command, "--timeout", "600", *(flags or ("--shadow", self.shadow))], 900, stderr=True)
@@ -143,7 +145,7 @@ class Run:
         with tempfile.TemporaryDirectory() as made:
             expired(folder, Path(made), cluster.find("shadow").address)
             files = {file.name: file.read_text() for file in Path(made).rglob("*") if file.is_file()}
-        files["stranger.py"] = (common.ROOT / "scripts" / "testbed" / "stranger.py").read_text()
+        files["stranger.py"] = (ROOT / "scripts" / "testbed" / "stranger.py").read_text()
         unpack = (
             "import json, sys\n"
             "for name, text in json.load(sys.stdin).items():\n"
@@ -196,7 +198,7 @@ class Run:
         and when `act` began."""
         command = [str(BIN / "odmoe"), "generate", "--cluster", self.file, "--ignore-eos", "-n", str(LONG), text]
         pieces, times, moment = [], [], 0.0
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=common.ROOT) as asked:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as asked:
             if asked.stdout is None:
                 raise RuntimeError("no standard output")
             acting = threading.Thread(target=act)
@@ -214,10 +216,10 @@ class Run:
         """The profile's hardware on ten hosts, with a model of its layers: beside the simulator and the paper."""
         # fp16: the shadow's time is the profile's whichever, and its arithmetic is what costs two cores least
         flags = ("--shadow", "fp16", "--profile", PROFILE, "--record", "yes")
-        self.up(*flags, model=common.DEEP, name="odmoe up, emulated")
-        file = os.path.relpath(self.file, common.ROOT)
+        self.up(*flags, model=DEEP, name="odmoe up, emulated")
+        file = os.path.relpath(self.file, ROOT)
         print(run([sys.executable, "-m", "scripts.measure.agreement", "--cluster", file], AGREEMENT_S), flush=True)
-        found = json.loads((common.RESULTS / f"agreement-{Path(file).stem}.json").read_text())
+        found = json.loads((RESULTS / f"agreement-{Path(file).stem}.json").read_text())
         for row in found["rows"]:
             self.say(f"emulated: {PROFILE}, {row.pop('what')}", **row)
         for cell in found["cells"]:
@@ -248,7 +250,7 @@ def expired(folder: Path, to: Path, address: str) -> None:
 def run(command: list[str], deadline_s: float, stderr: bool = False, data: str | None = None) -> str:
     """A command's standard output, or both. Raises RuntimeError with the end of what it said."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=deadline_s, check=False, cwd=common.ROOT, input=data or ""
+        command, capture_output=True, text=True, timeout=deadline_s, check=False, cwd=ROOT, input=data or ""
     )
     if done.returncode:
         said = f"{done.stdout[-500:]}{done.stderr[-1500:]}"
@@ -258,7 +260,7 @@ def run(command: list[str], deadline_s: float, stderr: bool = False, data: str |
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cluster", type=Path, default=common.ROOT / "cluster.yaml")
+    parser.add_argument("--cluster", type=Path, default=ROOT / "cluster.yaml")
     parser.add_argument("--steps", default=",".join(STEPS), help=f"some of {','.join(STEPS)}")
     parser.add_argument("--shadow", default="nf4")
     parser.add_argument("--prompts", type=int, default=3)
@@ -267,11 +269,11 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    common.header("Ten hosts of namespaces on one machine")
+    header("Ten hosts of namespaces on one machine")
     made = Run(args)
     for step in args.steps.split(","):
         getattr(made, f"step_{step}")()
-        common.save("ten_hosts", made.rows)
+        save_rows("ten_hosts", made.rows)
     table = Table("step", "found")
     for row in made.rows:
         table.add_row(row["step"], ", ".join(f"{k}={v}" for k, v in row.items() if k != "step"))

@@ -133,3 +133,22 @@ def test_a_cluster_that_is_forced_through_a_text(
         cluster.close()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert quality.losses(found, window) == pytest.approx(quality.losses(expected, window), abs=1e-4)
+
+
+@pytest.mark.parametrize("given", [1, 7])
+def test_a_forced_text_after_a_prompt_of_some_tokens(given: int, demo_store: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from odmoe.clusters.embedded import EmbeddedCluster
+    from odmoe.settings.settings import Settings
+
+    window = [0, 5, 17, 300, 41, 7, 90, 1200, 33, 8, 2]
+    cluster = EmbeddedCluster(Settings(model="demo", shadow="none", workers=2, threads=1), demo_store("float32"))
+    try:
+        forced = quality.forced_logits(cluster, window, given)
+    finally:
+        cluster.close()
+    model = AutoModelForCausalLM.from_pretrained("models/demo-moe", dtype="float32", experts_implementation="eager")
+    with torch.inference_mode():
+        wanted = model(input_ids=torch.tensor([window])).logits[0, given - 1 : -1]
+    torch.testing.assert_close(forced, wanted, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from scripts.lib import common
+from scripts.lib.prompts import prompts_of_length
 from scripts.papers import recall
 from support.paths import ROOT
 
@@ -30,10 +30,10 @@ def test_an_answer_that_has_ended_does_not_count_any_more() -> None:
 @pytest.mark.parametrize("tokens", [16, 128, 512])
 def test_prompts_have_the_length_that_was_asked_for_as_text_too(tokens: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "deep-moe")
-    found = common.prompts_of_length(tokenizer, 24, tokens, seed=1)
+    found = prompts_of_length(tokenizer, 24, tokens, seed=1)
     assert len({tuple(prompt) for prompt in found}) == 24
     for prompt in found:
         assert tokenizer(tokenizer.decode(prompt, skip_special_tokens=True))["input_ids"] == prompt
         assert len(prompt) == tokens
-    assert found == common.prompts_of_length(tokenizer, 24, tokens, seed=1)
-    assert found != common.prompts_of_length(tokenizer, 24, tokens, seed=2)
+    assert found == prompts_of_length(tokenizer, 24, tokens, seed=1)
+    assert found != prompts_of_length(tokenizer, 24, tokens, seed=2)

@@ -1,0 +1,58 @@
+"""What stands beside every figure: the machine it was measured on, and the command that reproduces it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from scripts.lib.paths import RESULTS, ROOT
+
+
+def machine() -> str:
+    """Processor, cores, memory and the versions that decide results."""
+    name = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    python = platform.python_version()
+    return (
+        f"{name}, {cores} cores, {gib:.0f} GiB, Python {python}, "
+        f"torch {version('torch')}, transformers {version('transformers')}"
+    )
+
+
+def command() -> str:
+    """The command line that reproduces this run, from the root of the project."""
+    program = Path(sys.argv[0])
+    if program.resolve().is_relative_to(ROOT / "scripts"):
+        parts = program.resolve().relative_to(ROOT).with_suffix("").parts
+        words = ["-m", ".".join(parts).removesuffix(".__main__")]
+    else:
+        words = [str(program)]
+    return shlex.join([".venv/bin/python", *words, *sys.argv[1:]])
+
+
+def header(title: str) -> None:
+    print(f"# {title}\nmachine: {machine()}\ncommand: {command()}\n", flush=True)
+
+
+def save_rows(name: str, rows: list[dict[str, Any]]) -> Path:
+    """Rows with machine and command, as results/NAME.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    facts = {"machine": machine(), "command": command(), "when": time.strftime("%Y-%m-%d %H:%M"), "rows": rows}
+    path.write_text(json.dumps(facts, indent=1))
+    return path

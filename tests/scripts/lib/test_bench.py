@@ -1,0 +1,54 @@
+"""Clusters that are asked in turns, and the prompts that they are asked."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.lib.bench import Bench, Side, mixed_prompts
+from support.paths import ROOT
+
+
+@pytest.fixture
+def side(demo_store: Any) -> Any:
+    """`side()`: a new one, of a static hot set in 25 % of the experts' bytes; four prompts."""
+    bench = Bench(Namespace(dtype="float32"), {"static": {"system": "static"}})
+    made: list[Side] = []
+
+    def make() -> Side:
+        prompts = [[0, 5, 17, 300 + n, 41] for n in range(4)]
+        of = Side(demo_store("float32"), lambda name: bench.settings("models/demo-moe", name, 25), prompts, 5)
+        made.append(of)
+        return of
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_run_that_goes_on_asks_what_was_asked_before(side: Any) -> None:
+    """What stands in the slots at a prompt is the same whether the prompts before it were measured in this run."""
+    names = ("token_ids", "loads_a_token", "hit_rate", "bytes_a_token", "prefill_bytes", "device_bytes")
+    whole, later = side(), side()
+    for number in range(3):
+        last = whole.ask("static", number).figures()
+    alone = later.ask("static", 2).figures()
+    assert {name: last[name] for name in names} == {name: alone[name] for name in names}
+    first = side().ask("static", 0).figures()
+    assert first["prefill_bytes"] != alone["prefill_bytes"]  # a new cluster has nothing in its slots
+
+
+def test_prompts_are_problems_and_sonnets_in_turns(demo: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(demo)
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in mixed_prompts(tokenizer, 5, seed=3)]
+    assert [text.startswith("Question: ") for text in texts] == [True, False, True, False, True]
+    verses = (ROOT / "scripts" / "data" / "sonnets.txt").read_text()
+    assert all(text.strip() in verses for text in texts[1::2])
+    assert len(set(texts)) == 5
+    assert mixed_prompts(tokenizer, 5, seed=3) == mixed_prompts(tokenizer, 7, seed=3)[:5]
+    assert mixed_prompts(tokenizer, 5, seed=3) != mixed_prompts(tokenizer, 5, seed=4)

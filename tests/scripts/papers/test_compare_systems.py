@@ -1,0 +1,56 @@
+"""Systems beside each other: what is counted, and a small whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.papers import compare_show as show
+from scripts.papers import compare_systems
+
+
+@pytest.mark.slow
+def test_systems_side_by_side(run: Any, demo_store: Any) -> None:
+    flags = ["--systems", "on-demand", "static", "fate", "fully-cached", "--budgets", "25", "--tokens", "4"]
+    found, told = run(compare_systems, *flags)
+    rows = {row["system"]: row for row in found["rows"]}
+    assert "cannot be" in told
+    assert "every expert" in rows["fully-cached"]["refused"]
+    for name in ("on-demand", "static"):
+        assert (rows[name]["same_tokens"], rows[name]["exact"]) == (4, True)
+    assert not rows["fate"]["exact"]
+    manifest = demo_store("float32").manifest
+    for name in ("on-demand", "static", "fate"):
+        assert 0 < rows[name]["device_bytes"] <= 0.25 * manifest.expert_bytes
+    # Eight layers of top-2: of a token, on-demand loads every expert, and hits none.
+    assert rows["on-demand"]["loads_a_token"] == 16
+    assert rows["on-demand"]["bytes_a_token"] == 16 * manifest.blob_bytes
+    assert rows["on-demand"]["hit_rate"] == 0 < rows["static"]["hit_rate"] < 1
+    assert rows["static"]["loads_a_token"] == pytest.approx(16 * (1 - rows["static"]["hit_rate"]))
+    assert rows["on-demand"]["tpot_ratio"] == 1
+    again, told = run(compare_systems, *flags)
+    assert "5 of 5 cells were finished before" in told
+    assert again["rows"] == found["rows"]
+
+
+def row(system: str, times: list[float], hit_rate: float, budget: int = 10) -> dict[str, Any]:
+    return {"model": "m", "budget": budget, "system": system, "tpot_by_prompt": times, "hit_rate": hit_rate}
+
+
+def test_who_is_ahead_of_whom() -> None:
+    """Ratios are paired: the third prompt met a machine that was ten times as slow."""
+    rows = [
+        row("fate", [1.0, 2.0, 9.0], 0.7), row("eap", [2.0, 4.0, 20.0], 0.5), row("on-demand", [1.0, 1.0, 10.0], 0.0),
+        row("fate", [1.0], 0.4, 50), row("eap", [1.0], 0.5, 50),
+    ]  # fmt: skip
+    assert show.claims(rows) == [
+        "m: fate against on-demand: TPOT 1.00 of its, hit rate +0.70 at 10 %; not faster at 10 %",
+        "m: fate against eap: TPOT 0.50 1.00 of its, hit rate +0.20 -0.10 at 10, 50 %; "
+        "not faster at 50 %; no more hits at 50 %",
+    ]
+
+
+def test_medians_are_of_what_was_measured() -> None:
+    assert show.middle([3.0, None, 1.0]) == 2.0
+    assert show.middle([None]) is None
