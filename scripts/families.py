@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import os
 import re
@@ -17,6 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import RESULTS, ROOT
 from scripts.lib.provenance import header
 
@@ -106,7 +106,7 @@ def table(ran: dict[str, Row], refused: dict[str, Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the README says otherwise")
     parser.add_argument("--from", dest="result", type=Path, help="a JUnit XML that these tests wrote")
     args = parser.parse_args()

@@ -47,7 +47,7 @@ def check(committed: Path = ROOT) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Generate the gRPC stubs in wire/ from proto/odmoe.proto.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the stubs are out of date")
     if parser.parse_args().check:
         return check()

@@ -9,7 +9,6 @@ late departure.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from dataclasses import replace
@@ -26,6 +25,7 @@ from matplotlib.patches import Patch
 
 from scheduler.errors import ODMoEError
 from scheduler.trace import Span, read_trace
+from scripts.lib.flags import script_parser
 
 LOOKS: dict[str, tuple[str, float, float, str]] = {
     # what: colour, height, place in its row, name in the legend
@@ -153,7 +153,7 @@ def late(spans: list[Span], start: float, end: float) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--out", type=Path, help="PNG to write; beside the trace when not given")
     parser.add_argument("--token", type=int, help="which decoded token; one of median length when not given")

@@ -1,4 +1,4 @@
-"""The flags of every experiment."""
+"""How scripts take their flags, and the flags of every experiment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.lib.paths import DEEP, RESULTS, ROOT
+from scripts.lib.provenance import program
+
+
+def script_parser(about: str | None) -> argparse.ArgumentParser:
+    """`about`: the script's docstring, shown as it is."""
+    usage = " ".join(["python", *program()])
+    return argparse.ArgumentParser(usage, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def experiment_flags(
@@ -14,7 +21,7 @@ def experiment_flags(
 ) -> argparse.ArgumentParser:
     """The flags of every experiment. `prompts`, `tokens`: how many unless said, and how many of them with --quick.
     `model`: None where the script has a flag of its own for several."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(about)
     if model is not None:
         parser.add_argument("--model", default=str(model.relative_to(ROOT)), help="%(default)s unless said")
     parser.add_argument("--prompts", type=positive, help=f"how many; {prompts[0]} unless said")

@@ -34,15 +34,18 @@ def machine() -> str:
     )
 
 
+def program() -> list[str]:
+    """What Python was told to run, from the root of the project: `-m` and a module, or a file that is no script."""
+    started = Path(sys.argv[0])
+    if not started.resolve().is_relative_to(ROOT / "scripts"):
+        return [str(started)]
+    parts = started.resolve().relative_to(ROOT).with_suffix("").parts
+    return ["-m", ".".join(parts).removesuffix(".__main__")]
+
+
 def command() -> str:
-    """The command line that reproduces this run, from the root of the project."""
-    program = Path(sys.argv[0])
-    if program.resolve().is_relative_to(ROOT / "scripts"):
-        parts = program.resolve().relative_to(ROOT).with_suffix("").parts
-        words = ["-m", ".".join(parts).removesuffix(".__main__")]
-    else:
-        words = [str(program)]
-    return shlex.join([".venv/bin/python", *words, *sys.argv[1:]])
+    """The command line that reproduces this run."""
+    return shlex.join([".venv/bin/python", *program(), *sys.argv[1:]])
 
 
 def header(title: str) -> None:

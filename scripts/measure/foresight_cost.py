@@ -9,7 +9,6 @@ node asks it while workers compute. Kinds take turns, token by token, so that a 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from checkpoint.gates import Gates
 from checkpoint.token_predictor import FILE
 from main_node.engine.foresight import make_foresight
 from scheduler.types import Visit
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEEP
 from scripts.lib.provenance import header
 
@@ -81,7 +81,7 @@ class Timed:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", type=Path, default=DEEP, help="%(default)s unless said")
     parser.add_argument("--tokens", type=int, default=60, help="of the answer; %(default)s unless said")
     parser.add_argument("--context", type=int, default=256, help="of the prompt; %(default)s unless said")

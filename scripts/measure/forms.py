@@ -13,7 +13,6 @@ with their solutions, half sonnets, which the model was not trained on.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -35,6 +34,7 @@ from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.importance import shares
 from scheduler.policies.precision import Importance, Popular
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO, ROOT
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.quality import held_out, losses, perplexity, windows
@@ -243,7 +243,7 @@ def show(full: str, rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", default=str(DEMO.relative_to(ROOT)), help="%(default)s unless said")
     parser.add_argument("--store", type=Path, help="its expert store, made and given its forms where it has none")
     parser.add_argument("--windows", type=int, help="8 unless said")

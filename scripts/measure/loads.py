@@ -35,6 +35,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
+from scripts.lib.flags import script_parser
 from scripts.lib.provenance import header, save_rows
 from worker_node.loaders.base import Loader
 from worker_node.loaders.disk import DiskLoader
@@ -308,7 +309,7 @@ def main() -> None:
     parts: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
         "disk": disk, "sleep": sleep, "emulated": emulated, "cuda": cuda,
     }  # fmt: skip
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--folder", default=str(Path.home()), help="on the disk that is to be measured")
     parser.add_argument("--experts", type=int, default=64)

@@ -13,7 +13,6 @@ the bare echoes move that many bytes as they are, with the settings of our strea
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import timeit
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from scripts.lib.flags import script_parser
 from scripts.lib.provenance import command, header, machine, save_rows
 from scripts.measure.echoes import AIO, BARE, OURS, OURS_TLS, answer, compute, contenders
 from wire.codec import FROM_WORKER, TO_WORKER
@@ -134,7 +134,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="bytes each way, multiples of 4")
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--per-turn", type=int, default=20, help="round trips of each contender in a turn")

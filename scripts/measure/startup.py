@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
@@ -47,7 +47,7 @@ def first_byte_s(command: list[str], environment: dict[str, str]) -> tuple[float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--shadow", default="int8")

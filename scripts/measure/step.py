@@ -25,6 +25,7 @@ from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
 from scheduler.trace import Span
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
@@ -133,7 +134,7 @@ def profile_ops(cluster: Any, ids: list[int], tokens: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--cluster", default="embedded")
     parser.add_argument("--shadow", default="none")

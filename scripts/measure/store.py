@@ -9,7 +9,6 @@ its own; all files are dropped from the page cache before it, so that it reads f
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from typing import Any
 
 import torch
 
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import ROOT
 from scripts.lib.provenance import header, save_rows
 
@@ -242,7 +242,7 @@ def measure(folder: Path, shape: Shape, turns: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="0.2 GB in place of 2.2")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to work; a temporary directory when not given")

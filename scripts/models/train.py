@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from scripts.lib.flags import script_parser
 from scripts.lib.provenance import command, machine
 
 VOCABULARY, CONTEXT, BOS, EOS = 2048, 1024, 0, 1
@@ -208,7 +209,7 @@ def finish(run: Run, tokenizer: Any, figures: dict[str, Any], out: Path) -> None
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="files, or directories of them")
     parser.add_argument("--held-out", type=Path, nargs="+", default=[], help="texts to measure on, never trained on")

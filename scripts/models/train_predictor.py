@@ -28,6 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from checkpoint import token_predictor
 from checkpoint.token_predictor import FILE, TokenPredictor, targets
+from scripts.lib.flags import script_parser
 from scripts.lib.provenance import command, header, machine
 from scripts.lib.routes import MEASURED, Watched, hits, problems
 
@@ -80,7 +81,7 @@ def fit(samples: Samples, top_k: int, steps: int) -> torch.Tensor:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("model", type=Path, help="a checkpoint's directory")
     parser.add_argument("--samples", type=int, help="answers, a fifth of them held out; 20 unless said")
     parser.add_argument("--tokens", type=int, help="of each answer; 100 unless said")

@@ -10,14 +10,13 @@ are 0.3 MB in bfloat16, less than a message costs; times 32 they are 10.6 MB, ha
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scripts.lib.flags import positive
+from scripts.lib.flags import positive, script_parser
 
 INNER = {"mixtral": "intermediate_size", "qwen3_moe": "moe_intermediate_size", "qwen2_moe": "moe_intermediate_size"}
 """What an expert's inner dimension is called, by model type."""
@@ -57,7 +56,7 @@ def _padded(value: torch.Tensor, dim: int, times: int) -> torch.Tensor:
 def main() -> None:
     from transformers import AutoModelForCausalLM
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--times", type=positive, default=32, help="%(default)s unless said")

@@ -11,7 +11,6 @@ device that takes a hundredth of a load for a row. A ratio of 1 is the best ther
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Collection, Mapping
 from itertools import product
@@ -20,6 +19,7 @@ from statistics import mean
 from typing import Any
 
 from scheduler.policies.placement import Balance, Costs, Hybrid
+from scripts.lib.flags import script_parser
 from scripts.lib.provenance import command, header, machine
 
 Rows = Mapping[int, int]
@@ -73,7 +73,7 @@ def measured(instances: int, seed: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--instances", type=int, default=400, help="random gates a row of the table")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one object instead of a table")

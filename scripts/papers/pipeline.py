@@ -7,13 +7,13 @@ Simulated, not measured: the scheduler's own core on the paper's timings (schedu
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import find_profile
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import ROOT
 from scripts.timeline import draw
 
@@ -21,7 +21,7 @@ SHOWN_S = 0.125
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pipeline.png")
     args = parser.parse_args()
     scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=5)

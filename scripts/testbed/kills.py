@@ -28,6 +28,7 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from scheduler.errors import ODMoEError
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import command, header, machine, save_rows
@@ -125,7 +126,7 @@ def kill_once(cluster: Any, args: argparse.Namespace, rng: random.Random, victim
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--workers", type=int, default=3)

@@ -32,6 +32,7 @@ from rich.table import Table
 from odmoe.machines import certs
 from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.machines.home import cluster_dir
+from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEEP, DEMO, RESULTS, ROOT
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
@@ -259,7 +260,7 @@ def run(command: list[str], deadline_s: float, stderr: bool = False, data: str |
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--cluster", type=Path, default=ROOT / "cluster.yaml")
     parser.add_argument("--steps", default=",".join(STEPS), help=f"some of {','.join(STEPS)}")
     parser.add_argument("--shadow", default="nf4")
