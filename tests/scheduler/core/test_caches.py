@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from types import ModuleType
 from typing import Any
 
 from scheduler import types as t
 from scheduler.policies.precision import FULL, INT4, Importance, Mixed, Popular, Uniform
 from scheduler.policies.residency.base import Cacheless
 from scheduler.types import ExpertId
-
-P = 60
-
-
-def compute(*places: str, at: str = f"1@{P}", rows: str = "0:1") -> list[str]:
-    return [f"compute {place} {at} {rows}" for place in places]
+from support.core_driver import Driver, P, in_place
 
 
 class Keeps(Cacheless):
@@ -47,75 +41,75 @@ class Keeps(Cacheless):
         return self.warms
 
 
-def cached(desk: ModuleType, policy: Any, **fields: Any) -> Any:
-    return desk.Driver(**({"workers": 1, "slots": 3, "group": 1, "layers": 2, "residency": policy} | fields))
+def cached(policy: Any, **fields: Any) -> Driver:
+    return Driver(**({"workers": 1, "slots": 3, "group": 1, "layers": 2, "residency": policy} | fields))
 
 
-def fetch(d: Any, layer: int, *experts: int, at: int = P) -> None:
+def fetch(d: Driver, layer: int, *experts: int, at: int = P) -> None:
     """They are named, loaded and computed."""
     d.gate(layer, *experts, at=at)
-    for place in [place for place, calls in d.calls.items() if calls]:
-        d.do(t.LoadEnded(d.held[place].load_id, 10))
+    for place in d.busy:
+        d.do(t.LoadEnded(d.in_slots[place].load_id, 10))
         d.do(t.ComputeEnded(d.calls[place].pop().call_id))
 
 
-# --- who makes room ---------------------------------------------------------------------------------------------
+# --- who makes room ---------------------------------------------------------------------------------------------------
 
 
-def test_a_part_that_is_used_up_has_somebody_make_room_though_a_slot_is_free(desk: ModuleType) -> None:
+def test_a_part_that_is_used_up_has_somebody_make_room_though_a_slot_is_free() -> None:
     policy = Keeps(fulls=[0])
-    d = cached(desk, policy)
+    d = cached(policy)
     d.open()
     fetch(d, 0, 4)
-    assert d.gate(0, 5, at=P + 1) == ["evict 0.0 0/4", "load 0.0 0/5", *compute("0.0 0/5", at=f"1@{P + 1}")]
+    assert d.gate(0, 5, at=P + 1) == ["evict 0.0 0/4", "load 0.0 0/5", *in_place("0.0 0/5", at=f"1@{P + 1}")]
     assert policy.asked[-3:] == [("victim", 0, (0, 5), [(0, 4)]), ("left", 0, (0, 4)), ("keeps", 0, (0, 5), False)]
     assert d.gate(1, 6, at=P + 1)[0] == "load 0.1 1/6"
 
 
-def test_where_nobody_of_a_full_part_will_go_a_free_slot_serves(desk: ModuleType) -> None:
-    d = cached(desk, Keeps(fulls=[0], spares=[4]))
+def test_where_nobody_of_a_full_part_will_go_a_free_slot_serves() -> None:
+    d = cached(Keeps(fulls=[0], spares=[4]))
     d.open()
     fetch(d, 0, 4)
     assert d.gate(0, 5, at=P + 1)[0] == "load 0.1 0/5"
 
 
-def test_evictable_are_those_that_nobody_needs_the_longest_first(desk: ModuleType) -> None:
+def test_evictable_are_those_that_nobody_needs_the_longest_first() -> None:
     policy = Keeps()
-    d = cached(desk, policy)
+    d = cached(policy)
     d.open()
     fetch(d, 0, 4, 5, 6)
     fetch(d, 1, at=P)
     d.token(1)
     fetch(d, 0, 4, at=P + 1)
     d.predict(0, 6, at=P + 2)
-    assert d.gate(1, 7, at=P + 1) == ["evict 0.1 0/5", "load 0.1 1/7", *compute("0.1 1/7", at=f"1@{P + 1}")]
+    assert d.gate(1, 7, at=P + 1) == ["evict 0.1 0/5", "load 0.1 1/7", *in_place("0.1 1/7", at=f"1@{P + 1}")]
     assert ("victim", 0, (1, 7), [(0, 5), (0, 4)]) in policy.asked
 
 
-def test_a_prediction_whom_nobody_makes_room_for_waits_and_a_gate_takes_the_first(desk: ModuleType) -> None:
-    d = cached(desk, Keeps(spares=range(8)), slots=2)
+def test_a_prediction_whom_nobody_makes_room_for_waits_and_a_gate_takes_the_first() -> None:
+    d = cached(Keeps(spares=range(8)), slots=2)
     d.open()
     fetch(d, 0, 4, 5)
     assert d.predict(1, 7) == []
-    assert d.gate(1, 7) == ["evict 0.0 0/4", "load 0.0 1/7", *compute("0.0 1/7")]
+    assert d.gate(1, 7) == ["evict 0.0 0/4", "load 0.0 1/7", *in_place("0.0 1/7")]
 
 
-def test_a_gate_waits_where_something_is_computed_that_will_leave(desk: ModuleType) -> None:
-    d = cached(desk, Keeps(spares=range(8)), slots=2)
+def test_a_gate_waits_where_something_is_computed_that_will_leave() -> None:
+    d = cached(Keeps(spares=range(8)), slots=2)
     d.open(1)
     d.open(2)
     fetch(d, 0, 4)
-    assert d.gate(0, 5, request=2) == ["load 0.1 0/5", *compute("0.1 0/5", at=f"2@{P}")]
+    assert d.gate(0, 5, request=2) == ["load 0.1 0/5", *in_place("0.1 0/5", at=f"2@{P}")]
     assert d.gate(1, 7) == []
     d.loaded(0, slot=1)
     assert d.computed(0, slot=1) == [
-        f"resume 2@{P} layer 0", "evict 0.0 0/4", "load 0.0 1/7", *compute("0.0 1/7"),
+        f"resume 2@{P} layer 0", "evict 0.0 0/4", "load 0.0 1/7", *in_place("0.0 1/7"),
     ]  # fmt: skip
 
 
-def test_a_policy_hears_of_gates_before_anything_is_decided(desk: ModuleType) -> None:
+def test_a_policy_hears_of_gates_before_anything_is_decided() -> None:
     policy = Keeps()
-    d = cached(desk, policy)
+    d = cached(policy)
     d.open()
     d.predict(0, 4)
     d.gate(0, rows={4: 1, 5: 2})
@@ -124,11 +118,11 @@ def test_a_policy_hears_of_gates_before_anything_is_decided(desk: ModuleType) ->
     ]  # fmt: skip
 
 
-# --- hits -------------------------------------------------------------------------------------------------------
+# --- hits -------------------------------------------------------------------------------------------------------------
 
 
-def test_present_is_who_is_loaded_by_the_gate_and_a_hit_whose_load_was_begun_for_another(desk: ModuleType) -> None:
-    d = cached(desk, Keeps())
+def test_present_is_who_is_loaded_by_the_gate_and_a_hit_whose_load_was_begun_for_another() -> None:
+    d = cached(Keeps())
     d.open()
     fetch(d, 0, 4)
     d.token(1)
@@ -143,42 +137,42 @@ def test_present_is_who_is_loaded_by_the_gate_and_a_hit_whose_load_was_begun_for
     assert (stats.hits, stats.decode_hits, stats.loads, stats.reloads) == (1, 1, 3, 2)
 
 
-def test_one_that_waits_in_a_queue_is_a_hit_where_another_brought_it(desk: ModuleType) -> None:
+def test_one_that_waits_in_a_queue_is_a_hit_where_another_brought_it() -> None:
     """Its gate finds it loaded and waits for nothing: no stall."""
-    d = cached(desk, Keeps(), slots=3, layers=3)
+    d = cached(Keeps(), slots=3, layers=3)
     d.open()
     assert d.predict(0, 1) + d.predict(1, 2) + d.predict(2, 3) == ["load 0.0 0/1", "load 0.1 1/2"]
     d.open(2)
     assert d.gate(2, 3, request=2) == [
-        "evict 0.0 0/1", "evict 0.1 1/2", "load 0.0 2/3", *compute("0.0 2/3", at=f"2@{P}"), "load 0.1 0/1",
+        "evict 0.0 0/1", "evict 0.1 1/2", "load 0.0 2/3", *in_place("0.0 2/3", at=f"2@{P}"), "load 0.1 0/1",
     ]  # fmt: skip
     assert d.loaded(0) == ["load 0.2 1/2"]
     d.computed(0)
     d.now = 5.0
-    assert d.gate(2, 3) == compute("0.0 2/3")
+    assert d.gate(2, 3) == in_place("0.0 2/3")
     d.now = 8.0
     assert d.computed(0) == [f"resume 1@{P} layer 2"]
     assert (d.stats().stall_s, d.stats().hits, d.stats().present) == (0.0, 1, 1)
 
 
-# --- warming ----------------------------------------------------------------------------------------------------
+# --- warming ----------------------------------------------------------------------------------------------------------
 
 
-def test_when_prefill_is_over_slots_are_filled_with_whom_the_policy_wants(desk: ModuleType) -> None:
+def test_when_prefill_is_over_slots_are_filled_with_whom_the_policy_wants() -> None:
     policy = Keeps(warms=[(0, 4), (1, 2), (0, 6)])
-    d = cached(desk, policy)
+    d = cached(policy)
     d.open(decode=False)
     assert d.do(t.TokenDecoded(1, 0)) == ["load 0.0 0/4", "load 0.1 1/2", f"align 1 step 0 token kv 0:{P}"]
     assert d.loaded(0) == ["load 0.2 0/6"]
     assert d.loaded(0, slot=1) + d.loaded(0, slot=2) == []
     assert d.do(t.TokenDecoded(1, 1)) == [f"align 1 step 1 token kv {P}:{P + 1}"]  # once only
-    assert d.gate(0, 4, 6) == compute("0.0 0/4", "0.2 0/6")
+    assert d.gate(0, 4, 6) == in_place("0.0 0/4", "0.2 0/6")
     assert d.computed(0) + d.computed(0, slot=2) == [f"resume 1@{P} layer 0"]
     assert (d.stats().hits, d.stats().present, d.stats().decode_loads, d.stats().reloads) == (2, 2, 3, 0)
 
 
-def test_whoever_is_there_already_is_not_loaded_again_to_warm(desk: ModuleType) -> None:
-    d = cached(desk, Keeps(warms=[(0, 4), (0, 5)]))
+def test_whoever_is_there_already_is_not_loaded_again_to_warm() -> None:
+    d = cached(Keeps(warms=[(0, 4), (0, 5)]))
     d.open(2)
     for slot in (0, 1):
         d.loaded(0, slot=slot)
@@ -186,28 +180,28 @@ def test_whoever_is_there_already_is_not_loaded_again_to_warm(desk: ModuleType) 
     assert d.do(t.TokenDecoded(1, 0)) == [f"align 1 step 0 token kv 0:{P}"]
 
 
-def test_warming_is_given_up_for_what_a_gate_waits_for_and_taken_up_again(desk: ModuleType) -> None:
-    d = cached(desk, Keeps(warms=[(0, 4), (1, 2)]), slots=4)
+def test_warming_is_given_up_for_what_a_gate_waits_for_and_taken_up_again() -> None:
+    d = cached(Keeps(warms=[(0, 4), (1, 2)]), slots=4)
     d.open()
     assert d.where == {0: (0, 4)}
     assert d.gate(0, 7) == [
-        "evict 0.0 0/4", "evict 0.1 1/2", "load 0.0 0/7", *compute("0.0 0/7"), "load 0.1 0/4",
+        "evict 0.0 0/4", "evict 0.1 1/2", "load 0.0 0/7", *in_place("0.0 0/7"), "load 0.1 0/4",
     ]  # fmt: skip
     assert d.loaded(0) == ["load 0.2 1/2"]
     assert d.stats().preempted == 2
 
 
-def test_predictions_come_before_warming(desk: ModuleType) -> None:
-    d = cached(desk, Keeps(warms=[(0, 0), (0, 1), (0, 2), (0, 3)]), slots=6)
+def test_predictions_come_before_warming() -> None:
+    d = cached(Keeps(warms=[(0, 0), (0, 1), (0, 2), (0, 3)]), slots=6)
     d.open()
     assert d.predict(1, 7) == []  # two loads are on the link
     assert d.loaded(0) == ["load 0.2 1/7"]
     assert d.loaded(0, slot=1) == ["load 0.3 0/2"]
 
 
-def test_whom_another_brings_meanwhile_need_not_be_warmed_and_is_free_to_go(desk: ModuleType) -> None:
+def test_whom_another_brings_meanwhile_need_not_be_warmed_and_is_free_to_go() -> None:
     """Else it would stand in its slot as if predicted, as long as the request lasts."""
-    d = cached(desk, Keeps(warms=[(0, 0), (0, 1), (1, 5)]), slots=3)
+    d = cached(Keeps(warms=[(0, 0), (0, 1), (1, 5)]), slots=3)
     d.open()
     assert d.gate(1, 5)[:3] == ["evict 0.0 0/0", "evict 0.1 0/1", "load 0.0 1/5"]
     for slot in (0, 1, 2):
@@ -216,23 +210,23 @@ def test_whom_another_brings_meanwhile_need_not_be_warmed_and_is_free_to_go(desk
     assert d.core.snapshot().workers[0].kept == {(0, 0), (0, 1), (1, 5)}
 
 
-def test_a_closed_request_stops_warming(desk: ModuleType) -> None:
-    d = cached(desk, Keeps(warms=[(0, 0), (0, 1), (0, 2)]))
+def test_a_closed_request_stops_warming() -> None:
+    d = cached(Keeps(warms=[(0, 0), (0, 1), (0, 2)]))
     d.open()
     assert d.do(t.RequestClosed(1)) == ["unfollow 1"]  # what is on its way stays
     assert d.loaded(0) == d.loaded(0, slot=1) == []
     assert not d.core.snapshot().visits
 
 
-def test_several_workers_are_warmed_as_prefill_shares_them_out(desk: ModuleType) -> None:
-    d = cached(desk, Keeps(warms=[(0, 0), (0, 1), (0, 2), (1, 0)]), workers=3, experts=4)
+def test_several_workers_are_warmed_as_prefill_shares_them_out() -> None:
+    d = cached(Keeps(warms=[(0, 0), (0, 1), (0, 2), (1, 0)]), workers=3, experts=4)
     d.open()
-    assert {(place[0], tuple(load.expert)) for place, load in d.held.items()} == {
+    assert {(place[0], tuple(load.expert)) for place, load in d.in_slots.items()} == {
         (0, (0, 0)), (1, (0, 1)), (2, (0, 2)), (1, (1, 0)),
     }  # fmt: skip
 
 
-# --- forms ------------------------------------------------------------------------------------------------------
+# --- forms ------------------------------------------------------------------------------------------------------------
 
 
 class ByRank:
@@ -250,41 +244,41 @@ class ByRank:
 SCORES = ((0.4, 0.3, 0.2, 0.1),)
 
 
-def formed(desk: ModuleType, precision: Any, policy: Any = None, **fields: Any) -> Any:
-    d = cached(desk, policy or Cacheless(), **({"precision": precision, "experts": 4} | fields))
+def formed(precision: Any, policy: Any = None, **fields: Any) -> Driver:
+    d = cached(policy or Cacheless(), **({"precision": precision, "experts": 4} | fields))
     d.open()
     return d
 
 
-def test_loads_say_their_form(desk: ModuleType) -> None:
-    d = formed(desk, Uniform("int4"))
+def test_loads_say_their_form() -> None:
+    d = formed(Uniform("int4"))
     assert d.predict(0, 2) == ["load 0.0 0/2 int4"]
     assert d.raw[0] == t.Load(0, 0, ExpertId(0, 2), d.raw[0].load_id, "int4")
     assert d.gate(0, 1)[1] == "load 0.0 0/1 int4"
-    assert formed(desk, Uniform(FULL)).predict(0, 2) == ["load 0.0 0/2"]
+    assert formed(Uniform(FULL)).predict(0, 2) == ["load 0.0 0/2"]
 
 
-def test_the_scores_of_a_gate_decide_the_form(desk: ModuleType) -> None:
-    d = formed(desk, ByRank())
+def test_the_scores_of_a_gate_decide_the_form() -> None:
+    d = formed(ByRank())
     out = d.gate(0, chosen=((0, 1),), scores=SCORES)
     assert [x for x in out if x.startswith("load")] == ["load 0.0 0/0", "load 0.1 0/1 int4"]
 
 
-def test_a_form_that_does_not_serve_is_loaded_again_once_the_gate_says_so(desk: ModuleType) -> None:
+def test_a_form_that_does_not_serve_is_loaded_again_once_the_gate_says_so() -> None:
     """Predicted, it came as int4; it turns out to be the row's best."""
-    d = formed(desk, ByRank())
+    d = formed(ByRank())
     assert d.predict(0, 0, 1) == ["load 0.0 0/0 int4", "load 0.1 0/1 int4"]
     d.loaded(0)
     d.loaded(0, slot=1)
     assert d.gate(0, chosen=((0, 1),), scores=SCORES) == [
-        "evict 0.0 0/0", *(f"{x} last" for x in compute("0.1 0/1")), "load 0.0 0/0", f"{compute('0.0 0/0')[0]} last",
+        "evict 0.0 0/0", *(f"{x} last" for x in in_place("0.1 0/1")), "load 0.0 0/0", f"{in_place('0.0 0/0')[0]} last",
     ]  # fmt: skip
     assert (d.stats().loads, d.stats().reloads, d.stats().unused) == (3, 0, 0)
 
 
-def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself(desk: ModuleType) -> None:
+def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself() -> None:
     policy = Keeps()
-    d = formed(desk, ByRank(), policy)
+    d = formed(ByRank(), policy)
     d.gate(0, chosen=((0, 1),), scores=SCORES)
     for slot in (0, 1):
         d.loaded(0, slot=slot)
@@ -292,7 +286,7 @@ def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself(desk:
     d.token(1)
     out = d.gate(0, chosen=((1, 0),), scores=((0.3, 0.4, 0.2, 0.1),), at=P + 1)
     assert out == [
-        "evict 0.1 0/1", *compute("0.0 0/0", at=f"1@{P + 1}"), "load 0.1 0/1", *compute("0.1 0/1", at=f"1@{P + 1}"),
+        "evict 0.1 0/1", *in_place("0.0 0/0", at=f"1@{P + 1}"), "load 0.1 0/1", *in_place("0.1 0/1", at=f"1@{P + 1}"),
     ]  # fmt: skip
     assert ("left", 0, (0, 1)) in policy.asked
     assert d.stats().hits == 0
@@ -300,17 +294,17 @@ def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself(desk:
     assert d.stats().hits == 1
 
 
-def test_one_that_is_computed_just_now_serves_in_whatever_form(desk: ModuleType) -> None:
-    d = formed(desk, ByRank(), Keeps())
+def test_one_that_is_computed_just_now_serves_in_whatever_form() -> None:
+    d = formed(ByRank(), Keeps())
     d.gate(0, chosen=((0, 1),), scores=SCORES)
     d.open(2)
     out = d.gate(0, chosen=((1, 0),), scores=((0.3, 0.4, 0.2, 0.1),), request=2)
-    assert sorted(out) == compute("0.0 0/0", "0.1 0/1", at=f"2@{P}")
+    assert sorted(out) == in_place("0.0 0/0", "0.1 0/1", at=f"2@{P}")
 
 
-def test_fates_choice_in_prefill_and_in_decoding(desk: ModuleType) -> None:
+def test_fates_choice_in_prefill_and_in_decoding() -> None:
     """The least popular part of the rows in int2; loads begin with the most wanted."""
-    d = cached(desk, Keeps(), slots=4, experts=4, precision=Popular(0.25), prefill="pipelined", shadow=False)
+    d = cached(Keeps(), slots=4, experts=4, precision=Popular(0.25), prefill="pipelined", shadow=False)
     d.open(1, 8, decode=False)
     d.do(t.PassStarted(1, 0, 8, prefill=True))
     rows = {0: 1, 1: 8, 2: 5, 3: 2}  # of 16: 1, then 2, 3, 0 whose share begins at 8/16, 13/16, 15/16
@@ -322,14 +316,14 @@ def test_fates_choice_in_prefill_and_in_decoding(desk: ModuleType) -> None:
         d.computed(0, slot=slot)
     d.token(0, prompt=8)
     assert d.gate(0, at=8, chosen=((1, 3),), scores=((0.1, 0.5, 0.3, 0.4),)) == [
-        *compute("0.0 0/1", at="1@8"), "evict 0.2 0/3", "load 0.2 0/3 int4", *compute("0.2 0/3", at="1@8"),
+        *in_place("0.0 0/1", at="1@8"), "evict 0.2 0/3", "load 0.2 0/3 int4", *in_place("0.2 0/3", at="1@8"),
     ]  # fmt: skip
 
 
-def test_hobbits_choice_by_what_the_better_ones_weigh(desk: ModuleType) -> None:
-    d = formed(desk, Mixed(threshold=0.6))
+def test_hobbits_choice_by_what_the_better_ones_weigh() -> None:
+    d = formed(Mixed(threshold=0.6))
     out = d.gate(0, chosen=((0, 1),), scores=((0.7, 0.2, 0.1, 0.0),))
     assert [x for x in out if x.startswith("load")] == ["load 0.0 0/0", "load 0.1 0/1 int4"]
-    d = formed(desk, Mixed(threshold=0.6))
+    d = formed(Mixed(threshold=0.6))
     out = d.gate(0, chosen=((0, 1),), scores=((0.5, 0.4, 0.1, 0.0),))
     assert [x for x in out if x.startswith("load")] == ["load 0.0 0/0", "load 0.1 0/1"]

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from scheduler import types as t
 from scheduler.policies.placement import Costs, HostOnly, ResidentOnly
-
-P = 60
-
-
-def compute(*places: str, at: str = f"1@{P}", rows: str = "0:1", last: bool = True) -> list[str]:
-    return [f"compute {place} {at} {rows}{' last' if last else ''}" for place in places]
+from support.core_driver import Driver, P, compute
+from support.policies import LastUsed
 
 
 class Takes:
@@ -29,21 +24,21 @@ class Takes:
         return self.experts & {*missing, *resident}
 
 
-def place(desk: ModuleType, split: Any, **fields: Any) -> Any:
+def place(placement: Any, **fields: Any) -> Driver:
     """Worker 0 has slots, worker 1 is a host place."""
-    return desk.Driver(**({"mixed": (2, 0), "group": 1, "layers": 2, "split": split} | fields))
+    return Driver(**({"mixed": (2, 0), "group": 1, "layers": 2, "placement": placement} | fields))
 
 
-def test_a_host_place_has_no_slots_and_no_experts_are_assigned_to_it(desk: ModuleType) -> None:
-    d = place(desk, Takes())
+def test_a_host_place_has_no_slots_and_no_experts_are_assigned_to_it() -> None:
+    d = place(Takes())
     d.open()
     assert d.core.workers == [0, 1]
     assert d.predict(0, 3, 5) == ["load 0.0 0/3", "load 0.1 0/5"]
     assert d.gate(0, 3, 5) == compute("0.0 0/3", "0.1 0/5")
 
 
-def test_what_the_split_says_is_computed_at_once_without_a_load(desk: ModuleType) -> None:
-    d = place(desk, Takes(5))
+def test_what_the_placement_says_is_computed_at_once_without_a_load() -> None:
+    d = place(Takes(5))
     d.open()
     assert d.gate(0, 3, 5) == [
         *compute("1.0 0/5", last=False), "load 0.0 0/3", *compute("0.0 0/3"),
@@ -57,8 +52,8 @@ def test_what_the_split_says_is_computed_at_once_without_a_load(desk: ModuleType
     assert (stats.named, stats.present, stats.hits, stats.stall_s) == (2, 0, 0, 2.0)
 
 
-def test_a_layer_that_the_host_computes_alone_does_not_stall(desk: ModuleType) -> None:
-    d = place(desk, HostOnly())
+def test_a_layer_that_the_host_computes_alone_does_not_stall() -> None:
+    d = place(HostOnly())
     d.open()
     d.now = 1.0
     assert d.gate(0, 3, 5) == compute("1.0 0/3", "1.0 0/5", last=False)
@@ -67,30 +62,30 @@ def test_a_layer_that_the_host_computes_alone_does_not_stall(desk: ModuleType) -
     assert (d.stats().stall_s, d.stats().loads, d.stats().host_calls) == (0.0, 0, 2)
 
 
-def test_the_split_is_told_rows_and_costs_and_who_is_there_or_on_the_way(desk: ModuleType, world: ModuleType) -> None:
-    split = Takes()
-    d = desk.Driver(mixed=(3,), group=1, layers=1, residency=world.LastUsed(), split=split)
+def test_the_placement_is_told_rows_and_costs_and_who_is_there_or_on_the_way() -> None:
+    placement = Takes()
+    d = Driver(mixed=(3,), group=1, layers=1, residency=LastUsed(), placement=placement)
     d.do(t.WorkerJoined(1, 0, 0.0, 4.0, 2.0))
     d.do(t.WorkerJoined(2, 0, 0.0, 8.0, 4.0))
     d.do(t.WorkerJoined(3, 1, 5.0, 1.0, 0.5))  # worker 0 says nothing of its speed
     d.open()
     assert d.predict(0, 4) == ["load 0.0 0/4"]
     d.gate(0, rows={4: 2, 6: 1})
-    assert split.asked == [({6: 1}, {4: 2}, Costs(5.0, 1.0, 0.5, 6.0, 3.0), False)]
+    assert placement.asked == [({6: 1}, {4: 2}, Costs(5.0, 1.0, 0.5, 6.0, 3.0), False)]
 
 
-def test_a_prediction_that_waits_for_a_slot_is_missing(desk: ModuleType) -> None:
-    split = Takes()
-    d = place(desk, split, mixed=(1, 0))
+def test_a_prediction_that_waits_for_a_slot_is_missing() -> None:
+    placement = Takes()
+    d = place(placement, mixed=(1, 0))
     d.open()
     d.predict(0, 4, 6)
     d.gate(0, 4, 6)
-    assert split.asked[0][:2] == ({6: 1}, {4: 1})
+    assert placement.asked[0][:2] == ({6: 1}, {4: 1})
 
 
-def test_predictions_of_what_the_host_computes_are_over(desk: ModuleType) -> None:
+def test_predictions_of_what_the_host_computes_are_over() -> None:
     """Loaded, loading or queued: the slot is for others."""
-    d = place(desk, Takes(3, 5, 6), mixed=(2, 0))
+    d = place(Takes(3, 5, 6), mixed=(2, 0))
     d.open()
     assert d.predict(0, 3, 5, 6) == ["load 0.0 0/3", "load 0.1 0/5"]
     assert d.predict(1, 1, 2) == []
@@ -103,14 +98,14 @@ def test_predictions_of_what_the_host_computes_are_over(desk: ModuleType) -> Non
     assert (d.stats().unused, d.stats().present, d.stats().preempted) == (0, 1, 0)
 
 
-def test_the_host_place_with_the_least_to_do_computes(desk: ModuleType) -> None:
-    d = place(desk, HostOnly(), mixed=(1, 0, 0))
+def test_the_host_place_with_the_least_to_do_computes() -> None:
+    d = place(HostOnly(), mixed=(1, 0, 0))
     d.open()
     assert d.gate(0, 1, 2, 3) == compute("1.0 0/1", "2.0 0/2", "1.0 0/3", last=False)
 
 
-def test_what_fails_at_the_host_is_loaded_and_computed_on_the_device(desk: ModuleType) -> None:
-    d = place(desk, HostOnly())
+def test_what_fails_at_the_host_is_loaded_and_computed_on_the_device() -> None:
+    d = place(HostOnly())
     d.open()
     d.now = 1.0
     d.gate(0, 3, 5)
@@ -125,8 +120,8 @@ def test_what_fails_at_the_host_is_loaded_and_computed_on_the_device(desk: Modul
     assert (d.stats().host_calls, d.stats().loads, d.stats().reloads, d.stats().stall_s) == (1, 1, 0, 5.0)
 
 
-def test_a_host_that_is_lost_leaves_its_work_to_the_device(desk: ModuleType) -> None:
-    d = place(desk, HostOnly(), mini_batch=2)
+def test_a_host_that_is_lost_leaves_its_work_to_the_device() -> None:
+    d = place(HostOnly(), mini_batch=2)
     d.open()
     d.gate(0, rows={3: 3})
     first = d.calls[1, 0][0].call_id
@@ -135,19 +130,19 @@ def test_a_host_that_is_lost_leaves_its_work_to_the_device(desk: ModuleType) -> 
     assert d.do(t.ComputeEnded(first)) == []
     d.loaded(0)
     assert d.computed(0, 0) == [f"resume 1@{P} layer 0"]
-    assert d.gate(1, 4) == ["load 0.0 1/4", *compute("0.0 1/4")]  # nobody asks the split any more
+    assert d.gate(1, 4) == ["load 0.0 1/4", *compute("0.0 1/4")]  # nobody asks the placement any more
     assert d.stats().host_calls == 0
 
 
-def test_the_last_device_lost_fails_requests_though_a_host_is_there(desk: ModuleType) -> None:
-    d = place(desk, HostOnly())
+def test_the_last_device_lost_fails_requests_though_a_host_is_there() -> None:
+    d = place(HostOnly())
     d.open()
     assert d.lose(0) == ["unfollow 1", "fail 1: the last worker is gone: cable"]
     assert d.open(2, decode=False) == ["follow 2 from 0", "unfollow 2", "fail 2: no worker is connected"]
 
 
-def test_a_request_that_is_closed_takes_its_work_at_the_host_along(desk: ModuleType) -> None:
-    d = place(desk, HostOnly())
+def test_a_request_that_is_closed_takes_its_work_at_the_host_along() -> None:
+    d = place(HostOnly())
     d.open()
     d.gate(0, 3)
     owed = d.calls[1, 0][0].call_id
@@ -157,8 +152,8 @@ def test_a_request_that_is_closed_takes_its_work_at_the_host_along(desk: ModuleT
     assert not d.core.snapshot().workers[1].hosted
 
 
-def test_a_host_joins_in_the_middle(desk: ModuleType) -> None:
-    d = place(desk, ResidentOnly(), mixed=(2,))
+def test_a_host_joins_in_the_middle() -> None:
+    d = place(ResidentOnly(), mixed=(2,))
     d.open()
     assert d.gate(0, 3) == ["load 0.0 0/3", *compute("0.0 0/3")]
     d.loaded(0)
@@ -169,16 +164,16 @@ def test_a_host_joins_in_the_middle(desk: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("prefill", ["ahead", "pipelined", "in-turn"])
-def test_in_prefill_the_host_takes_its_part_and_waits_for_no_load(desk: ModuleType, prefill: str) -> None:
-    split = Takes(1)
-    d = place(desk, split, mixed=(4, 0), prefill=prefill, experts=4, mini_batch=2, layers=1)
+def test_in_prefill_the_host_takes_its_part_and_waits_for_no_load(prefill: str) -> None:
+    placement = Takes(1)
+    d = place(placement, mixed=(4, 0), prefill=prefill, experts=4, mini_batch=2, layers=1)
     d.open(1, 5, decode=False)
     begun = d.do(t.PassStarted(1, 0, 5, prefill=True))
     assert begun == (["load 0.0 0/0", "load 0.1 0/1"] if prefill == "ahead" else [])
     out = d.gate(0, at=0, rows={0: 1, 1: 3})
     hosted = compute("1.0 0/1", at="1@0", rows="0:2", last=False) + compute("1.0 0/1", at="1@0", rows="2:3", last=False)
     assert [x for x in out if " 1.0 " in x] == hosted
-    assert split.asked[0][3]
+    assert placement.asked[0][3]
     d.loaded(0)
     assert d.computed(1, 1) == []
     assert d.computed(0) == ["resume 1@0 layer 0"]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from scheduler import types as t
 from scheduler.policies.predictors.base import Forecast, Silent
-
-P = 60
-
-
-def compute(*places: str, at: str = f"1@{P}", rows: str = "0:1") -> list[str]:
-    return [f"compute {place} {at} {rows} last" for place in places]
+from support.core_driver import Driver, P, compute
 
 
 class Tells(Silent):
@@ -39,9 +33,9 @@ def at(layer: int, position: int = P, request: int = 1) -> t.Visit:
     return t.Visit(request, position, layer)
 
 
-def test_a_forecast_made_at_a_gate_comes_after_what_the_gate_itself_needs(desk: ModuleType) -> None:
+def test_a_forecast_made_at_a_gate_comes_after_what_the_gate_itself_needs() -> None:
     tells = Tells({at(0): [Forecast(at(1), (1, 2)), Forecast(at(0, P + 1), (5,))]})
-    d = desk.Driver(workers=1, slots=6, group=1, layers=3, predictor=tells, shadow=False)
+    d = Driver(workers=1, slots=6, group=1, layers=3, predictor=tells, shadow=False)
     d.open()
     assert d.gate(0, 3) == ["load 0.0 0/3", *compute("0.0 0/3"), "load 0.1 1/1"]
     assert d.loaded(0) == ["load 0.2 1/2"]
@@ -55,12 +49,12 @@ def test_a_forecast_made_at_a_gate_comes_after_what_the_gate_itself_needs(desk: 
         ("begun", at(0), 1, False), ("fired", at(0), {3: 1}, False), ("fired", at(1), {1: 1, 2: 1}, False),
         ("closed", 1),
     ]  # fmt: skip
-    assert d.held == {}
+    assert d.in_slots == {}
 
 
-def test_a_forecast_about_the_visit_itself_or_an_earlier_one_is_late(desk: ModuleType) -> None:
+def test_a_forecast_about_the_visit_itself_or_an_earlier_one_is_late() -> None:
     tells = Tells({at(1): [Forecast(at(1), (1, 2)), Forecast(at(0), (5,)), Forecast(at(2), (7,))]})
-    d = desk.Driver(workers=1, slots=4, group=1, layers=3, predictor=tells, shadow=False)
+    d = Driver(workers=1, slots=4, group=1, layers=3, predictor=tells, shadow=False)
     d.open()
     d.gate(0, 3)
     d.loaded(0)
@@ -69,10 +63,10 @@ def test_a_forecast_about_the_visit_itself_or_an_earlier_one_is_late(desk: Modul
     assert d.stats().late == 2
 
 
-def test_a_later_forecast_replaces_an_earlier_one_and_what_both_bring_stays(desk: ModuleType) -> None:
+def test_a_later_forecast_replaces_an_earlier_one_and_what_both_bring_stays() -> None:
     begins = [Forecast(at(1), (1, 2), (1, 2))]
     tells = Tells({at(0): [Forecast(at(1), (2, 3), (3, 2))]}, begins)
-    d = desk.Driver(workers=1, slots=4, group=1, layers=3, predictor=tells, shadow=False)
+    d = Driver(workers=1, slots=4, group=1, layers=3, predictor=tells, shadow=False)
     assert d.open() == ["load 0.0 1/1", "load 0.1 1/2"]
     d.loaded(0)
     d.loaded(0, slot=1)
@@ -84,22 +78,17 @@ def test_a_later_forecast_replaces_an_earlier_one_and_what_both_bring_stays(desk
     assert (d.stats().overall.recall, d.stats().unused) == (1.0, 0)
 
 
-def test_predicted_and_not_brought_counts_for_recall_and_is_loaded_late(desk: ModuleType) -> None:
+def test_predicted_and_not_brought_counts_for_recall_and_is_loaded_late() -> None:
     tells = Tells({}, [Forecast(at(0), (1, 2), ())])
-    d = desk.Driver(workers=1, slots=4, group=1, layers=3, predictor=tells, shadow=False)
+    d = Driver(workers=1, slots=4, group=1, layers=3, predictor=tells, shadow=False)
     assert d.open() == []
     assert d.gate(0, 1) == ["load 0.0 0/1", *compute("0.0 0/1")]
     assert (d.stats().overall.recall, d.stats().reloads, d.stats().in_time) == (1.0, 1, 0)
 
 
-def prefilling(d: Any, tokens: int = 16) -> list[str]:
-    d.open(1, tokens, decode=False)
-    return list(d.do(t.PassStarted(1, 0, tokens, prefill=True)))
-
-
-def test_pipelined_prefill_loads_after_the_gate_most_rows_first_and_computes_as_loads_end(desk: ModuleType) -> None:
-    d = desk.Driver(workers=1, slots=3, group=1, layers=1, experts=4, prefill="pipelined", shadow=False)
-    assert prefilling(d) == []
+def test_pipelined_prefill_loads_after_the_gate_most_rows_first_and_computes_as_loads_end() -> None:
+    d = Driver(workers=1, slots=3, group=1, layers=1, experts=4, prefill="pipelined", shadow=False)
+    assert d.prefill() == []
     assert d.gate(0, at=0, rows={0: 1, 1: 9, 2: 6}) == [
         "load 0.0 0/1", *compute("0.0 0/1", at="1@0", rows="0:9"),
         "load 0.1 0/2", *compute("0.1 0/2", at="1@0", rows="0:6"),
@@ -108,21 +97,19 @@ def test_pipelined_prefill_loads_after_the_gate_most_rows_first_and_computes_as_
     assert (d.stats().reloads, d.stats().loads) == (0, 3)
 
 
-def test_pipelined_prefill_gives_each_expert_its_worker(desk: ModuleType) -> None:
+def test_pipelined_prefill_gives_each_expert_its_worker() -> None:
     """As prefill that loads ahead shares them out, so that what stays is found where it is."""
-    d = desk.Driver(workers=3, layers=2, experts=4, prefill="pipelined", shadow=False)
-    prefilling(d)
+    d = Driver(workers=3, layers=2, experts=4, prefill="pipelined", shadow=False)
+    d.prefill()
     loads = [x for x in d.gate(0, at=0, rows=dict.fromkeys(range(4), 1)) if x.startswith("load")]
     assert loads == ["load 0.0 0/0", "load 1.0 0/1", "load 2.0 0/2"]  # 0/3 is worker 0's, too
 
 
-def test_pipelined_prefill_can_be_foreseen(desk: ModuleType) -> None:
+def test_pipelined_prefill_can_be_foreseen() -> None:
     """Fate: the next layer's most popular experts are loaded before its gate."""
     tells = Tells({at(0, 0): [Forecast(at(1, 0), (2, 0), (2, 0))]})
-    d = desk.Driver(
-        workers=1, slots=4, group=1, layers=2, experts=4, prefill="pipelined", shadow=False, predictor=tells
-    )
-    prefilling(d)
+    d = Driver(workers=1, slots=4, group=1, layers=2, experts=4, prefill="pipelined", shadow=False, predictor=tells)
+    d.prefill()
     assert d.gate(0, at=0, rows={1: 16}) == ["load 0.0 0/1", *compute("0.0 0/1", at="1@0", rows="0:16"), "load 0.1 1/2"]
     assert d.loaded(0) == ["load 0.2 1/0"]
     d.computed(0)
@@ -134,8 +121,8 @@ def test_pipelined_prefill_can_be_foreseen(desk: ModuleType) -> None:
     assert (d.stats().unused, d.stats().overall.activated) == (1, 0)  # recall is decoding's
 
 
-def test_in_decoding_whom_the_gate_likes_best_is_loaded_first(desk: ModuleType) -> None:
-    d = desk.Driver(workers=1, slots=4, group=1, layers=1, experts=4, prefill="pipelined", shadow=False)
+def test_in_decoding_whom_the_gate_likes_best_is_loaded_first() -> None:
+    d = Driver(workers=1, slots=4, group=1, layers=1, experts=4, prefill="pipelined", shadow=False)
     d.open()
     out = d.gate(0, chosen=((3, 1),), scores=((0.1, 0.3, 0.0, 0.6),))
     assert [x for x in out if x.startswith("load")] == ["load 0.0 0/3", "load 0.1 0/1"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from types import ModuleType
 from typing import Any
 
 from scheduler import types as t
 from scheduler.policies.predictors.base import Forecast, Silent
+from support.core_driver import Driver, P
+from support.policies import LastUsed
 
-P = 60
 SCORES = ((0.4, 0.3, 0.2, 0.1),)
 
 
@@ -42,14 +42,14 @@ class Attends(Silent):
         return list(self.forecasts)
 
 
-def router(desk: ModuleType, *rows: tuple[int, ...], **fields: Any) -> Any:
-    d = desk.Driver(**({"workers": 2, "layers": 2, "experts": 4, "router": Says(*rows)} | fields))
+def router(*rows: tuple[int, ...], **fields: Any) -> Driver:
+    d = Driver(**({"workers": 2, "layers": 2, "experts": 4, "router": Says(*rows)} | fields))
     d.open()
     return d
 
 
-def test_experts_in_place_of_the_gates_are_loaded_and_computed_and_told_first(desk: ModuleType) -> None:
-    d = router(desk, (0, 2))
+def test_experts_in_place_of_the_gates_are_loaded_and_computed_and_told_first() -> None:
+    d = router((0, 2))
     assert d.gate(0, chosen=((0, 1),), scores=SCORES) == [
         f"route 1@{P} layer 0: 0 2, here ", "load 0.0 0/0", f"compute 0.0 0/0 1@{P} 0:1 last",
         "load 1.0 0/2", f"compute 1.0 0/2 1@{P} 0:1 last",
@@ -57,22 +57,22 @@ def test_experts_in_place_of_the_gates_are_loaded_and_computed_and_told_first(de
     assert (d.stats().named, d.stats().present, d.stats().overall.activated) == (2, 0, 0)
 
 
-def test_the_router_is_told_what_is_in_a_slot_and_not_what_is_on_its_way(desk: ModuleType) -> None:
-    d = router(desk, (0, 1))
+def test_the_router_is_told_what_is_in_a_slot_and_not_what_is_on_its_way() -> None:
+    d = router((0, 1))
     d.predict(0, 2, 3)
     d.loaded(0)
     d.gate(0, chosen=((0, 1),), scores=SCORES)
     assert d.core.strategy.router.asked == [(((0, 1),), SCORES, {2})]
 
 
-def test_an_unchanged_choice_needs_no_word(desk: ModuleType) -> None:
-    d = router(desk, (0, 1))
+def test_an_unchanged_choice_needs_no_word() -> None:
+    d = router((0, 1))
     assert d.gate(0, chosen=((0, 1),), scores=SCORES)[0] == "load 0.0 0/0"
 
 
-def test_rows_are_counted_anew_and_an_expert_that_nobody_computes_any_more_is_dropped(desk: ModuleType) -> None:
+def test_rows_are_counted_anew_and_an_expert_that_nobody_computes_any_more_is_dropped() -> None:
     """Two tokens of one pass. Recall asks what the gate named, all the same."""
-    d = router(desk, (0, 2), (2,))
+    d = router((0, 2), (2,))
     d.predict(0, 1)
     d.loaded(0)
     assert d.gate(0, chosen=((0, 1), (1, 2)), scores=SCORES * 2) == [
@@ -83,17 +83,17 @@ def test_rows_are_counted_anew_and_an_expert_that_nobody_computes_any_more_is_dr
     assert d.stats().overall.activated == 3
 
 
-def test_prefill_is_routed_by_the_gate_alone(desk: ModuleType) -> None:
-    d = desk.Driver(workers=2, layers=1, experts=4, router=Says((3,)), prefill="pipelined", shadow=False)
+def test_prefill_is_routed_by_the_gate_alone() -> None:
+    d = Driver(workers=2, layers=1, experts=4, router=Says((3,)), prefill="pipelined", shadow=False)
     d.open(1, 4, decode=False)
     d.do(t.PassStarted(1, 0, 4, prefill=True))
     assert d.gate(0, at=0, chosen=((0, 1),), scores=SCORES)[0] == "load 0.0 0/0"
     assert d.core.strategy.router.asked == []
 
 
-def test_a_predictor_with_attention_is_helped_by_who_is_there_already(desk: ModuleType) -> None:
+def test_a_predictor_with_attention_is_helped_by_who_is_there_already() -> None:
     """The main model needs to know whose part it may compute by itself."""
-    d = desk.Driver(workers=2, layers=2, experts=4, predictor=Attends(), shadow=False)
+    d = Driver(workers=2, layers=2, experts=4, predictor=Attends(), shadow=False)
     d.open()
     d.predict(0, 1, 3)
     d.loaded(0)
@@ -103,15 +103,11 @@ def test_a_predictor_with_attention_is_helped_by_who_is_there_already(desk: Modu
     assert d.gate(1, 2)[0] == f"route 1@{P} layer 1: as chosen, here "
 
 
-def test_what_is_foreseen_becomes_loads_in_the_order_to_bring_and_recall_of_all(
-    desk: ModuleType, world: ModuleType
-) -> None:
+def test_what_is_foreseen_becomes_loads_in_the_order_to_bring_and_recall_of_all() -> None:
     """Two are predicted, one of them is there: the other, and one more, are brought."""
     visit = t.Visit(1, P, 1)
     attends = Attends(Forecast(visit, (0, 1), (3, 0)))
-    d = desk.Driver(
-        workers=1, slots=4, group=1, layers=2, experts=4, predictor=attends, shadow=False, residency=world.LastUsed()
-    )
+    d = Driver(workers=1, slots=4, group=1, layers=2, experts=4, predictor=attends, shadow=False, residency=LastUsed())
     d.open(2)
     d.gate(1, 1, request=2)
     d.loaded(0)
@@ -127,8 +123,8 @@ def test_what_is_foreseen_becomes_loads_in_the_order_to_bring_and_recall_of_all(
     assert (d.stats().reloads, d.stats().unused, d.stats().in_time) == (1, 1, 1)
 
 
-def test_what_is_foreseen_too_late_or_for_nobody_is_nothing(desk: ModuleType) -> None:
-    d = desk.Driver(workers=1, layers=2, experts=4, shadow=False, predictor=Attends(Forecast(t.Visit(1, P, 0), (0,))))
+def test_what_is_foreseen_too_late_or_for_nobody_is_nothing() -> None:
+    d = Driver(workers=1, layers=2, experts=4, shadow=False, predictor=Attends(Forecast(t.Visit(1, P, 0), (0,))))
     assert d.foresee(0, *SCORES) == []
     assert d.core.strategy.predictor.asked == []
     d.open()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 from scheduler import types as t
 from scheduler.core.tempo import Tempo
 from scheduler.policies.predictors.base import Silent
-
-P = 60
+from support.core_driver import Driver, P
 
 
 def test_a_layer_is_from_gate_to_gate_without_the_stall_between() -> None:
@@ -38,7 +34,7 @@ class Paced(Silent):
         self.told.append((load_s, layer_s))
 
 
-def through(d: Any, index: int, begins: float) -> None:
+def through(d: Driver, index: int, begins: float) -> None:
     """Two layers; each expert's load takes 5 s after its gate, its computation 1 s, attention 2 s."""
     d.now = begins
     d.token(index)
@@ -51,9 +47,9 @@ def through(d: Any, index: int, begins: float) -> None:
         d.computed(0)
 
 
-def test_a_predictor_is_told_at_each_pass_once_both_are_known(desk: ModuleType) -> None:
+def test_a_predictor_is_told_at_each_pass_once_both_are_known() -> None:
     predictor = Paced()
-    d = desk.Driver(mixed=(), workers=1, layers=2, experts=4, group=1, shadow=False, predictor=predictor)
+    d = Driver(mixed=(), workers=1, layers=2, experts=4, group=1, shadow=False, predictor=predictor)
     d.do(t.WorkerLost(0, "to come again, as one that says how fast it loads"))
     d.do(t.WorkerJoined(0, 1, 0.5))
     d.do(t.RequestOpened(1, P))
@@ -63,18 +59,18 @@ def test_a_predictor_is_told_at_each_pass_once_both_are_known(desk: ModuleType) 
     assert predictor.told == [(0.5, 3.0)]  # 2 s attention and 1 s expert
 
 
-def test_nothing_is_told_where_no_worker_says_how_fast_it_loads(desk: ModuleType) -> None:
+def test_nothing_is_told_where_no_worker_says_how_fast_it_loads() -> None:
     predictor = Paced()
-    d = desk.Driver(workers=1, layers=2, experts=4, group=1, shadow=False, predictor=predictor)
+    d = Driver(workers=1, layers=2, experts=4, group=1, shadow=False, predictor=predictor)
     d.do(t.RequestOpened(1, P))
     through(d, 0, 100.0)
     through(d, 1, 200.0)
     assert predictor.told == []
 
 
-def test_prefill_is_not_measured(desk: ModuleType) -> None:
+def test_prefill_is_not_measured() -> None:
     predictor = Paced()
-    d = desk.Driver(workers=1, layers=2, experts=4, group=1, shadow=False, predictor=predictor, prefill="pipelined")
+    d = Driver(workers=1, layers=2, experts=4, group=1, shadow=False, predictor=predictor, prefill="pipelined")
     d.do(t.WorkerJoined(1, 1, 0.5))
     d.do(t.RequestOpened(1, 4))
     d.do(t.PassStarted(1, 0, 4, prefill=True))

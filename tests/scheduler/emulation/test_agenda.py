@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -36,6 +37,17 @@ class World:
 
     def act(self, what: Any) -> Callable[[], None]:
         return lambda: self.done.append((what, self.as_of.at, threading.current_thread()))
+
+    def noted(self) -> threading.Event:
+        """Set once something more has been put down."""
+        put, at = threading.Event(), self.agenda.at
+
+        def note(*said: Any, **more: Any) -> None:
+            at(*said, **more)
+            put.set()
+
+        self.agenda.at = note  # type: ignore[method-assign]
+        return put
 
     def until(self, moment: float) -> None:
         """The clock says `moment`, and all that is due by then has been done."""
@@ -189,14 +201,23 @@ def test_whoever_waits_too_long_hears_so_and_it_is_not_done_afterwards(
 def test_what_has_begun_when_patience_ends_is_known_to_whoever_waits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
+
+    class Impatient(Future[int]):
+        """Whoever waits has no patience left as soon as it has begun, and then a little more."""
+
+        def result(self, timeout: float | None = None) -> int:
+            if not go.is_set():
+                assert begun.wait(WAIT_S)
+                go.set()
+                raise TimeoutError
+            return super().result(timeout)
 
     def slow() -> int:
-        monkeypatch.setattr(module, "PATIENCE_S", WAIT_S)
-        threading.Timer(0.5, go.set).start()
+        begun.set()
         return 7 if go.wait(WAIT_S) else 0
 
-    monkeypatch.setattr(module, "PATIENCE_S", 0.25)
+    monkeypatch.setattr(module, "Future", Impatient)
     assert world.agenda.wait(0.0, slow) == 7
 
 
@@ -312,10 +333,10 @@ def test_what_comes_while_the_last_are_being_done_does_not_overtake_them(world: 
 
 def test_close_lets_those_go_who_wait(world: World) -> None:
     found: list[int] = []
+    put = world.noted()
     waiting = threading.Thread(target=lambda: found.append(world.agenda.wait(1e6, lambda: 3)))
     waiting.start()
-    while not world.agenda._heap:
-        time.sleep(0.001)
+    assert put.wait(WAIT_S)
     world.agenda.close()
     waiting.join(WAIT_S)
     assert found == [3]

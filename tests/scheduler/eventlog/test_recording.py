@@ -39,18 +39,18 @@ SHAPE = t.ModelShape(layers=(1, 2, 5), experts=4, top_k=2, hidden=8, context=100
 CHOICES = Choices(SHAPE, 2, Alignment(1, 2), 16)
 
 
-class Watched(Core):
+def watched(recorder: Recorder, choices: Choices) -> Core:
     """A core that tells a recorder, as the engine does."""
+    core = make_core(choices)
+    handle = core.handle
 
-    def __init__(self, recorder: Recorder, choices: Choices) -> None:
-        made = make_core(choices)
-        self.__dict__.update(made.__dict__)
-        self._made, self._recorder = made, recorder
-
-    def handle(self, event: t.Event, now: float) -> list[t.Command]:
-        commands = list(self._made.handle(event, now))
-        self._recorder.decided(event, now, commands)
+    def tell(event: t.Event, now: float) -> list[t.Command]:
+        commands = handle(event, now)
+        recorder.decided(event, now, commands)
         return commands
+
+    core.handle = tell  # type: ignore[method-assign]
+    return core
 
 
 def recorded(scenario: Scenario, recall: float | None = 0.8) -> tuple[Recorder, Outcome]:
@@ -58,7 +58,7 @@ def recorded(scenario: Scenario, recall: float | None = 0.8) -> tuple[Recorder, 
     recorder = Recorder({"model": "none"}, scenario.choices)
     links = MainLinks(scenario.profile, scenario.prefill == "ahead")
     workload = random_workload(scenario, recall, 3)
-    core = Watched(recorder, scenario.choices)
+    core = watched(recorder, scenario.choices)
     waits = TimeBreakdown(scenario.profile.load_s, predicted=True)
     world = World(core, scenario.profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits)
     world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep")
@@ -327,13 +327,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_log_that_outgrows_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMIT_BYTES", 1000)
     recorder = Recorder({}, CHOICES)
-    for number in range(1000):
+    head = len(recorder.take())
+    recorder.decided(t.RequestOpened(0, 10), 0.0, [])
+    event_bytes = len(recorder.take()) - head
+    monkeypatch.setattr(module, "LIMIT_BYTES", 1000)
+    for number in range(1, 1000):
         recorder.decided(t.RequestOpened(number, 10), 0.0, [])
-    assert sum(map(len, recorder._parts)) < 2000
-    with pytest.raises(ConfigError, match="outgrown"):
+    with pytest.raises(ConfigError, match=r"outgrown 0 MiB after \d+ events") as caught:
         recorder.take()
+    kept = int(str(caught.value).split(" events")[0].split()[-1])
+    assert 1000 < kept * event_bytes < 2000
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

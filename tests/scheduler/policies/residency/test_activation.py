@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduler.errors import ConfigError
 from scheduler.policies.residency.activation import EPSILON, ActivationAware
 from scheduler.types import ExpertId, ModelShape, Visit
+from support.cache_driver import Device
 
 SHAPE = ModelShape((1, 2, 5, 8), 3, 1)
 EVERYONE = [ExpertId(layer, number) for layer in SHAPE.layers for number in range(3)]
@@ -57,10 +58,10 @@ def test_requests_under_way_are_added_and_those_that_are_over_are_forgotten() ->
     assert policy.priority(ExpertId(1, 2)) == pytest.approx(0.5 + EPSILON), "heard of again: it begins anew"
 
 
-def test_on_a_device(device: type) -> None:
+def test_on_a_device() -> None:
     """What this request used often stays, however long ago."""
     shape = ModelShape((0, 1), 4, 1)
-    cache = device(ActivationAware(shape), shape, 3)
+    cache = Device(ActivationAware(shape), shape, 3)
     cache.gate(0, {0: 5, 1: 1}, prefill=True)
     cache.gate(1, {2: 6}, prefill=True)
     for number in (1, 3, 1, 3):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scheduler.errors import ConfigError
 from scheduler.policies.residency.arc import ARC, AdaptiveReplacement, ShallowARC
 from scheduler.types import ExpertId, ModelShape
+from support.cache_driver import Device
 
 ONE_LAYER = ModelShape((0,), 12, 2)
 
@@ -100,9 +101,9 @@ def numbers(letters: str) -> list[int]:
     return ["abcdefghi".index(letter) for letter in letters]
 
 
-def test_a_trace_worked_by_hand(device: type) -> None:
+def test_a_trace_worked_by_hand() -> None:
     policy, reference = ARC(ONE_LAYER), Published(3)
-    cache = device(policy, ONE_LAYER, 3)
+    cache = Device(policy, ONE_LAYER, 3)
     for step, (asked, hit, p, *lists) in enumerate(WORKED):
         [number] = numbers(asked)
         expected = (p, *map(numbers, lists))
@@ -114,9 +115,9 @@ def test_a_trace_worked_by_hand(device: type) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(1, 6), st.lists(st.integers(0, 11), max_size=150))
-def test_every_step_is_the_published_algorithms(device: type, slots: int, asked: list[int]) -> None:
+def test_every_step_is_the_published_algorithms(slots: int, asked: list[int]) -> None:
     policy, reference = ARC(ONE_LAYER), Published(slots)
-    cache = device(policy, ONE_LAYER, slots)
+    cache = Device(policy, ONE_LAYER, slots)
     for number in asked:
         assert cache.gate(0, [number]) == [reference.request(number)]
         assert state(policy.lists) == reference.state
@@ -127,9 +128,9 @@ def test_every_step_is_the_published_algorithms(device: type, slots: int, asked:
         assert 0 <= lists.p <= slots
 
 
-def test_a_scan_does_not_wash_out_what_is_used_often(device: type) -> None:
+def test_a_scan_does_not_wash_out_what_is_used_often() -> None:
     """What ARC is for: a loop over many experts passes by the two that every second access wants."""
-    cache = device(ARC(ONE_LAYER), ONE_LAYER, 4)
+    cache = Device(ARC(ONE_LAYER), ONE_LAYER, 4)
     for _ in range(2):
         cache.gate(0, [0])
         cache.gate(0, [1])
@@ -169,9 +170,9 @@ def test_a_prediction_is_no_use() -> None:
     assert (lists.p, lists.t2, lists.b1) == (1, ["a", "c"], []), "a right one is a miss that B1 remembered"
 
 
-def test_a_predicted_expert_is_used_once_by_the_gate_that_it_was_loaded_for(device: type) -> None:
+def test_a_predicted_expert_is_used_once_by_the_gate_that_it_was_loaded_for() -> None:
     policy = ARC(ONE_LAYER)
-    cache = device(policy, ONE_LAYER, 4)
+    cache = Device(policy, ONE_LAYER, 4)
     cache.predict(0, [5, 6])
     assert cache.gate(0, [5]) == [True]
     assert state(policy.lists)[1:3] == ([6, 5], [])
@@ -235,9 +236,9 @@ def test_a_boundary_outside_the_model_is_refused(shallow: int) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(2, 26), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=120))
-def test_each_layer_is_an_arc_of_its_own(device: type, slots: int, asked: list[tuple[int, int]]) -> None:
+def test_each_layer_is_an_arc_of_its_own(slots: int, asked: list[tuple[int, int]]) -> None:
     policy = ShallowARC(SIX, 2)
-    cache = device(policy, SIX, slots)
+    cache = Device(policy, SIX, slots)
     references = {layer: Published(share) for layer, share in policy.share.items() if share}
     for layer, number in asked:
         reference = references.get(layer)

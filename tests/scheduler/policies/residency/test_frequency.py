@@ -15,6 +15,7 @@ from scheduler.policies.residency.frequency import Frequent
 from scheduler.policies.residency.sensitivity import LayerShares, fewest
 from scheduler.policies.residency.shares import Shares
 from scheduler.types import ExpertId, ModelShape, Visit
+from support.cache_driver import Device
 
 SHAPE = ModelShape((0, 1), 8, 2)
 
@@ -23,16 +24,16 @@ def there(cache, layer: int) -> set[int]:
     return {expert.expert for expert, kept in cache.kept.items() if expert.layer == layer and kept}
 
 
-def prefilled(device: type, slots: int, **options: int):
+def prefilled(slots: int, **options: int) -> tuple[Frequent, Device]:
     policy = Frequent(SHAPE, **options)
-    cache = device(policy, SHAPE, slots)
+    cache = Device(policy, SHAPE, slots)
     cache.gate(0, {0: 1, 1: 4, 2: 2, 3: 3, 4: 1}, prefill=True)
     cache.gate(1, {0: 2, 5: 9, 6: 5, 7: 6}, prefill=True)
     return policy, cache
 
 
-def test_filled_with_what_prefill_activated_most(device: type) -> None:
-    policy, cache = prefilled(device, 8)
+def test_filled_with_what_prefill_activated_most() -> None:
+    policy, cache = prefilled(8)
     assert list(policy.share.values()) == [3, 3]
     assert list(policy.warm(8)) == [(1, 5), (1, 7), (1, 6), (0, 1), (0, 3), (0, 2)]
     assert cache.loads == 9
@@ -41,9 +42,9 @@ def test_filled_with_what_prefill_activated_most(device: type) -> None:
     assert cache.loads == 9, "they stayed when prefill loaded them"
 
 
-def test_what_prefill_loaded_before_its_gates_is_put_right(device: type) -> None:
+def test_what_prefill_loaded_before_its_gates_is_put_right() -> None:
     policy = Frequent(SHAPE)
-    cache = device(policy, SHAPE, 8)
+    cache = Device(policy, SHAPE, 8)
     cache.predict(0, range(5))
     cache.gate(0, {0: 1, 1: 4, 2: 2, 3: 3, 4: 1}, prefill=True)
     assert there(cache, 0) == {0, 1, 2}
@@ -57,10 +58,10 @@ def test_what_prefill_loaded_before_its_gates_is_put_right(device: type) -> None
     st.integers(2, 15),
     st.lists(st.dictionaries(st.integers(0, 7), st.integers(1, 5), min_size=1), min_size=2, max_size=12),
 )
-def test_prefill_leaves_the_most_frequent_in_each_layer(device: type, slots: int, gates: list[dict[int, int]]) -> None:
+def test_prefill_leaves_the_most_frequent_in_each_layer(slots: int, gates: list[dict[int, int]]) -> None:
     """Chunks of one prompt; what stays after warm() is a most frequent set, by counting."""
     policy = Frequent(SHAPE)
-    cache = device(policy, SHAPE, slots)
+    cache = Device(policy, SHAPE, slots)
     counts: list[Counter[int]] = [Counter(), Counter()]
     for chunk, named in enumerate(gates):
         cache.gate(chunk % 2, named, prefill=True)
@@ -72,8 +73,8 @@ def test_prefill_leaves_the_most_frequent_in_each_layer(device: type, slots: int
         assert stay == sorted(counts[layer].values(), reverse=True)[:share]
 
 
-def test_only_what_was_predicted_comes_in_for_the_least_frequent(device: type) -> None:
-    policy, cache = prefilled(device, 8)
+def test_only_what_was_predicted_comes_in_for_the_least_frequent() -> None:
+    policy, cache = prefilled(8)
     cache.warm()
     assert cache.gate(0, [0, 7]) == [False, False]
     assert there(cache, 0) == {1, 2, 3}, "loaded because the gate named them: they go again"
@@ -88,8 +89,8 @@ def test_only_what_was_predicted_comes_in_for_the_least_frequent(device: type) -
     assert there(cache, 0) == {1, 2, 4}, "5 was activated once"
 
 
-def test_a_named_expert_displaces_nobody(device: type) -> None:
-    policy, cache = prefilled(device, 8)
+def test_a_named_expert_puts_out_nobody() -> None:
+    policy, cache = prefilled(8)
     cache.warm()
     cache.gate(1, [5])
     wanted = ExpertId(0, 7)
@@ -101,8 +102,8 @@ def test_a_named_expert_displaces_nobody(device: type) -> None:
     assert policy.full(wanted), "for the next token it may be predicted"
 
 
-def test_the_next_prompt_counts_anew(device: type) -> None:
-    _, cache = prefilled(device, 8)
+def test_the_next_prompt_counts_anew() -> None:
+    _, cache = prefilled(8)
     cache.warm()
     cache.gate(0, {0: 1, 4: 2, 7: 3}, prefill=True, request=1)
     cache.gate(1, {0: 1}, prefill=True, request=1)
@@ -133,7 +134,7 @@ def test_what_a_greedy_choice_would_miss() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 7)), max_size=80))
-def test_misses_at_every_size_are_those_of_lru_caches_that_were_run(device: type, asked: list[tuple[int, int]]) -> None:
+def test_misses_at_every_size_are_those_of_lru_caches_that_were_run(asked: list[tuple[int, int]]) -> None:
     policy = LayerShares(SHAPE, period=10_000)
     for layer, number in asked:
         policy.observed(Visit(0, 0, layer), {number: 1}, (), False)
@@ -163,14 +164,14 @@ def test_predicted_loads_weigh_less() -> None:
     assert policy.missed(0)[0] == pytest.approx(policy.missed(1)[0] / 4), "a hit is no load"
 
 
-def test_a_layer_that_gains_more_gets_more(device: type) -> None:
+def test_a_layer_that_gains_more_gets_more() -> None:
     """Layer 0 wants any of eight, layer 1 one of five by turns: LRU gains nothing by one slot more there, until it has
     five. Against the same cache with equal shares."""
     draw = Random(5)
     asked = [(draw.randrange(8), turn % 5) for turn in range(400)]
     hits = {}
     for policy in (Shares(SHAPE), LayerShares(SHAPE, period=16)):
-        cache = device(policy, SHAPE, 9)
+        cache = Device(policy, SHAPE, 9)
         hits[type(policy)] = sum(cache.gate(0, [a])[0] + cache.gate(1, [b])[0] for a, b in asked)
     assert list(policy.share.values()) == [2, 5]
     assert hits[LayerShares] > 1.5 * hits[Shares]

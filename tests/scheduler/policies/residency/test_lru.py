@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +19,9 @@ from scheduler.policies.residency.scores import RecentScore, ScoreWindow
 from scheduler.policies.residency.sensitivity import LayerShares
 from scheduler.policies.residency.shares import Shares, evenly
 from scheduler.types import ExpertId, ModelShape, Visit
+from support.cache_driver import Device
+from support.plan import Plan, choosing_plan
+from support.world import live
 
 SHAPE = ModelShape((1, 3, 5), 4, 2)
 KEYS = st.tuples(st.sampled_from(SHAPE.layers), st.integers(0, 3))
@@ -31,8 +32,8 @@ ALL: list[Callable[[ModelShape], Residency]] = [
 
 @settings(max_examples=50)
 @given(st.integers(1, 8), st.lists(KEYS, max_size=100))
-def test_lru_against_brute_force(device: type, slots: int, asked: list[tuple[int, int]]) -> None:
-    cache = device(LRU(SHAPE), SHAPE, slots)
+def test_lru_against_brute_force(slots: int, asked: list[tuple[int, int]]) -> None:
+    cache = Device(LRU(SHAPE), SHAPE, slots)
     for i, key in enumerate(asked):
         before = list(dict.fromkeys(reversed(asked[:i])))
         assert cache.gate(key[0], [key[1]]) == [key in before[:slots]]
@@ -40,8 +41,8 @@ def test_lru_against_brute_force(device: type, slots: int, asked: list[tuple[int
 
 @settings(max_examples=50)
 @given(st.integers(1, 8), st.lists(KEYS, max_size=100))
-def test_lfu_against_brute_force(device: type, slots: int, asked: list[tuple[int, int]]) -> None:
-    cache = device(LFU(SHAPE), SHAPE, slots)
+def test_lfu_against_brute_force(slots: int, asked: list[tuple[int, int]]) -> None:
+    cache = Device(LFU(SHAPE), SHAPE, slots)
     there: set[tuple[int, int]] = set()
     for i, key in enumerate(asked):
         assert cache.gate(key[0], [key[1]]) == [key in there]
@@ -52,8 +53,8 @@ def test_lfu_against_brute_force(device: type, slots: int, asked: list[tuple[int
         there.add(key)
 
 
-def test_rows_are_one_use(device: type) -> None:
-    cache = device(LFU(SHAPE), SHAPE, 2)
+def test_rows_are_one_use() -> None:
+    cache = Device(LFU(SHAPE), SHAPE, 2)
     cache.gate(1, {0: 9})
     cache.gate(1, [1])
     cache.gate(1, [1])
@@ -61,8 +62,8 @@ def test_rows_are_one_use(device: type) -> None:
     assert set(cache.kept) == {(1, 1), (1, 2)}
 
 
-def test_a_predicted_load_is_not_the_next_to_go(device: type) -> None:
-    cache = device(LRU(SHAPE), SHAPE, 3)
+def test_a_predicted_load_is_not_the_next_to_go() -> None:
+    cache = Device(LRU(SHAPE), SHAPE, 3)
     cache.gate(1, [0])
     cache.gate(1, [1])
     cache.predict(3, [2])
@@ -70,9 +71,9 @@ def test_a_predicted_load_is_not_the_next_to_go(device: type) -> None:
     assert set(cache.kept) == {(1, 1), (3, 2), (3, 3)}
 
 
-def test_the_hot_set_is_the_first_prefills(device: type) -> None:
+def test_the_hot_set_is_the_first_prefills() -> None:
     policy = Static(SHAPE, passing=2)
-    cache = device(policy, SHAPE, 5)
+    cache = Device(policy, SHAPE, 5)
     cache.gate(1, {0: 1, 1: 5, 2: 2, 3: 2}, prefill=True)
     cache.gate(3, {0: 4, 3: 6}, prefill=True)
     cache.gate(5, {1: 9, 2: 1}, prefill=True)
@@ -93,8 +94,8 @@ def test_the_hot_set_is_the_first_prefills(device: type) -> None:
     assert policy.hot == ((5, 1), (3, 3))
 
 
-def test_without_a_prefill_the_hot_set_is_still_open(device: type) -> None:
-    cache = device(Static(SHAPE), SHAPE, 3)
+def test_without_a_prefill_the_hot_set_is_still_open() -> None:
+    cache = Device(Static(SHAPE), SHAPE, 3)
     cache.warm()
     cache.gate(1, [0])
     assert cache.gate(1, [0]) == [True]
@@ -131,10 +132,10 @@ def test_slots_that_nobody_stays_in(slots: int, passing: int, kept: int) -> None
 
 @settings(max_examples=50)
 @given(st.integers(4, 11), st.lists(KEYS, max_size=100))
-def test_a_share_is_an_lru_of_its_own(device: type, slots: int, asked: list[tuple[int, int]]) -> None:
+def test_a_share_is_an_lru_of_its_own(slots: int, asked: list[tuple[int, int]]) -> None:
     """As mixtral-offloading has it: whatever other layers do."""
     policy = Shares(SHAPE)
-    cache = device(policy, SHAPE, slots)
+    cache = Device(policy, SHAPE, slots)
     for i, key in enumerate(asked):
         before = list(dict.fromkeys(used for used in reversed(asked[:i]) if used[0] == key[0]))
         assert cache.gate(key[0], [key[1]]) == [key in before[: policy.share[key[0]]]]
@@ -154,11 +155,11 @@ STEPS = st.lists(
 @settings(max_examples=20)
 @given(slots=st.integers(1, 12), steps=STEPS)
 def test_on_a_device(
-    device: type, policy: Callable[[ModelShape], Residency], slots: int, steps: list[tuple[str, int, set[int]]]
+    policy: Callable[[ModelShape], Residency], slots: int, steps: list[tuple[str, int, set[int]]]
 ) -> None:
     """Every gate is served, never more is held than there are slots, and never more of a layer than its share."""
     made = policy(SHAPE)
-    cache = device(made, SHAPE, slots)
+    cache = Device(made, SHAPE, slots)
     for kind, ordinal, experts in steps:
         layer = SHAPE.layers[ordinal]
         if kind == "predict":
@@ -182,10 +183,10 @@ def test_on_a_device(
 
 
 @pytest.mark.parametrize("policy", [Shares, ShallowARC, LayerShares])
-def test_shares_that_shrink_are_kept_to_again(device: type, policy: Callable[[ModelShape], Shares]) -> None:
+def test_shares_that_shrink_are_kept_to_again(policy: Callable[[ModelShape], Shares]) -> None:
     shape = ModelShape((1, 3, 5), 8, 2)
     made = policy(shape)
-    cache = device(made, shape, 14)
+    cache = Device(made, shape, 14)
     for layer in shape.layers:
         for first in (0, 2, 4):
             cache.gate(layer, [first, first + 1])
@@ -219,18 +220,19 @@ def test_who_makes_room_where_layers_have_shares() -> None:
 
 
 @pytest.mark.parametrize("policy", ALL)
-def test_in_the_cores_random_world(
-    world: ModuleType, policy: Callable[[ModelShape], Residency], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Failing loads, workers lost and won, several requests, wrong predictions: the referee of core_world.py
-    finds nothing wrong, and in the end the policy knows who is there."""
-    made: list[Any] = []
-    monkeypatch.setitem(world.POLICIES, "quota", lambda shape: made.append(policy(shape)) or made[-1])
+def test_in_the_cores_random_world(policy: Callable[[ModelShape], Residency]) -> None:
+    """Failing loads, workers lost and won, several requests, wrong predictions: the referee finds nothing wrong, and in
+    the end the policy knows who is there."""
     hits = 0
     for seed in range(6):
-        made.clear()
-        lived = world.live(replace(world.choosing_plan(seed), policy="quota"))
-        there = {attempt.load.expert for attempt in lived.referee.slots.values() if attempt.keeps}
+        made: list[Residency] = []
+
+        def make(plan: Plan, made: list[Residency] = made) -> Residency:
+            made.append(policy(plan.shape))
+            return made[-1]
+
+        lived = live(replace(choosing_plan(seed), policy="quota"), make)
+        there = {attempt.load.expert for attempt in lived.referee.books.slots.values() if attempt.keeps}
         if isinstance(made[0], Shares):
             assert {expert for kept in made[0].kept.values() for expert in kept} == there
         if isinstance(made[0], ARC):

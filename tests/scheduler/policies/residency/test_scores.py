@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduler.errors import ConfigError
 from scheduler.policies.residency.scores import RecentScore, ScoreWindow
 from scheduler.types import ExpertId, ModelShape, Visit
+from support.cache_driver import Device
 
 SHAPE = ModelShape((2, 4), 4, 1)
 EVERYONE = [ExpertId(layer, number) for layer in SHAPE.layers for number in range(4)]
@@ -79,10 +80,10 @@ def test_without_scores_rows_stand_in() -> None:
     assert [policy.worth(expert) for expert in EVERYONE[:4]] == [0, 0.75, 0.25, 0]
 
 
-def test_it_beats_recency_where_scores_foretell(device: type) -> None:
+def test_it_beats_recency_where_scores_foretell() -> None:
     """Experts come back by score, not by recency: what scores high is chosen again three passes later."""
     shape = ModelShape((0,), 6, 1)
-    scored = device(ScoreWindow(shape, 8), shape, 3)
+    scored = Device(ScoreWindow(shape, 8), shape, 3)
     hits = 0
     for turn in range(60):
         number = (0, 1, 3, 0, 1, 4, 0, 1, 5)[turn % 9]

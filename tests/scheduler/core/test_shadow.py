@@ -1,0 +1,81 @@
+"""What the shadow is told, exact commands: whom to follow, and alignments."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler import types as t
+from support.core_driver import Driver, P, compute
+
+
+def test_a_shadow_that_joins_late_takes_up_every_open_request() -> None:
+    d = Driver(shadow=False)
+    assert d.open(1, prompt=10, decode=False) == []
+    assert d.open(2, prompt=20) == []
+    assert d.token(1, 2, 20) + d.token(2, 2, 20) == []
+    assert d.open(3, prompt=30) == []
+    d.do(t.RequestClosed(3))
+    # Request 2 has decoded tokens 0 to 2: pass 2 reads the third and stands on 20 + 2 KV rows.
+    assert d.do(t.ShadowJoined()) == ["follow 1 from 0", "follow 2 from 2", "align 2 step 2 token kv 0:22"]
+    assert d.do(t.TokenDecoded(1, 0)) == ["align 1 step 0 token kv 0:10"]
+    assert d.do(t.TokenDecoded(2, 3)) == ["align 2 step 3 token kv 22:23"]
+
+
+def test_a_shadow_that_is_lost_is_told_nothing_and_its_predictions_stand() -> None:
+    d = Driver(layers=2)
+    d.open()
+    d.predict(0, 3, 5)
+    assert d.do(t.ShadowLost()) == []
+    assert d.gate(0, 3, 5) == compute("0.0 0/3", "1.0 0/5")
+    d.computed(0, 1)
+    assert d.gate(1, 4) == ["load 2.0 1/4", *compute("2.0 1/4")]
+    d.computed(2)
+    assert d.token(1) == []
+    assert d.open(2, decode=False) == []
+    assert d.do(t.ShadowJoined()) == ["follow 1 from 1", f"align 1 step 1 token kv 0:{P + 1}", "follow 2 from 0"]
+    assert d.do(t.RequestClosed(2)) == ["unfollow 2"]
+
+
+HAND = {
+    (1, 1): ["token kv 0:5", "token kv 5:6", "token kv 6:7", "token kv 7:8", "token kv 8:9", "token kv 9:10"],
+    (0, 0): ["kv 5:5", "kv 6:6", "kv 7:7", "kv 8:8", "kv 9:9", "kv 10:10"],
+    (1, 4): ["token kv 0:5", "token kv 6:6", "token kv 7:7", "token kv 8:8", "token kv 5:9", "token kv 10:10"],
+    (2, 1): ["token kv 0:5", "kv 5:6", "token kv 6:7", "kv 7:8", "token kv 8:9", "kv 9:10"],
+    (4, 2): ["token kv 0:5", "kv 6:6", "kv 5:7", "kv 8:8", "token kv 7:9", "kv 10:10"],
+    (0, 2): ["kv 0:5", "kv 6:6", "kv 5:7", "kv 8:8", "kv 7:9", "kv 10:10"],
+}
+
+
+@pytest.mark.parametrize(("periods", "expected"), HAND.items(), ids=str)
+def test_alignments_written_out_by_hand(periods: tuple[int, int], expected: list[str]) -> None:
+    """Five prompt tokens, six decode passes."""
+    d = Driver(periods=periods)
+    d.open(prompt=5, decode=False)
+    got = [x for index in range(6) for x in d.do(t.TokenDecoded(1, index))]
+    assert got == [f"align 1 step {step} {what}" for step, what in enumerate(expected)]
+
+
+@pytest.mark.parametrize("token_period", [0, 1, 2, 4])
+@pytest.mark.parametrize("kv_period", [0, 1, 2, 4])
+@pytest.mark.parametrize("joined_at", [0, 1, 3, 4])
+def test_alignments_bring_every_kv_row_exactly_once(token_period: int, kv_period: int, joined_at: int) -> None:
+    """`joined_at`: tokens decoded when the shadow comes."""
+    prompt, passes = 7, 14
+    d = Driver(periods=(token_period, kv_period), shadow=False)
+    d.open(prompt=prompt, decode=False)
+    aligns: list[t.Align] = []
+    for index in range(passes):
+        if index == joined_at:
+            d.do(t.ShadowJoined())
+            aligns += [c for c in d.raw if isinstance(c, t.Align)]
+        d.do(t.TokenDecoded(1, index))
+        aligns += [c for c in d.raw if isinstance(c, t.Align)]
+    first = max(joined_at - 1, 0)
+    assert [a.step for a in aligns] == list(range(first, passes))
+    assert [a.step for a in aligns if a.token] == [
+        s for s in range(first, passes) if token_period and not s % token_period
+    ]
+    brought = [row for a in aligns for row in range(a.kv_start, a.kv_stop)]
+    due = [s for s in range(first, passes) if kv_period and not s % kv_period]
+    assert brought == list(range(prompt + due[-1] if due else 0))
+    assert [a.step for a in aligns if a.kv_start < a.kv_stop] == due

@@ -1,0 +1,171 @@
+"""What happens in a random world of the scheduler (`support.world`): its cluster, model, requests, choices and
+faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from scheduler.types import ModelShape
+
+POLICIES = ("none", "all", "lru", "even", "quota")
+"""Residencies of `support.policies`; a plan may name one of the product's as well."""
+PREDICTORS = ("none", "chance", "gate", "attention", "token")
+PREFILLS = ("ahead", "pipelined", "in-turn")
+FAULTS = ("die", "join", "cancel", "shadow-lost", "shadow-join")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`slots`: one number a worker, 0 for a host place. `faults`: (when, what, whom). Durations: the most ticks that a
+    thing takes. `policy`: one of `POLICIES`, or of the product's residencies. `predictor`: none, chance, or one that is
+    told what the main model foresees: gate, attention or token. `router`, `placement`, `forms`: one that decides
+    otherwise than the gate, the device alone, and full precision."""
+
+    seed: int = 0
+    slots: tuple[int, ...] = (1, 1, 1, 1)
+    group: int = 2
+    layers: int = 3
+    experts: int = 4
+    top_k: int = 2
+    mini_batch: int = 3
+    periods: tuple[int, int] = (1, 1)
+    requests: int = 1
+    prompt: int = 5
+    answer: int = 3
+    main: int = 5
+    load: int = 20
+    compute: int = 5
+    latency: int = 2
+    shadow: bool = True
+    predict: int = 3
+    accuracy: float = 0.8
+    failing: float = 0.0
+    faults: tuple[tuple[int, str, int], ...] = ()
+    policy: str = "none"
+    predictor: str = "none"
+    prefill: str = "ahead"
+    router: bool = False
+    placement: bool = False
+    forms: bool = False
+
+    @property
+    def all_experts(self) -> int:
+        return self.layers * self.experts
+
+    @property
+    def stay(self) -> bool:
+        """Every expert is to stay in a slot of its own."""
+        return self.policy == "all"
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(tuple(range(self.layers)), self.experts, self.top_k)
+
+
+def random_plan(seed: int) -> Plan:
+    """Any cluster, model and faults, with OD-MoE's choices."""
+    rng = Random(seed)
+    experts = rng.choice((1, 2, 4, 6, 8))
+    kinds = rng.sample(FAULTS, rng.randint(0, 3))
+    faults = [
+        (rng.randint(0, 400), rng.choice(kinds), rng.randint(0, 11)) for _ in range(rng.randint(0, 6) if kinds else 0)
+    ]
+    return Plan(
+        seed=seed,
+        slots=tuple(rng.choice((1, 1, 1, 2, 3)) for _ in range(rng.choice((1, 2, 3, 4, 5, 8, 12)))),
+        group=rng.randint(1, 4), layers=rng.randint(1, 6), experts=experts, top_k=rng.randint(1, experts),
+        mini_batch=rng.choice((1, 2, 4, 128)), periods=(rng.choice((0, 1, 2)), rng.choice((0, 1, 3))),
+        requests=rng.choice((1, 1, 2, 3)), prompt=rng.randint(1, 9), answer=rng.randint(1, 5),
+        main=rng.choice((1, 5, 30)), load=rng.choice((1, 10, 40)), compute=rng.choice((1, 5, 20)),
+        latency=rng.choice((0, 2, 10)), shadow=rng.random() < 0.85, predict=rng.choice((1, 5, 30, 60)),
+        accuracy=rng.choice((0.0, 0.5, 0.9, 1.0)), failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
+        faults=tuple(sorted(faults)),
+    )  # fmt: skip
+
+
+def roomy(plan: Plan) -> Plan:
+    """The same with slots for everything on the workers that it begins with, still as uneven as they were."""
+    more = -(-plan.all_experts // sum(slots > 0 for slots in plan.slots))
+    return replace(plan, slots=tuple(slots and slots - 1 + more for slots in plan.slots))
+
+
+def choosing_plan(seed: int) -> Plan:
+    """A random plan with random choices. Where everything stays there is mostly room for it."""
+    rng = Random(-1 - seed)
+    plan = random_plan(seed)
+    plan = replace(
+        plan, policy=rng.choice(POLICIES), predictor=rng.choice(PREDICTORS), prefill=rng.choice(PREFILLS),
+        router=rng.random() < 0.3, placement=rng.random() < 0.7, forms=rng.random() < 0.15,
+        slots=(*plan.slots, 0) if rng.random() < 0.4 else plan.slots,
+    )  # fmt: skip
+    return roomy(plan) if plan.stay and rng.random() < 0.9 else plan
+
+
+def eventful_plan(seed: int) -> Plan:
+    """Small worlds drawn towards what random ones rarely see: many faults, loads that crowd on one link, loads that
+    fail again and again, requests that want the same experts; turn by turn."""
+    rng = Random(f"eventful {seed}")
+    plan = [_troubled, _crowded, _brittle, _shared][seed % 4](replace(_eventful(rng), seed=seed), rng)
+    return roomy(plan) if plan.stay and rng.random() < 0.85 else plan
+
+
+def _eventful(rng: Random) -> Plan:
+    return Plan(
+        group=rng.randint(1, 3), layers=rng.randint(1, 4), experts=rng.choice((3, 4, 6, 8)), top_k=rng.randint(1, 3),
+        mini_batch=rng.choice((1, 2, 128)), periods=(rng.choice((0, 1, 2)), rng.choice((0, 1, 3))),
+        requests=rng.choice((1, 2, 3)), prompt=rng.randint(1, 5), answer=rng.randint(1, 4),
+        main=rng.choice((1, 5, 30)), load=rng.choice((1, 10, 40)), compute=rng.choice((1, 5, 20)),
+        latency=rng.choice((0, 2, 30)), shadow=rng.random() < 0.85, predict=rng.choice((1, 5, 30)),
+        accuracy=rng.choice((0.0, 0.5, 0.9, 1.0)), policy=rng.choice(POLICIES), predictor=rng.choice(PREDICTORS),
+        prefill=rng.choice(PREFILLS), router=rng.random() < 0.3, placement=rng.random() < 0.8,
+        forms=rng.random() < 0.2,
+    )  # fmt: skip
+
+
+def _slots(rng: Random, workers: tuple[int, ...], sizes: tuple[int, ...], host: float) -> tuple[int, ...]:
+    slots = tuple(rng.choice(sizes) for _ in range(rng.choice(workers)))
+    return (*slots, 0) if rng.random() < host else slots
+
+
+def _faults(rng: Random, most: int, kinds: tuple[str, ...] = FAULTS) -> tuple[tuple[int, str, int], ...]:
+    return tuple(
+        sorted((rng.randint(0, 160), rng.choice(kinds), rng.randint(0, 5)) for _ in range(rng.randint(0, most)))
+    )
+
+
+def _troubled(plan: Plan, rng: Random) -> Plan:
+    """Workers that die at work and come again, and the last of them, mostly a host place, early on."""
+    slots = _slots(rng, (1, 2, 3, 6), (1, 1, 2, 3), 0.7)
+    last = (rng.randint(10, 100), "die", len(slots) - 1)
+    return replace(
+        plan, slots=slots, failing=rng.choice((0.0, 0.03)), compute=rng.choice((5, 20, 60)),
+        requests=rng.choice((1, 1, 2)), placement=rng.random() < 0.9,
+        faults=tuple(sorted((last, *_faults(rng, 4, (*FAULTS, "die", "join"))))),
+    )  # fmt: skip
+
+
+def _crowded(plan: Plan, rng: Random) -> Plan:
+    """More slots than loads can fill: who is first on the link decides."""
+    return replace(
+        plan, slots=_slots(rng, (1, 1, 2), (2, 3, 4, 6), 0.3), load=rng.choice((10, 40)), predict=rng.choice((1, 5)),
+        failing=rng.choice((0.0, 0.0, 0.03)), faults=_faults(rng, 2),
+    )  # fmt: skip
+
+
+def _brittle(plan: Plan, rng: Random) -> Plan:
+    """Loads fail several times in a row, long before anybody needs them."""
+    return replace(
+        plan, slots=_slots(rng, (1, 2, 3), (1, 2), 0.3), failing=rng.choice((0.1, 0.3, 0.5)), load=rng.choice((1, 5)),
+        main=rng.choice((5, 30)), predict=1, latency=rng.choice((0, 2)), policy=rng.choice(("none", plan.policy)),
+        requests=rng.choice((1, 1, 2)), faults=_faults(rng, 1),
+    )  # fmt: skip
+
+
+def _shared(plan: Plan, rng: Random) -> Plan:
+    """Two or three requests, few experts, and gates that name what was predicted for another request."""
+    return replace(
+        plan, slots=_slots(rng, (1, 1, 2), (3, 4, 6), 0.2), layers=rng.randint(1, 2), requests=rng.choice((2, 3)),
+        load=rng.choice((10, 40)), predict=rng.choice((1, 5)), main=rng.choice((1, 5)), accuracy=rng.choice((0.0, 0.5)),
+        policy=rng.choice(("lru", "even", "quota")), failing=rng.choice((0.0, 0.0, 0.03)), faults=_faults(rng, 2),
+    )  # fmt: skip

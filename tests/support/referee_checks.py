@@ -1,0 +1,175 @@
+"""What must hold once all commands of a fact have been given, and when everything is over. See `support.referee` for
+what is not checked."""
+
+from __future__ import annotations
+
+from scheduler.core.machine import MAX_FAILURES, Core
+from scheduler.core.slots import AHEAD
+from scheduler.core.stats import RequestStats
+from support.referee_books import Attempt, Books, Expert, RequestBooks
+
+Count = dict[Expert, int]
+
+
+def _add(count: Count, expert: Expert) -> None:
+    count[expert] = count.get(expert, 0) + 1
+
+
+def check_settled(books: Books, core: Core) -> None:
+    """After each fact's commands: nothing is held for nobody, and nobody waits for no reason."""
+    named, predicted = _demands(books)
+    in_slots: Count = {}
+    passing: Count = {}
+    kept: Count = {}
+    by_worker: dict[int, list[Attempt]] = {w: [] for w, slots in books.live.items() if slots}
+    for (worker, _), attempt in books.slots.items():
+        expert: Expert = attempt.load.expert
+        _add(in_slots, expert)
+        by_worker[worker].append(attempt)
+        if attempt.keeps:
+            _add(kept, expert)
+        elif attempt.loaded or not attempt.warms_up:
+            _add(passing, expert)
+        if attempt.uses:
+            _check_rows(books, attempt)
+    for attempt in books.hosting.values():
+        _check_rows(books, attempt)
+    for expert, count in passing.items():
+        wanted = named.get(expert, 0) + predicted.get(expert, 0) + books.warming_up(expert)
+        assert count <= wanted + len(books.planned(expert[0])), f"{expert} is held though nobody wants it"
+    assert max(kept.values(), default=1) == 1, "kept in two slots"
+    assert books.kept == kept, f"kept: {kept}; told: {books.kept}"
+    _check_links(books)
+    lacking = named.keys() - in_slots.keys()
+    assert not lacking or not books.plan.stay, f"named, not loaded, and there is room: {lacking}"
+    _check_waits(books, named, predicted, in_slots, by_worker)
+    assert core.workers == sorted(books.live)
+
+
+def _demands(books: Books) -> tuple[Count, Count]:
+    """How many visits' gates have named each expert, to be computed in a slot; and how many are predicted to."""
+    named: Count = {}
+    for visit, gate in books.gates.items():
+        for e in gate.rows:
+            if e not in gate.done and (visit, e) not in books.hosting:
+                _add(named, (visit.layer, e))
+    predicted: Count = {}
+    for visit, experts in books.predictions.items():
+        for e in experts:
+            _add(predicted, (visit.layer, e))
+    return named, predicted
+
+
+def _check_rows(books: Books, attempt: Attempt) -> None:
+    for visit, use in attempt.uses.items():
+        rows = books.gates[visit].rows[attempt.load.expert.expert]
+        assert use.sent == rows, f"{attempt}: only {use.sent} of {rows} rows sent"
+
+
+def _check_links(books: Books) -> None:
+    """No load that a gate waits for is behind one that is only predicted."""
+    for link in books.links.values():
+        if len(link) < 2:
+            continue
+        books.seen["two on a link"] += 1
+        urgent = [place for place, attempt in enumerate(link) if attempt.uses]
+        for attempt in link[: urgent[-1]] if urgent else ():
+            assert books.named(attempt.load.expert), f"{attempt.load} is in the way of {link[urgent[-1]].load}"
+
+
+def _check_waits(
+    books: Books, named: Count, predicted: Count, in_slots: Count, by_worker: dict[int, list[Attempt]]
+) -> None:
+    full = [worker for worker, held in by_worker.items() if len(held) == books.live[worker]]
+    if books.plan.policy == "none":
+        hoped = {e: n for e, n in predicted.items() if books.failures[e] < MAX_FAILURES}
+        waits = any(named.get(e, 0) + hoped.get(e, 0) > in_slots.get(e, 0) for e in {*named, *hoped})
+    else:
+        waits = bool(named.keys() - in_slots.keys())
+    if waits and not full:
+        busy = any(len(books.links[worker]) >= AHEAD for worker in by_worker)
+        assert busy, "something is wanted and every worker has a free slot and an idle link"
+    if not named or books.plan.prefill == "in-turn":  # what is loaded in turn is named, though not sent yet
+        return
+    begun: Count = {}
+    for attempt in books.slots.values():
+        for _ in attempt.uses:  # who stays serves several at once
+            _add(begun, attempt.load.expert)
+    if any(count > begun.get(expert, 0) for expert, count in named.items()):
+        # others may have nobody make room while something is computed
+        enough = all if books.plan.policy in ("none", "all", "lru") else any
+        stuffed = [worker for worker in full if enough(attempt.uses for attempt in by_worker[worker])]
+        assert stuffed, "a named expert waits though every worker could make room"
+
+
+# --- at the end -------------------------------------------------------------------------------------------------------
+
+
+def check_end(books: Books, core: Core) -> None:
+    """Everything is over: nothing may be left, and the core's figures must be the referee's."""
+    plan, seen = books.plan, books.seen
+    assert all(attempt.keeps for attempt in books.slots.values()), f"still in slots: {books.slots}"
+    assert not any(attempt.uses for attempt in books.slots.values())
+    assert not books.hosting
+    assert not books.gates
+    assert not any(one.open for one in books.requests.values())
+    assert core.idle()
+    for number, worker in core.snapshot().workers.items():
+        held = [books.slots.get((number, slot)) for slot in range(books.live[number])]
+        assert worker.slots == tuple(attempt and attempt.load.expert for attempt in held)
+        assert worker.kept == {attempt.load.expert for attempt in held if attempt is not None}
+    stats = list(core.stats.values())
+    assert sum(one.loads for one in stats) == books.loaded
+    assert sum(one.bytes_loaded for one in stats) == books.bytes
+    hits = sum(one.hits for one in stats)
+    assert books.again <= hits <= books.computed  # what was computed from a load that had served already is a hit
+    assert plan.policy != "none" or hits == 0
+    preempted, unused = sum(one.preempted for one in stats), sum(one.unused for one in stats)
+    seen["hits"] += hits
+    seen["pre-empted"] += preempted
+    seen["unused"] += unused
+    if books.clear:
+        seen["clear"] += 1
+        assert preempted == books.preempted
+        assert unused == sum(one.unused for one in books.requests.values())
+    if plan.requests == 1:
+        assert core.stats[1].decode_loads == books.decode_loaded
+    for number, one in books.requests.items():
+        _check_request(books, one, core.stats[number])
+        _check_recall(books, one, core.stats[number])
+
+
+def _check_request(books: Books, one: RequestBooks, stats: RequestStats) -> None:
+    plan = books.plan
+    assert stats.late == one.late
+    if books.owners or plan.policy == "none":
+        assert stats.reloads == one.reloads
+    assert (stats.host_calls, stats.decode_host_calls) == (one.hosted, one.decode_hosted)
+    assert stats.named == one.named
+    if books.owners or not (plan.forms or plan.placement):
+        assert stats.present == one.present
+    if books.clear and books.smooth:
+        assert stats.hits == one.hits
+    if not one.broken:
+        assert stats.stall_s == one.stall
+        if plan.prefill != "in-turn" or (books.smooth and plan.policy in ("none", "all")):
+            assert stats.prefill_stall_s == one.prefill_stall
+    books.seen["stall"] += one.stall > 0
+
+
+def _check_recall(books: Books, one: RequestBooks, stats: RequestStats) -> None:
+    """Equations (2) and (3): what was activated, token by token, and how much of it some prediction had named."""
+    pairs = {
+        v: (len(experts & one.matched[v]), len(experts)) for v, experts in one.activated.items() if v in one.matched
+    }
+    stats.close()
+    assert stats.unpredicted == sum(len(e) for v, e in one.activated.items() if v not in one.matched)
+    books.seen["unpredicted"] += stats.unpredicted > 0
+    for n in range(books.plan.answer):
+        of_token = [pair for visit, pair in pairs.items() if visit.position == one.prompt + n]
+        tally = stats.by_index[n] if n < len(stats.by_index) else None
+        correct, activated = sum(c for c, _ in of_token), sum(a for _, a in of_token)
+        assert ((tally.correct, tally.activated) if tally else (0, 0)) == (correct, activated)
+    right, total = sum(c for c, _ in pairs.values()), sum(a for _, a in pairs.values())
+    assert stats.overall.recall == (right / total if total else None)
+    books.seen["recall between 0 and 1"] += 0 < right < total
