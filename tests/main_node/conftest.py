@@ -1,12 +1,16 @@
-"""Desks: an engine among nodes that do as they are told."""
+"""Desks, where an engine is among nodes that do as they are told; and clusters of real nodes on the demo model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from support.engine_world import WAIT_S, Desk
+from shadow_node.model import ShadowModel
+from support.engine_world import Desk
+from support.tapped_cluster import TappedCluster
+from support.virtual_time import VirtualTime
 
 
 @pytest.fixture
@@ -14,18 +18,51 @@ def desk_of() -> Iterator[Callable[..., Desk]]:
     """Makes desks, and closes them."""
     made: list[Desk] = []
 
-    def build(answer_s: float = 30.0, mini_batch: int = 128) -> Desk:
-        made.append(Desk(answer_s, mini_batch))
+    def build(**settings: Any) -> Desk:
+        made.append(Desk(**settings))
         return made[-1]
 
     yield build
     for desk in made:
-        desk.engine.close()
-        for fake in desk.fakes:
-            fake.close()
-            assert fake.closed.wait(WAIT_S)
+        desk.close()
 
 
 @pytest.fixture
 def desk(desk_of: Callable[..., Desk]) -> Desk:
     return desk_of()
+
+
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[Desk], VirtualTime]:
+    """Takes a desk's time into the test's hand, for the engine, and for nodes that join from now on."""
+    return lambda desk: VirtualTime(desk, monkeypatch)
+
+
+@pytest.fixture
+def cluster_of(demo_store: Callable[[str], Any]) -> Iterator[Callable[..., TappedCluster]]:
+    """Makes clusters of the demo model, and closes them."""
+    made: list[TappedCluster] = []
+
+    def build(**settings: Any) -> TappedCluster:
+        made.append(TappedCluster(demo_store("float32"), **settings))
+        return made[-1]
+
+    yield build
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(cluster_of: Callable[..., TappedCluster]) -> TappedCluster:
+    return cluster_of()
+
+
+@pytest.fixture(scope="session")
+def nf4(demo_store: Callable[[str], Any]) -> ShadowModel:
+    return ShadowModel(demo_store("float32"), "nf4")
+
+
+@pytest.fixture(scope="session")
+def expected(reference: Any) -> Any:
+    """Transformers' answer of eight tokens."""
+    return reference("float32", 0, 8)

@@ -11,7 +11,7 @@ import pytest
 
 from main_node.engine import peers
 from scheduler.errors import ProtocolError
-from support.engine_world import Fake, Later, Say, close, good, once, rows_of, shadow, silent, worker_ready
+from support.engine_world import WAIT_S, Fake, Later, Say, close, good, once, rows_of, shadow, silent, worker_ready
 from wire import messages as w
 
 
@@ -22,7 +22,8 @@ def with_slots(slots: int) -> Any:
     return script
 
 
-def test_every_node_in_its_own_words(desk: Any) -> None:
+def test_every_node_in_its_own_words(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ECHO_S", WAIT_S)
     desk.workers(with_slots(1), with_slots(3))
     desk.shadow()
     first, second, third = desk.engine.nodes()
@@ -47,6 +48,7 @@ def test_a_round_trip_is_the_best_of_a_few(desk: Any, monkeypatch: pytest.Monkey
         return message
 
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: clock.at))
+    monkeypatch.setattr(peers, "ECHO_S", WAIT_S)
     worker, *_ = desk.workers(once(w.Echo, takes_a_while, always=True))
     assert [echo.number for echo in worker.of(w.Echo)] == [1, 2, 3, 4, 5]
     assert desk.engine.nodes()[0].round_trip_s == pytest.approx(0.01)
@@ -60,12 +62,14 @@ def test_a_node_that_keeps_a_profiles_times_joins_no_main_node_that_does_not(des
     assert desk.engine.nodes() == []
 
 
-def test_a_node_that_does_not_echo_joins_all_the_same(desk: Any) -> None:
+def test_a_node_that_does_not_echo_joins_all_the_same(desk: Any, virtual_time: Any) -> None:
+    time = virtual_time(desk)
     wrong = once(w.Echo, lambda fake, m: w.Echo(m.number + 1), always=True)
     late = once(w.Echo, silent)  # the second would be answered: it is not asked
     workers = desk.workers(once(w.Echo, silent, always=True), late, wrong)
     assert [node.round_trip_s for node in desk.engine.nodes()] == [None] * 3
     assert [len(fake.of(w.Echo)) for fake in workers] == [1, 1, 1]
+    assert time.now == pytest.approx(1000 + 2 * peers.ECHO_S)
     desk.open()
     desk.check(rows_of(1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,21 +14,39 @@ from scheduler.errors import DeadlineError
 WAIT_S = 30.0
 
 
-def test_round_robin() -> None:
+def test_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
     """With everyone always waiting for the next turn, nobody is ever two turns ahead of anyone."""
     turns, taken, people, rounds = Turns(WAIT_S), [], 5, 40
-    together = threading.Barrier(people)
+    together, changed = threading.Barrier(people), threading.Condition()
+    in_line = finished = 0
+
+    class Turn(threading.Event):
+        """Counts those who wait for one."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            step(line=1)
+            try:
+                return super().wait(timeout)
+            finally:
+                step(line=-1)
+
+    def step(line: int = 0, done: int = 0) -> None:
+        nonlocal in_line, finished
+        with changed:
+            in_line, finished = in_line + line, finished + done
+            changed.notify_all()
+
+    monkeypatch.setattr("main_node.turns.threading", SimpleNamespace(Event=Turn))
 
     def take(who: int) -> None:
         together.wait(WAIT_S)
         for _ in range(rounds):
             with turns:
                 taken.append(who)
-                while len(turns._waiting) < people - 1 - finished[0]:
-                    pass  # until all others have come back
-        finished[0] += 1
+                with changed:  # until all others have come back
+                    assert changed.wait_for(lambda: in_line >= people - 1 - finished, WAIT_S)
+        step(done=1)
 
-    finished = [0]
     threads = [threading.Thread(target=take, args=(who,)) for who in range(people)]
     for thread in threads:
         thread.start()
@@ -77,7 +96,7 @@ def test_an_error_gives_the_turn_back() -> None:
 @pytest.mark.parametrize("came", [False, True])
 def test_who_is_interrupted_leaves_the_line(came: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its turn has come, or just then: the next is served."""
-    turns = Turns(WAIT_S)
+    turns = Turns(0.5)
 
     def interrupted(event: threading.Event, timeout: float | None = None) -> bool:
         if came:
@@ -91,5 +110,6 @@ def test_who_is_interrupted_leaves_the_line(came: bool, monkeypatch: pytest.Monk
             turns.__enter__()
     if not came:
         turns.__exit__()
-    with turns:
-        assert not turns._waiting
+    for _ in range(2):
+        with turns:  # at once: no place was left in the line
+            pass

@@ -18,17 +18,14 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
-from scheduler.errors import (
-    HandshakeError,
-    ODMoEError,
-)
+from scheduler.errors import HandshakeError, ODMoEError
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler
 from wire.handshake import check_hello
 from wire.serial import SerialThread
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 HIDDEN, EXPERTS, LAYERS = 8, 4, (0, 1, 2)
 HELLO = w.Hello(w.PROTOCOL_VERSION, "abc", "float32", "main")
 Say = w.Message | None
@@ -73,12 +70,14 @@ def rows_of(seed: int, count: int = 1, experts: tuple[int, ...] | None = None) -
 class Fake:
     """A worker or a shadow. `script` says what it answers to a message: a message, or None for silence.
 
-    It answers on a thread of its own, one message after the other. `heard`: what it was told, Hello first.
+    It answers on a thread of its own, one message after the other. `heard`: what it was told, Hello first; `handled`:
+    of how many of them the answer has been sent, and taken by the engine.
     """
 
     script: Callable[[Fake, w.Message], Say]
     reply: Channel = field(init=False)
     heard: list[w.Message] = field(default_factory=list)
+    handled: int = 0
     closed: threading.Event = field(default_factory=threading.Event)
     loads: dict[int, w.Load] = field(default_factory=dict)
 
@@ -108,9 +107,12 @@ class Fake:
         self.thread.submit(self._answer, message)
 
     def _answer(self, message: w.Message) -> None:
-        answer = self.script(self, message)
-        if answer is not None:
-            self.say(answer)
+        try:
+            answer = self.script(self, message)
+            if answer is not None:
+                self.say(answer)
+        finally:
+            self.handled += 1
 
     def say(self, *messages: w.Message) -> None:
         for message in messages:
@@ -197,13 +199,28 @@ class Data:
 
 
 class Desk:
-    """An engine, its fakes, and threads to wait for layers in."""
+    """An engine, its fakes, and threads to wait for layers in. `answer_s`: how long the engine waits for a silent
+    worker; much longer than any test."""
 
-    def __init__(self, answer_s: float, mini_batch: int = 128) -> None:
+    def __init__(self, answer_s: float = 3600.0, mini_batch: int = 128, hello: w.Hello = HELLO) -> None:
         shape = t.ModelShape(LAYERS, EXPERTS, 2, HIDDEN)
         self.core = Core(shape, RoundRobin(2), Alignment(), mini_batch)
-        self.engine = Engine(self.core, HELLO, answer_s)
+        self.engine = Engine(self.core, hello, answer_s)
         self.fakes: list[Fake] = []
+
+    def close(self) -> None:
+        self.engine.close()
+        for fake in self.fakes:
+            fake.close()
+            assert fake.closed.wait(WAIT_S)
+
+    def settle(self) -> None:
+        """Until no fake has anything to do. What is handled was counted before what was heard: then nothing is on the
+        way either, unless another thread than the fakes' sends something."""
+        end = time.monotonic() + WAIT_S
+        while sum(fake.handled for fake in self.fakes) < sum(len(fake.heard) for fake in self.fakes):
+            assert time.monotonic() < end, "a fake does not come to an end"
+            time.sleep(0.0005)
 
     def fake(self, script: Callable[[Fake, w.Message], Say]) -> Fake:
         self.fakes.append(Fake(script))
@@ -246,8 +263,6 @@ class Later:
         self._call = call
         self._result: Any = None
         self._error: BaseException | None = None
-        self.began = time.monotonic()
-        self.seconds = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -256,7 +271,6 @@ class Later:
             self._result = self._call()
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             self._error = error
-        self.seconds = time.monotonic() - self.began
 
     def result(self, within: float = WAIT_S) -> Any:
         self._thread.join(within)
@@ -264,6 +278,13 @@ class Later:
         if self._error is not None:
             raise self._error
         return self._result
+
+
+def nothing_left(engine: Engine) -> bool:
+    """No request, layer, load or call anywhere in the scheduler or the engine."""
+    core = engine.core
+    kept = len(engine._requests) + len(engine._layers) + len(engine._owed) + len(engine._failed)
+    return not kept and core.idle() and not core.snapshot().loads and not core.stats
 
 
 def close(fake: Fake, message: w.Message) -> None:

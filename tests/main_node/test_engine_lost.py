@@ -1,0 +1,169 @@
+"""The engine with workers that are lost, come late or come again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from scheduler import types as t
+from scheduler.errors import LinkError, RequestFailedError
+from support.engine_world import (
+    LAYERS,
+    WAIT_S,
+    Desk,
+    Fake,
+    Later,
+    Say,
+    close,
+    good,
+    once,
+    rows_of,
+    silent,
+    worker_ready,
+)
+from wire import inprocess
+from wire import messages as w
+from wire.base import Channel
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_lost_before_a_layer(desk: Desk) -> None:
+    fakes = desk.workers(good, good, good)
+    desk.open()
+    fakes[0].reply.close()
+    desk.check(rows_of(1))
+    assert sorted(desk.engine.workers) == desk.core.workers == [1, 2]
+    assert not fakes[0].of(w.Compute)
+
+
+@pytest.mark.parametrize("kind", [w.Load, w.Compute])
+@pytest.mark.parametrize("prefill", [False, True])
+def test_lost_during_a_layer(kind: type, prefill: bool, desk: Desk) -> None:
+    desk.workers(once(kind, close), good, good)
+    desk.open(decode=not prefill)
+    if prefill:
+        desk.engine.post(t.PassStarted(1, 0, 9, prefill=True))
+    for layer in LAYERS:
+        rows = rows_of(layer, 9) if prefill else rows_of(layer, experts=(0, 1))
+        desk.check(rows, layer, position=0 if prefill else 5)
+    assert sorted(desk.engine.workers) == [1, 2]
+
+
+def test_all_but_one_are_lost_one_after_the_other(desk: Desk) -> None:
+    desk.workers(once(w.Compute, close), once(w.Load, close), once(w.Compute, close), good)
+    desk.open(decode=False)
+    desk.engine.post(t.PassStarted(1, 0, 9, prefill=True))
+    for layer in LAYERS:
+        desk.check(rows_of(layer, 9), layer, position=0)
+    assert sorted(desk.engine.workers) == [3]
+
+
+@pytest.mark.parametrize("kind", [w.Load, w.Compute])
+def test_the_last_worker_lost_fails_the_request_at_once(kind: type, desk: Desk) -> None:
+    desk.workers(once(kind, close))
+    desk.open()
+    waiting = Later(lambda: desk.layer(rows_of(1)))
+    with pytest.raises(RequestFailedError, match=r"request 1 failed: the last worker is gone: it closed its stream"):
+        waiting.result()
+    with pytest.raises(RequestFailedError):
+        desk.layer(rows_of(1), 1)
+    desk.engine.close_request(1)
+    desk.open(2)
+    with pytest.raises(RequestFailedError, match="no worker is connected"):
+        desk.layer(rows_of(1), number=2)
+    desk.engine.close_request(2)
+    desk.join(0, desk.fake(good))
+    desk.open(3)
+    desk.check(rows_of(2), number=3)
+
+
+def test_a_node_that_fails_as_a_whole_is_lost(desk: Desk, caplog: Any) -> None:
+    desk.workers(once(w.Compute, lambda fake, m: w.Failed("StoreError", "the disk is gone")), good)
+    desk.open()
+    desk.check(rows_of(1, experts=(0, 1)))
+    assert sorted(desk.engine.workers) == [1]
+    assert "worker 0 is lost: StoreError: the disk is gone" in caplog.text
+
+
+def test_a_number_that_comes_again_takes_over(desk: Desk) -> None:
+    first, _ = desk.workers(once(w.Compute, silent, always=True), good)
+    desk.open()
+    waiting = Later(lambda: desk.layer(rows_of(1, experts=(0, 1))))
+    first.wait(w.Compute)
+    second = desk.fake(good)
+    desk.join(0, second)
+    assert torch.equal(waiting.result(), rows_of(1, experts=(0, 1)).expected(0))
+    assert first.closed.is_set()
+    assert sorted(desk.engine.workers) == [0, 1]
+    desk.check(rows_of(2, experts=(0, 1)), 1)
+    assert second.of(w.Compute)
+
+
+def test_whoever_is_lost_is_told_of_and_may_come_back(desk: Desk) -> None:
+    told: list[tuple[str, int]] = []
+    desk.engine.on_lost = lambda kind, number: told.append((kind, number))
+    fakes = desk.workers(good, once(w.Compute, close))
+    following = desk.shadow()
+    desk.open()
+    fakes[0].reply.close()
+    following.reply.close()
+    assert told == [("worker", 0), ("shadow", 0)]
+    desk.join(0, desk.fake(good))
+    desk.shadow()
+    desk.check(rows_of(1, experts=(0, 1)))
+    assert told == [("worker", 0), ("shadow", 0), ("worker", 1)]
+    assert desk.engine.lost == ["worker 0", "shadow", "worker 1"]
+    assert desk.engine.rejoined == ["worker 0", "shadow"]
+    desk.engine.close()
+    assert len(told) == 3
+    with pytest.raises(LinkError, match="the main node was closed"):
+        desk.join(1, desk.fake(good))
+
+
+def test_one_that_goes_between_ready_and_use_is_not_used(desk: Desk) -> None:
+    """Its stream ends behind its first word."""
+
+    def brief(fake: Fake, message: w.Message) -> Say:
+        fake.say(worker_ready(1))
+        fake.reply.close()
+        return None
+
+    fake = desk.fake(once(w.Hello, brief))
+    with pytest.raises(LinkError, match="worker 0 was ready, but its stream has ended"):
+        desk.engine.add_worker(0, lambda handler: Slow(inprocess.connect(fake, handler), fake), WAIT_S)
+    assert desk.engine.workers == {}
+    assert desk.core.workers == []
+
+
+class Slow:
+    """Sends, and comes back only when the peer has closed."""
+
+    def __init__(self, inner: Channel, fake: Fake) -> None:
+        self.inner, self.fake = inner, fake
+
+    def send(self, message: w.Message) -> None:
+        self.inner.send(message)
+        assert self.fake.closed.wait(WAIT_S)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_a_worker_is_waited_for(desk: Desk) -> None:
+    assert not desk.engine.wait_for_worker(0.05)
+    waiting = Later(lambda: desk.engine.wait_for_worker(WAIT_S))
+    desk.workers(good)
+    assert waiting.result()
+
+
+def test_a_layer_that_nobody_works_on_does_not_wait_for_ever(desk_of: Any, monkeypatch: Any) -> None:
+    """A scheduler that has forgotten it: an error with a name, not a hang."""
+    desk = desk_of(answer_s=0.1)
+    desk.workers(good)
+    desk.open()
+    monkeypatch.setattr(desk.core, "handle", lambda event, now: [])
+    with pytest.raises(RequestFailedError, match=r"layer 0 at position 5 has waited for 0\.1 s and no worker"):
+        Later(lambda: desk.layer(rows_of(1))).result()

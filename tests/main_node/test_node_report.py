@@ -1,0 +1,111 @@
+"""What an answer's report says, beside what was said on the streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shadow_node.model import ShadowModel
+from support.tapped_cluster import WORKERS, TappedCluster
+from wire import messages as w
+
+pytestmark = pytest.mark.timeout(90)
+TOKENS = 8
+
+
+CACHE_ROW = 8 * 2 * 2 * 32 * 4  # layers, keys and values, heads, D, bytes of float32
+
+
+def test_the_report_of_one_token(cluster: TappedCluster, expected: Any) -> None:
+    tokens, report = cluster.answer(expected.prompt, 1)
+    assert tokens == report.token_ids == expected.tokens[:1]
+    assert (report.recall, report.recall_by_token, report.decode_tokens_per_s) == (None, [], None)
+    assert report.loads == report.prefill_loads == cluster.loads()
+    assert (report.reloads, report.stall_s) == (0, 0)
+    assert report.memory_bytes["shadow"] == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_report_is_what_happened(slots: int, cluster_of: Any, nf4: ShadowModel, expected: Any) -> None:
+    cluster = cluster_of(slots=slots)
+    told = cluster.join_shadow(nf4)
+    steps = cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True)
+    got = [next(steps)]
+    prefill_loads = cluster.loads()
+    got += steps
+    report = got[-1].report
+    assert report is not None
+    assert [step.token_id for step in got] == report.token_ids == expected.tokens
+    assert (report.prompt_tokens, report.new_tokens) == (len(expected.prompt), TOKENS)
+    # Times.
+    assert report.decode_tokens_per_s == pytest.approx((TOKENS - 1) / report.decode_s)
+    assert report.tokens_per_s == pytest.approx(TOKENS / (report.ttft_s + report.decode_s))
+    assert 0 <= report.stall_s <= report.decode_s
+    assert 0 <= report.prefill_stall_s <= report.ttft_s
+    # Loads, as they were sent.
+    assert report.loads == cluster.loads()
+    assert report.prefill_loads == prefill_loads
+    assert 0 <= report.reloads <= report.loads - report.prefill_loads
+    decode = {visit: named for visit, named in cluster.gates.items() if visit.position}
+    assert len(decode) == 8 * (TOKENS - 1)
+    assert report.loads - prefill_loads >= sum(map(len, decode.values()))
+    # Bytes: of loads that ended and were not given up meanwhile.
+    blob = cluster.store.manifest.blob_bytes
+    moved = sum(m.nbytes for tap in cluster.taps for m in tap.heard if isinstance(m, w.Loaded))
+    assert report.bytes_loaded % blob == 0
+    assert 0.5 * moved <= report.bytes_loaded <= moved <= report.loads * blob
+    # Memory.
+    assert len(report.resident_experts_max) == WORKERS
+    assert set(report.resident_experts_max) <= set(range(1, slots + 1))
+    assert report.memory_bytes["main"] == cluster.main.device_bytes
+    assert report.memory_bytes["workers"] == [blob * slots] * WORKERS
+    # The last pass's row is measured once all its layers have been predicted: about now.
+    length, row = len(expected.prompt) + TOKENS - 1, 8 * 2 * 2 * 32 * nf4.dense.dtype.itemsize
+    assert report.memory_bytes["shadow"] - nf4.device_bytes in (row * (length - 1), row * length)
+    # Recall, from what the shadow said and what the gates named.
+    predicted = {
+        (m.position, m.layer): set(m.experts) for m in told.heard if isinstance(m, w.Prediction) and m.request == 1
+    }
+    assert predicted.keys() == {(visit.position, visit.layer) for visit in decode}
+    by_token = [
+        sum(len(predicted[v.position, v.layer] & named) for v, named in decode.items() if v.position == position) / 16
+        for position in range(len(expected.prompt), len(expected.prompt) + TOKENS - 1)
+    ]
+    assert report.recall_by_token == pytest.approx(by_token)
+    assert report.recall == pytest.approx(sum(by_token) / len(by_token))
+    assert 0.5 < report.recall <= 1
+    cluster.nothing_left()
+
+
+def test_caches_of_open_requests_add_up(cluster: TappedCluster, expected: Any) -> None:
+    weights = cluster.main.device_bytes
+    first = cluster.main.generate(expected.prompt, 4, ignore_eos=True)
+    next(first)
+    assert cluster.main.device_bytes == weights + CACHE_ROW * len(expected.prompt)
+    second = cluster.main.generate(expected.prompt[:20], 4, ignore_eos=True)
+    next(second)
+    assert cluster.main.device_bytes == weights + CACHE_ROW * (len(expected.prompt) + 20)
+    first.close()
+    next(second)
+    assert cluster.main.device_bytes == weights + CACHE_ROW * (len(expected.prompt) + 20)
+    second.close()
+    cluster.nothing_left()
+
+
+def test_the_report_says_why_the_answer_ended(demo_store: Any) -> None:
+    """Of its length, or because the context is full; and which of the model's settings were not heeded."""
+    from odmoe.clusters.embedded import EmbeddedCluster
+    from odmoe.settings.settings import Settings
+
+    cluster = EmbeddedCluster(Settings(model="demo", shadow="none", threads=1), demo_store("bfloat16"))
+    try:
+        *_, last = cluster.generate([5, 6, 7], 4, ignore_eos=True)
+        assert (last.report.finish, last.report.lost, last.report.exact) == ("length", [], True)
+        *_, last = cluster.generate([5] * 1020, 50, ignore_eos=True)
+        assert (last.report.finish, last.report.new_tokens) == ("context", 4)
+        cluster.main.model.generation_config.num_beams = 4
+        *_, last = cluster.generate([5, 6, 7], 2, ignore_eos=True)
+        assert (last.report.exact, last.report.ignored) == (False, ["num_beams=4"])
+    finally:
+        cluster.close()

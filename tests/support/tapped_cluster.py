@@ -1,0 +1,111 @@
+"""Real nodes in one process, with a tap on each stream: what was said is there to be looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.store import ExpertStore
+from main_node.engine.engine import Engine
+from main_node.node import MainNode
+from main_node.report import Report
+from main_node.shadow_start import ShadowStart
+from main_node.shape import model_shape
+from scheduler import types as t
+from scheduler.alignment import Alignment
+from scheduler.core.groups import RoundRobin
+from scheduler.core.machine import Core
+from shadow_node.model import ShadowModel
+from shadow_node.node import Shadow
+from support.engine_world import WAIT_S, nothing_left
+from wire import inprocess
+from wire import messages as w
+from wire.base import Channel, Handler, Node
+from worker_node.loaders.memory import MemoryLoader
+from worker_node.node import Worker
+
+WORKERS = 4
+
+
+class Tap:
+    """A stream that keeps what passes, both ways."""
+
+    def __init__(self, node: Node) -> None:
+        self.sent: list[w.Message] = []
+        self.heard: list[w.Message] = []
+        self._node = node
+
+    def connect(self, handler: Handler) -> Channel:
+        self._handler = handler
+        self._channel = inprocess.connect(self._node, self)
+        return self
+
+    def send(self, message: w.Message) -> None:
+        self.sent.append(message)
+        self._channel.send(message)
+
+    def on_message(self, message: w.Message) -> None:
+        self.heard.append(message)
+        self._handler.on_message(message)
+
+    def on_close(self, error: Any) -> None:
+        self._handler.on_close(error)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class TappedCluster:
+    """A main node and four workers on one model, all that they say on tap; a shadow once one has joined."""
+
+    def __init__(self, store: ExpertStore, slots: int = 1, shadow: ShadowStart | None = None) -> None:
+        self.store = store
+        manifest = store.manifest
+        core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
+        self.engine = Engine(core, w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main"))
+        arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
+        self.nodes: list[Node] = []
+        self.taps: list[Tap] = []
+        self.shadow_tap: Tap | None = None
+        self.gates: dict[t.Visit, set[int]] = {}
+        for number in range(WORKERS):
+            worker = Worker(f"worker {number}", store, arithmetic, MemoryLoader(store), slots)
+            self.nodes.append(worker)
+            self.taps.append(Tap(worker))
+            self.engine.add_worker(number, self.taps[-1].connect, WAIT_S)
+        experts = self.engine.experts
+
+        def noted(visit: t.Visit, hidden: Any, index: torch.Tensor, weights: Any) -> torch.Tensor:
+            self.gates[visit] = set(torch.unique(index).tolist())
+            return experts(visit, hidden, index, weights)
+
+        self.engine.experts = noted  # type: ignore[method-assign]
+        self.main = MainNode(store, self.engine, torch.float32, shadow)
+
+    def join_shadow(self, model: ShadowModel) -> Tap:
+        shadow = Shadow("shadow", model, self.store.manifest.fingerprint, self.store.manifest.dtype)
+        self.nodes.append(shadow)
+        self.shadow_tap = Tap(shadow)
+        self.engine.add_shadow(self.shadow_tap.connect, WAIT_S)
+        return self.shadow_tap
+
+    def answer(self, prompt: list[int], count: int, **settings: Any) -> tuple[list[int], Report]:
+        """All tokens, and the report, which only the last may carry."""
+        steps = list(self.main.generate(prompt, count, **settings))
+        assert [step.report is None for step in steps[:-1]] == [True] * (len(steps) - 1)
+        assert steps[-1].report is not None
+        return [step.token_id for step in steps], steps[-1].report
+
+    def loads(self) -> int:
+        return sum(isinstance(m, w.Load) for tap in self.taps for m in tap.sent)
+
+    def nothing_left(self) -> None:
+        """No request, layer, load or call anywhere."""
+        assert nothing_left(self.engine)
+
+    def close(self) -> None:
+        self.main.close()
+        for node in self.nodes:
+            node.close()
