@@ -49,7 +49,8 @@ def test_a_model_without_a_token_predictor(cli: Any, demo: Path, tmp_path: Path)
     bare = shutil.copytree(demo, tmp_path / "bare", ignore=shutil.ignore_patterns("token_predictor*", "SHA256SUMS"))
     said = cli("generate", "-m", str(bare), "--system", "smoe", "hello")
     assert said.code == 2
-    assert f"{bare}/token_predictor.safetensors is not there; make them: scripts/train_predictor.py {bare}" in said.err
+    command = f".venv/bin/python -m scripts.models.train_predictor {bare}"
+    assert f"{bare}/token_predictor.safetensors is not there; make them: {command}" in said.err
 
 
 def test_reports_name_what_was_chosen_otherwise(cli: Any, demo: Path) -> None:

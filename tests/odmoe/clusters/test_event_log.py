@@ -21,6 +21,7 @@ from scheduler.files import write_whole
 from scheduler.simulation.recorded_routes import recorded_workloads
 from scheduler.trace import read_trace
 from scheduler.types import WorkerLost
+from support.cli import CommandLine
 
 COUNT = 8
 
@@ -86,7 +87,7 @@ def test_answers_at_once_and_one_given_up(demo_store: Callable[[str], Any], refe
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join()
         recording = log_of(cluster, tmp_path / "log")
     finally:
         cluster.close()
@@ -101,7 +102,7 @@ def test_a_cluster_that_keeps_no_record_says_so(demo_store: Callable[[str], Any]
     cluster.close()
 
 
-def test_generate_records_and_simulate_replays(demo: Path, tmp_path: Path, cli: Any) -> None:
+def test_generate_records_and_simulate_replays(demo: Path, tmp_path: Path, cli: CommandLine) -> None:
     """As a person does it, a wrong name of the file being found out at once."""
     log = tmp_path / "log"
     flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "nf4", "--threads", "1", "--record", str(log), "HAMLET"]
@@ -111,13 +112,13 @@ def test_generate_records_and_simulate_replays(demo: Path, tmp_path: Path, cli: 
     assert said.out.endswith("identical, in order\n")
     facts = json.loads(cli("simulate", "--routes", str(log), "--json").out)
     assert facts["tokens"] == [5]
-    assert 0 < facts["requests"][0]["recorded_ttft_s"] < 60
+    assert facts["requests"][0]["recorded_ttft_s"] > 0
     wrong = cli("generate", "-m", str(demo), "--record", str(tmp_path / "none" / "log"), "HAMLET")
     assert wrong.code == 2
     assert "--record is" in wrong.err
 
 
-def test_what_would_destroy_another_file_is_refused(cli: Any, demo: Path, tmp_path: Path) -> None:
+def test_what_would_destroy_another_file_is_refused(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     """A record is renamed to its place: not to that of a device, nor to that of the trace."""
     os.mkfifo(tmp_path / "fifo")
     one, other = str(tmp_path / "one"), f"{tmp_path}/../{tmp_path.name}/one"
@@ -130,7 +131,7 @@ def test_what_would_destroy_another_file_is_refused(cli: Any, demo: Path, tmp_pa
         assert says in said.err
 
 
-def test_a_shadow_that_does_not_run_is_not_reported(cli: Any, demo: Path, tmp_path: Path) -> None:
+def test_a_shadow_that_does_not_run_is_not_reported(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     """Though --shadow says which it would be."""
     log, trace = tmp_path / "log", tmp_path / "trace"
     flags = ["--predictor", "random", "--shadow", "nf4", "--record", str(log), "--trace", str(trace)]
@@ -143,7 +144,7 @@ def test_a_shadow_that_does_not_run_is_not_reported(cli: Any, demo: Path, tmp_pa
 
 
 def test_the_record_of_an_answer_that_fails_is_written(
-    demo: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+    demo: Path, tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the midst of it, every worker is gone: the error is told, and the log ends with it."""
     answer = Job.answer
@@ -152,8 +153,8 @@ def test_the_record_of_an_answer_that_fails_is_written(
         engine = job.cluster.main.engine
 
         def lose(piece: str) -> None:
-            for number, peer in list(engine.workers.items()):
-                engine._lost(number, peer, None)
+            for peer in list(engine.workers.values()):
+                peer.close()
 
         return answer(job, ids, lose)
 

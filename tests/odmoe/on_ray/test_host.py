@@ -37,7 +37,7 @@ def test_joining_without_a_token_is_said(
 
 def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that is bound and not listened on refuses."""
-    monkeypatch.setattr(ray_host, "REACH_S", 0.5)
+    monkeypatch.setattr(ray_host, "REACH_S", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import threading
@@ -11,24 +10,26 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.autoscaler import tags
+from ray.autoscaler._private.commands import _bootstrap_config
+from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 
-from odmoe.clusters.process import prepare_ray
+from odmoe.on_ray import provider as module
+from odmoe.on_ray.provider import OnPremises, cluster_dir, complete, parse_hosts
 from scheduler.errors import ConfigError
 from support.paths import ROOT
 
 
-@pytest.fixture
-def ray_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`ray_part(name)`: a module of Ray's launcher, or of ours beside it; nothing is written outside `tmp_path`."""
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written outside `tmp_path`."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    prepare_ray("local")  # before Ray is imported
-    return importlib.import_module
 
 
 @pytest.fixture
-def said(tmp_path: Path) -> dict[str, Any]:
+def content(tmp_path: Path) -> dict[str, Any]:
     """The project's cluster file, with a key that is there."""
     content = dict(yaml.safe_load((ROOT / "cluster.yaml").read_text()))
     key = tmp_path / "key"
@@ -37,9 +38,9 @@ def said(tmp_path: Path) -> dict[str, Any]:
     return content
 
 
-def test_ray_takes_the_project_s_file(ray_part: Any, said: dict[str, Any]) -> None:
+def test_ray_takes_the_project_s_file(content: dict[str, Any]) -> None:
     """Ray's own check and defaults; then a node type for each role and group, which are all to be there."""
-    config = ray_part("ray.autoscaler._private.commands")._bootstrap_config(said, no_config_cache=True)
+    config = _bootstrap_config(content, no_config_cache=True)
     types = config["available_node_types"]
     assert config["head_node_type"] == "main_node"
     assert {name: (kind["min_workers"], kind["labels"]) for name, kind in types.items()} == {
@@ -58,31 +59,28 @@ def test_ray_takes_the_project_s_file(ray_part: Any, said: dict[str, Any]) -> No
     json.dumps(config)  # as it goes to the head
 
 
-def test_what_the_head_is_given_is_taken_by_its_autoscaler(ray_part: Any, said: dict[str, Any]) -> None:
-    config = ray_part("ray.autoscaler._private.commands")._bootstrap_config(said, no_config_cache=True)
-    provider_of = ray_part("odmoe.on_ray.provider").OnPremises
-    remote = provider_of(config["provider"], "c").prepare_for_head_node(config)
+def test_what_the_head_is_given_is_taken_by_its_autoscaler(content: dict[str, Any]) -> None:
+    config = _bootstrap_config(content, no_config_cache=True)
+    remote = OnPremises(config["provider"], "c").prepare_for_head_node(config)
     assert remote["provider"]["ssh"]["key"] == "~/ray_bootstrap_key.pem"
-    read = ray_part("ray.autoscaler.v2.instance_manager.config").AutoscalingConfig(remote, skip_content_hash=True)
+    read = AutoscalingConfig(remote, skip_content_hash=True)
     kinds = read.get_node_type_configs()
     assert sum(kind.min_worker_nodes for kind in kinds.values()) == 9
     assert kinds["worker_node_3"].labels == {"role": "worker_node", "group": "3"}
 
 
-def test_bad_hosts_end_the_launch(ray_part: Any, said: dict[str, Any]) -> None:
-    said["provider"]["hosts"]["worker_node"].append(["10.77.0.11"])
+def test_bad_hosts_end_the_launch(content: dict[str, Any]) -> None:
+    content["provider"]["hosts"]["worker_node"].append(["10.77.0.11"])
     with pytest.raises(SystemExit, match=r"ConfigError: .*10\.77\.0\.11 is both main and worker-8"):
-        ray_part("ray.autoscaler._private.commands")._bootstrap_config(said, no_config_cache=True)
+        _bootstrap_config(content, no_config_cache=True)
     with pytest.raises(ConfigError, match=r"provider\.hosts is None"):
-        ray_part("odmoe.on_ray.provider").parse_hosts({})
+        parse_hosts({})
 
 
-def test_nodes_come_and_go(ray_part: Any, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_come_and_go(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On the head: it knows itself, gives out the hosts of a type, and stops those that end."""
-    tags = ray_part("ray.autoscaler.tags")
-    ours = ray_part("odmoe.on_ray.provider")
-    config = ours.complete(said)
-    provider = ours.OnPremises({**config["provider"], "on_head": True}, "c")
+    config = complete(content)
+    provider = OnPremises({**config["provider"], "on_head": True}, "c")
     assert provider.non_terminated_nodes({}) == ["10.77.0.11"]
     assert provider.node_tags("10.77.0.11")[tags.TAG_RAY_USER_NODE_TYPE] == "main_node"
     group = config["available_node_types"]["worker_node_1"]["node_config"]
@@ -100,7 +98,7 @@ def test_nodes_come_and_go(ray_part: Any, said: dict[str, Any], monkeypatch: pyt
         if "10.77.0.16" in stopped[-1]:
             raise subprocess.TimeoutExpired(command, how["timeout"])
 
-    monkeypatch.setattr(ours.subprocess, "run", run)
+    monkeypatch.setattr(module.subprocess, "run", run)
     provider.terminate_nodes(["10.77.0.15", "10.77.0.16"])
     assert sorted(stopped) == ["root@10.77.0.15", "root@10.77.0.16"]
     assert provider.non_terminated_nodes(named) == []
@@ -110,15 +108,14 @@ def test_nodes_come_and_go(ray_part: Any, said: dict[str, Any], monkeypatch: pyt
         taken.join(0.1)
         assert taken.is_alive()
         assert provider.non_terminated_nodes({}) == ["10.77.0.11"]
-    taken.join(10)
+    taken.join(60)
     assert provider.non_terminated_nodes(named) == ["10.77.0.15"]
-    again = ours.OnPremises({**config["provider"], "on_head": True}, "c")  # what it knows outlives it
+    again = OnPremises({**config["provider"], "on_head": True}, "c")  # what it knows outlives it
     assert again.non_terminated_nodes(named) == ["10.77.0.15"]
 
 
-def test_ray_down_stops_every_host(ray_part: Any, said: dict[str, Any]) -> None:
+def test_ray_down_stops_every_host(content: dict[str, Any]) -> None:
     """The launching machine never saw the workers being made."""
-    ours = ray_part("odmoe.on_ray.provider")
-    provider = ours.OnPremises(ours.complete(said)["provider"], "c")
+    provider = OnPremises(complete(content)["provider"], "c")
     assert len(provider.nodes_for_teardown({})) == 10
-    assert Path(ours.cluster_dir("c") / "code.tar.gz").is_file()
+    assert Path(cluster_dir("c") / "code.tar.gz").is_file()

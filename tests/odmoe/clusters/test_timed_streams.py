@@ -1,134 +1,36 @@
 """Messages that travel: in the order of their times, none before it is due, all before the stream is closed.
 
-Where nothing else is said the clock is the test's own and stands still until it is moved.
+The clock is the test's own and stands still until it is moved.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odmoe.clusters.timed_streams import MainWay, TimedChannel, TimedHandler, TimedNode, Way
-from scheduler.emulation.clock import CREDIT_S, Emulation
-from scheduler.emulation.expected_predictions import ExpectedPredictions
+from odmoe.clusters.timed_streams import TimedHandler, Way
+from scheduler.emulation.clock import CREDIT_S
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
-from scheduler.timing.links import MainLinks
-from scheduler.timing.profile import find_profile
-from wire import inprocess
+from support.timed_streams import HERE, PROFILE, WAIT_S, End, World, load, main_way, rows, stamped
 from wire.messages import (
     Align,
-    AskTrace,
     AskUsage,
     Compute,
     Computed,
-    Echo,
     Evict,
-    Failed,
     Hello,
-    Load,
     Loaded,
     Message,
     Prediction,
     Stamped,
     Tensor,
-    TraceRecords,
-    WorkerReady,
-    WorkerUsage,
 )
-from wire.tracing import machine
-
-WAIT_S = 20.0
-PROFILE = find_profile("rtx3090-1gbe")
-HERE = machine()
-
-
-def load(number: int) -> Load:
-    return Load(number, 0, 0, 0)
-
-
-def rows(count: int) -> Tensor:
-    return Tensor("uint8", (count, 2), bytes(2 * count))
-
-
-def main_way() -> MainWay:
-    return MainWay(MainLinks(PROFILE), ExpectedPredictions(PROFILE, 31))
-
-
-class End:
-    """Either end of a stream: keeps what arrives, the emulated time of that, and when it was."""
-
-    def __init__(self, emulation: Emulation) -> None:
-        self.emulation = emulation
-        self.got: SimpleQueue[tuple[Message, float, float]] = SimpleQueue()
-        self.ends: list[ODMoEError | None] = []
-        self.closed = threading.Event()
-
-    def on_message(self, message: Message) -> None:
-        assert not self.closed.is_set(), "a message after on_close"
-        self.got.put((message, self.emulation.now(), time.monotonic()))
-
-    def on_close(self, error: ODMoEError | None) -> None:
-        self.ends.append(error)
-        self.closed.set()
-
-    def accept(self, reply: Any) -> End:
-        self.reply = reply
-        return self
-
-    def close(self) -> None:
-        pass
-
-    def heard(self) -> list[tuple[Message, float]]:
-        found = []
-        while not self.got.empty():
-            message, at, _ = self.got.get()
-            found.append((message, at))
-        return found
-
-    def take(self, count: int) -> list[Message]:
-        return [self.got.get(timeout=WAIT_S)[0] for _ in range(count)]
-
-
-class World:
-    """A clock, and all that is told while it runs, in order."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-        self.emulation = Emulation(PROFILE, lambda: self.time)
-        self.told: list[tuple[str, int, float]] = []
-
-    def stream(self, name: str, way: Way | None = None) -> TimedHandler:
-        """Keeps (the stream, the message's number, the emulated time at which it counts)."""
-        world = self
-
-        class Telling:
-            def on_message(self, message: Any) -> None:
-                number = message.load_id if isinstance(message, Load | Loaded) else message.call_id
-                world.told.append((name, number, world.emulation.now()))
-
-            def on_close(self, error: ODMoEError | None) -> None:
-                world.told.append((name, -1, world.emulation.now()))
-
-        return TimedHandler(Telling(), way or Way(), self.emulation)
-
-    def until(self, moment: float) -> None:
-        self.time = moment
-        self.emulation.agenda.wait(-1e9, lambda: None)
-        self.emulation.agenda.wait(moment, lambda: None)
-
-
-def stamped(due: float, number: int, where: str = HERE, sent: float = 0.0) -> Stamped:
-    return Stamped(due, sent, where, load(number))
 
 
 @pytest.fixture
@@ -136,15 +38,6 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.emulation.close()
-
-
-@pytest.fixture
-def emulation() -> Iterator[Emulation]:
-    """By the real clock."""
-    made = Emulation(PROFILE)
-    yield made
-    made.close()
-    assert made.agenda._thread is None or not made.agenda._thread.is_alive()
 
 
 # --- when what arrives ------------------------------------------------------------------------------------------------
@@ -407,130 +300,3 @@ def test_a_message_that_cannot_be_timed_ends_its_stream(world: World, caplog: py
         world.until(102.0)
     assert (end.heard(), cuts, len(ends)) == ([], [1], 1)
     assert isinstance(ends[0], LinkError)
-
-
-# --- over each transport, by the real clock ---------------------------------------------------------------------------
-
-ASKED: tuple[Message, ...] = (
-    Hello(4, "a", "b", "c", True), load(1), Evict(3), Compute(1, 0, 0, 0, rows(2), rows(2), True), AskUsage(),
-    AskTrace(), Echo(5),
-)  # fmt: skip
-SAID: tuple[Message, ...] = (
-    WorkerReady(4, "w", 1, 100, "cpu", "disk", "box", 7, "a processor", 1, 2.0), Loaded(1, 10, 0.5),
-    Computed(1, rows(2), 0.5), WorkerUsage(1, 2, 3, 4), TraceRecords("m", 1.0, ("a",), ("b",), (1.0,), (2.0,), False),
-    Failed("E", "m", 1, 2, 3), Echo(5),
-)  # fmt: skip
-
-
-def open_timed(
-    node: End, main: End, emulation: Emulation, open_stream: Callable[[Any, Any], Any], way: Way
-) -> TimedChannel:
-    inner = open_stream(TimedNode(node, emulation), TimedHandler(main, way, emulation))
-    return TimedChannel(inner, way, emulation)
-
-
-def test_every_kind_over_each_transport(emulation: Emulation, open_stream: Callable[[Any, Any], Any]) -> None:
-    node, main = End(emulation), End(emulation)
-    channel = open_timed(node, main, emulation, open_stream, main_way())
-    start = time.monotonic()
-    for message in ASKED:
-        channel.send(message)
-    assert node.take(len(ASKED)) == list(ASKED)
-    assert time.monotonic() - start >= PROFILE.hop_s
-    for message in SAID:
-        node.reply.send(message)
-    assert main.take(len(SAID)) == list(SAID)
-    channel.close()
-    assert node.closed.wait(WAIT_S)
-    assert main.closed.wait(WAIT_S)
-    with pytest.raises(LinkError, match="closed"):
-        channel.send(load(4))
-
-
-@pytest.mark.parametrize("travel", [[5, 0, 12, 3], [30], [0, 0, 0]])
-def test_never_before_it_is_due_and_in_order(
-    emulation: Emulation, open_stream: Callable[[Any, Any], Any], travel: list[int]
-) -> None:
-    class Given(Way):
-        def leaves(self, message: Message, at: float) -> float:
-            return at + travel[message.load_id] / 1e3 if isinstance(message, Load) else at
-
-    node, main = End(emulation), End(emulation)
-    channel = open_timed(node, main, emulation, open_stream, Given())
-    sent = []
-    for number in range(len(travel)):
-        sent.append(emulation.now())
-        channel.send(load(number))
-    for number, milliseconds in enumerate(travel):
-        message, at, arrived = node.got.get(timeout=WAIT_S)
-        assert message == load(number)
-        assert arrived >= at >= sent[number] + milliseconds / 1e3 - 1e-6
-    channel.close()
-
-
-@pytest.mark.parametrize("who", ["node", "main"])
-def test_either_end_closes(emulation: Emulation, open_stream: Callable[[Any, Any], Any], who: str) -> None:
-    node, main = End(emulation), End(emulation)
-    channel = open_timed(node, main, emulation, open_stream, main_way())
-    channel.send(load(1))
-    node.take(1)
-    node.reply.send(Computed(1, rows(128), 0.0))
-    main.take(1)
-    (node.reply if who == "node" else channel).close()
-    assert main.closed.wait(WAIT_S)
-    assert node.closed.wait(WAIT_S)
-    assert main.ends == node.ends == [None]
-
-
-def test_the_main_node_hears_of_a_node_whose_handler_fails(
-    emulation: Emulation, open_stream: Callable[[Any, Any], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    class Failing(End):
-        def on_message(self, message: Message) -> None:
-            raise RuntimeError("a bug")
-
-    node, main = Failing(emulation), End(emulation)
-    channel = open_timed(node, main, emulation, open_stream, Way())
-    with caplog.at_level(logging.CRITICAL):
-        channel.send(load(1))
-        assert main.closed.wait(WAIT_S)
-    assert node.closed.wait(WAIT_S)
-    assert isinstance(node.ends[0], LinkError)
-    channel.close()
-
-
-def test_many_threads_lose_nothing(emulation: Emulation) -> None:
-    """Two threads a node answer at once while the main node asks: every message once, each thread's in order."""
-    way, count = main_way(), 150
-    nodes, mains, channels = [], [], []
-    for _ in range(4):
-        node, main = End(emulation), End(emulation)
-        nodes.append(node)
-        mains.append(main)
-        channels.append(open_timed(node, main, emulation, inprocess.connect, way))
-
-    def say(node: End, first: int) -> None:
-        for number in range(count):
-            node.reply.send(Loaded(first + number, 1, 0.0))
-            if number % 3 == 0:
-                node.reply.send(Computed(first + number, rows(1), 0.0))
-
-    threads = [threading.Thread(target=say, args=(node, first)) for node, first in itertools.product(nodes, (0, 1000))]
-    for thread in threads:
-        thread.start()
-    for number in range(count):
-        for channel in channels:
-            channel.send(load(number))
-    for thread in threads:
-        thread.join(WAIT_S)
-    for channel in channels:
-        channel.close()
-    for node, main in zip(nodes, mains, strict=True):
-        assert main.closed.wait(WAIT_S)
-        assert node.closed.wait(WAIT_S)
-        assert [message for message, _ in node.heard()] == [load(number) for number in range(count)]
-        heard = [message for message, _ in main.heard()]
-        for first in (0, 1000):
-            mine = [m.load_id for m in heard if isinstance(m, Loaded) and first <= m.load_id < first + count]
-            assert mine == list(range(first, first + count))
-        assert sum(isinstance(m, Computed) for m in heard) == 2 * len(range(0, count, 3))

@@ -1,0 +1,100 @@
+"""A main node's fleet, without Ray: which processes it makes, which it makes anew, what is left when it is closed."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from odmoe.on_ray import fleet as module
+from odmoe.on_ray.fleet import Fleet
+from odmoe.settings.settings import Settings
+from scheduler.errors import LinkError
+
+SETTINGS = Settings(model="m", cluster="local", shadow="none", threads=1, secret="s")
+
+
+class PretendedRay:
+    """`ray`, as far as a fleet asks for processes: those that it made and ended. `making`: set when one is being made,
+    which takes until `go` is set."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.killed: list[Any] = []
+        self.making, self.go = threading.Event(), threading.Event()
+        self.go.set()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        address, resources = "127.0.0.1", {"worker_node": 2.0}
+        return [{"NodeManagerAddress": address, "Alive": True, "Resources": resources}]
+
+    def remote(self, kind: type) -> PretendedRay:
+        return self
+
+    def options(self, name: str, **options: Any) -> SimpleNamespace:
+        def make(*given: Any) -> SimpleNamespace:
+            self.making.set()
+            assert self.go.wait(60)
+            self.made.append(name)
+            return SimpleNamespace(name=name)
+
+        return SimpleNamespace(remote=make)
+
+    def wait(self, pending: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return pending, []
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
+    made = PretendedRay()
+    monkeypatch.setattr(module, "ray", made)
+    monkeypatch.setattr(module, "end", made.killed.extend)
+    return made
+
+
+@pytest.fixture
+def fleet(ray: PretendedRay) -> Fleet:
+    """Of two workers that are known."""
+    engine: Any = SimpleNamespace(nodes=list)
+    made = Fleet(engine, SETTINGS, "store", None)
+    assert made.look() == [("worker", 0), ("worker", 1)]
+    return made
+
+
+def test_a_fleet_that_is_closed_makes_no_process(ray: PretendedRay, fleet: Fleet) -> None:
+    fleet.actor("worker", 0)
+    fleet.close()
+    with pytest.raises(LinkError, match=r"closed before worker_node at 127\.0\.0\.1, place 1"):
+        fleet.actor("worker", 1)
+    assert [actor.name for actor in ray.killed] == ray.made == ["worker_node at 127.0.0.1"]
+
+
+def test_what_is_being_made_while_it_closes_is_ended_too(ray: PretendedRay, fleet: Fleet) -> None:
+    ray.go.clear()
+    making = threading.Thread(target=fleet.actor, args=("worker", 0))
+    making.start()
+    assert ray.making.wait(60)
+    closing = threading.Thread(target=fleet.close)
+    closing.start()
+    assert fleet.reconnector.closing.wait(60)
+    ray.go.set()
+    making.join(60)
+    closing.join(60)
+    assert [actor.name for actor in ray.killed] == ray.made == ["worker_node at 127.0.0.1"]
+
+
+def test_a_process_that_is_gone_for_good_is_made_anew(
+    ray: PretendedRay, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def died(*asked: Any) -> None:
+        raise LinkError("worker 0 died") from ActorDiedError()
+
+    fleet.actor("worker", 0)
+    monkeypatch.setattr(module, "get", died)
+    with pytest.raises(LinkError, match="worker 0 died"):
+        fleet.join("worker", 0, begun=object())
+    fleet.actor("worker", 0)
+    assert ray.made == ["worker_node at 127.0.0.1"] * 2
