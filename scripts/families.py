@@ -1,8 +1,8 @@
 """Which model families run, from the tests that show it: the table at the end of the README.
 
-.venv/bin/python scripts/families.py            # every family, some minutes; writes the table
-.venv/bin/python scripts/families.py --check    # the same, but fails where the README's table is another
-.venv/bin/python scripts/families.py --check --from results/families.xml    # by the last run's results
+.venv/bin/python -m scripts.families            # every family, some minutes; writes the table
+.venv/bin/python -m scripts.families --check    # the same, but fails where the README's table is another
+.venv/bin/python -m scripts.families --check --from results/families.xml    # by the last run's results
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def main() -> None:
         raise SystemExit(f"{README.name} has no {BEGIN} ... {END}")
     new = f"{before}{BEGIN}\n{text}\n{END}{after}"
     if args.check and new != page:
-        raise SystemExit(f"the table in {README.name} is not what the tests give; run scripts/families.py")
+        raise SystemExit(
+            f"the table in {README.name} is not what the tests give; run .venv/bin/python -m scripts.families"
+        )
     if not args.check:
         README.write_text(new)
     if "**" in text:

@@ -4,7 +4,7 @@ One row a node, time to the right. Red: the main node waits for a load. Yellow: 
 late departure.
 
     .venv/bin/odmoe generate -m models/demo-moe --trace trace.json "HAMLET"
-    .venv/bin/python scripts/timeline.py trace.json --out timeline.png
+    .venv/bin/python -m scripts.timeline trace.json --out timeline.png
 """
 
 from __future__ import annotations

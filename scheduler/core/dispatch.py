@@ -10,7 +10,7 @@ from scheduler.policies.residency.base import Residency
 
 LEAST_ROWS, MOST_PARTS = 16, 8
 """Mini-batches, where nobody says how large: parts of 16 rows overlap transfers and computations best on the paper's
-testbed (`scripts/sweep_minibatch.py`), and each part costs a message and a start, so there are at most eight."""
+testbed (`scripts/papers/sweep_minibatch.py`), and each part costs a message and a start: so there are at most eight."""
 
 
 class RowDispatcher:

@@ -99,8 +99,8 @@ class Popular:
     expert is as important: int4 only, and one that is held in int2 since prefill is loaded again.
 
     Assumed: the proportion is one of rows (as in the paper's Figs 9 and 10), not of experts, and 5 % where nobody says:
-    what its search for the proportion that costs at most 1 % found on models/demo-moe (`scripts/forms.py`). One that
-    turns out to be more popular than predicted is loaded again.
+    what its search for the proportion that costs at most 1 % found on models/demo-moe (`scripts/measure/forms.py`). One
+    that turns out to be more popular than predicted is loaded again.
     """
 
     exact = False

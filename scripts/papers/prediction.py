@@ -197,7 +197,9 @@ def main() -> int:
     file = Path(args.model) / FILE
     predictor = token_predictor.load(file, watched.gates) if file.is_file() else None
     if predictor is None:
-        print(f"{file} is not there: token-wise is left out; scripts/models/train_predictor.py {args.model} makes it")
+        print(
+            f"{file} is not there, so token-wise is left out; it is made by scripts.models.train_predictor {args.model}"
+        )
     texts = problems()
 
     def measure(params: dict[str, Any]) -> dict[str, Any]:
