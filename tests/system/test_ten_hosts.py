@@ -20,7 +20,7 @@ import pytest
 from support.paths import ROOT
 
 BIN = Path(sys.executable).parent
-TESTBED = [sys.executable, str(ROOT / "scripts" / "testbed.py")]
+TESTBED = [sys.executable, "-m", "scripts.testbed"]
 TOKENS = 32
 LONG = 160
 BACK_S = 180.0
@@ -28,8 +28,8 @@ BACK_S = 180.0
 
 def why_not() -> str:
     """Why this machine cannot make hosts; empty where it can."""
-    done = subprocess.run([*TESTBED, "check"], capture_output=True, text=True, timeout=60, check=False)
-    return "" if done.returncode == 0 else (done.stdout + done.stderr).strip() or "scripts/testbed.py check fails"
+    done = subprocess.run([*TESTBED, "check"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return "" if done.returncode == 0 else (done.stdout + done.stderr).strip() or "scripts.testbed check fails"
 
 
 class Hosts:
