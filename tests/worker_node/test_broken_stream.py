@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from scheduler.errors import LinkError
+from support.held import HeldLoader
+from support.worker_desk import WAIT_S
 from wire.messages import Load, Loaded, Message
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")
-WAIT_S = 20.0
 
 
 class Broken:
@@ -41,13 +42,13 @@ def test_a_load_whose_word_cannot_be_sent_leaves_its_slot(desk: Any, expected: A
     desk.welcome(worker).loads_and_computes(2, desk.compute(3, 0, 1, 2), expected)
 
 
-def test_a_load_that_comes_behind_the_end_is_not_begun(desk: Any, expected: Any) -> None:
+def test_a_load_that_comes_behind_the_end_is_not_begun(desk: Any, held_loader: HeldLoader, expected: Any) -> None:
     """Another main node was served meanwhile; what its predecessor still says takes no slot."""
-    worker = desk.worker(1)
+    worker = desk.worker(1, loader=held_loader)
     session = worker.accept(Broken())
     session.on_message(desk.hello())
     main = desk.welcome(worker)
     assert session.over
     session.on_message(Load(1, 0, 0, 1))
-    assert session._tickets == {}
     main.loads_and_computes(2, desk.compute(3, 0, 1, 2), expected)
+    assert held_loader.begun == [(1, 2)]

@@ -19,6 +19,7 @@ from checkpoint.tensors import tensor_from_bytes
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, StoreError
 from scheduler.timing.profile import find_profile
+from support.stepping_clock import SteppingClock
 from wire.messages import Evict, Load, Loaded, WorkerReady
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.emulated import EmulatedLoader
@@ -196,9 +197,10 @@ def test_a_store_that_lacks_the_form(desk: Any, wanted: tuple[str, ...]) -> None
 
 
 @forms
-def test_an_emulated_load_lasts_as_much_less_as_it_is_smaller(forming: Any, formed: ExpertStore, form: str) -> None:
-    """Never less than the profile says; more only where the machine cannot keep up, which twice would be."""
-    loader = EmulatedLoader(MemoryLoader(formed), Emulation(replace(PROFILE, load_s=0.4)))
+def test_an_emulated_load_lasts_as_much_less_as_it_is_smaller(
+    forming: Any, formed: ExpertStore, form: str, stepping_clock: SteppingClock
+) -> None:
+    loader = EmulatedLoader(MemoryLoader(formed), Emulation(replace(PROFILE, load_s=0.4), stepping_clock))
     worker = forming.worker(loader=loader, forms=("", form))
     assert worker.costs == PROFILE.device_costs
     share = formed.manifest.form_bytes(form) / formed.manifest.blob_bytes
@@ -207,8 +209,7 @@ def test_an_emulated_load_lasts_as_much_less_as_it_is_smaller(forming: Any, form
         main.send(Load(load_id, load_id - 1, 0, 0, said))
         answer = main.next()
         assert isinstance(answer, Loaded)
-        assert lasts <= answer.seconds + 1e-9
-        assert answer.seconds < 2 * lasts
+        assert answer.seconds == pytest.approx(lasts)
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
@@ -19,6 +18,8 @@ from odmoe.clusters.timed_streams import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
 from scheduler.timing.profile import find_profile
+from support.held import CountedArithmetic
+from support.worker_desk import WAIT_S
 from wire import inprocess
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -128,33 +129,47 @@ def test_every_expert_as_transformers_eager(desk: Any, place: HostPlace, expecte
         assert expected.fits(main.next(), one)
 
 
-def test_no_more_than_so_many_are_kept_bound(
-    desk: Any, place: HostPlace, expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place._bound.clear()
+def test_no_more_than_so_many_are_kept_bound(desk: Any, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were used last: whoever is bound anew had gone."""
     monkeypatch.setattr(host, "MAX_BOUND", 3)
+    counted = CountedArithmetic(desk.arithmetic)
+    place = HostPlace("host", desk.store, counted)
     main = desk.welcome(place)
-    for number, (layer, expert) in enumerate([(0, 0), (0, 1), (0, 2), (0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], 1):
+    anew: list[tuple[int, int]] = []
+    used = [(0, 0), (0, 1), (0, 2), (0, 0), (1, 0), (1, 1), (0, 1), (0, 0)]
+    for number, (layer, expert) in enumerate([(1, 3), (1, 2), (0, 3), *used], 1):
+        before = len(counted.bound)
         asked = desk.compute(number, 0, layer, expert, evict=False)
         main.send(asked)
         assert expected.fits(main.next(), asked)
-        assert len(place._bound) <= 3
-    assert list(place._bound) == [(1, 1), (0, 1), (0, 0)], "the longest unused has gone"
+        assert len(counted.alive) <= 3
+        anew += [(layer, expert)] * (len(counted.bound) - before)
+    assert [one for one in anew if one in used] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (0, 1), (0, 0)]
+    place.close()
 
 
-def test_the_store_is_not_written_and_not_copied(desk: Any, place: HostPlace, blob: Any) -> None:
-    """Its memory grows by no expert's bytes: the views lie in the map of the file."""
+def test_the_store_is_not_copied(desk: Any, own_store: ExpertStore, expected: Any, blob: Any) -> None:
+    """What is bound to an expert lies in the map of its file: another expert's bytes there are another expert."""
+    place = HostPlace("host", own_store, desk.arithmetic)
+    main = desk.welcome(place)
+    asked, other = (desk.compute(1, 0, 0, expert, evict=False) for expert in (3, 2))
+    main.send(asked)
+    assert expected.fits(main.next(), asked)
+    file, there = own_store.locate(0, 3)
+    with file.open("r+b") as stream:
+        stream.seek(there.offset)
+        stream.write(blob(0, 2))
+    main.send(asked)
+    assert expected.fits(main.next(), other)
+    place.close()
+
+
+def test_the_store_is_not_written(desk: Any, place: HostPlace, blob: Any) -> None:
+    before = blob(0, 3)
     main = desk.welcome(place)
     main.send(desk.compute(1, 0, 0, 3, evict=False))
     assert isinstance(main.next(), Computed)
-    compute = place._bound[0, 3]
-    (module,) = [
-        cell.cell_contents for cell in compute.__closure__ or () if isinstance(cell.cell_contents, torch.nn.Module)
-    ]
-    mapped = place._mapped.blob(0, 3)
-    start, stop = mapped.data_ptr(), mapped.data_ptr() + mapped.numel()
-    assert all(start <= value.data_ptr() < stop for value in module.parameters())
-    assert bytes(mapped.numpy()) == blob(0, 3)
+    assert blob(0, 3) == before
 
 
 def test_it_holds_nothing_on_a_device(desk: Any, place: HostPlace) -> None:
@@ -274,7 +289,7 @@ def test_what_was_asked_on_a_stream_that_is_over_is_not_computed(desk: Any, held
     closing = threading.Thread(target=place.close)
     closing.start()
     gate.open()
-    closing.join(20)
+    closing.join(WAIT_S)
     assert not closing.is_alive()
     assert main.nothing_came()
 
@@ -313,7 +328,7 @@ class Stamps:
         pass
 
     def next(self) -> tuple[Message, float]:
-        stamped = self.got.get(timeout=20)
+        stamped = self.got.get(timeout=WAIT_S)
         return stamped.message, stamped.due
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from support.held import CountedArithmetic
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -271,9 +272,9 @@ def test_few_modules_are_kept_however_many_slots_and_layers_there_are(
     desk: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "MAX_BOUND", 3)
-    worker = desk.worker(slots=4)
-    main = desk.welcome(worker)
+    counted = CountedArithmetic(desk.arithmetic)
+    main = desk.welcome(desk.worker(slots=4, arithmetic=counted))
     for number in range(1, 17):
         asked = desk.compute(100 + number, number % 4, number % 2, number * 3 % 4)
         main.loads_and_computes(number, asked, expected)
-        assert len(worker._bound) <= 3
+        assert len(counted.alive) <= 3

@@ -183,6 +183,7 @@ def test_load_that_waits_too_long_for_its_slot_is_named(
     gate.wait_for_arrival()
     main.send(Evict(0), Load(3, 0, 0, 1))
     assert "slot 0" in main.failure("DeadlineError", load_id=3).message
+    monkeypatch.undo()
     gate.open()
     assert isinstance(main.next(), Computed)
     main.send(Evict(0), Load(4, 0, 0, 1))

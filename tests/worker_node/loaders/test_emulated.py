@@ -16,6 +16,8 @@ from odmoe.clusters.timed_streams import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, ODMoEError
 from scheduler.timing.profile import find_profile
+from support.stepping_clock import SteppingClock
+from support.worker_desk import WAIT_S
 from wire import inprocess
 from wire.messages import Computed, Evict, Load, Loaded, Message, Stamped, WorkerReady
 from worker_node.loaders.emulated import EmulatedLoader
@@ -60,21 +62,24 @@ class Stamps:
             self.channel.send(message)
 
     def next(self) -> tuple[Message, float, float]:
-        return self.got.get(timeout=20)
+        return self.got.get(timeout=WAIT_S)
 
 
-def test_loads_are_real_and_last_as_the_profile_says(desk: Any, store: ExpertStore, blob: BlobOf) -> None:
-    worker = desk.worker(slots=2, loader=emulated(store, load_s=0.04))
+def test_loads_are_real_and_last_as_the_profile_says(
+    desk: Any, store: ExpertStore, blob: BlobOf, stepping_clock: SteppingClock
+) -> None:
+    emulation = Emulation(replace(PROFILE, load_s=0.04), stepping_clock)
+    worker = desk.worker(slots=2, loader=EmulatedLoader(MemoryLoader(store), emulation))
     main = desk.welcome(worker)
-    start = time.monotonic()
+    start = stepping_clock.at
     main.send(Load(1, 0, 1, 2), Load(2, 1, 0, 3))
     for number, expert in enumerate([(1, 2), (0, 3)], 1):
         loaded = main.next()
         assert isinstance(loaded, Loaded)
         assert (loaded.load_id, loaded.nbytes) == (number, len(blob(*expert)))
-        assert time.monotonic() - start >= number * 0.04 - 1e-6, "one link, one load at a time"
-        assert loaded.seconds >= 0.04 - 1e-6
+        assert loaded.seconds == pytest.approx(0.04)
         assert bytes(worker.slots.buffers[number - 1].numpy()) == blob(*expert)
+    assert stepping_clock.at - start == pytest.approx(0.08), "one link, one load at a time"
 
 
 def test_computations_are_right_and_last_as_the_profile_says(desk: Any, store: ExpertStore, expected: Any) -> None:
