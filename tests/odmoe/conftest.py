@@ -13,6 +13,14 @@ from support.cli import CommandLine
 from support.tiny_mixtral import save_tiny_mixtral
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_progress_bars() -> None:
+    """As in a process of the command line, which says so before Transformers is imported."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 @pytest.fixture
 def cli() -> CommandLine:
     """`cli("generate", ..., stdin=b"", tty=False)`: the command line in this process."""

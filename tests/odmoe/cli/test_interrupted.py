@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -16,23 +15,22 @@ from typing import Any
 import pytest
 
 from main_node.answer import Step
-from odmoe.commands.generate import Job, _in_order
 from odmoe.settings.settings import Settings
 from scheduler.errors import RequestCancelledError
+from support.cli import CommandLine
 from support.paths import ROOT
-
-WAIT_S = 20.0
+from support.processes import HANG_S, wait_until
 
 
 class Waiting(Iterator[Step]):
     """An answer that comes to an end only when it is cancelled."""
 
     def __init__(self) -> None:
-        self.asked, self.cancelled = threading.Event(), threading.Event()
+        self.asked, self.cancelled, self.closed = threading.Event(), threading.Event(), threading.Event()
 
     def __next__(self) -> Step:
         self.asked.set()
-        if self.cancelled.wait(WAIT_S):
+        if self.cancelled.wait(HANG_S):
             raise RequestCancelledError("request 1 was cancelled")
         raise TimeoutError("nobody cancelled it")
 
@@ -40,35 +38,53 @@ class Waiting(Iterator[Step]):
         self.cancelled.set()
 
     def close(self) -> None:
-        pass
+        self.closed.set()
 
 
 class Cluster:
-    def __init__(self) -> None:
+    """Its answers never come."""
+
+    def __init__(self, settings: Settings, *given: Any) -> None:
+        self.settings = settings
         self.answers: list[Waiting] = []
+        self.closed = False
 
     def generate(self, prompt: list[int], **how: Any) -> Waiting:
         self.answers.append(Waiting())
         return self.answers[-1]
 
+    def serves(self) -> Settings:
+        return self.settings
 
-def test_answers_under_way_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_answers_under_way_are_cancelled(
+    cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The third waits for a thread, and is never begun."""
-    cluster = Cluster()
-    job = Job(Settings(model="m"), Settings(model="m"), None, cluster, "float32")  # type: ignore[arg-type]
+    made: list[Cluster] = []
+
+    def start(*given: Any) -> Cluster:
+        made.append(Cluster(*given))
+        monkeypatch.setattr(futures.Future, "result", interrupt)
+        return made[-1]
 
     def interrupt(future: Any) -> None:
-        until = time.monotonic() + WAIT_S
-        while len(job.under_way) < 2 and time.monotonic() < until:
-            time.sleep(0.01)
-        assert all(one.asked.wait(WAIT_S) for one in cluster.answers)
+        (cluster,) = made
+        wait_until(lambda: len(cluster.answers) == 2, "two answers have begun")
+        assert all(one.asked.wait(HANG_S) for one in cluster.answers)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(futures.Future, "result", interrupt)
-    with futures.ThreadPoolExecutor(2) as pool, pytest.raises(KeyboardInterrupt):
-        next(_in_order(job, [[1], [2], [3]], pool))
-    assert [one.cancelled.is_set() for one in cluster.answers] == [True, True]
-    assert job.under_way == set()
+    monkeypatch.setattr("odmoe.commands.generate.start_cluster", start)
+    prompts = tmp_path / "prompts"
+    prompts.write_text("one\ntwo\nthree\n")
+    answer = cli("generate", "-m", str(demo), "--prompts", str(prompts), "--parallel", "2")
+    assert (answer.code, answer.out, answer.err) == (130, "", "interrupted\n")
+    (cluster,) = made
+    assert cluster.closed
+    assert [(one.cancelled.is_set(), one.closed.is_set()) for one in cluster.answers] == [(True, True)] * 2
 
 
 SWALLOWS = """
@@ -84,7 +100,7 @@ except BaseException:
 def test_an_import_that_would_swallow_it_is_waited_for(tmp_path: Path) -> None:
     """As torch's does."""
     (tmp_path / "swallows.py").write_text(SWALLOWS)
-    code = "import odmoe.cli.main, time; odmoe.cli.main.one_interrupt(); import swallows; time.sleep(60)"
+    code = "import odmoe.cli.main, time; odmoe.cli.main.one_interrupt(); import swallows; time.sleep(600)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd=ROOT,
@@ -94,7 +110,7 @@ def test_an_import_that_would_swallow_it_is_waited_for(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=50)
+        out, err = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     assert out == ""

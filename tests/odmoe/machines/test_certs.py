@@ -266,9 +266,18 @@ def test_stopped_anywhere_and_run_again(folder, monkeypatch, at):
         Identity.read(folder / address)
 
 
-def test_one_at_a_time(folder):
-    with certs._one_at_a_time(folder), pytest.raises(ConfigError, match="another `odmoe certs` works in"):
-        ensure_certs(folder, HOSTS)
+def test_one_at_a_time(folder, monkeypatch):
+    refused, replace = [], os.replace
+
+    def meanwhile(partial, file):
+        with pytest.raises(ConfigError, match="another `odmoe certs` works in"):
+            ensure_certs(folder, HOSTS)
+        refused.append(file)
+        replace(partial, file)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    assert len(ensure_certs(folder, HOSTS)) == 1 + len(HOSTS)
+    assert len(refused) == 8
 
 
 def test_a_folder_of_others_keeps_its_mode(tmp_path):
