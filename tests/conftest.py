@@ -87,3 +87,11 @@ def reference(gsm8k: list[str]) -> Callable[[str, int, int], Reference]:
         return Reference(prompt, tokens, [step[0].float() for step in out.logits])
 
     return answer
+
+
+@pytest.fixture(scope="session")
+def shadow_model(demo_store: Callable[[str], Any]) -> Callable[[str], Any]:
+    """scheme -> the demo model as the shadow holds it."""
+    from shadow_node.model import ShadowModel
+
+    return cache(lambda scheme: ShadowModel(demo_store("float32"), scheme))

@@ -58,8 +58,8 @@ def cluster(cluster_of: Callable[..., TappedCluster]) -> TappedCluster:
 
 
 @pytest.fixture(scope="session")
-def nf4(demo_store: Callable[[str], Any]) -> ShadowModel:
-    return ShadowModel(demo_store("float32"), "nf4")
+def nf4(shadow_model: Callable[[str], ShadowModel]) -> ShadowModel:
+    return shadow_model("nf4")
 
 
 @pytest.fixture(scope="session")

@@ -15,31 +15,11 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
-def whole(demo: Any) -> Any:
-    """The demo model in float32, as Transformers runs it."""
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(demo, dtype="float32", experts_implementation="eager")
-
-
-@pytest.fixture(scope="module")
 def prompts(demo: Any, gsm8k: list[str]) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(demo)
     return [tokenizer(text)["input_ids"][:40] for text in gsm8k[:3]]
-
-
-@pytest.fixture(scope="module")
-def model_of(demo_store: Callable[[str], Any]) -> Callable[[str], ShadowModel]:
-    made: dict[str, ShadowModel] = {}
-
-    def model(scheme: str) -> ShadowModel:
-        if scheme not in made:
-            made[scheme] = ShadowModel(demo_store("float32"), scheme)
-        return made[scheme]
-
-    return model
 
 
 def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -52,10 +32,10 @@ def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
 # these prompts: 6e-5 and 1, 0.049 and 0.92, 0.094 and 0.72.
 @pytest.mark.parametrize(("scheme", "error", "agree"), [("fp16", 1e-3, 1.0), ("int8", 0.1, 0.85), ("nf4", 0.2, 0.6)])
 def test_logits_are_near_float32(
-    scheme: str, error: float, agree: float, model_of: Any, whole: Any, prompts: list[list[int]]
+    scheme: str, error: float, agree: float, shadow_model: Any, whole: Any, prompts: list[list[int]]
 ) -> None:
     for tokens in prompts:
-        expected, got = logits_of(whole, tokens), logits_of(model_of(scheme).dense, tokens)
+        expected, got = logits_of(whole, tokens), logits_of(shadow_model(scheme).dense, tokens)
         assert got.shape == expected.shape
         assert float((got - expected).norm() / expected.norm()) < error
         assert float((got.argmax(-1) == expected.argmax(-1)).float().mean()) >= agree
@@ -64,14 +44,14 @@ def test_logits_are_near_float32(
 
 
 @pytest.mark.parametrize(("scheme", "most"), [("fp16", 0.55), ("int8", 0.32), ("nf4", 0.20)])
-def test_bytes_shrink(scheme: str, most: float, model_of: Any, whole: Any) -> None:
+def test_bytes_shrink(scheme: str, most: float, shadow_model: Any, whole: Any) -> None:
     full = sum(p.nbytes for p in whole.parameters())
-    assert 0 < model_of(scheme).device_bytes < most * full
+    assert 0 < shadow_model(scheme).device_bytes < most * full
 
 
-def test_greedy_answer_of_fp16_is_the_models(model_of: Any, whole: Any, prompts: list[list[int]]) -> None:
+def test_greedy_answer_of_fp16_is_the_models(shadow_model: Any, whole: Any, prompts: list[list[int]]) -> None:
     """Pass by pass with the cache, as the shadow runs it."""
-    tokens, model = prompts[0], model_of("fp16")
+    tokens, model = prompts[0], shadow_model("fp16")
     with torch.inference_mode():
         out = whole.generate(
             torch.tensor([tokens]), max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=1
@@ -84,9 +64,9 @@ def test_greedy_answer_of_fp16_is_the_models(model_of: Any, whole: Any, prompts:
     assert cache.get_seq_length() == len(tokens) + 5
 
 
-def test_routing_is_told_before_its_experts_run(model_of: Any, prompts: list[list[int]], monkeypatch: Any) -> None:
+def test_routing_is_told_before_its_experts_run(shadow_model: Any, prompts: list[list[int]], monkeypatch: Any) -> None:
     """The last token's experts, best first, each layer once, and only then that layer's products."""
-    model, log = model_of("nf4"), []
+    model, log = shadow_model("nf4"), []
     told: dict[int, tuple[list[int], list[float]]] = {}
 
     def routed(layer: int, experts: list[int], scores: list[float]) -> None:
@@ -110,9 +90,9 @@ def test_routing_is_told_before_its_experts_run(model_of: Any, prompts: list[lis
 
 
 def test_what_stops_a_pass_stops_it_before_its_experts(
-    model_of: Any, prompts: list[list[int]], monkeypatch: Any
+    shadow_model: Any, prompts: list[list[int]], monkeypatch: Any
 ) -> None:
-    model = model_of("fp16")
+    model = shadow_model("fp16")
 
     class Stop(Exception):
         pass
