@@ -109,3 +109,5 @@ class TappedCluster:
         self.main.close()
         for node in self.nodes:
             node.close()
+            if isinstance(node, Shadow):
+                node.model.routed = None  # the model serves other tests
