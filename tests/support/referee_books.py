@@ -85,9 +85,10 @@ class Books:
     """Who is where, who waits for what, and figures. `seen`: which of the interesting things have happened, how often.
 
     `live`: slots by worker. `slots`: by (worker, slot). `links`: by worker, loads under way in the order of asking.
-    `hosting`: what host places compute, by (visit, expert). `loads`, `calls`: by id, those without an answer.
-    `predictions`: by visits whose gates have not fired, experts that are to be in slots. `asked_warm`: by request, what
-    its policy asked for when prefill was over; `warm_ups`: of that, what has not been there since. `kept`: experts that the policy was told to keep.
+    `hosting`: what host places compute, by (visit, expert). `loads`, `calls`: by id, those without an answer. `kept`:
+    experts that the policy was told to keep. `predictions`: by visits whose gates have not fired, experts that are to
+    be in slots. `asked_warm`: by request, what its policy asked for when prefill was over; `warm_ups`: of that, what
+    has not been there since.
 
     `owners`, `clear`, `smooth`: see `support.referee`.
     """

@@ -16,46 +16,15 @@ from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
-from hypothesis import strategies as st
 
 from scheduler import types as t
 from scheduler.core.stats import RequestStats
 from scheduler.policies.registry import RESIDENCIES
-from support.plan import (
-    FAULTS,
-    POLICIES,
-    PREDICTORS,
-    PREFILLS,
-    Plan,
-    choosing_plan,
-    eventful_plan,
-    random_plan,
-    roomy,
-)
+from support.drawn_plans import plans
+from support.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy
 from support.world import NBYTES, World, live
 
 SETTINGS = settings(max_examples=40)
-ANY_FAULT = st.tuples(st.integers(0, 400), st.sampled_from(FAULTS), st.integers(0, 11))
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    experts = draw(st.integers(1, 8))
-    return Plan(
-        seed=draw(st.integers(0, 10_000)),
-        slots=(draw(st.integers(1, 3)), *draw(st.lists(st.integers(0, 3), max_size=11))),
-        group=draw(st.integers(1, 4)), layers=draw(st.integers(1, 6)), experts=experts,
-        top_k=draw(st.integers(1, experts)), mini_batch=draw(st.sampled_from([1, 2, 4, 128])),
-        periods=(draw(st.integers(0, 3)), draw(st.integers(0, 3))), requests=draw(st.integers(1, 3)),
-        prompt=draw(st.integers(1, 9)), answer=draw(st.integers(1, 5)), main=draw(st.integers(0, 30)),
-        load=draw(st.integers(0, 60)), compute=draw(st.integers(0, 20)), latency=draw(st.integers(0, 10)),
-        shadow=draw(st.booleans()), predict=draw(st.integers(0, 60)),
-        accuracy=draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])), failing=draw(st.sampled_from([0.0, 0.0, 0.03, 0.3])),
-        faults=tuple(draw(st.lists(ANY_FAULT, max_size=6))), policy=draw(st.sampled_from(["none", *POLICIES])),
-        predictor=draw(st.sampled_from(PREDICTORS)), prefill=draw(st.sampled_from(PREFILLS)),
-        router=draw(st.booleans()), placement=draw(st.booleans()),
-        forms=draw(st.sampled_from([False, False, False, True])),
-    )  # fmt: skip
 
 
 @SETTINGS

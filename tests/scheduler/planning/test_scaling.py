@@ -13,7 +13,6 @@ from scheduler.planning.plan import Plan, make_plan
 from scheduler.planning.scaling import (
     Change,
     Hardware,
-    Model,
     Policy,
     Setup,
     best,
@@ -27,33 +26,13 @@ from scheduler.planning.scaling import (
 )
 from scheduler.timing.load_budget import load_budget
 from scheduler.timing.profile import Profile, find_profile
-
-PROFILE = find_profile("rtx3090-1gbe")
-EXPERT = 3 * 4096 * 14336
-ATTENTION = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
-READ = ATTENTION + 32 * (8 * 4096 + 2 * 4096) + 4096 + 4096 * 32000
-MIXTRAL = Model(
-    "Mixtral-8x7B", depth=32, layers=32, experts=8, top_k=2, hidden=4096, expert=EXPERT, experts_all=32 * 8 * EXPERT,
-    dense=READ + 4096 * 32000, read=READ, linear=ATTENTION, cache_token=32 * 2048, cache=512 * 32 * 2048, context=512,
-    item_bytes=4,
-)  # fmt: skip
-PAPER = Setup(MIXTRAL, Hardware(PROFILE, 8), Policy())
-QUARTER = replace(
-    MIXTRAL, depth=8, layers=8, experts_all=8 * 8 * EXPERT, dense=(READ + 4096 * 32000) // 4, read=READ // 4,
-    linear=ATTENTION // 4, cache_token=8 * 2048, cache=512 * 8 * 2048,
-)  # fmt: skip
-"""Eight of its 32 layers, each as there."""
-SMALL = replace(PAPER, model=QUARTER)
+from support.paper_setup import ATTENTION, EXPERT, MIXTRAL, PAPER, PROFILE, few_layers, on
 
 
 @pytest.fixture(scope="module")
 def paper() -> Plan:
     """The paper's testbed."""
     return make_plan(PAPER)
-
-
-def on(setup: Setup, **different: float) -> Setup:
-    return replace(setup, hardware=replace(setup.hardware, **different))
 
 
 # --- timings ----------------------------------------------------------------------------------------------------------
@@ -178,7 +157,7 @@ def test_no_other_groups_are_faster(workers: int, top_k: int) -> None:
 
 def test_of_choices_as_fast_the_one_with_the_least_memory() -> None:
     """A second slot lets a load that a gate waits for begin at once; a third brings next to nothing."""
-    found = choose(on(SMALL, device_bytes=24e9))
+    found = choose(on(few_layers(8), device_bytes=24e9))
     assert next(iter(found))[1] == 2
     of_slots = {slots: rate for (_, slots), rate in found.items() if rate}
     assert of_slots[3] == pytest.approx(of_slots[2], rel=0.005)
@@ -195,7 +174,7 @@ def test_memory_that_holds_no_expert_is_refused_with_what_it_takes() -> None:
     ) as caught:
         make_plan(on(PAPER, device_bytes=500e6))
     assert "bfloat16" in str(caught.value)
-    assert make_plan(on(SMALL, device_bytes=1e9)).slots == 1
+    assert next(iter(choose(on(few_layers(8), device_bytes=1e9))))[1] == 1
 
 
 def test_more_slots_than_there_is_room_for_are_refused() -> None:
@@ -242,14 +221,15 @@ def test_what_is_too_slow_is_what_would_help() -> None:
 
 def test_quick_loads_need_no_shadow_and_slow_ones_do() -> None:
     alone = {
-        bps: next(c for c in make_plan(on(SMALL, load_bytes_per_s=bps)).changes if c.alone) for bps in (2e10, 1e14)
+        bps: next(c for c in make_plan(on(few_layers(8), load_bytes_per_s=bps)).changes if c.alone)
+        for bps in (2e10, 1e14)
     }
     assert alone[2e10].factor < 0.5
     assert alone[1e14].factor == pytest.approx(1, abs=0.01)
 
 
 def test_a_plan_without_a_shadow_says_what_one_would_bring() -> None:
-    found = make_plan(replace(PAPER, policy=Policy("none")))
+    found = make_plan(replace(few_layers(16), policy=Policy("none")))
     assert found.memory["shadow"] == 0
     assert next(c for c in found.changes if c.what == "with an int8 shadow").factor > 3
     assert not any(c.alone for c in found.changes)
@@ -260,7 +240,7 @@ def kept(plan: Plan) -> Change:
 
 
 def test_what_the_workers_could_keep_is_only_offered_where_it_fits() -> None:
-    found = {size: kept(make_plan(on(SMALL, device_bytes=size))) for size in (1e9, 24e9)}
+    found = {size: kept(make_plan(on(few_layers(8), device_bytes=size))) for size in (1e9, 24e9)}
     assert [found[1e9].real, found[24e9].real] == [False, True]
     assert found[24e9].price.startswith("8 slots, 5.66 GB")
 

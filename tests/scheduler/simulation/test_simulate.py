@@ -47,8 +47,8 @@ def test_the_six_cases_of_figure_8_come_in_order(profile: Profile) -> None:
     """Both aligned (97 %), token only, KV only, neither (on average 45 %), random prefetch, load after routing. The
     paper gives no recall for the second and third; theirs lie between their neighbours' (Fig. 3)."""
     shadowed = [((1, 1), 0.9734), ((1, 0), 0.9), ((0, 1), 0.65), ((0, 0), 0.45)]
-    speeds = [rate(profile, recall, alignment=Alignment(*periods)) for periods, recall in shadowed]
-    speeds += [rate(profile, None, predictor="random"), rate(profile, None, predictor="none")]
+    speeds = [rate(profile, recall, 60, alignment=Alignment(*periods)) for periods, recall in shadowed]
+    speeds += [rate(profile, None, 60, predictor="random"), rate(profile, None, 60, predictor="none")]
     assert speeds == sorted(speeds, reverse=True)
     assert len(set(speeds)) == 6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -47,10 +48,9 @@ def test_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_any_folder(tmp_path: Path) -> None:
     """Also where the packages are installed and the working directory is another."""
     code = f"from scheduler.timing.profile import find_profile; print(find_profile({NAME!r}).workers)"
-    root = str(ROOT)
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r}); {code}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout == "8\n", done.stderr
 
