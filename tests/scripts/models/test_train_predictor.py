@@ -17,12 +17,6 @@ from safetensors import safe_open
 from checkpoint import token_predictor
 from checkpoint.gates import Gates
 from scripts.models import train_predictor
-from support.paths import ROOT
-
-
-def run(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scripts.models.train_predictor", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +68,12 @@ def test_the_demo_models_own_predictor_foretells(demo_model: Any, demo: Path, an
 
 
 def test_a_few_answers_are_enough_to_be_better_than_chance(
-    demo_model: Any, demo: Path, answered: torch.Tensor, tmp_path: Path
+    demo_model: Any,
+    demo: Path,
+    answered: torch.Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in (
         "config.json",
@@ -85,13 +84,15 @@ def test_a_few_answers_are_enough_to_be_better_than_chance(
     ):
         shutil.copy(demo / name, tmp_path / name)
     (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  {token_predictor.FILE}\n")
-    told = run(tmp_path, "--quick", "--samples", "3", "--tokens", "30")
-    assert told.returncode == 0, told.stderr
+    argv = [train_predictor.__file__, str(tmp_path), "--quick", "--samples", "3", "--tokens", "30"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert train_predictor.main() == 0
+    told = capsys.readouterr().out
     path = tmp_path / token_predictor.FILE
     assert accuracy(demo_model, path, answered, 40) > 0.35
     assert subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=tmp_path, check=False).returncode == 0
     facts = token_predictor.load(path, Gates(demo_model)).facts
-    rows = [json.loads(line) for line in told.stdout.splitlines() if line.startswith('{"layer"')]
+    rows = [json.loads(line) for line in told.splitlines() if line.startswith('{"layer"')]
     assert [row["layer"] for row in rows] == list(range(8))
     assert facts["accuracy by layer"] == {str(row["layer"]): row["accuracy"] for row in rows}
     assert all(0 <= row["accuracy"] <= 1 for row in rows)

@@ -1,4 +1,4 @@
-"""Whole runs of the scripts that set systems beside each other, on the demo model."""
+"""Whole runs of scripts, in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import csv
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,21 +16,52 @@ import pytest
 SMALL = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1"]
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Callable[..., tuple[dict[str, Any], str]]:
-    """`run(script, *flags)`: what it wrote as JSON, and what it said on both streams; its status must be 0."""
+@dataclass
+class Written:
+    """`facts`: NAME.json; `table`: NAME.csv, a dict of texts a row; `told`: both streams, on one line."""
 
-    def call(script: Any, *flags: str) -> tuple[dict[str, Any], str]:
-        name = Path(script.__file__).stem
-        monkeypatch.setattr(sys, "argv", [script.__file__, *SMALL, "--out", str(tmp_path), *flags])
-        status = script.main()
-        told = capfd.readouterr()
-        assert status == 0, told.out + told.err
-        written = tmp_path / f"{name}-quick"
-        assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-        lines = [line for line in written.with_suffix(".csv").read_text().splitlines() if not line.startswith("#")]
-        found = json.loads(written.with_suffix(".json").read_text())
-        assert len(list(csv.DictReader(lines))) == len(found["rows"])
-        return found, told.out + told.err
+    facts: dict[str, Any]
+    table: list[dict[str, str]]
+    told: str
+
+
+@pytest.fixture
+def run_script(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Written]:
+    """`run_script(module, *flags, name=...)`: its status must be 0. What it writes is called `name`."""
+
+    def call(module: ModuleType, *flags: str, name: str) -> Written:
+        monkeypatch.setattr(sys, "argv", [str(module.__file__), "--out", str(tmp_path), *flags])
+        capfd.readouterr()
+        try:
+            status = module.main()
+        except SystemExit as ended:
+            status = ended.code
+        said = capfd.readouterr()
+        assert not status, said.out + said.err + str(status)
+        text = (tmp_path / f"{name}.csv").read_text()
+        assert text.startswith("# machine: ")
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        found = Written(
+            json.loads((tmp_path / f"{name}.json").read_text()),
+            list(csv.DictReader(lines)),
+            " ".join((said.out + said.err).split()),
+        )
+        assert len(found.table) == len(found.facts["rows"])
+        return found
+
+    return call
+
+
+@pytest.fixture
+def run(run_script: Callable[..., Written], tmp_path: Path) -> Callable[..., tuple[dict[str, Any], str]]:
+    """`run(module, *flags)`: what a script that compares systems wrote as JSON, and what it said."""
+
+    def call(module: ModuleType, *flags: str) -> tuple[dict[str, Any], str]:
+        name = f"{Path(str(module.__file__)).stem}-quick"
+        found = run_script(module, *SMALL, *flags, name=name)
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        return found.facts, found.told
 
     return call

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scheduler.types import ModelShape
-from scripts.papers import prediction_count
-from support.paths import ROOT
+from scripts.papers import prediction, prediction_count
 
 
-def test_one_short_run(tmp_path: Path, demo: Path) -> None:
-    args = [
-        sys.executable,
-        "-m",
-        "scripts.papers.prediction",
-        "--model",
-        demo,
-        "--quick",
-        "--prompts",
-        "1",
-        "--tokens",
-        "5",
-        "--out",
-        tmp_path,
-    ]
-    told = subprocess.run(args, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    text = (tmp_path / "prediction-demo-moe-quick.csv").read_text()
-    assert "# machine: " in text
-    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+def test_one_short_run(run_script: Any, tmp_path: Path) -> None:
+    flags = ["--model", "models/demo-moe", "--quick", "--prompts", "1", "--tokens", "5"]
+    rows = run_script(prediction, *flags, name="prediction-demo-moe-quick").table
     value = {(row["kind"], row["layer"]): float(row["value"]) for row in rows}
     layers = [str(n) for n in range(8)]
     assert all(value["next-layer, 100 % resident", n] == 1 for n in layers[1:]), "all experts given: no prediction"

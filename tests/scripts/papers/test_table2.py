@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scripts.papers import table2
 from scripts.papers import table2_show as show
-from support.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -55,20 +51,11 @@ def test_a_mean_of_other_cases_says_which() -> None:
     assert papers[0] == "3.69"
 
 
-@pytest.mark.slow
-def test_a_small_run(tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "scripts.papers.table2", "--quick", "--parts", "quality", "--problems", "1",
-        "--tokens", "4", "--text-tokens", "12", "--out", tmp_path,
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "table2-quick.json").read_text())["rows"]
+def test_a_small_run(run_script: Any) -> None:
+    flags = ["--quick", "--parts", "quality", "--problems", "1", "--tokens", "4", "--text-tokens", "12"]
+    rows = run_script(table2, *flags, name="table2-quick").facts["rows"]
     assert {row["column"]: (row["same_tokens"], row["tokens"]) for row in rows} == dict.fromkeys(
         ["OD-MoE", "load on demand", "fully cached", "Transformers", "accelerate"], (4, 4)
     )
     assert all(row["perplexity"] == pytest.approx(rows[3]["perplexity"], rel=1e-4) for row in rows)
-    text = (tmp_path / "table2-quick.csv").read_text().splitlines()
-    assert len(list(csv.DictReader(line for line in text if not line.startswith("#")))) == len(rows)
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert "10 of 10 cells were finished before" in " ".join(again.stderr.split())
+    assert "10 of 10 cells were finished before" in run_script(table2, *flags, name="table2-quick").told
