@@ -48,10 +48,13 @@ def gsm8k() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Every node of a test and its reference compute with one thread, whatever an earlier test has set."""
+    """Every node and its reference compute with one thread, whatever an earlier test has set; no progress bars."""
     torch = sys.modules.get("torch")  # most tests of the scheduler and of the wire do without
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+    logging = sys.modules.get("transformers.utils.logging")
+    if logging is not None and logging.is_progress_bar_enabled():
+        logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="session")

@@ -10,23 +10,31 @@ from typing import Any
 
 import pytest
 import torch
-from hqq.core.quantize import Quantizer
 
-from checkpoint.forms import FORMS, GROUP, restore
+from checkpoint.forms import FORMS, restore
 from checkpoint.manifest import seal
 from checkpoint.sharding import form_files
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from scheduler.errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
+from support.hqq_reference import by_hqq
 
 Flip = Callable[[Path, int], None]
 BOTH = ("int4", "int2")
 
 
+@pytest.fixture(scope="module")
+def kept(tiny: Any, store_of: Callable[..., ExpertStore], tmp_path_factory: pytest.TempPathFactory) -> ExpertStore:
+    """A store that has both forms: 2 layers of 3 experts."""
+    made = store_of(tiny("mixtral", "bfloat16", num_local_experts=3, num_hidden_layers=2))
+    copied = shutil.copytree(made.path, tmp_path_factory.mktemp("kept") / "store")
+    return add_forms(ExpertStore.open(Path(copied)), BOTH)
+
+
 @pytest.fixture
-def formed(tiny_store: ExpertStore) -> ExpertStore:
-    """A store to damage that has both forms: 2 layers of 3 experts."""
-    return add_forms(tiny_store, BOTH)
+def formed(kept: ExpertStore, tmp_path: Path) -> ExpertStore:
+    """The same, to damage."""
+    return ExpertStore.open(Path(shutil.copytree(kept.path, tmp_path / "formed")))
 
 
 @pytest.fixture
@@ -46,14 +54,6 @@ def read(store: ExpertStore, layer: int, expert: int, form: str = "") -> torch.T
     """A blob, by the plainest means."""
     file, blob = store.locate(layer, expert, form)
     return torch.frombuffer(bytearray(file.read_bytes()[blob.offset :][: blob.length]), dtype=torch.uint8)
-
-
-def by_hqq(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """Restored by HQQ from float16 scales and zeros. Only for weights that fill their groups and bytes."""
-    packed, meta = Quantizer.quantize(weight, nbits=bits, group_size=GROUP, axis=1, device="cpu")
-    meta |= {"scale": meta["scale"].half(), "zero": meta["zero"].half(), "compute_dtype": torch.float32}
-    found: Any = Quantizer.dequantize(packed, meta)
-    return found.to(weight.dtype)
 
 
 # --- what is in them --------------------------------------------------------------------------------------------------

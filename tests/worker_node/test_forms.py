@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from hqq.core.quantize import Quantizer
 
-from checkpoint.forms import FORMS, GROUP
+from checkpoint.forms import FORMS
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_from_bytes
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, StoreError
 from scheduler.timing.profile import find_profile
+from support.hqq_reference import by_hqq
 from support.stepping_clock import SteppingClock
 from wire.messages import Evict, Load, Loaded, WorkerReady
 from worker_node.loaders.disk import DiskLoader
@@ -44,13 +44,6 @@ def forming(desk: Any, formed: ExpertStore) -> Any:
     """The desk, whose workers have the store with forms."""
     desk.store = formed
     return desk
-
-
-def by_hqq(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    packed, meta = Quantizer.quantize(weight, nbits=bits, group_size=GROUP, axis=1, device="cpu")
-    meta |= {"scale": meta["scale"].half(), "zero": meta["zero"].half(), "compute_dtype": torch.float32}
-    found: Any = Quantizer.dequantize(packed, meta)
-    return found.to(weight.dtype)
 
 
 @pytest.fixture(scope="module")
