@@ -76,7 +76,9 @@ def main(address: str, store: Path, prompt: list[int]) -> dict[str, Any]:
     cluster.close()
     cluster = open_cluster(address, None)
     told["second"], told["pids again"] = answer(cluster, prompt), pids(cluster)
-    told["dtype"] = begun_beside(cluster, address, store)
+    cluster.close()
+    told["dtype"] = [begun(address, store, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    cluster = open_cluster(address, None)
 
     os.kill(told["pids"][0], signal.SIGKILL)
     told["states"] = until(lambda: [node["state"] for node in cluster.nodes() if node["state"] == "ready"])
@@ -107,16 +109,6 @@ def main(address: str, store: Path, prompt: list[int]) -> dict[str, Any]:
     connect_ray(address)
     told["left of refused"] = named()
     return told
-
-
-def begun_beside(cluster: RayCluster, address: str, store: Path) -> list[str | None]:
-    """What is wrong with wanting the dtype that is served, and another."""
-    from odmoe.on_ray.calls import CONTROL_S, QUICK, get
-    from odmoe.on_ray.cluster import _differs
-
-    served = get(ray.get_actor(MAIN, NAMESPACE).serving.options(**QUICK).remote(), CONTROL_S, MAIN)
-    opened = ExpertStore.open(store)
-    return [_differs(served, Settings(cluster=address, dtype=dtype), opened) for dtype in ("float32", "bfloat16")]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""Ten nodes in processes of their own, as Ray actors on this machine: the same answers, whoever is killed.
+"""Nodes in processes of their own, as Ray actors on this machine: the same answers, whoever is killed.
 
-Importing odmoe.on_ray.cluster imports ray, which reads its token then: only `start_cluster` may do so,
-and never this file.
+Takes about 90 s on two idle cores: one start of Ray, and the nodes that are killed start again.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 import signal
@@ -20,15 +18,16 @@ import pytest
 
 from main_node.sampling import Sampling
 from odmoe.clusters.embedded import EmbeddedCluster
-from odmoe.clusters.process import prepare_ray
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
-from scheduler.errors import ClusterError, LaunchError, PromptError, RequestCancelledError, RequestFailedError
+from scheduler.errors import ClusterError, PromptError, RequestCancelledError, RequestFailedError
 from scheduler.eventlog.recording import read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
+from scheduler.types import RequestClosed, RequestOpened
+from support.processes import MARK, marked, wait_until_gone
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 
 TOKENS = 24
 PROMPTS = (0, 4, 8)
@@ -41,12 +40,12 @@ COMMON: dict[str, Any] = {"workers": WORKERS, "shadow": "nf4", "threads": 1, "mi
 
 
 @pytest.fixture(scope="module")
-def mark(marked: Any) -> Iterator[str]:
+def mark() -> Iterator[str]:
     """What every process of the cluster carries in its environment."""
     value = uuid.uuid4().hex
-    os.environ[marked.name] = value
-    yield value
-    del os.environ[marked.name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, value)
+        yield value
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +102,18 @@ def test_errors_come_out_as_themselves(cluster: Any) -> None:
             next(cluster.generate(prompt, 4))
 
 
-def test_an_answer_given_up_makes_room(cluster: Any, reference: Any) -> None:
-    """It stops soon after: 800 more tokens would take much longer than the next answer does."""
+def test_an_answer_given_up_makes_room(cluster: Any, reference: Any, tmp_path: Path) -> None:
+    """It ends while the next one is answered, which would have ended first if 800 tokens had been gone on with."""
     expected = reference("float32", PROMPTS[0], TOKENS)
-    alone = time.monotonic()
-    answer(cluster, expected.prompt)
-    alone = time.monotonic() - alone
     steps = cluster.generate(expected.prompt, 800, ignore_eos=True)
     assert [next(steps).token_id for _ in range(3)] == expected.tokens[:3]
     steps.close()
-    began = time.monotonic()
     assert answer(cluster, expected.prompt).token_ids == expected.tokens
-    assert time.monotonic() - began < 4 * alone + 2
+    write_whole(tmp_path / "log", cluster.recording())
+    events = [event for _, event in read_recording(tmp_path / "log").events]
+    opened = [event.request for event in events if isinstance(event, RequestOpened)]
+    closed = [event.request for event in events if isinstance(event, RequestClosed)]
+    assert closed[-2:] == opened[-2:]
 
 
 def test_two_answers_at_once(cluster: Any, reference: Any) -> None:
@@ -155,28 +154,6 @@ def test_every_process_is_in_the_trace_on_one_clock(cluster: Any, reference: Any
     travelled = [span.end - span.start for span in spans if span.what == "transfer" and " to #" in span.label]
     assert len(travelled) == len(computed)
     assert min(travelled) > 0
-
-
-@pytest.mark.parametrize("role", ["main_node", "shadow_node", "worker_node"])
-def test_a_ray_cluster_that_is_too_small(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare_ray("local")
-    launch = importlib.import_module("odmoe.on_ray.cluster")
-    offered = {"CPU": 8.0, "main_node": 1.0, "shadow_node": 1.0, "worker_node": 4.0}
-    free = dict(offered)
-    monkeypatch.setattr(launch.ray, "cluster_resources", lambda: offered)
-    monkeypatch.setattr(launch.ray, "available_resources", lambda: free)
-    monkeypatch.setattr(launch, "FREE_S", 0.0)
-    check = launch.RayCluster._check_room
-    check(None, Settings(model="m", cluster="auto", workers=4))
-    free[role] -= 1
-    with pytest.raises(LaunchError, match=f"every {role} .* is busy"):
-        check(None, Settings(model="m", cluster="auto", workers=4))
-    free[role] += 1
-    offered[role] -= 1
-    with pytest.raises(LaunchError, match=rf"offers {offered[role]:g} {role}, .* are wanted; .*--resources"):
-        check(None, Settings(model="m", cluster="auto", workers=4))
-    if role == "shadow_node":
-        check(None, Settings(model="m", cluster="auto", workers=4, shadow="none"))
 
 
 def signalled(cluster: Any, expected: Any, count: int, points: dict[int, tuple[int, int]]) -> Any:
@@ -251,12 +228,10 @@ def test_every_worker_is_killed_at_once(cluster: Any, reference: Any) -> None:
     short = reference("float32", PROMPTS[0], TOKENS)
     steps = cluster.generate(short.prompt, 800, ignore_eos=True)
     assert [next(steps).token_id for _ in range(3)] == short.tokens[:3]
-    began = time.monotonic()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(RequestFailedError, match="the last worker is gone"):
         list(steps)
-    assert time.monotonic() - began < BACK_S
     wait_until_back(cluster, short)
     assert not {cluster.pid(name) for name in NODES[:WORKERS]} & set(pids)
 
@@ -283,13 +258,8 @@ def test_the_main_node_is_killed(cluster: Any, reference: Any) -> None:
         next(cluster.generate([5], 4))
 
 
-def test_after_close_nothing_is_left(cluster: Any, mark: str, marked: Any) -> None:
+def test_after_close_nothing_is_left(cluster: Any, mark: str) -> None:
     assert any("raylet" in line for line in marked(mark))
-    began = time.monotonic()
     cluster.close()
-    assert time.monotonic() - began < 30
-    deadline = time.monotonic() + 15
-    while left := marked(mark):
-        assert time.monotonic() < deadline, "\n".join(left)
-        time.sleep(0.2)
+    wait_until_gone(mark)
     cluster.close()
