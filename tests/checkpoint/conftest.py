@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-from support.checkpoints import build
+from support.models.checkpoints import build
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from checkpoint.forms import FORMS, planned_form, quantise, restore
 from checkpoint.manifest import Blob, LayerSpec, TensorSpec
 from scheduler.errors import CheckpointError
-from support.hqq_reference import by_hqq
+from support.models.hqq_reference import by_hqq
 
 forms = pytest.mark.parametrize("form", FORMS)
 

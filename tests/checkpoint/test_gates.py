@@ -12,7 +12,7 @@ import torch
 from checkpoint.family import experts_modules
 from checkpoint.gates import Gates
 from scheduler.errors import UnsupportedFamilyError
-from support import families
+from support.models import families
 
 TOKENS = torch.tensor([[5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]])
 FAMILIES = (

@@ -14,7 +14,7 @@ import torch
 from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-from support import families
+from support.models import families
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
 TOKENS = 20

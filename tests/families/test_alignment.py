@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,22 +76,23 @@ def test_in_the_midst_of_a_pass_only_lasting_rows_are_taken(runs: tuple[Run, Run
     """A layer may be a token ahead by then; what is not sent stays the shadow's own."""
     main, shadow = runs
     stop = len(OTHER_PROMPT)
-    before = [tensor.clone() for tensor in passing(shadow.cache)]
+    before = [tensor.clone() for tensor in passing(shadow.cache, stop)]
     main.read(MINE[0])
     taken = kv.take(main.cache, 0, stop, resting=False)
     assert taken.states == []
     assert all(row.count == (stop if row.whole else 0) for row in taken.rows)
     for first, tensors in taken.parts(1 << 20):
         kv.put(shadow.cache, first, tensors)
-    assert [torch.equal(a, b) for a, b in zip(before, passing(shadow.cache), strict=True)] == [True] * len(before)
-    for told, own in zip(lasting(main.cache), lasting(shadow.cache), strict=True):
-        assert torch.equal(told.between(0, stop), own.between(0, stop))
+    assert [torch.equal(a, b) for a, b in zip(before, passing(shadow.cache, stop), strict=True)] == [True] * len(before)
+    for told, own in zip(lasting(main.cache, stop), lasting(shadow.cache, stop), strict=True):
+        assert torch.equal(told, own)
 
 
-def passing(cache: Any) -> list[torch.Tensor]:
-    """What later passes forget or overwrite."""
-    return [row.tensor for row in kv._growing(cache) if not row.whole] + kv._states(cache)
+def passing(cache: Any, stop: int) -> list[torch.Tensor]:
+    """Of positions [0, stop), what later passes forget or overwrite."""
+    taken = kv.take(cache, 0, stop)
+    return [row.tensor for row in taken.rows if not row.whole] + taken.states
 
 
-def lasting(cache: Any) -> Iterator[kv.Growing]:
-    return (row for row in kv._growing(cache) if row.whole)
+def lasting(cache: Any, stop: int) -> list[torch.Tensor]:
+    return [row.tensor for row in kv.take(cache, 0, stop).rows if row.whole]

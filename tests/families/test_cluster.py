@@ -16,8 +16,7 @@ from checkpoint import kv
 from main_node.engine.sequence import Sequence
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
-from shadow_node.node import _Session
-from support.families import build_with_vision
+from support.models.families import build_with_vision
 
 RUNS: dict[str, dict[str, Any]] = {
     "fp16": {"shadow": "fp16", "align_token": 1, "align_kv": 1},
@@ -40,7 +39,7 @@ class Caches:
 @pytest.fixture
 def caches(monkeypatch: pytest.MonkeyPatch) -> Caches:
     seen = Caches()
-    kv_rows, apply = Sequence.kv_rows, _Session._apply
+    kv_rows, put = Sequence.kv_rows, kv.put
 
     def whole(cache: Any, stop: int) -> list[torch.Tensor]:
         taken = kv.take(cache, 0, stop)
@@ -51,14 +50,14 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> Caches:
             seen.main[stop] = whole(self.cache, stop)
         return kv_rows(self, start, stop)
 
-    def applying(self: _Session, followed: Any, parts: list[Any]) -> None:
-        apply(self, followed, parts)
-        if any(part.kv for part in parts):
-            stop = followed.prompt_tokens + followed.step
-            seen.shadow[stop] = whole(followed.cache, stop)
+    def putting(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
+        """The last part of an alignment says how it ends."""
+        stop = put(cache, start, sent)
+        seen.shadow[stop] = whole(cache, stop)
+        return stop
 
     monkeypatch.setattr(Sequence, "kv_rows", telling)
-    monkeypatch.setattr(_Session, "_apply", applying)
+    monkeypatch.setattr(kv, "put", putting)
     return seen
 
 

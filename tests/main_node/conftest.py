@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shadow_node.model import ShadowModel
-from support.engine_world import Desk
-from support.tapped_cluster import TappedCluster
-from support.virtual_time import VirtualTime
+from support.nodes.engine_world import Desk
+from support.nodes.tapped_cluster import TappedCluster
+from support.nodes.virtual_time import VirtualTime
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from main_node.shadow_start import ShadowStart
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, ODMoEError, RequestCancelledError
-from support.engine_world import nothing_left
-from support.tapped_cluster import TappedCluster
+from support.nodes.engine_world import nothing_left
+from support.nodes.tapped_cluster import TappedCluster
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel

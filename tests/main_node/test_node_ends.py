@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.errors import ConfigError, PromptError, RequestFailedError
-from support.tapped_cluster import TappedCluster
+from support.nodes.tapped_cluster import TappedCluster
 
 pytestmark = pytest.mark.timeout(90)
 TOKENS = 8

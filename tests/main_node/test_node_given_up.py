@@ -15,8 +15,8 @@ from main_node.answer import Step
 from main_node.shadow_start import ShadowStart
 from scheduler.errors import HandshakeError, LaunchError
 from shadow_node.model import ShadowModel
-from support.engine_world import WAIT_S
-from support.tapped_cluster import WORKERS, TappedCluster
+from support.nodes.engine_world import WAIT_S
+from support.nodes.tapped_cluster import WORKERS, TappedCluster
 from wire import messages as w
 
 pytestmark = pytest.mark.timeout(90)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shadow_node.model import ShadowModel
-from support.tapped_cluster import WORKERS, TappedCluster
+from support.nodes.tapped_cluster import WORKERS, TappedCluster
 from wire import messages as w
 
 pytestmark = pytest.mark.timeout(90)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.cli import CommandLine
-from support.tiny_mixtral import save_tiny_mixtral
+from support.machines.cli import CommandLine
+from support.models.tiny_mixtral import save_tiny_mixtral
 
 
 @pytest.fixture(scope="session", autouse=True)

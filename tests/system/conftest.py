@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.tiny_mixtral import save_tiny_mixtral
+from support.models.tiny_mixtral import save_tiny_mixtral
 
 
 @pytest.fixture(scope="session")

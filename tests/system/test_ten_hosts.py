@@ -1,6 +1,6 @@
 """From nothing to nothing on ten hosts: the testbed, plain `ray up`, an answer, a worker lost and found, `ray down`.
 
-Skipped where a machine may not make namespaces. It takes about four minutes on two idle cores.
+Skipped where a machine may not make namespaces. Takes about 4 minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         made.testbed("down")
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 
 def test_ray_up_brings_up_ten_hosts_each_with_its_role(hosts: Hosts) -> None:

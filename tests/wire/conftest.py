@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.certificates import Authority
-from support.streams import EchoNode, Kit
+from support.machines.certificates import Authority
+from support.nodes.streams import EchoNode, Kit
 from wire.base import Channel, Handler
 
 

@@ -7,7 +7,7 @@ import time
 from odmoe.clusters.timed_streams import TimedChannel, TimedHandler, TimedNode, Way
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
-from support.streams import EchoNode, Recorder
+from support.nodes.streams import EchoNode, Recorder
 from wire import inprocess, odmoe_pb2
 from wire.messages import Beat, Compute, Computed, Load, Loaded, Stamped, Tensor
 from wire.rpc.pulse import Pulse

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from scheduler.errors import LinkError
-from support.streams import EchoNode, Listening, Recorder
+from support.nodes.streams import EchoNode, Listening, Recorder
 from wire.messages import AskUsage, Compute, Computed, Evict, Load, Loaded, Tensor, WorkerUsage
 
 HIDDEN = Tensor("bfloat16", (2, 3), bytes(range(12)))

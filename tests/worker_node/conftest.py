@@ -14,10 +14,10 @@ from checkpoint.expert import ExpertArithmetic
 from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-from support.checkpoints import build
-from support.held import HeldArithmetic, HeldLoader
-from support.stepping_clock import SteppingClock
-from support.worker_desk import EXPERTS, HIDDEN, LAYERS, Expected, WorkerDesk
+from support.models.checkpoints import build
+from support.nodes.held import HeldArithmetic, HeldLoader
+from support.nodes.stepping_clock import SteppingClock
+from support.nodes.worker_desk import EXPERTS, HIDDEN, LAYERS, Expected, WorkerDesk
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scheduler.errors import LinkError
-from support.held import HeldLoader
-from support.worker_desk import WAIT_S
+from support.nodes.held import HeldLoader
+from support.nodes.worker_desk import WAIT_S
 from wire.messages import Load, Loaded, Message
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")

@@ -18,8 +18,8 @@ from checkpoint.tensors import tensor_from_bytes
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, StoreError
 from scheduler.timing.profile import find_profile
-from support.hqq_reference import by_hqq
-from support.stepping_clock import SteppingClock
+from support.models.hqq_reference import by_hqq
+from support.nodes.stepping_clock import SteppingClock
 from wire.messages import Evict, Load, Loaded, WorkerReady
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.emulated import EmulatedLoader

@@ -18,8 +18,8 @@ from odmoe.clusters.timed_streams import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
 from scheduler.timing.profile import find_profile
-from support.held import CountedArithmetic
-from support.worker_desk import WAIT_S
+from support.nodes.held import CountedArithmetic
+from support.nodes.worker_desk import WAIT_S
 from wire import inprocess
 from wire.messages import (
     PROTOCOL_VERSION,

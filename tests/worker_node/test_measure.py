@@ -15,7 +15,7 @@ from checkpoint.store import ExpertStore
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import CorruptStoreError, LaunchError
 from scheduler.timing.profile import find_profile
-from support.stepping_clock import SteppingClock
+from support.nodes.stepping_clock import SteppingClock
 from wire.messages import WorkerUsage
 from worker_node import measure
 from worker_node.loaders.base import HostLoader

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.held import CountedArithmetic
+from support.nodes.held import CountedArithmetic
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,

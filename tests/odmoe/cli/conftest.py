@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from support.processes import Starter, starter
+from support.machines.processes import Starter, starter
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 
 from main_node.answer import Answer, Step
 from odmoe.cli.prompts import read_prompts
-from support.cli import CommandLine
+from support.machines.cli import CommandLine
 
 Expected = Callable[[str, int], tuple[list[int], str]]
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many does he have?\nAnswer:"

@@ -13,7 +13,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from checkpoint.store import ExpertStore
-from support.cli import CommandLine, check_one_line
+from support.machines.cli import CommandLine, check_one_line
 
 
 def flip(file: Path, where: float = 0.5) -> None:

@@ -17,9 +17,9 @@ import pytest
 from main_node.answer import Step
 from odmoe.settings.settings import Settings
 from scheduler.errors import RequestCancelledError
-from support.cli import CommandLine
+from support.machines.cli import CommandLine
+from support.machines.processes import HANG_S, wait_until
 from support.paths import ROOT
-from support.processes import HANG_S, wait_until
 
 
 class Waiting(Iterator[Step]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.processes import Starter, wait_until
+from support.machines.processes import Starter, wait_until
 
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many does he have?\nAnswer:"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from odmoe.clusters.process import prepare_ray
-from support.cli import CommandLine, check_one_line
+from support.machines.cli import CommandLine, check_one_line
 
 USAGE: list[tuple[list[str], list[str]]] = [
     (["-n", "0"], ["--max-new-tokens", "0", "allowed: 1"]),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.streams import Kit
+from support.nodes.streams import Kit
 from wire.base import Channel, Handler, Node
 
 

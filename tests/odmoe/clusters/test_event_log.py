@@ -21,7 +21,7 @@ from scheduler.files import write_whole
 from scheduler.simulation.recorded_routes import recorded_workloads
 from scheduler.trace import read_trace
 from scheduler.types import WorkerLost
-from support.cli import CommandLine
+from support.machines.cli import CommandLine
 
 COUNT = 8
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from odmoe.clusters.timed_streams import TimedHandler, Way
 from scheduler.emulation.clock import CREDIT_S
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
-from support.timed_streams import HERE, PROFILE, WAIT_S, End, World, load, main_way, rows, stamped
+from support.nodes.timed_streams import HERE, PROFILE, WAIT_S, End, World, load, main_way, rows, stamped
 from wire.messages import (
     Align,
     AskUsage,

@@ -13,7 +13,7 @@ import pytest
 from odmoe.clusters.timed_streams import TimedChannel, TimedHandler, TimedNode, Way
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import LinkError
-from support.timed_streams import PROFILE, WAIT_S, End, load, main_way, rows
+from support.nodes.timed_streams import PROFILE, WAIT_S, End, load, main_way, rows
 from wire import inprocess
 from wire.base import Channel, Handler, Node
 from wire.messages import (

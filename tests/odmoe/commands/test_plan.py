@@ -19,7 +19,7 @@ from scheduler.errors import ConfigError
 from scheduler.planning.scaling import Hardware, Policy, Setup, memory, outcome
 from scheduler.timing.profile import PROFILES, find_profile
 from shadow_node.model import ShadowModel
-from support.cli import CommandLine
+from support.machines.cli import CommandLine
 from support.paths import CONFIGS
 
 MIXTRAL = str(CONFIGS / "mixtral-8x7b.json")

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from odmoe.machines.cluster_file import ClusterFile
 from odmoe.machines.table import HostTable
-from support.pretended_cluster import snapshot
-from support.ssh_hosts import write_cluster_file
+from support.machines.pretended_cluster import snapshot
+from support.machines.ssh_hosts import write_cluster_file
 
 
 @pytest.fixture

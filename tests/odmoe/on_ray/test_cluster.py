@@ -12,7 +12,7 @@ from odmoe.on_ray.actors import Serving
 from odmoe.on_ray.cluster import RayCluster
 from odmoe.settings.settings import Settings
 from scheduler.errors import LaunchError, StoreNotFoundError
-from support.pretended_ray import MadeError, PretendedRay, TakenError
+from support.machines.pretended_ray import MadeError, PretendedRay, TakenError
 
 JOINED = Settings(model="m", cluster="auto", workers=4)
 

@@ -21,7 +21,7 @@ from scheduler.errors import PromptError
 from scheduler.eventlog.recording import read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
-from support.processes import MARK, marked, wait_until_gone
+from support.machines.processes import MARK, marked, wait_until_gone
 
 TOKENS = 16
 WORKERS = 2

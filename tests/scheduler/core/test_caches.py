@@ -9,7 +9,7 @@ from scheduler import types as t
 from scheduler.policies.precision import FULL, INT4, Importance, Mixed, Popular, Uniform
 from scheduler.policies.residency.base import Cacheless
 from scheduler.types import ExpertId
-from support.core_driver import Driver, P, in_place
+from support.scheduling.core_driver import Driver, P, in_place
 
 
 class Keeps(Cacheless):

@@ -10,7 +10,7 @@ import pytest
 from scheduler import types as t
 from scheduler.errors import ConfigError
 from scheduler.policies.residency.base import Everything
-from support.core_driver import Driver, P, compute
+from support.scheduling.core_driver import Driver, P, compute
 
 
 def test_commands_carry_the_ids_that_their_facts_come_back_with() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from scheduler import types as t
 from scheduler.policies.placement import Costs, HostOnly, ResidentOnly
-from support.core_driver import Driver, P, compute
-from support.policies import LastUsed
+from support.scheduling.core_driver import Driver, P, compute
+from support.scheduling.policies import LastUsed
 
 
 class Takes:

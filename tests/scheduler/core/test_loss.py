@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler import types as t
-from support.core_driver import Driver, P, compute
+from support.scheduling.core_driver import Driver, P, compute
 
 
 def test_an_idle_worker_is_lost_without_consequence() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler import types as t
 from scheduler.policies.predictors.base import Forecast, Silent
-from support.core_driver import Driver, P, compute
+from support.scheduling.core_driver import Driver, P, compute
 
 
 class Tells(Silent):

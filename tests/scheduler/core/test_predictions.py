@@ -7,7 +7,7 @@ from random import Random
 
 from scheduler import types as t
 from scheduler.policies.predictors.base import Forecast, RandomPredictor, Silent
-from support.core_driver import Driver, P, compute
+from support.scheduling.core_driver import Driver, P, compute
 
 
 def test_late_predictions_are_only_counted() -> None:

@@ -12,8 +12,8 @@ from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import find_profile
-from support.core_driver import Driver, P, compute
-from support.policies import LastUsed
+from support.scheduling.core_driver import Driver, P, compute
+from support.scheduling.policies import LastUsed
 
 
 def test_a_named_expert_pre_empts_a_prediction_which_comes_back() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler import types as t
 from scheduler.policies.residency.base import Everything
-from support.core_driver import Driver, in_place, line
+from support.scheduling.core_driver import Driver, in_place, line
 
 
 def finish_prefill(d: Driver, layers: range, experts: int) -> list[str]:

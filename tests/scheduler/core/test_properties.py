@@ -1,4 +1,4 @@
-"""The core in random worlds: whatever comes, and whenever, the referee (`support.referee`) must find nothing wrong.
+"""The core in random worlds: whatever comes, and whenever, the referee (`referee.py`) must find nothing wrong.
 
 It checks every command when it is given (loads only into free slots of live workers, every row of every named expert
 computed exactly once, evictions only of what nobody needs), after every fact that no expert is held for nobody and none
@@ -20,9 +20,9 @@ from hypothesis import event, given, settings
 from scheduler import types as t
 from scheduler.core.stats import RequestStats
 from scheduler.policies.registry import RESIDENCIES
-from support.drawn_plans import plans
-from support.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy
-from support.world import NBYTES, World, live
+from support.scheduling.drawn_plans import plans
+from support.scheduling.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy
+from support.scheduling.world import NBYTES, World, live
 
 SETTINGS = settings(max_examples=40)
 

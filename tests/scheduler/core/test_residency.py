@@ -15,8 +15,8 @@ from scheduler.core.machine import MAX_FAILURES
 from scheduler.errors import ConfigError
 from scheduler.policies.residency.base import Cacheless, Everything
 from scheduler.types import ExpertId
-from support.core_driver import Driver, P, in_place
-from support.policies import LastUsed
+from support.scheduling.core_driver import Driver, P, in_place
+from support.scheduling.policies import LastUsed
 
 # --- everything stays -------------------------------------------------------------------------------------------------
 

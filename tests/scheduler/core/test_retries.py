@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES
-from support.core_driver import Driver, P, compute
+from support.scheduling.core_driver import Driver, P, compute
 
 
 def test_a_failed_load_is_tried_on_another_worker() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from scheduler import types as t
 from scheduler.policies.predictors.base import Forecast, Silent
-from support.core_driver import Driver, P
-from support.policies import LastUsed
+from support.scheduling.core_driver import Driver, P
+from support.scheduling.policies import LastUsed
 
 SCORES = ((0.4, 0.3, 0.2, 0.1),)
 

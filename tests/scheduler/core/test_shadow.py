@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler import types as t
-from support.core_driver import Driver, P, compute
+from support.scheduling.core_driver import Driver, P, compute
 
 
 def test_a_shadow_that_joins_late_takes_up_every_open_request() -> None:

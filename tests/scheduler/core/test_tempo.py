@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler import types as t
 from scheduler.core.tempo import Tempo
 from scheduler.policies.predictors.base import Silent
-from support.core_driver import Driver, P
+from support.scheduling.core_driver import Driver, P
 
 
 def test_a_layer_is_from_gate_to_gate_without_the_stall_between() -> None:

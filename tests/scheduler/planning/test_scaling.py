@@ -26,7 +26,7 @@ from scheduler.planning.scaling import (
 )
 from scheduler.timing.load_budget import load_budget
 from scheduler.timing.profile import Profile, find_profile
-from support.paper_setup import ATTENTION, EXPERT, MIXTRAL, PAPER, PROFILE, few_layers, on
+from support.scheduling.paper_setup import ATTENTION, EXPERT, MIXTRAL, PAPER, PROFILE, few_layers, on
 
 
 @pytest.fixture(scope="module")

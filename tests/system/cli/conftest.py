@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.processes import Starter, starter
+from support.machines.processes import Starter, starter
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import HANG_S, ODMOE, Starter, marked, wait_until
+from support.machines.processes import HANG_S, ODMOE, Starter, marked, wait_until
 
 pytestmark = pytest.mark.system
 

@@ -10,8 +10,8 @@ import pytest
 
 from odmoe.machines.ssh import Ssh
 from odmoe.stores import prepare_store
-from support.pretended_cluster import PretendedCluster, pretend
-from support.ssh_hosts import SshHosts, serve_hosts
+from support.machines.pretended_cluster import PretendedCluster, pretend
+from support.machines.ssh_hosts import SshHosts, serve_hosts
 
 
 @pytest.fixture(scope="session")

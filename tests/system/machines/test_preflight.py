@@ -19,7 +19,7 @@ from odmoe.machines.cluster_file import Host
 from odmoe.machines.preflight import Requirements, check, pinned_versions, preflight, probe, stop_processes
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import HostError
-from support.ssh_hosts import SshHosts
+from support.machines.ssh_hosts import SshHosts
 
 pytestmark = pytest.mark.system
 

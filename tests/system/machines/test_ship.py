@@ -24,7 +24,7 @@ from odmoe.machines.preflight import probe
 from odmoe.machines.ship import push_keys, push_store
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError
-from support.ssh_hosts import SshHosts
+from support.machines.ssh_hosts import SshHosts
 
 pytestmark = pytest.mark.system
 

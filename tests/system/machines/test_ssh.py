@@ -22,8 +22,8 @@ import pytest
 from odmoe.machines.cluster_file import Host
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError, LinkError
-from support.processes import HANG_S, wait_until
-from support.ssh_hosts import SshHosts, make_key
+from support.machines.processes import HANG_S, wait_until
+from support.machines.ssh_hosts import SshHosts, make_key
 
 pytestmark = pytest.mark.system
 

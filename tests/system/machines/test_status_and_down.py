@@ -22,8 +22,8 @@ from odmoe.machines.ssh import Ssh
 from odmoe.machines.status import status
 from odmoe.machines.up import up
 from scheduler.errors import LaunchError
-from support.pretended_cluster import PretendedCluster
-from support.processes import wait_until
+from support.machines.pretended_cluster import PretendedCluster
+from support.machines.processes import wait_until
 
 pytestmark = pytest.mark.system
 

@@ -22,7 +22,7 @@ from odmoe.machines.up import up
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError
-from support.pretended_cluster import PretendedCluster
+from support.machines.pretended_cluster import PretendedCluster
 
 pytestmark = pytest.mark.system
 

@@ -13,8 +13,8 @@ import pytest
 from checkpoint.sharding.partial_store import partial_of
 from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
-from support.checkpoints import build
-from support.store_making import (
+from support.models.checkpoints import build
+from support.models.store_making import (
     StoreMaker,
     assert_no_store,
     check_killed_after,

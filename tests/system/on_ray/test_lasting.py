@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
+from support.machines.processes import MARK, marked, wait_until_gone
 from support.paths import ROOT
-from support.processes import MARK, marked, wait_until_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

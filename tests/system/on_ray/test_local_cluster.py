@@ -25,7 +25,7 @@ from scheduler.eventlog.recording import read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
 from scheduler.types import RequestClosed, RequestOpened
-from support.processes import MARK, marked, wait_until_gone
+from support.machines.processes import MARK, marked, wait_until_gone
 
 pytestmark = pytest.mark.system
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler.planning.plan import Plan, make_plan
 from scheduler.planning.scaling import Change, Hardware, Policy, Setup, best, choose, speed
 from scheduler.timing.profile import find_profile
-from support.paper_setup import MIXTRAL, PAPER, PROFILE, on
+from support.scheduling.paper_setup import MIXTRAL, PAPER, PROFILE, on
 
 pytestmark = pytest.mark.system
 

@@ -1,4 +1,4 @@
-"""The core in thousands of random worlds, under the referee (`support.referee`). About 90 seconds of one core.
+"""The core in thousands of random worlds, under the referee (`referee.py`). About 90 seconds of one core.
 
 The worlds are the same every time. To look for what these have not found, ask for others:
 ODMOE_FIRST_WORLD=100000 ODMOE_WORLDS=50000 make test-system. What fails is named by its plan and seed.
@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from scheduler.policies.registry import RESIDENCIES
-from support.drawn_plans import plans
-from support.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy
-from support.world import live
+from support.scheduling.drawn_plans import plans
+from support.scheduling.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy
+from support.scheduling.world import live
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 

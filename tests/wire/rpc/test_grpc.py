@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError, SecretError
-from support.streams import WAIT_S, Answering, EchoNode, Recorder
+from support.nodes.streams import WAIT_S, Answering, EchoNode, Recorder
 from wire import odmoe_pb2
 from wire.codec import MAX_ENCODED_BYTES
 from wire.messages import Align, Evict, Load, Loaded, Tensor

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from scheduler.errors import LinkError
+from support.nodes.streams import WAIT_S, Answering, EchoNode, Recorder
 from support.paths import ROOT
-from support.streams import WAIT_S, Answering, EchoNode, Recorder
 from wire.messages import Compute, Evict, Load, Loaded, Message, Tensor
 from wire.rpc.pulse import PULSE, Monitor, Pulse
 

@@ -24,7 +24,7 @@ from scheduler.errors import (
     SecretError,
     VersionError,
 )
-from support.streams import WAIT_S, Answering, EchoNode, Recorder
+from support.nodes.streams import WAIT_S, Answering, EchoNode, Recorder
 from wire.handshake import check_hello
 from wire.messages import PROTOCOL_VERSION, Failed, Hello, Load, Loaded, WorkerReady
 from wire.rpc import doorman

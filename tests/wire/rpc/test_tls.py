@@ -17,8 +17,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization as s
 
 from scheduler.errors import CertificateError, LinkError
+from support.nodes.streams import WAIT_S, EchoNode, Recorder
 from support.paths import ROOT
-from support.streams import WAIT_S, EchoNode, Recorder
 from wire.codec import TO_WORKER
 from wire.messages import AskUsage, Load, Loaded, WorkerUsage
 from wire.rpc import doorman

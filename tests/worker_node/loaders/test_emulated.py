@@ -16,8 +16,8 @@ from odmoe.clusters.timed_streams import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, ODMoEError
 from scheduler.timing.profile import find_profile
-from support.stepping_clock import SteppingClock
-from support.worker_desk import WAIT_S
+from support.nodes.stepping_clock import SteppingClock
+from support.nodes.worker_desk import WAIT_S
 from wire import inprocess
 from wire.messages import Computed, Evict, Load, Loaded, Message, Stamped, WorkerReady
 from worker_node.loaders.emulated import EmulatedLoader

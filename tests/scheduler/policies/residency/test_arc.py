@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler.errors import ConfigError
 from scheduler.policies.residency.arc import ARC, AdaptiveReplacement, ShallowARC
 from scheduler.types import ExpertId, ModelShape
-from support.cache_driver import Device
+from support.scheduling.cache_driver import Device
 
 ONE_LAYER = ModelShape((0,), 12, 2)
 

@@ -15,7 +15,7 @@ from scheduler.policies.residency.frequency import Frequent
 from scheduler.policies.residency.sensitivity import LayerShares, fewest
 from scheduler.policies.residency.shares import Shares
 from scheduler.types import ExpertId, ModelShape, Visit
-from support.cache_driver import Device
+from support.scheduling.cache_driver import Device
 
 SHAPE = ModelShape((0, 1), 8, 2)
 

@@ -19,9 +19,9 @@ from scheduler.policies.residency.scores import RecentScore, ScoreWindow
 from scheduler.policies.residency.sensitivity import LayerShares
 from scheduler.policies.residency.shares import Shares, evenly
 from scheduler.types import ExpertId, ModelShape, Visit
-from support.cache_driver import Device
-from support.plan import Plan, choosing_plan
-from support.world import live
+from support.scheduling.cache_driver import Device
+from support.scheduling.plan import Plan, choosing_plan
+from support.scheduling.world import live
 
 SHAPE = ModelShape((1, 3, 5), 4, 2)
 KEYS = st.tuples(st.sampled_from(SHAPE.layers), st.integers(0, 3))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.errors import ConfigError
 from scheduler.policies.residency.scores import RecentScore, ScoreWindow
 from scheduler.types import ExpertId, ModelShape, Visit
-from support.cache_driver import Device
+from support.scheduling.cache_driver import Device
 
 SHAPE = ModelShape((2, 4), 4, 1)
 EVERYONE = [ExpertId(layer, number) for layer in SHAPE.layers for number in range(4)]

@@ -25,7 +25,7 @@ from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.policies.choices import Choices
 from scheduler.policies.strategy import Strategy
-from support.families import build_dispatching
+from support.models.families import build_dispatching
 from wire import messages as w
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.errors import ProtocolError, RequestFailedError
-from support.engine_world import (
+from support.nodes.engine_world import (
     HIDDEN,
     LAYERS,
     WAIT_S,

@@ -12,7 +12,7 @@ import pytest
 
 from checkpoint.sharding.shard import make_store, shard
 from checkpoint.sharding.source import open_source
-from support.store_making import (
+from support.models.store_making import (
     StoreMaker,
     check_killed_after,
     contents,

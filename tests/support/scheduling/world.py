@@ -1,4 +1,4 @@
-"""A small simulated world around the scheduler's core, judged by `support.referee`.
+"""A small simulated world around the scheduler's core, judged by `support.scheduling.referee`.
 
 The world has workers with slots, loads and computations of random length, messages under way, a main model with random
 routes, a shadow that is sometimes wrong, late, silent or gone, workers that die and come. Its time is whole ticks, so
@@ -22,10 +22,10 @@ from scheduler.core.machine import Core
 from scheduler.policies.predictors.base import Scores
 from scheduler.policies.residency.base import Residency
 from scheduler.policies.strategy import Strategy
-from support.overheard import overheard
-from support.plan import Plan
-from support.policies import placement_of, precision_of, predictor_of, residency_of, router_of
-from support.referee import Referee
+from support.scheduling.overheard import overheard
+from support.scheduling.plan import Plan
+from support.scheduling.policies import placement_of, precision_of, predictor_of, residency_of, router_of
+from support.scheduling.referee import Referee
 
 NBYTES = 7
 MakeResidency = Callable[[Plan], Residency]

@@ -1,4 +1,4 @@
-"""What must hold once all commands of a fact have been given, and when everything is over. See `support.referee` for
+"""What must hold once all commands of a fact have been given, and when everything is over. See `referee.py` for
 what is not checked."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from scheduler.core.machine import MAX_FAILURES, Core
 from scheduler.core.slots import AHEAD
 from scheduler.core.stats import RequestStats
-from support.referee_books import Attempt, Books, Expert, RequestBooks
+from support.scheduling.referee_books import Attempt, Books, Expert, RequestBooks
 
 Count = dict[Expert, int]
 

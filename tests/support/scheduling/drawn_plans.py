@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from support.plan import FAULTS, POLICIES, PREDICTORS, PREFILLS, Plan
+from support.scheduling.plan import FAULTS, POLICIES, PREDICTORS, PREFILLS, Plan
 
 ANY_FAULT = st.tuples(st.integers(0, 400), st.sampled_from(FAULTS), st.integers(0, 11))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import types as t
-from support.engine_world import (
+from support.nodes.engine_world import (
     EXPERTS,
     LAYERS,
     WAIT_S,

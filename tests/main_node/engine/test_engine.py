@@ -18,7 +18,7 @@ from scheduler.errors import (
     LinkError,
     RequestFailedError,
 )
-from support.engine_world import (
+from support.nodes.engine_world import (
     EXPERTS,
     LAYERS,
     WAIT_S,
@@ -35,7 +35,7 @@ from support.engine_world import (
     shadow,
     silent,
 )
-from support.virtual_time import VirtualTime
+from support.nodes.virtual_time import VirtualTime
 from wire import inprocess
 from wire import messages as w
 

@@ -10,7 +10,7 @@ from scheduler.policies.residency.base import Residency
 from scheduler.policies.routers import Chosen, Router
 from scheduler.policies.strategy import Strategy
 from scheduler.types import ExpertId, ModelShape, Visit
-from support.referee import Referee
+from support.scheduling.referee import Referee
 
 
 def overheard(strategy: Strategy, referee: Referee) -> Strategy:

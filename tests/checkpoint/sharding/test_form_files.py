@@ -17,7 +17,7 @@ from checkpoint.sharding import form_files
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from scheduler.errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
-from support.hqq_reference import by_hqq
+from support.models.hqq_reference import by_hqq
 
 Flip = Callable[[Path, int], None]
 BOTH = ("int4", "int2")

@@ -13,7 +13,7 @@ from scheduler.policies.predictors.base import Forecast, Foresight, Predictor, R
 from scheduler.policies.residency.base import Cacheless, Everything, Residency
 from scheduler.policies.routers import Chosen, Router, TopK
 from scheduler.types import ExpertId, ModelShape, Visit
-from support.plan import Plan
+from support.scheduling.plan import Plan
 
 
 class LastUsed(Cacheless):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.engine_world import Desk
+from support.nodes.engine_world import Desk
 
 
 class VirtualTime:

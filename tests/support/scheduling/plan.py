@@ -1,4 +1,4 @@
-"""What happens in a random world of the scheduler (`support.world`): its cluster, model, requests, choices and
+"""What happens in a random world of the scheduler (`world.py`): its cluster, model, requests, choices and
 faults."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from random import Random
 from scheduler.types import ModelShape
 
 POLICIES = ("none", "all", "lru", "even", "quota")
-"""Residencies of `support.policies`; a plan may name one of the product's as well."""
+"""Residencies of `policies.py`; a plan may name one of the product's as well."""
 PREDICTORS = ("none", "chance", "gate", "attention", "token")
 PREFILLS = ("ahead", "pipelined", "in-turn")
 FAULTS = ("die", "join", "cancel", "shadow-lost", "shadow-join")

@@ -9,7 +9,7 @@ import torch
 
 from scheduler import types as t
 from scheduler.errors import LinkError, RequestFailedError
-from support.engine_world import (
+from support.nodes.engine_world import (
     LAYERS,
     WAIT_S,
     Desk,

@@ -19,7 +19,7 @@ from odmoe.machines.cluster_file import ClusterFile
 from odmoe.machines.home import cluster_dir
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
-from support.ssh_hosts import SshHosts
+from support.machines.ssh_hosts import SshHosts
 
 RAY = """#!{python}
 # What `ray up` and `ray down` do, less Ray: unpack the code on every host, begin a process there, end the head's.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler import types as t
 from scheduler.policies.routers import Chosen
-from support.plan import Plan
+from support.scheduling.plan import Plan
 
 Expert = tuple[int, int]
 """(layer, number), equal to the `ExpertId` of the same two."""
@@ -90,7 +90,7 @@ class Books:
     be in slots. `asked_warm`: by request, what its policy asked for when prefill was over; `warm_ups`: of that, what
     has not been there since.
 
-    `owners`, `clear`, `smooth`: see `support.referee`.
+    `owners`, `clear`, `smooth`: see `support.scheduling.referee`.
     """
 
     def __init__(self, plan: Plan) -> None:

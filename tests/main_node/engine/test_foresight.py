@@ -25,7 +25,7 @@ from scheduler.errors import (
     MissingShardError,
     UnsupportedFamilyError,
 )
-from support.families import build_dispatching
+from support.models.families import build_dispatching
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
 STEPS = 6

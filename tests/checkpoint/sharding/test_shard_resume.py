@@ -19,7 +19,7 @@ from checkpoint.sharding.shard import make_store, shard
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.sharding.weights import Place, places
 from scheduler.errors import CorruptCheckpointError, StoreMismatchError, StoreWriteError
-from support.store_making import (
+from support.models.store_making import (
     contents,
     journaled,
     stop_after,

@@ -11,7 +11,19 @@ import pytest
 
 from main_node.engine import peers
 from scheduler.errors import ProtocolError
-from support.engine_world import WAIT_S, Fake, Later, Say, close, good, once, rows_of, shadow, silent, worker_ready
+from support.nodes.engine_world import (
+    WAIT_S,
+    Fake,
+    Later,
+    Say,
+    close,
+    good,
+    once,
+    rows_of,
+    shadow,
+    silent,
+    worker_ready,
+)
 from wire import messages as w
 
 

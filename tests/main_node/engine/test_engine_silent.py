@@ -9,7 +9,7 @@ import pytest
 
 from scheduler import types as t
 from scheduler.errors import RequestFailedError
-from support.engine_world import (
+from support.nodes.engine_world import (
     LAYERS,
     WAIT_S,
     Desk,
@@ -22,7 +22,7 @@ from support.engine_world import (
     rows_of,
     silent,
 )
-from support.virtual_time import VirtualTime
+from support.nodes.virtual_time import VirtualTime
 from wire import messages as w
 
 pytestmark = pytest.mark.timeout(60)

@@ -19,7 +19,7 @@ from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
 from shadow_node.model import ShadowModel
 from shadow_node.node import Shadow
-from support.engine_world import WAIT_S, nothing_left
+from support.nodes.engine_world import WAIT_S, nothing_left
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler, Node

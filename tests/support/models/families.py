@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from checkpoint.dense import EXPERTS_IMPLEMENTATION
-from support.checkpoints import randomise
+from support.models.checkpoints import randomise
 
 WINDOW = 8
 _COMMON: dict[str, Any] = {

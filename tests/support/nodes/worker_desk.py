@@ -12,7 +12,7 @@ from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from scheduler.errors import ODMoEError
-from support.held import HeldArithmetic, HeldLoader
+from support.nodes.held import HeldArithmetic, HeldLoader
 from wire import inprocess
 from wire.base import Channel, Node
 from wire.messages import (

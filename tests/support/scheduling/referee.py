@@ -5,7 +5,7 @@ It checks every command when it is given: loads go only into free slots of live 
 those that are only predicted are on a link; every row of every named expert is computed exactly once, in order, in
 parts of at most a mini-batch, in one place, by whoever holds the expert; nothing is evicted that a gate has named,
 nothing kept but on a policy's word; a layer is resumed when all its experts were computed, and never before; a request
-fails for a reason, and an id is never used twice. `support.referee_checks` says what must hold after each fact and what
+fails for a reason, and an id is never used twice. `referee_checks.py` says what must hold after each fact and what
 the core's own figures must be at the end.
 
 Where the books cannot tell what the core must know, they do not guess: they check less.
@@ -46,9 +46,9 @@ from scheduler.core.machine import MAX_FAILURES, Core
 from scheduler.core.slots import AHEAD
 from scheduler.policies.predictors.base import Forecast
 from scheduler.policies.routers import Chosen
-from support.plan import Plan
-from support.referee_books import Attempt, Books, Use
-from support.referee_checks import check_end, check_settled
+from support.scheduling.plan import Plan
+from support.scheduling.referee_books import Attempt, Books, Use
+from support.scheduling.referee_checks import check_end, check_settled
 
 
 class Referee:
