@@ -44,6 +44,25 @@ def test_a_prediction_that_cannot_be_loaded_costs_time_only() -> None:
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
 
 
+def test_what_prefill_has_let_go_is_not_assigned_again_before_its_gate() -> None:
+    d = Driver(workers=1, slots=2, experts=1, layers=3)
+    assert d.prefill() == ["load 0.0 0/0", "load 0.1 1/0"]
+    d.loaded(0)
+    for _ in range(MAX_FAILURES - 1):
+        assert d.do(t.LoadFailed(d.in_slots[0, 1].load_id, "disk")) == ["evict 0.1 1/0", "load 0.1 1/0"]
+    assert d.do(t.LoadFailed(d.in_slots[0, 1].load_id, "disk")) == ["evict 0.1 1/0", "load 0.1 2/0"]
+    assert d.gate(0, at=0, rows={0: 1}) == compute("0.0 0/0", at="1@0")
+    assert d.computed(0) == ["resume 1@0 layer 0"]
+    assert d.gate(1, at=0, rows={0: 1}) == [
+        "evict 0.1 2/0",
+        "load 0.0 1/0",
+        *compute("0.0 1/0", at="1@0"),
+        "load 0.1 2/0",
+    ]
+    assert d.computed(0) == ["resume 1@0 layer 1"]
+    assert (d.stats().reloads, d.stats().preempted) == (0, 1)
+
+
 def test_a_failed_computation_is_loaded_and_computed_again_in_full() -> None:
     d = Driver(workers=2, group=1, experts=2, mini_batch=2)
     d.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler import types as t
+from scheduler.policies.predictors.base import Silent
 from support.scheduling.core_driver import Driver, P, compute
 
 
@@ -34,6 +35,26 @@ def test_a_shadow_that_is_lost_is_told_nothing_and_its_predictions_stand() -> No
     assert d.open(2, decode=False) == []
     assert d.do(t.ShadowJoined()) == ["follow 1 from 1", f"align 1 step 1 token kv 0:{P + 1}", "follow 2 from 0"]
     assert d.do(t.RequestClosed(2)) == ["unfollow 2"]
+
+
+def test_predictions_of_a_shadow_that_is_lost_are_not_waited_for() -> None:
+    d = Driver(layers=2)
+    d.open()
+    d.gate(0, 3, 5)
+    assert d.stats().unmatched == 1
+    d.do(t.ShadowLost())
+    assert d.stats().unmatched == 0
+    d.computed(0, 1)
+    d.gate(1, 4)
+    assert d.stats().unmatched == 0  # nobody predicts any more
+
+
+def test_a_lost_shadow_says_nothing_about_what_a_predictor_still_owes() -> None:
+    d = Driver(layers=2, predictor=Silent(t.ModelShape((0, 1), 8, 2)))
+    d.open()
+    d.gate(0, 3, 5)
+    d.do(t.ShadowLost())
+    assert d.stats().unmatched == 1
 
 
 HAND = {
