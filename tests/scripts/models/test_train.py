@@ -13,7 +13,7 @@ import pytest
 
 from scripts.models import train
 
-SMALL = ["--batch", "4", "--length", "48", "--seconds", "0"]
+SMALL = ["--batch", "4", "--length", "32", "--seconds", "0"]
 
 
 @pytest.fixture

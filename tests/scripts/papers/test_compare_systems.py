@@ -12,16 +12,16 @@ from scripts.papers import compare_systems
 
 @pytest.mark.slow
 def test_systems_side_by_side(run: Any, demo_store: Any) -> None:
-    flags = ["--systems", "on-demand", "static", "fate", "fully-cached", "--budgets", "25", "--tokens", "4"]
+    flags = ["--systems", "on-demand", "static", "importance", "fully-cached", "--budgets", "25", "--tokens", "4"]
     found, told = run(compare_systems, *flags)
     rows = {row["system"]: row for row in found["rows"]}
     assert "cannot be" in told
     assert "every expert" in rows["fully-cached"]["refused"]
     for name in ("on-demand", "static"):
         assert (rows[name]["same_tokens"], rows[name]["exact"]) == (4, True)
-    assert not rows["fate"]["exact"]
+    assert not rows["importance"]["exact"]
     manifest = demo_store("float32").manifest
-    for name in ("on-demand", "static", "fate"):
+    for name in ("on-demand", "static", "importance"):
         assert 0 < rows[name]["device_bytes"] <= 0.25 * manifest.expert_bytes
     # Eight layers of top-2: of a token, on-demand loads every expert, and hits none.
     assert rows["on-demand"]["loads_a_token"] == 16

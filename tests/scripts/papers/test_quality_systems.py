@@ -11,8 +11,8 @@ from scripts.papers import quality_systems
 
 @pytest.mark.slow
 def test_what_approximation_costs(run: Any) -> None:
-    flags = ["--alphas", "0", "1", "--forms", "full", "int2", "--problems", "1", "--tokens", "4", "--text-tokens", "48"]
-    found, _ = run(quality_systems, *flags, "--window", "16")
+    flags = ["--alphas", "0", "1", "--forms", "full", "int2", "--problems", "1", "--tokens", "4", "--text-tokens", "20"]
+    found, _ = run(quality_systems, *flags, "--window", "10")
     rows = {row["variant"]: row for row in found["rows"]}
     for name in ("alpha 0", "form full"):
         assert rows[name]["same_tokens"] == 4
