@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,9 +65,15 @@ def demo_store() -> Callable[[str], Any]:
     return cache(lambda dtype: prepare_store(str(DEMO), None, dtype))
 
 
+LONGEST = 24
+
+
 @pytest.fixture(scope="session")
 def reference(gsm8k: list[str]) -> Callable[[str, int, int], Reference]:
-    """(dtype, prompt number, tokens) -> what Transformers' own `generate` answers, `eager` experts."""
+    """(dtype, prompt number, tokens) -> what Transformers' own `generate` answers, `eager` experts.
+
+    Up to `LONGEST` tokens are the beginning of one answer.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -78,7 +84,7 @@ def reference(gsm8k: list[str]) -> Callable[[str, int, int], Reference]:
         return AutoModelForCausalLM.from_pretrained(DEMO, dtype=dtype, experts_implementation="eager")
 
     @cache
-    def answer(dtype: str, number: int, count: int) -> Reference:
+    def whole(dtype: str, number: int, count: int) -> Reference:
         inputs = tokenizer(gsm8k[number], return_tensors="pt")
         with torch.inference_mode():
             out = model(dtype).generate(
@@ -89,12 +95,47 @@ def reference(gsm8k: list[str]) -> Callable[[str, int, int], Reference]:
         tokens = out.sequences[0, len(prompt) :].tolist()
         return Reference(prompt, tokens, [step[0].float() for step in out.logits])
 
+    def answer(dtype: str, number: int, count: int) -> Reference:
+        found = whole(dtype, number, max(count, LONGEST))
+        return Reference(found.prompt, found.tokens[:count], found.logits[:count])
+
     return answer
 
 
 @pytest.fixture(scope="session")
-def shadow_model(demo_store: Callable[[str], Any]) -> Callable[[str], Any]:
-    """scheme -> the demo model as the shadow holds it."""
+def shadow_model(demo_store: Callable[[str], Any]) -> Callable[..., Any]:
+    """scheme, and dtype unless it is float32 -> the demo model as the shadow holds it."""
     from shadow_node.model import ShadowModel
 
-    return cache(lambda scheme: ShadowModel(demo_store("float32"), scheme))
+    return cache(lambda scheme, dtype="float32": ShadowModel(demo_store(dtype), scheme))
+
+
+@pytest.fixture
+def embedded(
+    demo_store: Callable[[str], Any], shadow_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """Makes embedded clusters of the demo model in a dtype, by settings, and closes them. Their shadows hold the
+    session's models: to quantise one takes longer than most answers."""
+    from odmoe.clusters.embedded import EmbeddedCluster
+    from odmoe.settings.settings import Settings
+    from odmoe.stores import with_forms
+    from scheduler.policies.registry import forms_of
+
+    made: list[Any] = []
+    held: list[Any] = []
+
+    def model(store: Any, scheme: str) -> Any:
+        held.append(shadow_model(scheme, store.manifest.dtype))
+        return held[-1]
+
+    def build(dtype: str = "float32", **settings: Any) -> Any:
+        chosen = Settings(model=str(DEMO), threads=1, **settings)
+        made.append(EmbeddedCluster(chosen, with_forms(demo_store(dtype), forms_of(chosen.precision))))
+        return made[-1]
+
+    monkeypatch.setattr("shadow_node.model.ShadowModel", model)
+    yield build
+    for cluster in made:
+        cluster.close()
+    for one in held:
+        one.routed = None

@@ -3,20 +3,15 @@ predicted, kept or late; those that change the answer say so; nobody holds more 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from odmoe.clusters.embedded import EmbeddedCluster
-from odmoe.settings.settings import Settings
-from odmoe.stores import with_forms
-from scheduler.policies.registry import forms_of
 from scheduler.policies.systems import SYSTEMS
+from support.nodes.exact import WHOLE, answers
 
-TOKENS = 20
-WHOLE = {"mini_batch": 4096}
+TOKENS = 10
 EXACT = ("smoe", "smoe-flex", "moe-infinity", "eap", "hybrimoe", "static", "on-demand")
 MIXED: dict[str, dict[str, Any]] = {
     "SEP with a cache": {"system": "od-moe", "residency": "arc", "workers": 4, "device_memory": "30%"},
@@ -30,36 +25,13 @@ MIXED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def embedded(demo_store: Callable[[str], Any]) -> Iterator[Callable[..., EmbeddedCluster]]:
-    """Builds embedded clusters of the demo model and closes them."""
-    made: list[EmbeddedCluster] = []
-
-    def build(**settings: Any) -> EmbeddedCluster:
-        found = Settings(model="models/demo-moe", threads=1, **settings)
-        store = with_forms(demo_store("float32"), forms_of(found.precision))
-        made.append(EmbeddedCluster(found, store))
-        return made[-1]
-
-    yield build
-    for cluster in made:
-        cluster.close()
-
-
-def answered(cluster: EmbeddedCluster, prompt: list[int]) -> tuple[Any, list[torch.Tensor]]:
-    logits: list[torch.Tensor] = []
-    cluster.main.on_logits = logits.append
-    *_, last = cluster.generate(prompt, TOKENS, ignore_eos=True)
-    return last.report, logits
-
-
-def is_exact(cluster: EmbeddedCluster, expected: Any) -> Any:
-    report, logits = answered(cluster, expected.prompt)
+def is_exact(cluster: Any, expected: Any) -> Any:
+    report, logits = answers(cluster, expected.prompt, TOKENS)
     assert report.token_ids == expected.tokens
     assert all(torch.equal(got, wanted) for got, wanted in zip(logits, expected.logits, strict=True))
     assert report.exact
-    slots = [len(worker.slots.buffers) for worker in cluster._nodes if hasattr(worker, "slots")]
-    assert all(held <= room for held, room in zip(report.resident_experts_max, slots, strict=False))
+    slots = [node.slots for node in cluster.main.engine.nodes() if node.role == "worker"]
+    assert all(held <= room for held, room in zip(report.resident_experts_max, slots, strict=True))
     return report
 
 
@@ -87,7 +59,7 @@ def test_what_everything_has_room_for_is_loaded_once(embedded: Any, reference: A
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in (*EXACT, "od-moe", "fully-cached")])
 def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded: Any, reference: Any) -> None:
     cluster = embedded(system=name, device_memory="40%")
-    report, _ = answered(cluster, reference("float32", 0, TOKENS).prompt)
+    report, _ = answers(cluster, reference("float32", 0, TOKENS).prompt, TOKENS)
     assert len(report.token_ids) == TOKENS
     assert report.exact == (name in ("random-prefetch", "sep-arc"))
     assert report.bytes_loaded > 0
@@ -99,6 +71,6 @@ def test_importance_replaces_and_loads_less(embedded: Any, reference: Any) -> No
     loads = {}
     for alpha in (0.0, 1.0):
         cluster = embedded(system="importance", predictor="none", alpha=alpha, device_memory="25%", prefill="pipelined")
-        report, _ = answered(cluster, prompt)
+        report, _ = answers(cluster, prompt, TOKENS)
         loads[alpha] = report.loads - report.prefill_loads
     assert loads[1.0] < loads[0.0]

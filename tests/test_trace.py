@@ -3,43 +3,54 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from main_node.engine.engine import Engine
 from odmoe.clusters.embedded import EmbeddedCluster
-from odmoe.settings.settings import Settings
 from scheduler.timing.profile import find_profile
 from scheduler.trace import Span, read_trace
-from support.paths import ROOT
+from scheduler.types import Visit
+from support.machines.cli import CommandLine
 
-COUNT = 16
+COUNT = 10
 
 
-def run(store: Any, prompt: list[int], **settings: Any) -> tuple[Any, list[Span], int]:
+def run(cluster: EmbeddedCluster, prompt: list[int]) -> tuple[Any, list[Span], int]:
     """An answer's report, what was traced, and how many experts its gates named in all."""
-    cluster = EmbeddedCluster(Settings(model="demo", threads=1, trace="memory", **settings), store)
     named = 0
-    try:
-        experts = cluster.main.engine.experts
+    experts = cluster.main.engine.experts
 
-        def counted(visit: Any, hidden: Any, index: Any, weights: Any) -> Any:
-            nonlocal named
-            named += len(set(index.flatten().tolist()))
-            return experts(visit, hidden, index, weights)
+    def counted(visit: Any, hidden: Any, index: Any, weights: Any) -> Any:
+        nonlocal named
+        named += len(set(index.flatten().tolist()))
+        return experts(visit, hidden, index, weights)
 
-        cluster.main.engine.experts = counted  # type: ignore[method-assign]
-        *_, last = cluster.generate(prompt, COUNT, ignore_eos=True)
-        spans = cluster.trace()
-        assert cluster.trace() == []
-    finally:
-        cluster.close()
+    cluster.main.engine.experts = counted  # type: ignore[method-assign]
+    *_, last = cluster.generate(prompt, COUNT, ignore_eos=True)
+    spans = cluster.trace()
+    assert cluster.trace() == []
     return last.report, spans, named
+
+
+@pytest.fixture
+def shadow_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each pass the main node lets the shadow end its own, however busy the machine: then the shadow waits."""
+    experts = Engine.experts
+
+    def patient(self: Engine, visit: Visit, *rows: Any) -> Any:
+        output = experts(self, visit, *rows)
+        if self.shadow is not None and visit.layer == self.core.shape.layers[-1] and visit.position:
+            assert self.wait_for_predictions(visit.request, 60.0)
+            time.sleep(0.05)  # for its last product
+        return output
+
+    monkeypatch.setattr(Engine, "experts", patient)
 
 
 def length(spans: list[Span], what: str) -> float:
@@ -47,9 +58,10 @@ def length(spans: list[Span], what: str) -> float:
 
 
 @pytest.mark.parametrize("settings", [{"shadow": "none"}, {"shadow": "nf4"}, {"shadow": "nf4", "slots": 2}], ids=str)
-def test_the_trace_is_what_happened(settings: dict[str, Any], demo_store: Callable[[str], Any], reference: Any) -> None:
+@pytest.mark.usefixtures("shadow_waits")
+def test_the_trace_is_what_happened(settings: dict[str, Any], embedded: Any, reference: Any) -> None:
     expected = reference("float32", 0, COUNT)
-    report, spans, named = run(demo_store("float32"), expected.prompt, mini_batch=4096, **settings)
+    report, spans, named = run(embedded(mini_batch=4096, trace="memory", **settings), expected.prompt)
     assert report.token_ids == expected.tokens
     count = Counter(span.what for span in spans)
     assert count["token"] == COUNT
@@ -72,13 +84,12 @@ def test_the_trace_is_what_happened(settings: dict[str, Any], demo_store: Callab
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_emulated_time_is_kept_and_said(slots: int, demo_store: Callable[[str], Any], reference: Any) -> None:
+def test_emulated_time_is_kept_and_said(slots: int, embedded: Any, reference: Any) -> None:
     """Every load and computation lasts as the profile has it, in the trace too, and tokens stay the same."""
     expected = reference("float32", 0, COUNT)
     profile = find_profile("rtx3090-1gbe")
-    report, spans, _ = run(
-        demo_store("float32"), expected.prompt, mini_batch=4096, shadow="nf4", profile="rtx3090-1gbe", slots=slots
-    )
+    cluster = embedded(mini_batch=4096, trace="memory", shadow="nf4", profile="rtx3090-1gbe", slots=slots)
+    report, spans, _ = run(cluster, expected.prompt)
     assert report.token_ids == expected.tokens
     assert report.emulated == "rtx3090-1gbe"
     decode = [span for span in spans if span.what == "token"][1].start
@@ -101,28 +112,28 @@ def test_emulated_time_is_kept_and_said(slots: int, demo_store: Callable[[str], 
             assert any(end <= span.start + 1e-6 for end in loads)
 
 
-def test_from_the_command_line_to_a_picture(demo: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("shadow_waits")
+def test_from_the_command_line_to_a_picture(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import matplotlib.image
 
-    odmoe = Path(sys.executable).with_name("odmoe")
+    from scripts import timeline
+
     trace, picture = tmp_path / "trace.json", tmp_path / "trace.png"
-    flags = ["-q", "-m", demo, "-n", "6", "--shadow", "nf4", "--threads", "1", "--trace", trace, "HAMLET"]
-    subprocess.run([odmoe, "generate", *flags], check=True, timeout=120, capture_output=True)
+    flags = ("-q", "-m", str(demo), "-n", "6", "--shadow", "nf4", "--threads", "1", "--trace", str(trace))
+    assert CommandLine()("generate", *flags, "HAMLET").code == 0
     spans, about = read_trace(trace)
     assert sum(span.what == "token" for span in spans) == 6
     assert (about["cluster"], about["shadow"], about["emulated"]) == ("embedded", "nf4", None)
-    script = ROOT / "scripts" / "timeline.py"
-    said = ""
-    for token in range(5):  # which of them finds the shadow waiting is a matter of time
-        command = [sys.executable, script, trace, "--token", str(token), "--out", picture]
-        said += subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout
-        if "late" in said:
-            break
+    monkeypatch.setattr(sys, "argv", ["timeline", str(trace), "--token", "3", "--out", str(picture)])
+    assert timeline.main() == 0
+    said = capsys.readouterr().out
     assert "stalls" in said
     assert "late" in said
     image = matplotlib.image.imread(picture)
     assert image.shape[1] > 1000
     assert len({tuple(pixel) for row in image[::7, ::7] for pixel in row}) > 5
-    wrong = subprocess.run([sys.executable, script, demo / "config.json"], check=False, timeout=60, capture_output=True)
-    assert wrong.returncode == 1
-    assert b"no trace of ours" in wrong.stderr
+    monkeypatch.setattr(sys, "argv", ["timeline", str(demo / "config.json")])
+    assert timeline.main() == 1
+    assert "no trace of ours" in capsys.readouterr().err
