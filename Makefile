@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_PROMPT ?= Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:
 DEMO_TOKENS ?= 64
+# The fast suite runs in so many processes, a file's tests in one of them, in the order of pyproject.toml's testpaths.
+TEST_PROCESSES ?= 2
 export DEMO_PROMPT
 
 SHELL := bash
@@ -26,7 +28,7 @@ demo: env  ## answer one prompt with the small model in models/demo-moe (DEMO_PR
 	@$(BIN)/odmoe generate -m models/demo-moe --shadow nf4 -n $(DEMO_TOKENS) "$$(printf '%b' "$$DEMO_PROMPT")"
 
 test: lint types stubs-check  ## lint, types, stubs and the fast test suite
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
 test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (up to 20 minutes)
@@ -79,13 +81,14 @@ python-check:
 	    echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 # Builds of torch have suffixes (+cpu, +cu130) and CUDA wheels of their own: the lock names neither, so it serves any Linux machine.
-lock: python-check  ## resolve pyproject.toml again in a fresh environment and write requirements.lock
+# What is locked stays as it is, so that a new package moves no other; UPGRADE=1 takes the newest of everything.
+lock: python-check  ## resolve pyproject.toml again in a fresh environment and write requirements.lock (UPGRADE=1: newest versions)
 	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	echo "Resolving pyproject.toml with $$($(PYTHON) --version): some minutes"; \
 	$(PYTHON) -m venv "$$work/venv"; \
 	"$$work/venv/bin/python" -c 'import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
 	print(*t["build-system"]["requires"], *p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > "$$work/asked.txt"; \
-	"$$work/venv/bin/python" -m pip install $(PIP_FLAGS) -qq --upgrade -r "$$work/asked.txt"; \
+	"$$work/venv/bin/python" -m pip install $(PIP_FLAGS) -qq $(if $(UPGRADE),--upgrade,--constraint requirements.lock) -r "$$work/asked.txt"; \
 	{ echo "# Made by \`make lock\`: what pyproject.toml asks for, dev included, resolved in a fresh environment and frozen. Not edited by hand."; \
 	  "$$work/venv/bin/python" -m pip freeze --disable-pip-version-check --all --exclude pip \
 	  | sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -Ev '^(nvidia-|cuda-|triton==)'; } > "$$work/lock"; \
