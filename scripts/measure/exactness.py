@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def variations(base: Settings, full: bool) -> Iterator[Settings]:
         combinations = [first] + [{**first, n: v} for n, values in axes.items() for v in values[1:]]
     for combination in combinations:
         period = combination.pop("periods")
-        yield replace(base, **combination, align_token=period, align_kv=period)
+        yield base.but(**combination, align_token=period, align_kv=period)
 
 
 def compare(settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int) -> dict[str, Any]:
