@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from support.paths import DEMO, ROOT
 
@@ -31,6 +33,14 @@ class Reference:
     prompt: list[int]
     tokens: list[int]
     logits: list[Any]
+
+
+# Properties are tried on the same examples every time, however slow the machine is: a test that fails, fails again.
+# tests/system looks for new ones.
+hypothesis_settings.register_profile(
+    "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")
