@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
 from scheduler.errors import LinkError
 from support.nodes.held import HeldLoader
-from support.nodes.worker_desk import WAIT_S
+from support.nodes.worker_desk import WAIT_S, Expected, WorkerDesk
 from wire.messages import Load, Loaded, Message
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")
@@ -31,7 +30,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_a_load_whose_word_cannot_be_sent_leaves_its_slot(desk: Any, expected: Any, slots: int) -> None:
+def test_a_load_whose_word_cannot_be_sent_leaves_its_slot(desk: WorkerDesk, expected: Expected, slots: int) -> None:
     """Whoever connects next finds every slot free."""
     worker, reply = desk.worker(slots), Broken()
     session = worker.accept(reply)
@@ -42,7 +41,9 @@ def test_a_load_whose_word_cannot_be_sent_leaves_its_slot(desk: Any, expected: A
     desk.welcome(worker).loads_and_computes(2, desk.compute(3, 0, 1, 2), expected)
 
 
-def test_a_load_that_comes_behind_the_end_is_not_begun(desk: Any, held_loader: HeldLoader, expected: Any) -> None:
+def test_a_load_that_comes_behind_the_end_is_not_begun(
+    desk: WorkerDesk, held_loader: HeldLoader, expected: Expected
+) -> None:
     """Another main node was served meanwhile; what its predecessor still says takes no slot."""
     worker = desk.worker(1, loader=held_loader)
     session = worker.accept(Broken())

@@ -20,6 +20,7 @@ from scheduler.errors import ConfigError, StoreError
 from scheduler.timing.profile import find_profile
 from support.models.hqq_reference import by_hqq
 from support.nodes.stepping_clock import SteppingClock
+from support.nodes.worker_desk import Expected, WorkerDesk
 from wire.messages import Evict, Load, Loaded, WorkerReady
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.emulated import EmulatedLoader
@@ -40,14 +41,14 @@ def formed(store: ExpertStore, tmp_path_factory: pytest.TempPathFactory) -> Expe
 
 
 @pytest.fixture
-def forming(desk: Any, formed: ExpertStore) -> Any:
+def forming(desk: WorkerDesk, formed: ExpertStore) -> Any:
     """The desk, whose workers have the store with forms."""
     desk.store = formed
     return desk
 
 
 @pytest.fixture(scope="module")
-def expected_in(model: Any, expected: Any) -> Any:
+def expected_in(model: Any, expected: Expected) -> Any:
     """form -> what Transformers' eager experts make of rows, their weights quantised and restored by HQQ."""
     found = {"": expected}
     for form, bits in FORMS.items():
@@ -67,7 +68,7 @@ def expected_in(model: Any, expected: Any) -> Any:
 @forms
 @pytest.mark.parametrize("loader", ["disk", "memory"])
 def test_loaded_and_computed_as_the_weights_that_hqq_restores(
-    forming: Any, expected_in: Any, formed: ExpertStore, form: str, loader: str
+    forming: WorkerDesk, expected_in: Any, formed: ExpertStore, form: str, loader: str
 ) -> None:
     worker = forming.worker(loader=make_loader(loader, formed, forms=(form,)), forms=(form,))
     main = forming.connect(worker)
@@ -91,7 +92,7 @@ def test_loaded_and_computed_as_the_weights_that_hqq_restores(
     assert main.usage().loads == 16
 
 
-def worker_answer(main: Any, desk: Any, number: int, slot: int, layer: int, expert: int, form: str) -> Any:
+def worker_answer(main: Any, desk: WorkerDesk, number: int, slot: int, layer: int, expert: int, form: str) -> Any:
     """The same once more, from a fresh load."""
     main.send(Load(50 + number, slot, layer, expert, form))
     main.next()
@@ -99,7 +100,7 @@ def worker_answer(main: Any, desk: Any, number: int, slot: int, layer: int, expe
     return main.next()
 
 
-def test_every_form_in_turn_in_the_same_slot(forming: Any, expected_in: Any, formed: ExpertStore) -> None:
+def test_every_form_in_turn_in_the_same_slot(forming: WorkerDesk, expected_in: Any, formed: ExpertStore) -> None:
     """What is bound to a slot in one form must not be taken for another."""
     worker = forming.worker(slots=1, loader=DiskLoader(formed), forms=("", "int4", "int2"))
     main = forming.welcome(worker)
@@ -111,7 +112,7 @@ def test_every_form_in_turn_in_the_same_slot(forming: Any, expected_in: Any, for
         assert expected_in[form].fits(answers["Computed", asked.call_id], asked), (number, form)
 
 
-def test_a_form_that_a_stranger_made_up_is_refused_in_few_words(forming: Any) -> None:
+def test_a_form_that_a_stranger_made_up_is_refused_in_few_words(forming: WorkerDesk) -> None:
     main = forming.welcome(forming.worker(forms=("", "int4")))
     main.send(Load(1, 0, 0, 0, "\0" * 100_000))
     said = main.failure("ProtocolError", load_id=1).message
@@ -119,7 +120,9 @@ def test_a_form_that_a_stranger_made_up_is_refused_in_few_words(forming: Any) ->
     assert len(said) < 200
 
 
-def test_computations_of_two_streams_do_not_meet_where_experts_are_restored(forming: Any, expected_in: Any) -> None:
+def test_computations_of_two_streams_do_not_meet_where_experts_are_restored(
+    forming: WorkerDesk, expected_in: Any
+) -> None:
     """The main node that has just been replaced may still be computing."""
     worker = forming.worker(slots=2, forms=("int4",))
     old = forming.welcome(worker)
@@ -138,7 +141,7 @@ def test_computations_of_two_streams_do_not_meet_where_experts_are_restored(form
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_that_is_said_is_memory_that_is_held(forming: Any, formed: ExpertStore) -> None:
+def test_memory_that_is_said_is_memory_that_is_held(forming: WorkerDesk, formed: ExpertStore) -> None:
     """Slots, one restored expert in full, and float32 and uint8 of the largest weight."""
     manifest = formed.manifest
     main = forming.welcome(forming.worker(slots=3, forms=("int4", "int2")))
@@ -165,7 +168,7 @@ def test_the_slab_holds_the_forms_that_are_loaded(formed: ExpertStore) -> None:
 
 
 @pytest.mark.parametrize("form", ["int2", "", "int3"])
-def test_a_form_that_the_worker_was_not_started_for(forming: Any, expected_in: Any, form: str) -> None:
+def test_a_form_that_the_worker_was_not_started_for(forming: WorkerDesk, expected_in: Any, form: str) -> None:
     main = forming.welcome(forming.worker(forms=("int4",)))
     main.send(Load(1, 0, 0, 0, form))
     answer = main.failure("ProtocolError", load_id=1)
@@ -175,13 +178,13 @@ def test_a_form_that_the_worker_was_not_started_for(forming: Any, expected_in: A
     assert expected_in["int4"].fits(main.hear(2)["Computed", 2], asked)
 
 
-def test_no_form_at_all(forming: Any) -> None:
+def test_no_form_at_all(forming: WorkerDesk) -> None:
     with pytest.raises(ConfigError, match="no form"):
         forming.worker(forms=())
 
 
 @pytest.mark.parametrize("wanted", [("int4",), ("", "int2")])
-def test_a_store_that_lacks_the_form(desk: Any, wanted: tuple[str, ...]) -> None:
+def test_a_store_that_lacks_the_form(desk: WorkerDesk, wanted: tuple[str, ...]) -> None:
     with pytest.raises(StoreError, match=rf"no experts in form '{wanted[-1]}'.*--forms {wanted[-1]}"):
         desk.worker(forms=wanted)
 
@@ -191,7 +194,7 @@ def test_a_store_that_lacks_the_form(desk: Any, wanted: tuple[str, ...]) -> None
 
 @forms
 def test_an_emulated_load_lasts_as_much_less_as_it_is_smaller(
-    forming: Any, formed: ExpertStore, form: str, stepping_clock: SteppingClock
+    forming: WorkerDesk, formed: ExpertStore, form: str, stepping_clock: SteppingClock
 ) -> None:
     loader = EmulatedLoader(MemoryLoader(formed), Emulation(replace(PROFILE, load_s=0.4), stepping_clock))
     worker = forming.worker(loader=loader, forms=("", form))
@@ -210,7 +213,7 @@ def test_an_emulated_load_lasts_as_much_less_as_it_is_smaller(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @forms
-def test_restored_on_a_gpu_as_on_a_processor(forming: Any, formed: ExpertStore, model: Any, form: str) -> None:
+def test_restored_on_a_gpu_as_on_a_processor(forming: WorkerDesk, formed: ExpertStore, model: Any, form: str) -> None:
     """The same weights to the last bit; computed there as Transformers computes there."""
     loader = make_loader("cuda", formed, forms=("", form))
     worker = forming.worker(slots=2, loader=loader, forms=("", form))

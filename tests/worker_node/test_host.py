@@ -18,8 +18,8 @@ from odmoe.clusters.timed_streams import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
 from scheduler.timing.profile import find_profile
-from support.nodes.held import CountedArithmetic
-from support.nodes.worker_desk import WAIT_S
+from support.nodes.held import CountedArithmetic, HeldArithmetic
+from support.nodes.worker_desk import WAIT_S, Expected, WorkerDesk
 from wire import inprocess
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -49,7 +49,7 @@ PROFILE = replace(find_profile("rtx3090-1gbe"), name="both", host_s=0.03, host_e
 
 
 @pytest.fixture
-def place(desk: Any) -> Iterator[HostPlace]:
+def place(desk: WorkerDesk) -> Iterator[HostPlace]:
     made = HostPlace("host", desk.store, desk.arithmetic)
     yield made
     made.close()
@@ -59,7 +59,7 @@ def place(desk: Any) -> Iterator[HostPlace]:
 # --- the handshake ----------------------------------------------------------------------------------------------------
 
 
-def test_hello_is_answered_by_what_it_is(desk: Any, place: HostPlace) -> None:
+def test_hello_is_answered_by_what_it_is(desk: WorkerDesk, place: HostPlace) -> None:
     main = desk.connect(place)
     main.send(desk.hello())
     ready = main.next()
@@ -89,20 +89,22 @@ def test_hello_is_answered_by_what_it_is(desk: Any, place: HostPlace) -> None:
         ({"dtype": "float32"}, "ModelMismatchError"),
     ],
 )
-def test_two_that_do_not_belong_together(desk: Any, place: HostPlace, changes: dict[str, Any], error: str) -> None:
+def test_two_that_do_not_belong_together(
+    desk: WorkerDesk, place: HostPlace, changes: dict[str, Any], error: str
+) -> None:
     main = desk.connect(place)
     main.send(desk.hello(**changes), desk.compute(1, 0, 0, 0, evict=False))
     main.failure(error)
     assert "before Hello" in main.failure("ProtocolError", call_id=1).message
 
 
-def test_an_echo_comes_back_as_it_was(desk: Any, place: HostPlace) -> None:
+def test_an_echo_comes_back_as_it_was(desk: WorkerDesk, place: HostPlace) -> None:
     main = desk.welcome(place)
     main.send(Echo(3))
     assert main.next() == Echo(3)
 
 
-def test_another_main_node_takes_over(desk: Any, place: HostPlace, expected: Any) -> None:
+def test_another_main_node_takes_over(desk: WorkerDesk, place: HostPlace, expected: Expected) -> None:
     first = desk.welcome(place)
     second = desk.welcome(place)
     assert "another main node" in first.failure("LinkError").message
@@ -114,7 +116,7 @@ def test_another_main_node_takes_over(desk: Any, place: HostPlace, expected: Any
 # --- computations -----------------------------------------------------------------------------------------------------
 
 
-def test_every_expert_as_transformers_eager(desk: Any, place: HostPlace, expected: Any) -> None:
+def test_every_expert_as_transformers_eager(desk: WorkerDesk, place: HostPlace, expected: Expected) -> None:
     """To the last bit, for one row and for many, without any load; twice, since what is bound is kept."""
     main = desk.welcome(place)
     asked = [
@@ -129,7 +131,9 @@ def test_every_expert_as_transformers_eager(desk: Any, place: HostPlace, expecte
         assert expected.fits(main.next(), one)
 
 
-def test_no_more_than_so_many_are_kept_bound(desk: Any, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_so_many_are_kept_bound(
+    desk: WorkerDesk, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that were used last: whoever is bound anew had gone."""
     monkeypatch.setattr(host, "MAX_BOUND", 3)
     counted = CountedArithmetic(desk.arithmetic)
@@ -148,7 +152,7 @@ def test_no_more_than_so_many_are_kept_bound(desk: Any, expected: Any, monkeypat
     place.close()
 
 
-def test_the_store_is_not_copied(desk: Any, own_store: ExpertStore, expected: Any, blob: Any) -> None:
+def test_the_store_is_not_copied(desk: WorkerDesk, own_store: ExpertStore, expected: Expected, blob: Any) -> None:
     """What is bound to an expert lies in the map of its file: another expert's bytes there are another expert."""
     place = HostPlace("host", own_store, desk.arithmetic)
     main = desk.welcome(place)
@@ -164,7 +168,7 @@ def test_the_store_is_not_copied(desk: Any, own_store: ExpertStore, expected: An
     place.close()
 
 
-def test_the_store_is_not_written(desk: Any, place: HostPlace, blob: Any) -> None:
+def test_the_store_is_not_written(desk: WorkerDesk, place: HostPlace, blob: Any) -> None:
     before = blob(0, 3)
     main = desk.welcome(place)
     main.send(desk.compute(1, 0, 0, 3, evict=False))
@@ -172,14 +176,14 @@ def test_the_store_is_not_written(desk: Any, place: HostPlace, blob: Any) -> Non
     assert blob(0, 3) == before
 
 
-def test_it_holds_nothing_on_a_device(desk: Any, place: HostPlace) -> None:
+def test_it_holds_nothing_on_a_device(desk: WorkerDesk, place: HostPlace) -> None:
     main = desk.welcome(place)
     main.send(desk.compute(1, 0, 0, 3, evict=False), desk.compute(2, 0, 1, 3, evict=False))
     main.hear(2)
     assert main.usage() == WorkerUsage(0, 0, 0, 0)
 
 
-def test_what_it_does_is_recorded(desk: Any, place: HostPlace) -> None:
+def test_what_it_does_is_recorded(desk: WorkerDesk, place: HostPlace) -> None:
     main = desk.connect(place)
     main.send(desk.hello(trace=True))
     assert isinstance(main.next(), WorkerReady)
@@ -198,7 +202,9 @@ def test_what_it_does_is_recorded(desk: Any, place: HostPlace) -> None:
 
 
 @pytest.mark.parametrize(("layer", "expert"), [(0, 4), (0, -1), (2, 0), (-1, 0)])
-def test_expert_that_does_not_exist(desk: Any, place: HostPlace, expected: Any, layer: int, expert: int) -> None:
+def test_expert_that_does_not_exist(
+    desk: WorkerDesk, place: HostPlace, expected: Expected, layer: int, expert: int
+) -> None:
     main = desk.welcome(place)
     right = desk.compute(2, 0, 0, 0, evict=False)
     main.send(desk.compute(1, 0, layer, expert, evict=False), right)
@@ -206,7 +212,7 @@ def test_expert_that_does_not_exist(desk: Any, place: HostPlace, expected: Any, 
     assert expected.fits(main.next(), right)
 
 
-def test_it_has_no_slots(desk: Any, place: HostPlace, expected: Any) -> None:
+def test_it_has_no_slots(desk: WorkerDesk, place: HostPlace, expected: Expected) -> None:
     main = desk.welcome(place)
     right = desk.compute(9, 0, 0, 0, evict=False)
     main.send(Load(1, 0, 0, 0), Evict(0), desk.compute(3, 1, 0, 0, evict=False), desk.compute(4, 0, 0, 0, evict=True))
@@ -218,7 +224,7 @@ def test_it_has_no_slots(desk: Any, place: HostPlace, expected: Any) -> None:
     assert expected.fits(main.next(), right)
 
 
-def test_message_that_is_not_for_it(desk: Any, place: HostPlace) -> None:
+def test_message_that_is_not_for_it(desk: WorkerDesk, place: HostPlace) -> None:
     main = desk.welcome(place)
     main.send(CloseRequest(1))
     assert "CloseRequest" in main.failure("ProtocolError").message
@@ -234,7 +240,9 @@ def test_message_that_is_not_for_it(desk: Any, place: HostPlace) -> None:
     ],
     ids=["width", "bytes", "rows", "unknown dtype"],
 )
-def test_rows_that_do_not_fit_the_expert(desk: Any, place: HostPlace, expected: Any, hidden: Tensor) -> None:
+def test_rows_that_do_not_fit_the_expert(
+    desk: WorkerDesk, place: HostPlace, expected: Expected, hidden: Tensor
+) -> None:
     main = desk.welcome(place)
     right = desk.compute(2, 0, 0, 0, evict=False)
     main.send(Compute(9, 0, 0, 0, hidden, right.weights, False), right)
@@ -252,7 +260,7 @@ def cut(store: ExpertStore, layer: int, expert: int) -> None:
     os.truncate(path, blob.offset + blob.length // 2)
 
 
-def test_a_store_that_is_cut_off_while_it_serves(own_store: ExpertStore, desk: Any, expected: Any) -> None:
+def test_a_store_that_is_cut_off_while_it_serves(own_store: ExpertStore, desk: WorkerDesk, expected: Expected) -> None:
     """A read behind the end of a mapped file would kill the process; it was bound before."""
     place = HostPlace("host", own_store, desk.arithmetic)
     main = desk.welcome(place)
@@ -280,7 +288,9 @@ def test_a_store_that_cannot_be_read(own_store: ExpertStore, arithmetic: ExpertA
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_asked_on_a_stream_that_is_over_is_not_computed(desk: Any, held_arithmetic: Any) -> None:
+def test_what_was_asked_on_a_stream_that_is_over_is_not_computed(
+    desk: WorkerDesk, held_arithmetic: HeldArithmetic
+) -> None:
     place = HostPlace("host", desk.store, held_arithmetic, EmulatedPace(Emulation(PROFILE), host=True))
     gate = held_arithmetic.hold(0)
     main = desk.welcome(place)
@@ -297,7 +307,7 @@ def test_what_was_asked_on_a_stream_that_is_over_is_not_computed(desk: Any, held
 # --- a profile's times ------------------------------------------------------------------------------------------------
 
 
-def test_by_a_profile_it_is_not_measured(desk: Any) -> None:
+def test_by_a_profile_it_is_not_measured(desk: WorkerDesk) -> None:
     place = HostPlace("host", desk.store, desk.arithmetic, EmulatedPace(Emulation(PROFILE), host=True))
     main = desk.connect(place)
     main.send(desk.hello())
@@ -314,7 +324,7 @@ def test_a_profile_without_a_host(store: ExpertStore) -> None:
 class Stamps:
     """A main node to which messages come as they are sent: when they are due."""
 
-    def __init__(self, desk: Any, place: HostPlace, emulation: Emulation) -> None:
+    def __init__(self, desk: WorkerDesk, place: HostPlace, emulation: Emulation) -> None:
         self.got: SimpleQueue[Stamped] = SimpleQueue()
         self.channel = inprocess.connect(TimedNode(place, emulation), self)
         self.channel.send(desk.hello())
@@ -332,7 +342,9 @@ class Stamps:
         return stamped.message, stamped.due
 
 
-def test_a_device_and_a_host_compute_beside_each_other(desk: Any, store: ExpertStore, expected: Any) -> None:
+def test_a_device_and_a_host_compute_beside_each_other(
+    desk: WorkerDesk, store: ExpertStore, expected: Expected
+) -> None:
     """By a clock that stands still: one processor each, and each with its own times; both answers are right."""
     from worker_node.loaders.emulated import EmulatedLoader
     from worker_node.loaders.memory import MemoryLoader

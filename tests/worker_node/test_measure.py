@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from scheduler.emulation.clock import Emulation
 from scheduler.errors import CorruptStoreError, LaunchError
 from scheduler.timing.profile import find_profile
 from support.nodes.stepping_clock import SteppingClock
+from support.nodes.worker_desk import Expected, WorkerDesk
 from wire.messages import WorkerUsage
 from worker_node import measure
 from worker_node.loaders.base import HostLoader
@@ -92,7 +92,7 @@ def test_a_real_loader(store: ExpertStore, blob: Callable[[int, int], bytes], na
     assert all(bytes(buffer.numpy()) in every for buffer in buffers), "a measured load is a load"
 
 
-def test_nothing_of_it_is_counted_or_left(desk: Any, store: ExpertStore, expected: Any) -> None:
+def test_nothing_of_it_is_counted_or_left(desk: WorkerDesk, store: ExpertStore, expected: Expected) -> None:
     worker = desk.worker(slots=2, loader=DiskLoader(store))
     main = desk.welcome(worker)
     assert worker.load_bytes_per_s > 0
@@ -102,7 +102,7 @@ def test_nothing_of_it_is_counted_or_left(desk: Any, store: ExpertStore, expecte
 
 
 def test_an_emulated_loader_gives_what_its_profile_says(
-    desk: Any, store: ExpertStore, stepping_clock: SteppingClock
+    desk: WorkerDesk, store: ExpertStore, stepping_clock: SteppingClock
 ) -> None:
     emulation = Emulation(replace(PROFILE, load_s=0.05), stepping_clock)
     worker = desk.worker(loader=EmulatedLoader(MemoryLoader(store), emulation))
@@ -134,7 +134,7 @@ def test_what_a_slow_load_has_moved_until_it_was_given_up_counts(
     assert 0 < load_bandwidth(store, Slow(store), slots(store, 1)) <= 7 / 0.04
 
 
-def test_a_store_that_cannot_be_read_makes_no_worker(desk: Any, own_store: ExpertStore) -> None:
+def test_a_store_that_cannot_be_read_makes_no_worker(desk: WorkerDesk, own_store: ExpertStore) -> None:
     file, _ = own_store.locate(0, 0)
     os.truncate(file, 4096)
     with pytest.raises(CorruptStoreError, match="make the store again"):
@@ -147,7 +147,9 @@ def test_a_store_that_cannot_be_read_makes_no_worker(desk: Any, own_store: Exper
 # --- what a computation takes -----------------------------------------------------------------------------------------
 
 
-def test_the_cost_of_a_computation_is_measured(desk: Any, monkeypatch: pytest.MonkeyPatch, expected: Any) -> None:
+def test_the_cost_of_a_computation_is_measured(
+    desk: WorkerDesk, monkeypatch: pytest.MonkeyPatch, expected: Expected
+) -> None:
     monkeypatch.setattr(measure, "CALL_S", 60.0)
     worker = desk.worker()
     call_s, row_s = worker.costs
@@ -157,7 +159,7 @@ def test_the_cost_of_a_computation_is_measured(desk: Any, monkeypatch: pytest.Mo
     main.loads_and_computes(1, desk.compute(2, 0, 1, 3), expected)
 
 
-def test_a_long_computation_is_not_measured(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_computation_is_not_measured(desk: WorkerDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "CALL_S", 0.0)
     assert desk.worker().costs == (0.0, 0.0)
 
@@ -169,7 +171,7 @@ def test_experts_that_take_other_rows_are_not_measured(store: ExpertStore) -> No
     assert measure.device_costs(store, run) == (0.0, 0.0)
 
 
-def test_a_profile_says_what_a_computation_takes(desk: Any, store: ExpertStore) -> None:
+def test_a_profile_says_what_a_computation_takes(desk: WorkerDesk, store: ExpertStore) -> None:
     worker = desk.worker(loader=EmulatedLoader(MemoryLoader(store), Emulation(PROFILE)))
     call_s, row_s = worker.costs
     assert call_s + row_s == pytest.approx(PROFILE.compute_s(1))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from checkpoint.store import ExpertStore
+from support.nodes.worker_desk import WorkerDesk
 from wire.messages import Evict, Load, Loaded
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.memory import MemoryLoader
@@ -52,7 +53,7 @@ def file(own_store: ExpertStore) -> Path:
     return file
 
 
-def serve_all(desk: Any, store: ExpertStore, loader: Any) -> None:
+def serve_all(desk: WorkerDesk, store: ExpertStore, loader: Any) -> None:
     main = desk.welcome(desk.worker(slots=1, loader=loader))
     for expert in range(4):
         main.send(Load(expert + 1, 0, 1, expert))
@@ -61,7 +62,7 @@ def serve_all(desk: Any, store: ExpertStore, loader: Any) -> None:
     assert main.usage().loads == 4
 
 
-def test_loaded_past_the_page_cache_and_evicted(desk: Any, own_store: ExpertStore, file: Path) -> None:
+def test_loaded_past_the_page_cache_and_evicted(desk: WorkerDesk, own_store: ExpertStore, file: Path) -> None:
     loader = DiskLoader(own_store)
     serve_all(desk, own_store, loader)
     if not loader.direct:
@@ -69,7 +70,7 @@ def test_loaded_past_the_page_cache_and_evicted(desk: Any, own_store: ExpertStor
     assert not any(resident(file))
 
 
-def test_without_direct_reads_the_pages_are_dropped(desk: Any, own_store: ExpertStore, file: Path) -> None:
+def test_without_direct_reads_the_pages_are_dropped(desk: WorkerDesk, own_store: ExpertStore, file: Path) -> None:
     loader = DiskLoader(own_store)
     loader.direct = False
     serve_all(desk, own_store, loader)
@@ -86,7 +87,7 @@ def test_no_load_leaves_pages_of_its_neighbours(own_store: ExpertStore, file: Pa
     loader.close()
 
 
-def test_the_contrast_loads_from_memory_stay(desk: Any, own_store: ExpertStore, file: Path) -> None:
+def test_the_contrast_loads_from_memory_stay(desk: WorkerDesk, own_store: ExpertStore, file: Path) -> None:
     """The memory loader keeps what it has read in host memory: what the others must not do is seen where it is done."""
     serve_all(desk, own_store, MemoryLoader(own_store))
     assert all(resident(file))

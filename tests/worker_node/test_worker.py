@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
 
-from support.nodes.held import CountedArithmetic
+from support.nodes.held import CountedArithmetic, HeldLoader
+from support.nodes.worker_desk import Expected, WorkerDesk
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -37,7 +37,7 @@ BlobOf = Callable[[int, int], bytes]
 # --- the handshake ----------------------------------------------------------------------------------------------------
 
 
-def test_hello_is_answered_by_what_the_worker_is(desk: Any) -> None:
+def test_hello_is_answered_by_what_the_worker_is(desk: WorkerDesk) -> None:
     main = desk.connect(desk.worker(slots=3))
     main.send(desk.hello())
     ready = main.next()
@@ -71,7 +71,7 @@ def test_hello_is_answered_by_what_the_worker_is(desk: Any) -> None:
         ("dtype", "float32", "dtype"),
     ],
 )
-def test_two_that_do_not_belong_together(desk: Any, field: str, value: object, what: str) -> None:
+def test_two_that_do_not_belong_together(desk: WorkerDesk, field: str, value: object, what: str) -> None:
     main = desk.connect(desk.worker())
     main.send(desk.hello(**{field: value}))
     answer = main.failure("VersionError" if field == "version" else "ModelMismatchError")
@@ -84,7 +84,7 @@ def test_two_that_do_not_belong_together(desk: Any, field: str, value: object, w
     assert isinstance(main.next(), WorkerReady)
 
 
-def test_an_echo_comes_back_at_once_and_as_it_was(desk: Any) -> None:
+def test_an_echo_comes_back_at_once_and_as_it_was(desk: WorkerDesk) -> None:
     main = desk.connect(desk.worker())
     main.send(Echo(1))
     assert "Echo came before Hello" in main.failure("ProtocolError").message
@@ -93,7 +93,7 @@ def test_an_echo_comes_back_at_once_and_as_it_was(desk: Any) -> None:
     assert main.next() == Echo(2)
 
 
-def test_a_main_node_that_keeps_a_profiles_times_is_refused_by_a_worker_that_does_not(desk: Any) -> None:
+def test_a_main_node_that_keeps_a_profiles_times_is_refused_by_a_worker_that_does_not(desk: WorkerDesk) -> None:
     main = desk.connect(desk.worker())
     main.send(Stamped(1.0, 1.0, "a machine", desk.hello()))
     assert "keeps a profile's times, w0 does not" in main.failure("ProtocolError").message
@@ -101,7 +101,7 @@ def test_a_main_node_that_keeps_a_profiles_times_is_refused_by_a_worker_that_doe
     assert isinstance(main.next(), WorkerReady)
 
 
-def test_anything_before_hello_is_refused(desk: Any) -> None:
+def test_anything_before_hello_is_refused(desk: WorkerDesk) -> None:
     main = desk.connect(desk.worker())
     main.send(Load(7, 0, 0, 0), desk.compute(8, 0, 0, 0), Evict(0), AskUsage())
     for name, load_id, call_id in (("Load", 7, 0), ("Compute", 0, 8), ("Evict", 0, 0), ("AskUsage", 0, 0)):
@@ -110,7 +110,7 @@ def test_anything_before_hello_is_refused(desk: Any) -> None:
     assert main.nothing_came()
 
 
-def test_message_that_is_not_for_a_worker(desk: Any) -> None:
+def test_message_that_is_not_for_a_worker(desk: WorkerDesk) -> None:
     main = desk.welcome(desk.worker())
     main.send(CloseRequest(1))
     assert "CloseRequest" in main.failure("ProtocolError").message
@@ -122,7 +122,7 @@ def test_message_that_is_not_for_a_worker(desk: Any) -> None:
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("expert", range(4))
 def test_load_and_compute_as_transformers_eager(
-    desk: Any, expected: Any, blob: BlobOf, layer: int, expert: int
+    desk: WorkerDesk, expected: Expected, blob: BlobOf, layer: int, expert: int
 ) -> None:
     worker = desk.worker()
     main = desk.welcome(worker)
@@ -139,7 +139,7 @@ def test_load_and_compute_as_transformers_eager(
     assert main.usage() == WorkerUsage(1, worker.slots.allocated_bytes, 1, len(blob(layer, expert)))
 
 
-def test_experts_that_follow_each_other_in_one_slot(desk: Any, expected: Any) -> None:
+def test_experts_that_follow_each_other_in_one_slot(desk: WorkerDesk, expected: Expected) -> None:
     """What is bound to the slot once must see what was loaded since."""
     main = desk.welcome(desk.worker(slots=1))
     for number in range(12):
@@ -148,7 +148,7 @@ def test_experts_that_follow_each_other_in_one_slot(desk: Any, expected: Any) ->
     assert main.usage().resident_experts_max == 1
 
 
-def test_evict_frees_the_slot(desk: Any, expected: Any) -> None:
+def test_evict_frees_the_slot(desk: WorkerDesk, expected: Expected) -> None:
     main = desk.welcome(desk.worker(slots=1))
     main.send(Load(1, 0, 0, 0))
     main.next()
@@ -158,13 +158,13 @@ def test_evict_frees_the_slot(desk: Any, expected: Any) -> None:
     assert main.usage().resident_experts_max == 1
 
 
-def test_evicting_what_is_empty_or_does_not_exist_changes_nothing(desk: Any) -> None:
+def test_evicting_what_is_empty_or_does_not_exist_changes_nothing(desk: WorkerDesk) -> None:
     main = desk.welcome(desk.worker(slots=1))
     main.send(Evict(0), Evict(0), Evict(5), Evict(-1))
     assert main.usage().resident_experts_max == 0
 
 
-def test_compute_with_evict_frees_the_slot(desk: Any, expected: Any) -> None:
+def test_compute_with_evict_frees_the_slot(desk: WorkerDesk, expected: Expected) -> None:
     main = desk.welcome(desk.worker(slots=1))
     main.loads_and_computes(1, desk.compute(2, 0, 0, 0, evict=True), expected)
     main.send(desk.compute(3, 0, 0, 0))
@@ -173,7 +173,7 @@ def test_compute_with_evict_frees_the_slot(desk: Any, expected: Any) -> None:
     assert isinstance(main.next(), Loaded)
 
 
-def test_compute_without_evict_keeps_the_slot(desk: Any, expected: Any) -> None:
+def test_compute_without_evict_keeps_the_slot(desk: WorkerDesk, expected: Expected) -> None:
     main = desk.welcome(desk.worker(slots=1))
     main.loads_and_computes(1, desk.compute(2, 0, 0, 0, evict=False), expected)
     main.send(Load(3, 0, 0, 1))
@@ -185,7 +185,7 @@ def test_compute_without_evict_keeps_the_slot(desk: Any, expected: Any) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_second_load_into_an_occupied_slot(desk: Any, expected: Any) -> None:
+def test_second_load_into_an_occupied_slot(desk: WorkerDesk, expected: Expected) -> None:
     main = desk.welcome(desk.worker(slots=2))
     main.send(Load(1, 0, 0, 2))
     main.next()
@@ -198,7 +198,7 @@ def test_second_load_into_an_occupied_slot(desk: Any, expected: Any) -> None:
     assert expected.fits(main.next(), asked)
 
 
-def test_second_load_into_a_slot_that_is_loading(desk: Any, held_loader: Any) -> None:
+def test_second_load_into_a_slot_that_is_loading(desk: WorkerDesk, held_loader: HeldLoader) -> None:
     gate = held_loader.hold(0, 0)
     main = desk.welcome(desk.worker(loader=held_loader))
     main.send(Load(1, 0, 0, 0))
@@ -210,7 +210,7 @@ def test_second_load_into_a_slot_that_is_loading(desk: Any, held_loader: Any) ->
 
 
 @pytest.mark.parametrize(("layer", "expert"), [(0, 1), (1, 0)])
-def test_compute_of_an_expert_that_is_not_in_the_slot(desk: Any, layer: int, expert: int) -> None:
+def test_compute_of_an_expert_that_is_not_in_the_slot(desk: WorkerDesk, layer: int, expert: int) -> None:
     main = desk.welcome(desk.worker())
     main.send(Load(1, 0, 0, 0))
     main.next()
@@ -224,7 +224,7 @@ def test_compute_of_an_expert_that_is_not_in_the_slot(desk: Any, layer: int, exp
 
 
 @pytest.mark.parametrize("slot", [-1, 2, 1 << 40])
-def test_slot_that_does_not_exist(desk: Any, slot: int) -> None:
+def test_slot_that_does_not_exist(desk: WorkerDesk, slot: int) -> None:
     main = desk.welcome(desk.worker(slots=2))
     main.send(Load(1, slot, 0, 0))
     assert "slots 0 to 1" in main.failure("ProtocolError", load_id=1).message
@@ -233,7 +233,7 @@ def test_slot_that_does_not_exist(desk: Any, slot: int) -> None:
 
 
 @pytest.mark.parametrize(("layer", "expert"), [(0, 4), (0, -1), (2, 0), (-1, 0)])
-def test_expert_that_does_not_exist(desk: Any, layer: int, expert: int) -> None:
+def test_expert_that_does_not_exist(desk: WorkerDesk, layer: int, expert: int) -> None:
     main = desk.welcome(desk.worker(slots=1))
     main.send(Load(1, 0, layer, expert))
     assert f"no expert {expert} of layer {layer}" in main.failure("StoreError", load_id=1).message
@@ -253,7 +253,7 @@ def test_expert_that_does_not_exist(desk: Any, layer: int, expert: int) -> None:
     ],
     ids=["width", "bytes", "dtype", "rows", "dims", "unknown dtype"],
 )
-def test_rows_that_do_not_fit_the_expert(desk: Any, expected: Any, hidden: Tensor) -> None:
+def test_rows_that_do_not_fit_the_expert(desk: WorkerDesk, expected: Expected, hidden: Tensor) -> None:
     """The call fails by its id; the slot keeps its expert until the main node says otherwise."""
     main = desk.welcome(desk.worker(slots=1))
     right = desk.compute(2, 0, 0, 0)
@@ -269,7 +269,7 @@ def test_rows_that_do_not_fit_the_expert(desk: Any, expected: Any, hidden: Tenso
 
 
 def test_few_modules_are_kept_however_many_slots_and_layers_there_are(
-    desk: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+    desk: WorkerDesk, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "MAX_BOUND", 3)
     counted = CountedArithmetic(desk.arithmetic)

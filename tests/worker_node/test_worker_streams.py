@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.errors import CorruptStoreError, LinkError
+from support.nodes.held import HeldArithmetic, HeldLoader
+from support.nodes.worker_desk import Expected, WorkerDesk
 from wire.messages import AskUsage, Compute, Computed, Evict, Failed, Load, Loaded, WorkerReady, WorkerUsage
 from worker_node import node as module
 
@@ -26,7 +28,9 @@ shared = settings(deadline=None, suppress_health_check=[HealthCheck.function_sco
 # --- loads and computations beside each other -------------------------------------------------------------------------
 
 
-def test_compute_sent_before_its_load_has_ended_runs_after_it(desk: Any, held_loader: Any, expected: Any) -> None:
+def test_compute_sent_before_its_load_has_ended_runs_after_it(
+    desk: WorkerDesk, held_loader: HeldLoader, expected: Expected
+) -> None:
     gate = held_loader.hold(1, 3)
     main = desk.welcome(desk.worker(loader=held_loader))
     asked = desk.compute(2, 0, 1, 3)
@@ -40,7 +44,9 @@ def test_compute_sent_before_its_load_has_ended_runs_after_it(desk: Any, held_lo
 
 
 @pytest.mark.parametrize("early", [0, 1, 3, 5], ids=lambda n: f"{n} of them before the load has ended")
-def test_chunks_keep_their_order_and_the_last_evicts(desk: Any, held_loader: Any, expected: Any, early: int) -> None:
+def test_chunks_keep_their_order_and_the_last_evicts(
+    desk: WorkerDesk, held_loader: HeldLoader, expected: Expected, early: int
+) -> None:
     gate = held_loader.hold(0, 1)
     main = desk.welcome(desk.worker(slots=1, loader=held_loader))
     chunks = [desk.compute(10 + n, 0, 0, 1, rows=n + 1, evict=n == 4) for n in range(5)]
@@ -56,7 +62,9 @@ def test_chunks_keep_their_order_and_the_last_evicts(desk: Any, held_loader: Any
     assert isinstance(main.next(), Loaded)
 
 
-def test_load_goes_on_while_another_slot_computes(desk: Any, held_arithmetic: Any, expected: Any) -> None:
+def test_load_goes_on_while_another_slot_computes(
+    desk: WorkerDesk, held_arithmetic: HeldArithmetic, expected: Expected
+) -> None:
     gate = held_arithmetic.hold(0)
     main = desk.welcome(desk.worker(slots=2, arithmetic=held_arithmetic))
     first, second = desk.compute(10, 0, 0, 0), desk.compute(11, 1, 1, 2)
@@ -72,7 +80,9 @@ def test_load_goes_on_while_another_slot_computes(desk: Any, held_arithmetic: An
     assert main.usage().resident_experts_max == 2
 
 
-def test_compute_goes_on_while_another_slot_loads(desk: Any, held_loader: Any, expected: Any) -> None:
+def test_compute_goes_on_while_another_slot_loads(
+    desk: WorkerDesk, held_loader: HeldLoader, expected: Expected
+) -> None:
     gate = held_loader.hold(1, 1)
     main = desk.welcome(desk.worker(slots=2, loader=held_loader))
     main.send(Load(1, 0, 0, 0))
@@ -87,7 +97,7 @@ def test_compute_goes_on_while_another_slot_loads(desk: Any, held_loader: Any, e
 
 
 def test_evict_during_a_load_gives_it_up_and_the_next_works(
-    desk: Any, held_loader: Any, expected: Any, blob: BlobOf
+    desk: WorkerDesk, held_loader: HeldLoader, expected: Expected, blob: BlobOf
 ) -> None:
     gate = held_loader.hold(0, 0)
     worker = desk.worker(slots=1, loader=held_loader)
@@ -104,7 +114,7 @@ def test_evict_during_a_load_gives_it_up_and_the_next_works(
     assert found.bytes_loaded == len(blob(0, 1))
 
 
-def test_evict_of_a_load_that_has_not_begun(desk: Any, held_loader: Any) -> None:
+def test_evict_of_a_load_that_has_not_begun(desk: WorkerDesk, held_loader: HeldLoader) -> None:
     gate = held_loader.hold(0, 0)
     main = desk.welcome(desk.worker(slots=2, loader=held_loader))
     main.send(Load(1, 0, 0, 0))
@@ -116,7 +126,7 @@ def test_evict_of_a_load_that_has_not_begun(desk: Any, held_loader: Any) -> None
 
 
 def test_evict_during_a_computation_waits_for_it(
-    desk: Any, held_loader: Any, held_arithmetic: Any, expected: Any
+    desk: WorkerDesk, held_loader: HeldLoader, held_arithmetic: HeldArithmetic, expected: Expected
 ) -> None:
     """The computation's slot is not written to before it has been left."""
     gate = held_arithmetic.hold(0)
@@ -136,7 +146,9 @@ def test_evict_during_a_computation_waits_for_it(
     assert main.usage().resident_experts_max == 1
 
 
-def test_seconds_are_those_that_it_took(desk: Any, held_loader: Any, held_arithmetic: Any) -> None:
+def test_seconds_are_those_that_it_took(
+    desk: WorkerDesk, held_loader: HeldLoader, held_arithmetic: HeldArithmetic
+) -> None:
     """At least as long as it was held, at most as long as the asker waited."""
     loading, computing = held_loader.hold(0, 0), held_arithmetic.hold(0)
     main = desk.welcome(desk.worker(loader=held_loader, arithmetic=held_arithmetic))
@@ -159,7 +171,7 @@ def test_seconds_are_those_that_it_took(desk: Any, held_loader: Any, held_arithm
     "error", [OSError(5, "Input/output error"), CorruptStoreError("it is cut"), RuntimeError("torch says no")]
 )
 def test_loader_that_fails_names_its_load_and_the_worker_goes_on(
-    desk: Any, held_loader: Any, expected: Any, error: Exception
+    desk: WorkerDesk, held_loader: HeldLoader, expected: Expected, error: Exception
 ) -> None:
     held_loader.errors[0, 1] = error
     main = desk.welcome(desk.worker(slots=2, loader=held_loader))
@@ -173,7 +185,7 @@ def test_loader_that_fails_names_its_load_and_the_worker_goes_on(
 
 
 def test_load_that_waits_too_long_for_its_slot_is_named(
-    desk: Any, held_arithmetic: Any, monkeypatch: pytest.MonkeyPatch
+    desk: WorkerDesk, held_arithmetic: HeldArithmetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLOT_DEADLINE_S", 0.05)
     gate = held_arithmetic.hold(0)
@@ -190,7 +202,9 @@ def test_load_that_waits_too_long_for_its_slot_is_named(
     assert main.next().load_id == 4
 
 
-def test_with_one_slot_a_load_comes_after_the_computation_before_it(desk: Any, held_arithmetic: Any) -> None:
+def test_with_one_slot_a_load_comes_after_the_computation_before_it(
+    desk: WorkerDesk, held_arithmetic: HeldArithmetic
+) -> None:
     gate = held_arithmetic.hold(0)
     main = desk.welcome(desk.worker(slots=1, arithmetic=held_arithmetic))
     main.send(Load(1, 0, 0, 0), desk.compute(2, 0, 0, 0, evict=True))
@@ -204,7 +218,7 @@ def test_with_one_slot_a_load_comes_after_the_computation_before_it(desk: Any, h
 # --- streams come and go ----------------------------------------------------------------------------------------------
 
 
-def test_second_main_node_takes_over(desk: Any, held_loader: Any, expected: Any) -> None:
+def test_second_main_node_takes_over(desk: WorkerDesk, held_loader: HeldLoader, expected: Expected) -> None:
     gate = held_loader.hold(0, 0)
     worker = desk.worker(slots=2, loader=held_loader)
     first = desk.welcome(worker)
@@ -230,7 +244,7 @@ def test_second_main_node_takes_over(desk: Any, held_loader: Any, expected: Any)
     assert second.usage().resident_experts_max <= 2
 
 
-def test_a_stranger_does_not_disturb_the_main_node(desk: Any, expected: Any) -> None:
+def test_a_stranger_does_not_disturb_the_main_node(desk: WorkerDesk, expected: Expected) -> None:
     """Who is refused, or says nothing, replaces nobody."""
     worker = desk.worker()
     main, stranger, silent = desk.welcome(worker), desk.connect(worker), desk.connect(worker)
@@ -241,7 +255,7 @@ def test_a_stranger_does_not_disturb_the_main_node(desk: Any, expected: Any) -> 
     assert silent.nothing_came()
 
 
-def test_main_node_that_leaves_and_comes_back(desk: Any, held_loader: Any, expected: Any) -> None:
+def test_main_node_that_leaves_and_comes_back(desk: WorkerDesk, held_loader: HeldLoader, expected: Expected) -> None:
     gate = held_loader.hold(0, 0)
     worker = desk.worker(slots=1, loader=held_loader)
     for number in range(3):
@@ -256,7 +270,7 @@ def test_main_node_that_leaves_and_comes_back(desk: Any, held_loader: Any, expec
     assert desk.welcome(worker).usage().resident_experts_max == 1
 
 
-def test_close_leaves_no_thread(desk: Any, held_loader: Any) -> None:
+def test_close_leaves_no_thread(desk: WorkerDesk, held_loader: HeldLoader) -> None:
     """Not even with a load under way."""
     before = set(threading.enumerate())
     gate = held_loader.hold(0, 0)
@@ -272,7 +286,7 @@ def test_close_leaves_no_thread(desk: Any, held_loader: Any) -> None:
     assert main.nothing_came()
 
 
-def test_close_of_one_that_nobody_called(desk: Any) -> None:
+def test_close_of_one_that_nobody_called(desk: WorkerDesk) -> None:
     desk.worker().close()
 
 
@@ -285,7 +299,7 @@ steps = st.lists(st.tuples(st.sampled_from(["load", "chunks", "compute", "evict"
 @settings(shared, max_examples=40)
 @given(slots=st.integers(1, 3), stream=steps)
 def test_any_valid_stream_is_answered_right_and_never_holds_more_than_its_slots(
-    desk: Any, expected: Any, slots: int, stream: list[tuple[str, tuple[int, int, int]]]
+    desk: WorkerDesk, expected: Expected, slots: int, stream: list[tuple[str, tuple[int, int, int]]]
 ) -> None:
     """Loads and computations overlap as they like; a slot is loaded again after its last answer, as the core does."""
     worker = desk.worker(slots)
@@ -337,7 +351,9 @@ def test_any_valid_stream_is_answered_right_and_never_holds_more_than_its_slots(
 
 @settings(shared, max_examples=40)
 @given(data=st.data())
-def test_any_stream_at_all_leaves_a_worker_that_works(desk: Any, expected: Any, data: st.DataObject) -> None:
+def test_any_stream_at_all_leaves_a_worker_that_works(
+    desk: WorkerDesk, expected: Expected, data: st.DataObject
+) -> None:
     """Slots and experts that do not exist, doubled loads, computations out of turn: refused, and no more than that."""
     worker = desk.worker(2)
     main = desk.welcome(worker)

@@ -13,6 +13,7 @@ from main_node.engine import peers
 from scheduler.errors import ProtocolError
 from support.nodes.engine_world import (
     WAIT_S,
+    Desk,
     Fake,
     Later,
     Say,
@@ -34,7 +35,7 @@ def with_slots(slots: int) -> Any:
     return script
 
 
-def test_every_node_in_its_own_words(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_node_in_its_own_words(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "ECHO_S", WAIT_S)
     desk.workers(with_slots(1), with_slots(3))
     desk.shadow()
@@ -51,7 +52,7 @@ def test_every_node_in_its_own_words(desk: Any, monkeypatch: pytest.MonkeyPatch)
     assert told[1]["slots"] == 3
 
 
-def test_a_round_trip_is_the_best_of_a_few(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_trip_is_the_best_of_a_few(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that only the node moves, while it answers."""
     clock = SimpleNamespace(at=100.0)
 
@@ -66,7 +67,7 @@ def test_a_round_trip_is_the_best_of_a_few(desk: Any, monkeypatch: pytest.Monkey
     assert desk.engine.nodes()[0].round_trip_s == pytest.approx(0.01)
 
 
-def test_a_node_that_keeps_a_profiles_times_joins_no_main_node_that_does_not(desk: Any) -> None:
+def test_a_node_that_keeps_a_profiles_times_joins_no_main_node_that_does_not(desk: Desk) -> None:
     """At once, and not when its patience ends."""
     fake = desk.fake(once(w.Hello, lambda fake, m: w.Stamped(1.0, 1.0, "a machine", worker_ready(1))))
     with pytest.raises(ProtocolError, match="worker 0 keeps a profile's times, the main node does not"):
@@ -74,7 +75,7 @@ def test_a_node_that_keeps_a_profiles_times_joins_no_main_node_that_does_not(des
     assert desk.engine.nodes() == []
 
 
-def test_a_node_that_does_not_echo_joins_all_the_same(desk: Any, virtual_time: Any) -> None:
+def test_a_node_that_does_not_echo_joins_all_the_same(desk: Desk, virtual_time: Any) -> None:
     time = virtual_time(desk)
     wrong = once(w.Echo, lambda fake, m: w.Echo(m.number + 1), always=True)
     late = once(w.Echo, silent)  # the second would be answered: it is not asked
@@ -86,7 +87,7 @@ def test_a_node_that_does_not_echo_joins_all_the_same(desk: Any, virtual_time: A
     desk.check(rows_of(1))
 
 
-def test_loads_are_counted_and_a_lost_node_stays_in_the_list(desk: Any) -> None:
+def test_loads_are_counted_and_a_lost_node_stays_in_the_list(desk: Desk) -> None:
     first, _ = desk.workers(good, good)
     desk.shadow()
     desk.open()

@@ -8,7 +8,7 @@ import pytest
 
 from support.nodes.exact import SETTINGS, check_bit_for_bit, check_split_prefill, mean_recall
 
-TOKENS = 64
+TOKENS = 32
 PROMPTS = (0, 4, 8)
 pytestmark = pytest.mark.system
 

@@ -11,6 +11,7 @@ import torch
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_from_bytes
 from scheduler.errors import ConfigError, LaunchError
+from support.nodes.worker_desk import WorkerDesk
 from wire.messages import Computed, Evict, Load, Loaded, WorkerReady
 from worker_node.loaders.make import make_loader
 from worker_node.slots import Slots
@@ -93,7 +94,7 @@ def test_a_load_waits_until_the_computation_has_left_its_slot(store: ExpertStore
 
 
 @needs_gpu
-def test_a_worker_on_a_gpu_computes_as_the_model_there(desk: Any, model: Any, store: ExpertStore) -> None:
+def test_a_worker_on_a_gpu_computes_as_the_model_there(desk: WorkerDesk, model: Any, store: ExpertStore) -> None:
     worker = desk.worker(slots=2, loader=make_loader("cuda", store))
     main = desk.connect(worker)
     main.send(desk.hello())

@@ -17,7 +17,7 @@ from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, ODMoEError
 from scheduler.timing.profile import find_profile
 from support.nodes.stepping_clock import SteppingClock
-from support.nodes.worker_desk import WAIT_S
+from support.nodes.worker_desk import WAIT_S, Expected, WorkerDesk
 from wire import inprocess
 from wire.messages import Computed, Evict, Load, Loaded, Message, Stamped, WorkerReady
 from worker_node.loaders.emulated import EmulatedLoader
@@ -33,7 +33,7 @@ def emulated(store: ExpertStore, **changes: float) -> EmulatedLoader:
     return EmulatedLoader(MemoryLoader(store), Emulation(replace(PROFILE, **changes)))
 
 
-def worker_with_endless_loads(desk: Any, store: ExpertStore, slots: int) -> Any:
+def worker_with_endless_loads(desk: WorkerDesk, store: ExpertStore, slots: int) -> Any:
     """From when it serves: it was measured before."""
     emulation = Emulation(PROFILE)
     worker = desk.worker(slots=slots, loader=EmulatedLoader(MemoryLoader(store), emulation))
@@ -44,7 +44,7 @@ def worker_with_endless_loads(desk: Any, store: ExpertStore, slots: int) -> Any:
 class Stamps:
     """A main node to which a worker's messages come as they are sent: when they are due, and when they came."""
 
-    def __init__(self, desk: Any, worker: Any, emulation: Emulation) -> None:
+    def __init__(self, desk: WorkerDesk, worker: Any, emulation: Emulation) -> None:
         self.got: SimpleQueue[tuple[Message, float, float]] = SimpleQueue()
         self.channel = inprocess.connect(TimedNode(worker, emulation), self)
         self.channel.send(desk.hello())
@@ -66,7 +66,7 @@ class Stamps:
 
 
 def test_loads_are_real_and_last_as_the_profile_says(
-    desk: Any, store: ExpertStore, blob: BlobOf, stepping_clock: SteppingClock
+    desk: WorkerDesk, store: ExpertStore, blob: BlobOf, stepping_clock: SteppingClock
 ) -> None:
     emulation = Emulation(replace(PROFILE, load_s=0.04), stepping_clock)
     worker = desk.worker(slots=2, loader=EmulatedLoader(MemoryLoader(store), emulation))
@@ -82,7 +82,9 @@ def test_loads_are_real_and_last_as_the_profile_says(
     assert stepping_clock.at - start == pytest.approx(0.08), "one link, one load at a time"
 
 
-def test_computations_are_right_and_last_as_the_profile_says(desk: Any, store: ExpertStore, expected: Any) -> None:
+def test_computations_are_right_and_last_as_the_profile_says(
+    desk: WorkerDesk, store: ExpertStore, expected: Expected
+) -> None:
     """By a clock that stands still: one computation at a time, each answer due when its computation ends."""
     profile = replace(PROFILE, load_s=0.0, expert_s=0.03, expert_extra_s=0.01)
     emulation = Emulation(profile, lambda: 100.0)
@@ -103,7 +105,9 @@ def test_computations_are_right_and_last_as_the_profile_says(desk: Any, store: E
     emulation.close()
 
 
-def test_a_computation_sent_ahead_starts_where_its_load_ends(desk: Any, store: ExpertStore, expected: Any) -> None:
+def test_a_computation_sent_ahead_starts_where_its_load_ends(
+    desk: WorkerDesk, store: ExpertStore, expected: Expected
+) -> None:
     """By the real clock: the load's end comes when it is due, the answer is due so much later."""
     emulation = Emulation(replace(PROFILE, load_s=0.03, expert_s=0.02))
     main = Stamps(desk, desk.worker(loader=EmulatedLoader(MemoryLoader(store), emulation)), emulation)
@@ -118,7 +122,7 @@ def test_a_computation_sent_ahead_starts_where_its_load_ends(desk: Any, store: E
     emulation.close()
 
 
-def test_a_load_that_is_given_up_ends_at_once(desk: Any, store: ExpertStore) -> None:
+def test_a_load_that_is_given_up_ends_at_once(desk: WorkerDesk, store: ExpertStore) -> None:
     """Its slot and its link are free for the next, although it would have lasted an hour."""
     main = desk.welcome(worker_with_endless_loads(desk, store, slots=1))
     for number in range(1, 4):
@@ -128,7 +132,7 @@ def test_a_load_that_is_given_up_ends_at_once(desk: Any, store: ExpertStore) -> 
     assert main.nothing_came()
 
 
-def test_closing_does_not_wait_for_a_load(desk: Any, store: ExpertStore) -> None:
+def test_closing_does_not_wait_for_a_load(desk: WorkerDesk, store: ExpertStore) -> None:
     worker = worker_with_endless_loads(desk, store, slots=2)
     main = desk.welcome(worker)
     main.send(Load(1, 0, 0, 0), Load(2, 1, 0, 1))
@@ -136,7 +140,7 @@ def test_closing_does_not_wait_for_a_load(desk: Any, store: ExpertStore) -> None
     assert main.nothing_came()
 
 
-def test_a_worker_says_that_it_is_emulated(desk: Any, store: ExpertStore) -> None:
+def test_a_worker_says_that_it_is_emulated(desk: WorkerDesk, store: ExpertStore) -> None:
     main = desk.connect(desk.worker(loader=make_loader("emulated", store, Emulation(PROFILE))))
     main.send(desk.hello())
     ready = main.next()
@@ -144,7 +148,9 @@ def test_a_worker_says_that_it_is_emulated(desk: Any, store: ExpertStore) -> Non
     assert (ready.loader, ready.device) == ("emulated", "cpu")
 
 
-def test_a_computation_that_fails_does_not_stop_the_worker(desk: Any, store: ExpertStore, expected: Any) -> None:
+def test_a_computation_that_fails_does_not_stop_the_worker(
+    desk: WorkerDesk, store: ExpertStore, expected: Expected
+) -> None:
     main = desk.welcome(desk.worker(loader=emulated(store, load_s=0.001, expert_s=0.001)))
     main.send(Load(1, 0, 0, 0))
     main.next()
