@@ -58,10 +58,10 @@ class Hosts:
         return self.call([str(BIN / "ray"), verb, "-y", str(self.file)], 240)
 
     def ask(self, text: str, count: int, *flags: str) -> dict[str, Any]:
-        said = self.odmoe(
+        answer = self.odmoe(
             "generate", "--cluster", str(self.file), "--json", "--ignore-eos", "-n", str(count), *flags, text
         )
-        return dict(json.loads(said))
+        return dict(json.loads(answer))
 
     def streamed(self, text: str, count: int, act: Callable[[], object]) -> str:
         """An answer's text; `act` begins when it has begun to come."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+from pathlib import Path
 
+import pytest
+
+from scripts import generate_stubs as script
 from support.paths import ROOT
 
 
-def test_stubs_are_up_to_date_and_the_check_notices(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("generate_stubs", ROOT / "scripts" / "generate_stubs.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_stubs_are_up_to_date_and_the_check_notices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.check() == 0
     (tmp_path / "wire").mkdir()
     for name in script.STUBS:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from odmoe.text import StoppedText, as_chat, make_stopper
 from scheduler.errors import ConfigError
+from support.machines.cli import CommandLine
 
 COUNT = 48
 
@@ -66,7 +70,7 @@ def cluster(demo_store: Callable[[str], Any]) -> Iterator[EmbeddedCluster]:
 
 
 @pytest.fixture(scope="module")
-def greedy(demo: Any, gsm8k: list[str], cluster: EmbeddedCluster) -> tuple[list[int], list[int], str]:
+def greedy(demo: Path, gsm8k: list[str], cluster: EmbeddedCluster) -> tuple[list[int], list[int], str]:
     """A prompt, its answer, and the answer's text."""
     tokenizer = AutoTokenizer.from_pretrained(demo)
     prompt = tokenizer(gsm8k[1])["input_ids"]
@@ -75,37 +79,41 @@ def greedy(demo: Any, gsm8k: list[str], cluster: EmbeddedCluster) -> tuple[list[
     return prompt, last.report.token_ids, tokenizer.decode(last.report.token_ids)
 
 
-@pytest.mark.parametrize(("start", "length"), [(3, 1), (11, 5), (30, 12), (47, 3)])
-def test_as_generate_ends(start: int, length: int, cluster: EmbeddedCluster, greedy: Any, demo: Any) -> None:
-    """The same tokens as Transformers' own `stop_strings`, most of which begin and end inside tokens."""
-    import torch
-    from transformers import AutoModelForCausalLM
+@pytest.fixture(scope="module")
+def model(demo: Path) -> Any:
+    """Transformers' own."""
+    return AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32, experts_implementation="eager")
 
+
+@pytest.mark.parametrize(("start", "length"), [(3, 1), (11, 5), (30, 12), (47, 3)])
+def test_as_generate_ends(
+    start: int, length: int, cluster: EmbeddedCluster, greedy: Any, model: Any, demo: Path
+) -> None:
+    """The same tokens as Transformers' own `stop_strings`, most of which begin and end inside tokens."""
     prompt, _, whole = greedy
     stop = whole[start : start + length]
     tokenizer = AutoTokenizer.from_pretrained(demo)
-    model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32, experts_implementation="eager")
     with torch.inference_mode():
         out = model.generate(
             torch.tensor([prompt]), max_new_tokens=COUNT, do_sample=False, pad_token_id=1, stop_strings=[stop],
             tokenizer=tokenizer,
         )  # fmt: skip
-    *_, last = cluster.generate(prompt, COUNT, stop=("never said", stop))
+    *_, last = cluster.generate(prompt, COUNT, stop=("never there", stop))
     assert last.report is not None
     assert last.report.token_ids == out[0, len(prompt) :].tolist()
     assert last.report.finish == "stop_text"
 
 
-def test_the_command_line_leaves_the_stop_out(cli: Any, greedy: Any, demo: Any, gsm8k: list[str]) -> None:
+def test_the_command_line_leaves_the_stop_out(cli: CommandLine, greedy: Any, demo: Path, gsm8k: list[str]) -> None:
     _, _, whole = greedy
     stop = whole[20:24]
     common = ["generate", "-m", str(demo), "-n", str(COUNT), "--dtype", "float32", "--shadow", "none", "--workers", "2",
               "--threads", "1", "--stop", stop, gsm8k[1]]  # fmt: skip
-    said = cli(*common, "-q")
-    assert (said.code, said.out) == (0, whole[: whole.find(stop)] + "\n")
+    answer = cli(*common, "-q")
+    assert (answer.code, answer.out) == (0, whole[: whole.find(stop)] + "\n")
 
 
-def test_the_stopper_reads_the_model(demo: Any) -> None:
+def test_the_stopper_reads_the_model(demo: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo)
     stopped = make_stopper(demo)(("two",))
     assert [stopped(token) for token in tokenizer("one two")["input_ids"]][-1] is True
@@ -119,7 +127,7 @@ TEMPLATE = (
 )
 
 
-def test_chat_is_the_models_template(demo: Any) -> None:
+def test_chat_is_the_models_template(demo: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo)
     tokenizer.chat_template = TEMPLATE
     assert as_chat(tokenizer, "hi", None) == "<user>hi</user><assistant>"
@@ -129,16 +137,14 @@ def test_chat_is_the_models_template(demo: Any) -> None:
         as_chat(tokenizer, "hi", "be brief")
 
 
-def test_chat_from_the_command_line(cli: Any, demo: Any, tmp_path: Any, expected: Any) -> None:
+def test_chat_from_the_command_line(cli: CommandLine, demo: Path, tmp_path: Path, expected: Any) -> None:
     """The template's text is the prompt, with no beginning-of-text token but that of the template."""
-    import shutil
-
     model = shutil.copytree(demo, tmp_path / "chatty")
     (model / "chat_template.jinja").write_text("{{ bos_token }}" + TEMPLATE)
     flags = ["-q", "-n", "8", "--shadow", "none", "--workers", "1", "--threads", "1"]
-    said = cli("generate", "-m", str(model), "--chat", "--system-prompt", "be brief", *flags, "hi")
+    answer = cli("generate", "-m", str(model), "--chat", "--system-prompt", "be brief", *flags, "hi")
     text = "<system>be brief</system><user>hi</user><assistant>"
-    assert (said.code, said.out) == (0, expected(text, 8)[1] + "\n")
+    assert (answer.code, answer.out) == (0, expected(text, 8)[1] + "\n")
     plain = cli("generate", "-m", str(demo), "--chat", *flags, "hi")
     assert plain.code == 2
     assert "no chat template" in plain.err

@@ -1,23 +1,16 @@
-"""Systems on the command line: what cannot be is said before a node is started, reports name what was chosen."""
+"""Systems on the command line: what cannot be is told before a node is started, reports name what was chosen."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
+from support.machines.cli import CommandLine
+
 QUICK = ("--threads", "1", "-n", "3")
-
-
-@pytest.fixture
-def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **more: Any) -> NoReturn:
-        raise AssertionError("nodes were started")
-
-    monkeypatch.setattr("odmoe.commands.generate.start_cluster", fail)
 
 
 WRONG: list[tuple[list[str], str]] = [
@@ -38,36 +31,38 @@ WRONG: list[tuple[list[str], str]] = [
 
 @pytest.mark.usefixtures("no_nodes")
 @pytest.mark.parametrize(("flags", "says"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
-def test_what_is_wrong_is_said_before_nodes_are_started(flags: list[str], says: str, cli: Any, demo: Path) -> None:
-    said = cli("generate", "-m", str(demo), *flags, "hello")
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
-    assert says in said.err
+def test_what_is_wrong_is_said_before_nodes_are_started(
+    flags: list[str], says: str, cli: CommandLine, demo: Path
+) -> None:
+    answer = cli("generate", "-m", str(demo), *flags, "hello")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
+    assert says in answer.err
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_a_model_without_a_token_predictor(cli: Any, demo: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_token_predictor(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(demo, tmp_path / "bare", ignore=shutil.ignore_patterns("token_predictor*", "SHA256SUMS"))
-    said = cli("generate", "-m", str(bare), "--system", "smoe", "hello")
-    assert said.code == 2
+    answer = cli("generate", "-m", str(bare), "--system", "smoe", "hello")
+    assert answer.code == 2
     command = f".venv/bin/python -m scripts.models.train_predictor {bare}"
-    assert f"{bare}/token_predictor.safetensors is not there; make them: {command}" in said.err
+    assert f"{bare}/token_predictor.safetensors is not there; make them: {command}" in answer.err
 
 
-def test_reports_name_what_was_chosen_otherwise(cli: Any, demo: Path) -> None:
+def test_reports_name_what_was_chosen_otherwise(cli: CommandLine, demo: Path) -> None:
     flags = ("--system", "importance", "--alpha", "0.1", "--residency", "lru", "--device-memory", "30%", *QUICK)
-    said = cli("generate", "-m", str(demo), *flags, "hello")
-    assert said.code == 0, said.err
-    assert "importance + residency lru + alpha 0.1, embedded, approximate\n" in said.err
-    assert ", 1 worker 6.3 MB: " in said.err
-    assert "experts not counted, in layers that nobody predicted" in said.err
+    answer = cli("generate", "-m", str(demo), *flags, "hello")
+    assert answer.code == 0, answer.err
+    assert "importance + residency lru + alpha 0.1, embedded, approximate\n" in answer.err
+    assert ", 1 worker 6.3 MB: " in answer.err
+    assert "experts not counted, in layers that nobody predicted" in answer.err
     facts = json.loads(cli("generate", "--json", "-m", str(demo), *flags, "hello").out)
     assert (facts["alpha"], facts["prefetch"], facts["residency"], facts["exact"]) == (0.1, None, "lru", False)
     assert sum(facts["memory_bytes"]["workers"]) <= 0.3 * 64 * 331776
 
 
-def test_the_host_is_no_worker(cli: Any, demo: Path) -> None:
+def test_the_host_is_no_worker(cli: CommandLine, demo: Path) -> None:
     flags = ("--system", "static", "--device-memory", "30%", "--profile", "rtx3090-pcie3")
-    said = cli("generate", "-m", str(demo), *flags, *QUICK, "hello")
-    assert said.code == 0, said.err
-    assert ", 1 worker 6.3 MB: " in said.err
-    assert "experts beside the device" in said.err
+    answer = cli("generate", "-m", str(demo), *flags, *QUICK, "hello")
+    assert answer.code == 0, answer.err
+    assert ", 1 worker 6.3 MB: " in answer.err
+    assert "experts beside the device" in answer.err

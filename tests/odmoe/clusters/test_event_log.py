@@ -107,9 +107,9 @@ def test_generate_records_and_simulate_replays(demo: Path, tmp_path: Path, cli: 
     log = tmp_path / "log"
     flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "nf4", "--threads", "1", "--record", str(log), "HAMLET"]
     assert cli("generate", *flags).code == 0
-    said = cli("simulate", "--replay", str(log))
-    assert said.code == 0
-    assert said.out.endswith("identical, in order\n")
+    answer = cli("simulate", "--replay", str(log))
+    assert answer.code == 0
+    assert answer.out.endswith("identical, in order\n")
     facts = json.loads(cli("simulate", "--routes", str(log), "--json").out)
     assert facts["tokens"] == [5]
     assert facts["requests"][0]["recorded_ttft_s"] > 0
@@ -126,18 +126,18 @@ def test_what_would_destroy_another_file_is_refused(cli: CommandLine, demo: Path
         (["--record", str(tmp_path / "fifo")], "--record is"),
         (["--record", one, "--trace", other], "--trace and --record are both"),
     ):
-        said = cli("generate", "-m", str(demo), *flags, "HAMLET")
-        assert (said.code, said.out) == (2, "")
-        assert says in said.err
+        answer = cli("generate", "-m", str(demo), *flags, "HAMLET")
+        assert (answer.code, answer.out) == (2, "")
+        assert says in answer.err
 
 
 def test_a_shadow_that_does_not_run_is_not_reported(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     """Though --shadow says which it would be."""
     log, trace = tmp_path / "log", tmp_path / "trace"
     flags = ["--predictor", "random", "--shadow", "nf4", "--record", str(log), "--trace", str(trace)]
-    said = cli("generate", "-q", "--json", "-m", str(demo), "-n", "3", "--threads", "1", *flags, "HAMLET")
-    assert said.code == 0, said.err
-    found = json.loads(said.out)
+    answer = cli("generate", "-q", "--json", "-m", str(demo), "-n", "3", "--threads", "1", *flags, "HAMLET")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
     assert (found["shadow"], found["predictor"], found["memory_bytes"]["shadow"]) == ("none", "random", 0)
     assert read_recording(log).about["shadow"] == "none"
     assert read_trace(trace)[1]["shadow"] == "none"
@@ -161,9 +161,9 @@ def test_the_record_of_an_answer_that_fails_is_written(
     monkeypatch.setattr(Job, "answer", doomed)
     log = tmp_path / "log"
     flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "none", "--threads", "1", "--record", str(log), "HAMLET"]
-    said = cli("generate", *flags)
-    assert said.code == 1
-    assert "the last worker is gone" in said.err or "no worker is connected" in said.err
+    answer = cli("generate", *flags)
+    assert answer.code == 1
+    assert "the last worker is gone" in answer.err or "no worker is connected" in answer.err
     recording = read_recording(log)
     assert replay(recording).difference is None
     assert any(isinstance(event, WorkerLost) for _, event in recording.events)

@@ -1,4 +1,4 @@
-"""The cluster of one process: what is not said of its answers in tests/test_exact.py."""
+"""The cluster of one process: what tests/test_exact.py does not check of its answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_answer_of_one_token(demo_store: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "group"),
+    ("given", "group"),
     [
         ({"cluster": "auto"}, 10),
         ({"cluster": "auto", "group_size": 12}, 12),
@@ -73,11 +73,11 @@ def test_an_answer_of_one_token(demo_store: Any) -> None:
         ({"cluster": "local", "workers": 12}, 10),
     ],
 )
-def test_groups_of_a_model_of_top_10(said: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_a_model_of_top_10(given: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many workers a Ray cluster has is not known beforehand: the default number bounds nothing there."""
     monkeypatch.setattr("odmoe.clusters.nodes.model_shape", lambda store: ModelShape(layers=(0,), experts=64, top_k=10))
     store: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
     chosen: list[int] = []
     monkeypatch.setattr("scheduler.build.RoundRobin", lambda size: chosen.append(size) or RoundRobin(size))
-    make_engine(Settings(model="m", shadow="none", **said), store).close()
+    make_engine(Settings(model="m", shadow="none", **given), store).close()
     assert chosen == [group]

@@ -23,8 +23,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def said(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """`said(verify=..., ...)`: the JSON object."""
+def shard(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """`shard(verify=..., ...)`: the JSON object."""
 
     def run(model: Path = tiny, dtype: str | None = None, verify: bool = False) -> dict[str, Any]:
         run_shard(str(model), str(tmp_path / "store"), dtype, verify, True, Terminal(quiet=True))
@@ -42,23 +42,23 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-def test_made_then_found(said: Any, tmp_path: Path, read: list[Path]) -> None:
-    first = said()
+def test_made_then_found(shard: Any, tmp_path: Path, read: list[Path]) -> None:
+    first = shard()
     store = ExpertStore.open(tmp_path / "store")
     assert first["store"] == str(store.path)
     assert first["all_expert_bytes"] == sum(file.stat().st_size for file in store.path.glob("*.experts"))
     assert first["layers_resumed"] == 0
     assert first["written_s"] >= 0
-    second = said()
+    second = shard()
     assert second == {k: v for k, v in first.items() if k not in ("layers_resumed", "written_s")}
     assert read == [], "what was just written is not read again unless that is asked for"
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_verify_says_what_it_has_read(said: Any, tmp_path: Path, read: list[Path], fresh: bool) -> None:
+def test_verify_says_what_it_has_read(shard: Any, tmp_path: Path, read: list[Path], fresh: bool) -> None:
     if not fresh:
-        said()
-    facts = said(verify=True)
+        shard()
+    facts = shard(verify=True)
     files = [file for file in (tmp_path / "store").rglob("*") if file.is_file() and file.name != "manifest.json"]
     assert facts["verified_bytes"] == sum(file.stat().st_size for file in files)
     assert facts["verified_blobs"] == facts["moe_layers"] * facts["experts"]
@@ -67,9 +67,9 @@ def test_verify_says_what_it_has_read(said: Any, tmp_path: Path, read: list[Path
     assert len(read) == 1
 
 
-def test_verify_finds_what_the_clock_does_not_tell(said: Any, tmp_path: Path) -> None:
+def test_verify_finds_what_the_clock_does_not_tell(shard: Any, tmp_path: Path) -> None:
     """A byte that has changed on the disk behind the file system's back: size and times are as they were."""
-    said()
+    shard()
     file = max((tmp_path / "store").glob("*.experts"))
     with file.open("r+b") as stream:
         stream.seek(5)
@@ -77,20 +77,20 @@ def test_verify_finds_what_the_clock_does_not_tell(said: Any, tmp_path: Path) ->
         stream.seek(5)
         stream.write(bytes([byte ^ 4]))
     ExpertStore.open(tmp_path / "store").trust(tmp_path / "cache" / "odmoe" / "verified")
-    said()
+    shard()
     with pytest.raises(CorruptStoreError, match=f"expert 0 of layer .* in {file} fails its checksum"):
-        said(verify=True)
+        shard(verify=True)
 
 
-def test_verify_reads_the_dense_part_too(said: Any, tmp_path: Path) -> None:
-    said()
+def test_verify_reads_the_dense_part_too(shard: Any, tmp_path: Path) -> None:
+    shard()
     file = tmp_path / "store" / "dense" / "dense-00000.safetensors"
     os.truncate(file, file.stat().st_size - 1)
     with pytest.raises(CorruptStoreError, match=f"{file} is missing or fails"):
-        said(verify=True)
+        shard(verify=True)
 
 
-def test_resumed_layers_are_told(said: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_layers_are_told(shard: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = Partial.add_layer
 
     def stop(self: Partial, *rest: Any) -> None:
@@ -100,38 +100,38 @@ def test_resumed_layers_are_told(said: Any, tiny: Path, tmp_path: Path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Partial, "add_layer", stop)
         with pytest.raises(KeyboardInterrupt):
-            said()
-    assert said()["layers_resumed"] == 1
+            shard()
+    assert shard()["layers_resumed"] == 1
 
 
-def test_errors_have_names(said: Any, tiny: Path, tmp_path: Path) -> None:
+def test_errors_have_names(shard: Any, tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="float64"):
-        said(dtype="float64")
+        shard(dtype="float64")
     (tmp_path / "store").write_text("mine")
     with pytest.raises(StoreWriteError, match="is a file"):
-        said()
+        shard()
     (tmp_path / "store").unlink()
-    said()
+    shard()
     other = Path(shutil.copytree(tiny, tmp_path / "other"))
     config = other / "config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05'))
     with pytest.raises(StoreMismatchError, match=f"belongs to another checkpoint .* than {other}"):
-        said(other)
+        shard(other)
     with pytest.raises(StoreMismatchError, match="float32 experts, bfloat16"):
-        said(dtype="bfloat16")
+        shard(dtype="bfloat16")
 
 
 def test_forms_are_added_to_a_store_that_was_there(
-    said: Any, tiny: Path, tmp_path: Path, read: list[Path], capsys: pytest.CaptureFixture[str]
+    shard: Any, tiny: Path, tmp_path: Path, read: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def with_forms(*forms: str) -> None:
         run_shard(str(tiny), str(tmp_path / "store"), None, False, True, Terminal(quiet=True), forms)
 
-    first = said()
+    first = shard()
     with_forms("int4")
     with_forms("int4", "int2")
     capsys.readouterr()
-    found = said()
+    found = shard()
     manifest = ExpertStore.open(tmp_path / "store").manifest
     sizes = {f"expert_bytes_{form}": manifest.form_bytes(form) for form in ("int4", "int2")}
     assert found == {k: v for k, v in first.items() if k not in ("layers_resumed", "written_s")} | sizes

@@ -26,15 +26,16 @@ from scheduler.simulation.world import World
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
 from scheduler.trace import read_trace
+from support.machines.cli import CommandLine
 
 PAPER = find_profile("rtx3090-1gbe")
 SCENARIO = Scenario(PAPER, prompt_tokens=5, tokens=6, alignment=Alignment(2, 1))
 
 
-def facts(cli: Any, *flags: str) -> dict[str, Any]:
-    said = cli("simulate", "--json", *flags)
-    assert said.code == 0, said.err
-    found: dict[str, Any] = json.loads(said.out)
+def facts(cli: CommandLine, *flags: str) -> dict[str, Any]:
+    answer = cli("simulate", "--json", *flags)
+    assert answer.code == 0, answer.err
+    found: dict[str, Any] = json.loads(answer.out)
     return found
 
 
@@ -75,7 +76,7 @@ def test_no_library_of_tensors_or_clusters_is_imported() -> None:
     assert json.loads(done.stdout)["tokens"] == [3]
 
 
-def test_json_says_what_the_simulator_does(cli: Any) -> None:
+def test_json_says_what_the_simulator_does(cli: CommandLine) -> None:
     found = facts(cli, "--tokens", "20", "--recall", "0.9", "--seed", "4", "--align-kv", "2")
     scenario = Scenario(PAPER, tokens=20, alignment=Alignment(1, 2))
     outcome = simulate(scenario, random_workload(scenario, 0.9, 4))
@@ -91,7 +92,7 @@ DRAWN = ("od-moe", "sep-arc", "random-prefetch", "on-demand", "fully-cached", "m
 
 
 @pytest.mark.parametrize("system", DRAWN)
-def test_systems_choose_and_flags_choose_otherwise(cli: Any, system: str) -> None:
+def test_systems_choose_and_flags_choose_otherwise(cli: CommandLine, system: str) -> None:
     found = facts(cli, "--system", system, "--tokens", "4")
     chosen = SYSTEMS[system].values()
     assert {name: found[name] for name in chosen} == chosen
@@ -101,13 +102,13 @@ def test_systems_choose_and_flags_choose_otherwise(cli: Any, system: str) -> Non
 
 
 @pytest.mark.parametrize("system", [name for name in SYSTEMS if name not in DRAWN])
-def test_what_reads_scores_needs_a_recording_with_them(cli: Any, system: str) -> None:
-    said = cli("simulate", "--system", system, "--tokens", "4")
-    assert said.code == 2
-    assert "(--routes) of a run" in said.err
+def test_what_reads_scores_needs_a_recording_with_them(cli: CommandLine, system: str) -> None:
+    answer = cli("simulate", "--system", system, "--tokens", "4")
+    assert answer.code == 2
+    assert "(--routes) of a run" in answer.err
 
 
-def test_the_models_shape_may_be_another(cli: Any) -> None:
+def test_the_models_shape_may_be_another(cli: CommandLine) -> None:
     flags = ("--layers", "5", "--experts", "32", "--top-k", "4", "--workers", "16", "--tokens", "9")
     found = facts(cli, *flags)
     assert found["model"] == {"layers": 5, "experts": 32, "top_k": 4}
@@ -115,25 +116,25 @@ def test_the_models_shape_may_be_another(cli: Any) -> None:
     assert facts(cli, *flags, "--group-size", "8")["group_size"] == 8
 
 
-def test_the_text_says_where_every_millisecond_goes(cli: Any) -> None:
-    said = cli("simulate", "--tokens", "9")
-    assert said.code == 0
-    assert said.out.startswith("simulated: rtx3090-1gbe\n")
-    whole = next(line for line in said.out.splitlines() if line.startswith("a decode token:"))
-    parts = [line.split() for line in said.out.partition(whole)[2].strip().splitlines()]
+def test_the_text_says_where_every_millisecond_goes(cli: CommandLine) -> None:
+    answer = cli("simulate", "--tokens", "9")
+    assert answer.code == 0
+    assert answer.out.startswith("simulated: rtx3090-1gbe\n")
+    whole = next(line for line in answer.out.splitlines() if line.startswith("a decode token:"))
+    parts = [line.split() for line in answer.out.partition(whole)[2].strip().splitlines()]
     shown = [float(words[words.index("ms") - 1]) for words in parts]
     assert sum(shown) == pytest.approx(float(whole.split()[-2]), abs=0.1)
     shares = [float(words[words.index("ms") + 1].rstrip("%")) for words in parts]
     assert sum(shares) == pytest.approx(100, abs=0.3)
 
 
-def test_an_answer_of_one_token_has_no_rate(cli: Any) -> None:
+def test_an_answer_of_one_token_has_no_rate(cli: CommandLine) -> None:
     found = facts(cli, "--tokens", "1")
     assert (found["decode_tokens_per_s"], found["bound"], found["loads_a_token"]) == (None, None, None)
     assert "decoding" not in cli("simulate", "--tokens", "1").out
 
 
-def test_a_trace_is_that_of_a_run(cli: Any, tmp_path: Path) -> None:
+def test_a_trace_is_that_of_a_run(cli: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     facts(cli, "--tokens", "3", "--trace", str(file))
     spans, about = read_trace(file)
@@ -142,7 +143,7 @@ def test_a_trace_is_that_of_a_run(cli: Any, tmp_path: Path) -> None:
     assert {span.row for span in spans} == {"main", "shadow", *(f"worker {n}" for n in range(8))}
 
 
-def test_recorded_routes_are_simulated_beside_what_was_measured(cli: Any, log: Path) -> None:
+def test_recorded_routes_are_simulated_beside_what_was_measured(cli: CommandLine, log: Path) -> None:
     found = facts(cli, "--routes", str(log))
     (one,) = found["requests"]
     assert one["ttft_s"] == pytest.approx(one["recorded_ttft_s"])
@@ -152,23 +153,23 @@ def test_recorded_routes_are_simulated_beside_what_was_measured(cli: Any, log: P
     assert "recorded" in cli("simulate", "--routes", str(log)).out
 
 
-def test_recorded_routes_on_another_system(cli: Any, log: Path) -> None:
+def test_recorded_routes_on_another_system(cli: CommandLine, log: Path) -> None:
     """Another alignment needs other predictions; none need none."""
     assert facts(cli, "--routes", str(log), "--system", "on-demand")["recall"] is None
     assert facts(cli, "--routes", str(log), "--align-token", "1", "--recall", "1")["recall"] == 1.0
-    said = cli("simulate", "--routes", str(log), "--align-token", "1")
-    assert said.code == 2
-    assert "--align-token is 1, and the predictions in" in said.err
-    assert "aligned every 2" in said.err
+    answer = cli("simulate", "--routes", str(log), "--align-token", "1")
+    assert answer.code == 2
+    assert "--align-token is 1, and the predictions in" in answer.err
+    assert "aligned every 2" in answer.err
 
 
-def test_recorded_routes_on_fewer_workers(cli: Any, log: Path) -> None:
+def test_recorded_routes_on_fewer_workers(cli: CommandLine, log: Path) -> None:
     """The recording's groups of two are no longer possible; nobody has asked for them."""
     found = facts(cli, "--routes", str(log), "--workers", "1")
     assert (found["workers"], found["group_size"]) == (1, 1)
 
 
-def test_luck_is_how_far_other_draws_are(cli: Any) -> None:
+def test_luck_is_how_far_other_draws_are(cli: CommandLine) -> None:
     """Rates of many seeds scatter by about what one run says; what is not drawn at all has none."""
     seeds = [facts(cli, "--recall", "0.9", "--tokens", "32", "--seed", str(seed)) for seed in range(12)]
     rates = [found["decode_tokens_per_s"] for found in seeds]
@@ -178,22 +179,22 @@ def test_luck_is_how_far_other_draws_are(cli: Any) -> None:
     assert "by the luck of the draw" in cli("simulate", "--recall", "0.9").out
 
 
-def test_a_replay_of_nothing_is_no_success(cli: Any, tmp_path: Path) -> None:
+def test_a_replay_of_nothing_is_no_success(cli: CommandLine, tmp_path: Path) -> None:
     """A scheduler that was told nothing decides nothing, whatever it is like."""
     write_whole(tmp_path / "empty", Recorder({}, SCENARIO.choices).take())
-    said = cli("simulate", "--replay", str(tmp_path / "empty"))
-    assert (said.code, said.out) == (2, "")
-    assert "0 events and no command; nothing can be compared" in said.err
+    answer = cli("simulate", "--replay", str(tmp_path / "empty"))
+    assert (answer.code, answer.out) == (2, "")
+    assert "0 events and no command; nothing can be compared" in answer.err
 
 
-def test_a_replay_that_differs_fails(cli: Any, log: Path, tmp_path: Path) -> None:
-    said = cli("simulate", "--replay", str(log))
-    assert (said.code, said.out.endswith(" commands: identical, in order\n")) == (0, True)
+def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path) -> None:
+    answer = cli("simulate", "--replay", str(log))
+    assert (answer.code, answer.out.endswith(" commands: identical, in order\n")) == (0, True)
     other = tmp_path / "other"
     other.write_bytes(log.read_bytes().replace(b"\xaagroup_size\x02", b"\xaagroup_size\x04"))
-    said = cli("simulate", "--replay", str(other))
-    assert said.code == 1
-    assert "after event" in said.out
+    answer = cli("simulate", "--replay", str(other))
+    assert answer.code == 1
+    assert "after event" in answer.out
     assert json.loads(cli("simulate", "--replay", str(other), "--json").out)["identical"] is False
 
 
@@ -231,9 +232,9 @@ def test_a_replay_that_differs_fails(cli: Any, log: Path, tmp_path: Path) -> Non
         (["--routes", "LOG", "--tokens", "7"], "--tokens is 7; allowed: 1 to 6, as request 1"),
     ],
 )
-def test_what_is_wrong_is_said(cli: Any, log: Path, tmp_path: Path, flags: list[str], says: str) -> None:
+def test_what_is_wrong_is_said(cli: CommandLine, log: Path, tmp_path: Path, flags: list[str], says: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     named = {"LOG": str(log), "FIFO": str(tmp_path / "fifo")}
-    said = cli("simulate", *[named.get(flag, flag) for flag in flags])
-    assert said.code == 2
-    assert says in said.err
+    answer = cli("simulate", *[named.get(flag, flag) for flag in flags])
+    assert answer.code == 2
+    assert says in answer.err

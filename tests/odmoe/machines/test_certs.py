@@ -38,7 +38,7 @@ def mode(path: Path) -> int:
 
 
 def openssl(*arguments: object) -> str:
-    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout + done.stderr
 
 
@@ -72,11 +72,11 @@ def test_openssl_takes_them(folder, name, address):
     ensure_certs(folder, HOSTS)
     chain = folder / address / "node.pem"
     for purpose in ("sslserver", "sslclient"):
-        said = openssl(
+        answer = openssl(
             "verify", "-x509_strict", "-CAfile", folder / address / "ca.pem", "-purpose", purpose,
             "-verify_ip", address, "-verify_hostname", name, chain,
         )  # fmt: skip
-        assert said.strip() == f"{chain}: OK"
+        assert answer.strip() == f"{chain}: OK"
     assert "error 64" in openssl("verify", "-CAfile", folder / "ca.pem", "-verify_ip", "10.77.0.99", chain)
     of_key, of_certificate = (
         openssl("pkey", "-pubout", "-in", folder / address / "node.key"),
@@ -134,8 +134,8 @@ def test_a_host_cannot_sign_others(folder, tmp_path):
         tmp_path / "evil.pem",
     )
     assert "CERTIFICATE" in (tmp_path / "evil.pem").read_text()
-    said = openssl("verify", "-CAfile", folder / "ca.pem", "-untrusted", host / "node.pem", tmp_path / "evil.pem")
-    assert "invalid CA certificate" in said
+    answer = openssl("verify", "-CAfile", folder / "ca.pem", "-untrusted", host / "node.pem", tmp_path / "evil.pem")
+    assert "invalid CA certificate" in answer
 
 
 def test_a_node_reads_its_folder(folder):
@@ -295,7 +295,7 @@ def test_a_folder_that_cannot_be(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "message"),
     [
         (("main", "10.77.0"), "address '10.77.0' cannot be"),
         (("main", "../../etc"), "cannot be"),
@@ -304,8 +304,8 @@ def test_a_folder_that_cannot_be(tmp_path):
         (("x" * 65, "10.77.0.11"), "cannot be"),
     ],
 )
-def test_hosts_that_cannot_be(folder, host, said):
-    with pytest.raises(ConfigError, match=said):
+def test_hosts_that_cannot_be(folder, host, message):
+    with pytest.raises(ConfigError, match=message):
         ensure_certs(folder, [HOSTS[0], host])
     assert not folder.exists()
 
@@ -335,24 +335,25 @@ def test_secret(folder):
 def test_command(folder, tmp_path, capsys):
     file = tmp_path / "cluster.yaml"
     file.write_text(CLUSTER)
-    for said in ("a CA until", "nothing to do"):
+    for told in ("a CA until", "nothing to do"):
         assert run_certs(file, ["laptop=192.168.1.9"], folder, 825, False, Terminal()) == folder
-        assert said in capsys.readouterr().err
+        assert told in capsys.readouterr().err
     for address in ("10.77.0.11", "10.77.0.12", "10.77.0.13", "10.77.0.14", "192.168.1.9"):
         Identity.read(folder / address)
         assert (folder / address / "secret").read_bytes() == (folder / "secret").read_bytes()
     secret = (folder / "secret").read_text().strip()
     run_certs(file, [], folder, 825, True, Terminal())
-    said = capsys.readouterr().err
-    assert said.count("renewed, as asked for") == 4
-    assert secret not in said
+    err = capsys.readouterr().err
+    assert err.count("renewed, as asked for") == 4
+    assert secret not in err
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said"), [([], "no hosts are given"), (["10.77.0.11"], "--host is '10.77.0.11'; allowed: NAME=ADDRESS")]
+    ("hosts", "message"),
+    [([], "no hosts are given"), (["10.77.0.11"], "--host is '10.77.0.11'; allowed: NAME=ADDRESS")],
 )
-def test_command_without_hosts(folder, hosts, said):
-    with pytest.raises(ConfigError, match=said):
+def test_command_without_hosts(folder, hosts, message):
+    with pytest.raises(ConfigError, match=message):
         run_certs(None, hosts, folder, 825, False, Terminal())
     assert not folder.exists()
 

@@ -47,7 +47,7 @@ WORKER = {"worker_node": ["10.0.0.2"]}
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said"),
+    ("hosts", "message"),
     [
         ({"main_node": "10.0.0.1"}, "worker_node is None; allowed: a list of at least one host"),
         ({"main_node": "10.0.0.1", "worker_node": []}, "worker_node is \\[\\]"),
@@ -69,8 +69,8 @@ WORKER = {"worker_node": ["10.0.0.2"]}
         (["10.0.0.1"], "hosts is \\['10.0.0.1'\\]; allowed: a block"),
     ],
 )
-def test_hosts_that_cannot_be(tmp_path: Path, hosts: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_hosts_that_cannot_be(tmp_path: Path, hosts: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read_cluster_file(write(tmp_path, hosts))
 
 
@@ -88,7 +88,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"cluster_name": "../c"}, "cluster_name is '../c'; allowed: letters"),
         ({"cluster_name": ".."}, "cluster_name is '..'; allowed: letters"),
@@ -97,8 +97,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ({"auth": {"ssh_user": "me", "ssh_private_key": 5}}, "ssh_private_key is 5; allowed: a path"),
     ],
 )
-def test_names_that_would_lead_elsewhere(tmp_path: Path, changed: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_names_that_would_lead_elsewhere(tmp_path: Path, changed: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read_cluster_file(write(tmp_path, {"main_node": "10.0.0.1", **WORKER}, **changed))
 
 

@@ -1,4 +1,4 @@
-"""Which hosts are fit, from what they have said of themselves."""
+"""Which hosts are fit, from what they report."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from scheduler.errors import ConfigError
 from scheduler.policies.choices import PREFILLS
 from scheduler.policies.registry import PLACEMENTS, PRECISIONS, PREDICTORS, RESIDENCIES, ROUTERS
 from scheduler.policies.systems import SYSTEMS
+from support.machines.cli import CommandLine
 
 
 def file_of(folder: Path, text: str) -> str:
@@ -83,9 +84,9 @@ def test_wrong_files(text: str, words: list[str], tmp_path: Path) -> None:
     file = file_of(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         effective({}, file, {})
-    said = str(caught.value)
-    assert [word for word in [*words, file] if word not in said] == []
-    assert "\n" not in said
+    message = str(caught.value)
+    assert [word for word in [*words, file] if word not in message] == []
+    assert "\n" not in message
 
 
 def test_wrong_elsewhere(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_texts_in_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("given", "says"),
     [
         ({"alpha": 0.3}, "ODMOE_ALPHA is 0.3, which --predictor sep with --router top-k does not heed; next-layer, "),
         ({"system": "fate", "prefetch": 2}, "ODMOE_PREFETCH is 2, which --predictor cross-layer does not heed"),
@@ -124,20 +125,20 @@ def test_texts_in_the_environment() -> None:
         ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; it is shared"),
     ],
 )
-def test_what_would_have_no_effect_or_no_sense(said: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_would_have_no_effect_or_no_sense(given: dict[str, Any], says: str, tmp_path: Path) -> None:
     """In a file as in the environment."""
-    file = file_of(tmp_path, yaml.safe_dump(said))
+    file = file_of(tmp_path, yaml.safe_dump(given))
     in_file = re.sub("ODMOE_([A-Z_]+)", lambda m: f"{m[1].lower().replace('_', '-')} in {re.escape(file)}", says)
     with pytest.raises(ConfigError, match=in_file):
         effective({}, file, {})
-    if not isinstance(said.get("system", ""), str):
+    if not isinstance(given.get("system", ""), str):
         return
     with pytest.raises(ConfigError, match=says):
-        effective({}, None, {f"ODMOE_{name.upper()}": str(value) for name, value in said.items()})
+        effective({}, None, {f"ODMOE_{name.upper()}": str(value) for name, value in given.items()})
 
 
 @pytest.mark.parametrize(
-    "said",
+    "given",
     [
         {"system": "importance", "alpha": 0.1},
         {"system": "adapmoe", "alpha": 0.1, "prefetch": 1},
@@ -148,9 +149,9 @@ def test_what_would_have_no_effect_or_no_sense(said: dict[str, Any], says: str, 
         {"system": "fully-cached", "router": "expert-cache", "alpha": 0.5},
     ],
 )
-def test_numbers_that_are_heeded(said: dict[str, Any]) -> None:
-    settings = effective(said, None, {}).settings
-    assert {name: getattr(settings, name) for name in said} == said
+def test_numbers_that_are_heeded(given: dict[str, Any]) -> None:
+    settings = effective(given, None, {}).settings
+    assert {name: getattr(settings, name) for name in given} == given
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -201,26 +202,26 @@ def test_what_config_prints_says_the_same_again(values: dict[str, Any]) -> None:
         assert effective({}, file.name, {}).settings == found.settings
 
 
-def test_printed_lines_are_yaml_with_their_origin(cli: Any, tmp_path: Path) -> None:
-    said = cli("config", "--workers", "3", "--stop", "a: b", "--stop", "#", "--no-chat")
-    assert said.code == 0
-    lines = yaml.safe_load(said.out)
+def test_printed_lines_are_yaml_with_their_origin(cli: CommandLine, tmp_path: Path) -> None:
+    answer = cli("config", "--workers", "3", "--stop", "a: b", "--stop", "#", "--no-chat")
+    assert answer.code == 0
+    lines = yaml.safe_load(answer.out)
     assert lines["workers"] == 3
     assert lines["stop"] == ["a: b", "#"]
     assert list(lines) == [name.replace("_", "-") for name in Settings.model_fields]
-    assert "workers: 3  # --workers\n" in said.out
-    assert "slots: 1  # default\n" in said.out
-    assert "chat: false  # --chat\n" in said.out
+    assert "workers: 3  # --workers\n" in answer.out
+    assert "slots: 1  # default\n" in answer.out
+    assert "chat: false  # --chat\n" in answer.out
 
 
-def test_help_names_what_can_be_chosen(cli: Any) -> None:
+def test_help_names_what_can_be_chosen(cli: CommandLine) -> None:
     text = "".join(cli("generate", "--help").out.split("│")).split()
-    said = " ".join(text)
+    shown = " ".join(text)
     for names in (SYSTEMS, PREDICTORS, RESIDENCIES, ROUTERS, PLACEMENTS, PRECISIONS, PREFILLS):
-        assert ", ".join(names) in said
+        assert ", ".join(names) in shown
 
 
-def test_every_setting_but_the_secret_has_a_flag(cli: Any) -> None:
+def test_every_setting_but_the_secret_has_a_flag(cli: CommandLine) -> None:
     text = cli("generate", "--help").out
     for name in Settings.model_fields:
         flag = "--" + name.replace("_", "-")[:18]
