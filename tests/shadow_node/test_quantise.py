@@ -23,6 +23,7 @@ from shadow_node.quantise import (
     quantise_linear,
     quantise_model,
 )
+from support.models import families
 
 HIDDEN, INNER, EXPERTS, TOP_K = 192, 288, 4, 2  # INNER is not a multiple of 64, as in the demo model
 FAMILIES = {
@@ -219,6 +220,19 @@ def test_the_dense_model_is_quantised_in_place(name: str, scheme: str) -> None:
     assert {now[n].dtype for n in kept} == {torch.float32}
     low, high = BYTES[scheme]
     assert low <= (module_bytes(model) - rest) / linears <= high
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_gate_that_is_a_linear_layer_stays_as_it_is(scheme: str) -> None:
+    """Qwen's, of the shared expert."""
+    model = families.build("qwen2_moe")
+    gates = {n: m.weight.detach().clone() for n, m in model.named_modules() if n.endswith("shared_expert_gate")}
+    assert len(gates) == 4
+    quantise_model(model, scheme, "cpu")
+    for name, weight in gates.items():
+        gate = model.get_submodule(name)
+        assert type(gate) is nn.Linear
+        assert torch.equal(gate.weight, weight)
 
 
 def test_each_storage_counts_once() -> None:

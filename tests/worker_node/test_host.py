@@ -113,6 +113,15 @@ def test_another_main_node_takes_over(desk: WorkerDesk, place: HostPlace, expect
     assert expected.fits(second.next(), asked)
 
 
+def test_each_main_node_takes_over_from_the_one_before(desk: Any, place: HostPlace) -> None:
+    """The end of the first one's stream is not the second one's."""
+    first, second, third = (desk.welcome(place) for _ in range(3))
+    for gone in (first, second):
+        assert "another main node" in gone.failure("LinkError").message
+    third.send(Echo(1))
+    assert third.next() == Echo(1)
+
+
 # --- computations -----------------------------------------------------------------------------------------------------
 
 

@@ -332,6 +332,16 @@ def test_store_of_another_model_or_dtype_stays(copied: Path, tmp_path: Path, tin
     store.verify()
 
 
+def test_store_of_the_same_family_with_other_weights_stays(
+    copied: Path, tmp_path: Path, rewrite: Callable[..., None]
+) -> None:
+    store = shard(open_source(copied), tmp_path / "store")
+    rewrite(copied / "model.safetensors", lambda weights: [value.neg_() for value in weights.values()])
+    with nothing_left(tmp_path), pytest.raises(StoreMismatchError, match=r"another checkpoint"):
+        shard(open_source(copied), store.path)
+    store.verify()
+
+
 def test_directory_that_is_no_store_stays(copied: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.tex").write_text("years")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -109,6 +110,22 @@ def test_anything_may_happen_to_what_is_half_done(
     shard(open_source(model), target)
     assert contents(target) == whole
     assert os.listdir(tmp_path) == ["store"]
+
+
+def test_a_line_of_the_journal_that_was_changed_is_not_believed(
+    half: Path, model: Path, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """Nor what follows it. The bytes agree with their checksums, and would be read from the wrong places."""
+    target = tmp_path / "store"
+    journal = Path(shutil.copytree(half, partial_of(target))) / "journal"
+    lines = journal.read_text().splitlines()
+    entry = json.loads(lines[2])
+    assert entry["spec"]["tensors"][1]["offset"] > 0
+    entry["spec"]["tensors"][1]["offset"] = 0
+    lines[2] = json.dumps(entry)
+    journal.write_text("\n".join(lines) + "\n")
+    assert make_store(open_source(model), target).resumed == 1
+    assert contents(target) == whole
 
 
 @pytest.mark.parametrize("what", ["dtype", "weights", "format"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from scheduler import types as t
-from scheduler.errors import LinkError, RequestFailedError
+from scheduler.errors import LinkError, ODMoEError, RequestFailedError
 from support.nodes.engine_world import (
     LAYERS,
     WAIT_S,
@@ -20,12 +21,13 @@ from support.nodes.engine_world import (
     good,
     once,
     rows_of,
+    shadow,
     silent,
     worker_ready,
 )
 from wire import inprocess
 from wire import messages as w
-from wire.base import Channel
+from wire.base import Channel, Handler
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -100,6 +102,39 @@ def test_a_number_that_comes_again_takes_over(desk: Desk) -> None:
     assert sorted(desk.engine.workers) == [0, 1]
     desk.check(rows_of(2, experts=(0, 1)), 1)
     assert second.of(w.Compute)
+
+
+class HeardLater:
+    """A peer's handler that hears of the end of its stream when the test says so, as it may over a network."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.on_message, self.end = handler.on_message, handler.on_close
+
+    def on_close(self, error: ODMoEError | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("role", ["worker", "shadow"])
+def test_the_end_of_an_old_stream_may_be_heard_of_when_another_has_taken_over(role: str, desk: Desk) -> None:
+    held: list[HeardLater] = []
+
+    def to(fake: Fake) -> Callable[[Handler], Channel]:
+        def connect(handler: Handler) -> Channel:
+            held.append(HeardLater(handler))
+            return inprocess.connect(fake, held[-1])
+
+        return connect
+
+    for _ in range(2):
+        if role == "worker":
+            desk.engine.add_worker(0, to(desk.fake(good)), WAIT_S)
+        else:
+            desk.engine.add_shadow(to(desk.fake(shadow)), WAIT_S)
+    held[0].end(None)
+    assert desk.engine.lost == ["worker 0" if role == "worker" else "shadow"]
+    assert [fact.state for fact in desk.engine.nodes()] == ["ready"]
+    assert (0 in desk.engine.workers) is (role == "worker")
+    assert (desk.engine.shadow is not None) is (role == "shadow")
 
 
 def test_whoever_is_lost_is_told_of_and_may_come_back(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -100,6 +101,21 @@ def test_mini_batches_tile_the_rows_and_only_the_last_evicts(mini_batch: int, ra
     for _ in ranges[:-1]:
         assert d.computed(0) == []
     assert d.computed(0) == ["resume 1@0 layer 0", "load 0.0 1/0"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [(1, [1]), (16, [16]), (17, [16, 1]), (128, [16] * 8), (129, [17] * 7 + [10]), (1000, [125] * 8)],
+)
+def test_parts_of_no_given_size_have_sixteen_rows_and_are_eight_at_most(rows: int, parts: list[int]) -> None:
+    d = Driver(workers=1, experts=1, layers=1, mini_batch=None)
+    d.prefill()
+    d.loaded(0)
+    ends = list(itertools.accumulate(parts, initial=0))
+    ranges = [f"{start}:{stop}" for start, stop in itertools.pairwise(ends)]
+    assert d.gate(0, at=0, rows={0: rows}) == [
+        *(f"compute 0.0 0/0 1@0 {r}" for r in ranges[:-1]), f"compute 0.0 0/0 1@0 {ranges[-1]} last"
+    ]  # fmt: skip
 
 
 def test_prefill_stalls_are_kept_apart() -> None:

@@ -177,6 +177,16 @@ def test_memory_that_holds_no_expert_is_refused_with_what_it_takes() -> None:
     assert next(iter(choose(on(few_layers(8), device_bytes=1e9))))[1] == 1
 
 
+def test_slots_leave_room_to_compute_a_mini_batch() -> None:
+    """704.6 MB an expert and 24.1 MB of rows on their way through it."""
+    needed = 2 * MIXTRAL.expert_bytes + MIXTRAL.workspace_bytes
+    assert needed == memory(PAPER, 2)["worker"]
+    assert Hardware(PROFILE, 8, device_bytes=needed).slots(MIXTRAL) == 2
+    assert Hardware(PROFILE, 8, device_bytes=needed - 1).slots(MIXTRAL) == 1
+    with pytest.raises(DoesNotFitError):
+        Hardware(PROFILE, 8, device_bytes=MIXTRAL.expert_bytes).slots(MIXTRAL)
+
+
 def test_more_slots_than_there_is_room_for_are_refused() -> None:
     said = on(replace(PAPER, policy=replace(PAPER.policy, slots=2)), device_bytes=1e9)
     with pytest.raises(DoesNotFitError, match=r"--slots is 2, .* has room for 1 expert of"):

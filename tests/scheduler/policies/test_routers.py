@@ -210,6 +210,12 @@ def test_as_many_are_skipped_as_weigh_less_than_the_threshold_together(scores: l
     assert kept
 
 
+@pytest.mark.parametrize("row", [(0.2, 0.1), (0.6, 0.2), (0.7, 0.5, 0.4)])
+def test_the_best_stays_whatever_rounding_leaves_of_the_threshold(row: tuple[float, ...]) -> None:
+    """At threshold 1 all may go but the best; 0.2 + 0.1 less both is 2.8e-17, not nought."""
+    assert Skip(1.0).route((top(row, len(row)),), (row,), ()) == ((0,),)
+
+
 def test_thresholds_that_cannot_be_are_named() -> None:
     assert Skip(0).exact
     assert not Skip(0.1).exact

@@ -72,10 +72,10 @@ class Driver:
 
     def __init__(
         self, workers: int = 8, slots: int = 1, group: int = 2, layers: int = 6, experts: int = 8,
-        mini_batch: int = 128, periods: tuple[int, int] = (1, 1), shadow: bool = True, by_layer: tuple[int, ...] = (),
-        mixed: tuple[int, ...] = (), prefill: str = "ahead", predictor: Predictor | None = None,
-        residency: Residency | None = None, router: Router | None = None, placement: Placement | None = None,
-        precision: Precision | None = None, top_k: int = 2,
+        mini_batch: int | None = 128, periods: tuple[int, int] = (1, 1), shadow: bool = True,
+        by_layer: tuple[int, ...] = (), mixed: tuple[int, ...] = (), prefill: str = "ahead",
+        predictor: Predictor | None = None, residency: Residency | None = None, router: Router | None = None,
+        placement: Placement | None = None, precision: Precision | None = None, top_k: int = 2,
     ) -> None:  # fmt: skip
         shape = t.ModelShape(tuple(range(layers)), experts, top_k=top_k, by_layer=by_layer)
         strategy = Strategy(
