@@ -17,8 +17,9 @@ from wire import odmoe_pb2
 from wire.codec import MAX_ENCODED_BYTES
 from wire.messages import Align, Evict, Load, Loaded, Tensor
 from wire.odmoe_pb2_grpc import WorkerStub
+from wire.rpc import server as server_module
 from wire.rpc import stream
-from wire.rpc.stream import ACCEPTED_KEY, MAX_QUEUED
+from wire.rpc.stream import ACCEPTED_KEY, MAX_QUEUED, SERVER_OPTIONS
 from wire.rpc.tls import Identity
 
 ECHO = [Loaded(1, 10, 0.25)]
@@ -173,11 +174,16 @@ def test_bad_bytes_end_that_stream_only(kit, data):
     assert_serves(kit, server.address)
 
 
-def test_oversize_ends_that_stream_only(kit):
+def test_oversize_ends_that_stream_only(kit, monkeypatch):
+    """With a limit below what gRPC sends ahead: the sender of more may not hear why before all of it is sent."""
+    limit = "grpc.max_receive_message_length"
+    assert dict(SERVER_OPTIONS)[limit] == MAX_ENCODED_BYTES
+    options = tuple((name, 30_000 if name == limit else value) for name, value in SERVER_OPTIONS)
+    monkeypatch.setattr(server_module, "SERVER_OPTIONS", options)
     node = EchoNode()
     server = kit.serve(node)
     with raw_call(server.address) as (queue, call):
-        queue.put(bytes(MAX_ENCODED_BYTES + 1))
+        queue.put(bytes(30_001))
         assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert node.streams[0].end() is not None
     assert_serves(kit, server.address)
@@ -195,6 +201,18 @@ def test_bad_bytes_from_a_node(kit):
         assert isinstance(heard.end(), ProtocolError)
         with pytest.raises(LinkError, match="closed"):
             channel.send(Evict(0))
+
+
+def test_oversize_from_a_node(kit):
+    def behave(requests, context):
+        context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+        yield bytes(MAX_ENCODED_BYTES + 1)
+        next(requests, None)
+
+    heard = Recorder()
+    with raw_server(behave) as address:
+        kit.connect(address, heard)
+        assert isinstance(heard.end(), ProtocolError)
 
 
 def test_a_server_that_is_not_ours(kit):
