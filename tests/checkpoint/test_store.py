@@ -16,17 +16,10 @@ from checkpoint import store as module
 from checkpoint.manifest import MANIFEST
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, StoreError, StoreNotFoundError
+from support.models.store_making import check_refused
 
 Flip = Callable[[Path, int], None]
 shared = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def refused(store: ExpertStore, kind: type[StoreError], *words: str) -> None:
-    with pytest.raises(kind) as caught:
-        ExpertStore.open(store.path)
-    assert type(caught.value) is kind
-    for word in words:
-        assert word in str(caught.value)
 
 
 # --- what is in it ----------------------------------------------------------------------------------------------------
@@ -108,19 +101,19 @@ def test_verify_tells_its_progress(tiny_store: ExpertStore) -> None:
 def test_truncated_layer(tiny_store: ExpertStore, left: int) -> None:
     file, _ = tiny_store.locate(1, 0)
     os.truncate(file, left if left >= 0 else file.stat().st_size + left)
-    refused(tiny_store, CorruptStoreError, file.name)
+    check_refused(tiny_store, CorruptStoreError, file.name)
 
 
 def test_layer_with_bytes_to_spare(tiny_store: ExpertStore) -> None:
     file, _ = tiny_store.locate(1, 0)
     os.truncate(file, file.stat().st_size + 4096)
-    refused(tiny_store, CorruptStoreError, file.name)
+    check_refused(tiny_store, CorruptStoreError, file.name)
 
 
 def test_missing_layer(tiny_store: ExpertStore) -> None:
     file, _ = tiny_store.locate(0, 0)
     file.unlink()
-    refused(tiny_store, CorruptStoreError, file.name, "missing")
+    check_refused(tiny_store, CorruptStoreError, file.name, "missing")
 
 
 def test_file_cut_after_it_was_opened(tiny_store: ExpertStore) -> None:

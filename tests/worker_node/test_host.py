@@ -19,7 +19,7 @@ from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
 from scheduler.timing.profile import find_profile
 from support.nodes.held import CountedArithmetic, HeldArithmetic
-from support.nodes.worker_desk import WAIT_S, Expected, WorkerDesk
+from support.nodes.worker_desk import NO_THREAD_FAILS, WAIT_S, WRONG_ROWS, Expected, WorkerDesk
 from wire import inprocess
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -32,7 +32,6 @@ from wire.messages import (
     Load,
     Message,
     Stamped,
-    Tensor,
     TraceRecords,
     WorkerReady,
     WorkerUsage,
@@ -41,10 +40,7 @@ from worker_node import host
 from worker_node.host import HostPlace
 from worker_node.pace import EmulatedPace
 
-pytestmark = [
-    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:The given buffer is not writable"),
-]
+pytestmark = NO_THREAD_FAILS
 PROFILE = replace(find_profile("rtx3090-1gbe"), name="both", host_s=0.03, host_extra_s=0.01)
 
 
@@ -239,22 +235,11 @@ def test_message_that_is_not_for_it(desk: WorkerDesk, place: HostPlace) -> None:
     assert "CloseRequest" in main.failure("ProtocolError").message
 
 
-@pytest.mark.parametrize(
-    "hidden",
-    [
-        Tensor("bfloat16", (3, 31), bytes(3 * 31 * 2)),
-        Tensor("bfloat16", (3, 32), bytes(10)),
-        Tensor("bfloat16", (2, 32), bytes(2 * 32 * 2)),
-        Tensor("complex64", (3, 32), bytes(3 * 32 * 8)),
-    ],
-    ids=["width", "bytes", "rows", "unknown dtype"],
-)
-def test_rows_that_do_not_fit_the_expert(
-    desk: WorkerDesk, place: HostPlace, expected: Expected, hidden: Tensor
-) -> None:
+@pytest.mark.parametrize("what", ["width", "bytes", "rows", "unknown dtype"])
+def test_rows_that_do_not_fit_the_expert(desk: WorkerDesk, place: HostPlace, expected: Expected, what: str) -> None:
     main = desk.welcome(place)
     right = desk.compute(2, 0, 0, 0, evict=False)
-    main.send(Compute(9, 0, 0, 0, hidden, right.weights, False), right)
+    main.send(Compute(9, 0, 0, 0, WRONG_ROWS[what], right.weights, False), right)
     answers = main.hear(2)
     assert "host: " in answers["Failed", 9].message
     assert expected.fits(answers["Computed", 2], right)

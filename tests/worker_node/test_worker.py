@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from support.nodes.held import CountedArithmetic, HeldLoader
-from support.nodes.worker_desk import Expected, WorkerDesk
+from support.nodes.worker_desk import NO_THREAD_FAILS, WRONG_ROWS, Expected, WorkerDesk
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -21,16 +21,12 @@ from wire.messages import (
     Load,
     Loaded,
     Stamped,
-    Tensor,
     WorkerReady,
     WorkerUsage,
 )
 from worker_node import node
 
-pytestmark = [
-    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:The given buffer is not writable"),
-]
+pytestmark = NO_THREAD_FAILS
 BlobOf = Callable[[int, int], bytes]
 
 
@@ -241,23 +237,12 @@ def test_expert_that_does_not_exist(desk: WorkerDesk, layer: int, expert: int) -
     assert isinstance(main.next(), Loaded)
 
 
-@pytest.mark.parametrize(
-    "hidden",
-    [
-        Tensor("bfloat16", (3, 31), bytes(3 * 31 * 2)),
-        Tensor("bfloat16", (3, 32), bytes(10)),
-        Tensor("float32", (3, 32), bytes(3 * 32 * 4)),
-        Tensor("bfloat16", (2, 32), bytes(2 * 32 * 2)),
-        Tensor("bfloat16", (96,), bytes(96 * 2)),
-        Tensor("complex64", (3, 32), bytes(3 * 32 * 8)),
-    ],
-    ids=["width", "bytes", "dtype", "rows", "dims", "unknown dtype"],
-)
-def test_rows_that_do_not_fit_the_expert(desk: WorkerDesk, expected: Expected, hidden: Tensor) -> None:
+@pytest.mark.parametrize("what", WRONG_ROWS)
+def test_rows_that_do_not_fit_the_expert(desk: WorkerDesk, expected: Expected, what: str) -> None:
     """The call fails by its id; the slot keeps its expert until the main node says otherwise."""
     main = desk.welcome(desk.worker(slots=1))
     right = desk.compute(2, 0, 0, 0)
-    main.send(Load(1, 0, 0, 0), Compute(9, 0, 0, 0, hidden, right.weights, True))
+    main.send(Load(1, 0, 0, 0), Compute(9, 0, 0, 0, WRONG_ROWS[what], right.weights, True))
     answers = main.hear(2)
     assert set(answers) == {("Loaded", 1), ("Failed", 9)}
     assert answers["Failed", 9].call_id == 9

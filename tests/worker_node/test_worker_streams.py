@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 
 from scheduler.errors import CorruptStoreError, LinkError
 from support.nodes.held import HeldArithmetic, HeldLoader
-from support.nodes.worker_desk import Expected, WorkerDesk
+from support.nodes.worker_desk import NO_THREAD_FAILS, Expected, WorkerDesk
 from wire.messages import AskUsage, Compute, Computed, Evict, Failed, Load, Loaded, WorkerReady, WorkerUsage
 from worker_node import node as module
 
-pytestmark = [
-    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:The given buffer is not writable"),
-]
+pytestmark = NO_THREAD_FAILS
 BlobOf = Callable[[int, int], bytes]
 shared = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

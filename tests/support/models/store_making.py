@@ -18,7 +18,7 @@ from checkpoint.sharding.partial_store import Partial, partial_of
 from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import Source
 from checkpoint.store import ExpertStore
-from scheduler.errors import StoreNotFoundError
+from scheduler.errors import StoreError, StoreNotFoundError
 from support.paths import ROOT
 
 WAIT_S = 60.0
@@ -48,6 +48,15 @@ for line in sys.stdin:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def check_refused(store: ExpertStore, kind: type[StoreError], *words: str) -> None:
+    """It is not opened, and the error of that kind has these words."""
+    with pytest.raises(kind) as caught:
+        ExpertStore.open(store.path)
+    assert type(caught.value) is kind
+    for word in words:
+        assert word in str(caught.value)
 
 
 def wait_until(ready: Callable[[], object]) -> None:

@@ -6,6 +6,7 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import pytest
 import torch
 
 from checkpoint.expert import ExpertArithmetic
@@ -35,6 +36,20 @@ from worker_node.node import Worker
 WAIT_S = 30.0
 LAYERS, EXPERTS, HIDDEN = 2, 4, 32
 """Of the model that the workers serve."""
+
+NO_THREAD_FAILS = [
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable"),
+]
+WRONG_ROWS = {
+    "width": Tensor("bfloat16", (3, 31), bytes(3 * 31 * 2)),
+    "bytes": Tensor("bfloat16", (3, 32), bytes(10)),
+    "dtype": Tensor("float32", (3, 32), bytes(3 * 32 * 4)),
+    "rows": Tensor("bfloat16", (2, 32), bytes(2 * 32 * 2)),
+    "dims": Tensor("bfloat16", (96,), bytes(96 * 2)),
+    "unknown dtype": Tensor("complex64", (3, 32), bytes(3 * 32 * 8)),
+}
+"""Hidden rows that cannot be computed with three weights."""
 
 
 class Expected:
