@@ -84,8 +84,12 @@ def test_the_trace_is_what_happened(settings: dict[str, Any], embedded: Any, ref
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_emulated_time_is_kept_and_said(slots: int, embedded: Any, reference: Any) -> None:
+def test_emulated_time_is_kept_and_said(
+    slots: int, embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every load and computation lasts as the profile has it, in the trace too, and tokens stay the same."""
+    for module in ("scheduler.emulation.clock", "main_node.engine.pace"):
+        monkeypatch.setattr(f"{module}.CREDIT_S", 3600.0)  # a busy machine is made up for in full
     expected = reference("float32", 0, COUNT)
     profile = find_profile("rtx3090-1gbe")
     cluster = embedded(mini_batch=4096, trace="memory", shadow="nf4", profile="rtx3090-1gbe", slots=slots)
