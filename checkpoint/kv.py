@@ -86,7 +86,7 @@ class Growing:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CachePiece:
     """Rows [start, stop) of a cache, as far as it still holds them, and its states."""
 
     start: int
@@ -116,19 +116,19 @@ class Snapshot:
         yield from pieces
 
 
-def take(cache: Any, start: int, stop: int, resting: bool = True) -> Snapshot:
+def take(cache: Any, start: int, stop: int, resting: bool = True) -> CachePiece:
     """The rows of positions [start, stop), and the states at `stop`; nothing where start == stop.
 
     `resting`: no pass is under way. In the midst of one a layer may be a token ahead already, so that only rows that
     are never forgotten are taken. States are copied, since later passes overwrite them.
     """
     if start == stop:
-        return Snapshot(start, stop)
+        return CachePiece(start, stop)
     rows = []
     for kept in _growing(cache):
         held = kept.between(start if kept.whole or resting else stop, stop)
         rows.append(Growing(held, kept.axis, stop - held.shape[kept.axis], kept.whole))
-    return Snapshot(start, stop, rows, [state.clone() for state in _states(cache)] if resting else [])
+    return CachePiece(start, stop, rows, [state.clone() for state in _states(cache)] if resting else [])
 
 
 def put(cache: Any, start: int, sent: list[torch.Tensor]) -> int:

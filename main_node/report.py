@@ -104,7 +104,7 @@ class MainMemory:
 def build_report(
     engine: Engine, number: int, sequence: Sequence, chooser: Chooser, memory: MainMemory, times: Times, finish: str
 ) -> Report:
-    """Ask the ledger of request `number` and every node. Raises RequestFailedError for a request that was closed
+    """Ask the figures of request `number` and every node. Raises RequestFailedError for a request that was closed
     meanwhile."""
     stats = engine.core.stats.get(number)
     if stats is None:
@@ -130,7 +130,7 @@ def build_report(
         tokens_per_s=count / (times.ttft_s + times.decode_s + times.shadow_wait_s),
         recall=overall.recall,
         recall_in_time=stats.in_time / activated if activated else None,
-        recall_by_token=[tally.recall for tally in stats.by_index],
+        recall_by_token=[counts.recall for counts in stats.by_index],
         unpredicted=stats.unpredicted,
         loads=stats.loads,
         prefill_loads=stats.loads - stats.decode_loads,

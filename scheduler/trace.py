@@ -44,7 +44,7 @@ SpanTuple = tuple[str, str, float, float]
 
 
 class Tracer:
-    """A node's record on its own clock. The oldest entries go when LIMIT is reached. Any thread may add."""
+    """A node's spans on its own clock. The oldest entries go when LIMIT is reached. Any thread may add."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit: int = LIMIT) -> None:
         self.clock = clock

@@ -115,7 +115,7 @@ class _Session(Session):
             self._open(message)
         elif isinstance(message, Align):
             self._shadow.pace.arrived()
-            self.record.came(message)
+            self.spans.came(message)
             followed = self._requests.get(message.request)
             if followed is not None:
                 self._thread.submit(self._align, followed, message)
@@ -167,17 +167,17 @@ class _Session(Session):
         if not followed.runnable():
             return
         self._shadow.pace.begin_pass()
-        began = self.record.now()
+        began = self.spans.now()
         if followed.waits_since:
-            self.record.add("late", f"{followed.step}", followed.waits_since, began)
+            self.spans.add("late", f"{followed.step}", followed.waits_since, began)
         parts = followed.aligned.pop(followed.step, [])
         self._apply(followed, parts)
         if parts:
-            self.record.add("align", f"{followed.step}", began, self.record.now())
+            self.spans.add("align", f"{followed.step}", began, self.spans.now())
         followed.token = self._run(followed, [followed.token], predict=True)
         followed.step += 1
         runnable = followed.runnable()
-        followed.waits_since = 0.0 if runnable else self.record.now()
+        followed.waits_since = 0.0 if runnable else self.spans.now()
         if runnable:
             self._thread.submit(self._advance, followed)
 
@@ -201,24 +201,24 @@ class _Session(Session):
 
     def _run(self, followed: _Followed, tokens: list[int], predict: bool) -> int:
         position, request = followed.prompt_tokens + followed.step, followed.opened.request
-        model, pace, record = self._shadow.model, self._shadow.pace, self.record
+        model, pace, spans = self._shadow.model, self._shadow.pace, self.spans
         pace.begin_pass()
-        since = record.now()
+        since = spans.now()
 
         def routed(layer: int, experts: list[int], scores: list[float]) -> None:
             nonlocal since
             if followed.closed:
                 raise _Closed
             pace.layer()
-            record.add("shadow", f"{layer}", since, since := record.now())
+            spans.add("shadow", f"{layer}", since, since := spans.now())
             if predict:
                 prediction = Prediction(request, position, layer, tuple(experts), tuple(scores))
-                record.sent(prediction)
+                spans.sent(prediction)
                 self.reply.send(prediction)
 
         model.routed = routed
         token = model.forward(tokens, followed.cache)
-        record.add("head", "", since, record.now())
+        spans.add("head", "", since, spans.now())
         held = sum(kv.cache_bytes(other.cache) for other in {followed, *self._requests.copy().values()})
         self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
         return token

@@ -36,11 +36,14 @@ class Reference:
 
 
 # Properties are tried on the same examples every time, however slow the machine is: a test that fails, fails again.
-# tests/system looks for new ones.
+# ODMOE_SEARCH=1 looks for new ones, and prints how to try one again.
 hypothesis_settings.register_profile(
     "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
-hypothesis_settings.load_profile("steady")
+hypothesis_settings.register_profile(
+    "search", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("search" if os.environ.get("ODMOE_SEARCH") else "steady")
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,7 @@ class Stamped:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of every stream. `fingerprint` names the model that the caller runs; `trace`: keep a record."""
+    """First message of every stream. `fingerprint` names the model that the caller runs; `trace`: keep spans."""
 
     version: int
     fingerprint: str
@@ -173,7 +173,7 @@ class AskUsage:
 
 @dataclass(frozen=True, slots=True)
 class AskTrace:
-    """Asks a node that was told to keep a record for what it has not told yet. Answered by `TraceRecords`."""
+    """Asks a node that was told to keep spans for what it has not told yet. Answered by `TraceRecords`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from wire.tracing import NodeSpans
 class Session(ABC):
     """One main node's stream to a worker or a shadow: it begins with Hello, and ends when another is served.
 
-    `record`: what the node does for this main node by `clock`, kept where its Hello asked for it.
+    `spans`: what the node does for this main node by `clock`, kept where its Hello asked for it.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Session(ABC):
         """`belongs`: the fingerprint and dtype of the store that both sides must have."""
         self.name = name
         self.reply = reply
-        self.record = NodeSpans(False, clock)
+        self.spans = NodeSpans(False, clock)
         self._clock = clock
         self._belongs = belongs
         self._sessions = sessions
@@ -72,7 +72,7 @@ class Session(ABC):
             elif isinstance(message, Echo):
                 self.reply.send(message)
             elif isinstance(message, AskTrace):
-                self.reply.send(self.record.answer())
+                self.reply.send(self.spans.answer())
             else:
                 self.dispatch(message)
         except ODMoEError as error:
@@ -80,7 +80,7 @@ class Session(ABC):
 
     def _hello(self, hello: Hello) -> None:
         check_hello(hello, self.name, *self._belongs, peer=getattr(self.reply, "peer", ""))
-        self.record = NodeSpans(hello.trace, self._clock)
+        self.spans = NodeSpans(hello.trace, self._clock)
         self._sessions.serve(self)
         self._welcome = True
         self.reply.send(self.ready())

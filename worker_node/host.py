@@ -139,7 +139,7 @@ class _Session(Session):
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Compute):
-            self.record.came(message)
+            self.spans.came(message)
             self._take(message)
         elif isinstance(message, AskUsage):
             self._computing.submit(self._usage)
@@ -183,9 +183,9 @@ class _Session(Session):
             self.report(error, message)
             return
         end = pace.end_compute(len(output))
-        self.record.add("compute", f"{message.layer}.{message.expert}", start, end)
+        self.spans.add("compute", f"{message.layer}.{message.expert}", start, end)
         answer = Computed(message.call_id, Tensor(*tensor_bytes(output)), end - start)
-        self.record.sent(answer)
+        self.spans.sent(answer)
         self._send(answer)
 
     def _send(self, message: Message) -> None:

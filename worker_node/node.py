@@ -194,7 +194,7 @@ class _Session(Session):
         elif isinstance(message, Evict):
             self._evict(message.slot)
         elif isinstance(message, Compute):
-            self.record.came(message)
+            self.spans.came(message)
             self._compute(message)
         elif isinstance(message, AskUsage):
             self._loading.submit(self._usage)
@@ -275,7 +275,7 @@ class _Session(Session):
             self._send(Failed(type(error).__name__, f"{worker.name}: {error}", load_id=ticket.load_id))
             return
         given_up = ticket.given_up.is_set()
-        self.record.add("given up" if given_up else "load", ticket.label, start, ticket.ended)
+        self.spans.add("given up" if given_up else "load", ticket.label, start, ticket.ended)
         if not given_up:
             worker.loads += 1
             worker.bytes_loaded += moved
@@ -305,10 +305,10 @@ class _Session(Session):
             self._send(Failed(type(error).__name__, f"{self._worker.name}: {error}", call_id=message.call_id))
             return
         end = pace.end_compute(len(output))
-        self.record.add("compute", ticket.label, start, end)
+        self.spans.add("compute", ticket.label, start, end)
         self._finish(ticket, message.evict)
         answer = Computed(message.call_id, Tensor(*tensor_bytes(output)), end - start)
-        self.record.sent(answer)
+        self.spans.sent(answer)
         self._send(answer)
 
     def _finish(self, ticket: _Ticket, evict: bool) -> None:
@@ -329,7 +329,7 @@ class _Session(Session):
 
     def _free(self, ticket: _Ticket) -> None:
         now = self._worker.freed[ticket.slot] = self._worker.pace.now()
-        self.record.add("evict", ticket.label, now, now)
+        self.spans.add("evict", ticket.label, now, now)
         self._worker.slots.release(ticket.slot)
 
     def _send(self, message: Message) -> None:

@@ -137,9 +137,9 @@ class Engine:
         elif isinstance(message, w.Loaded):
             self._owed.settle(number, message.load_id, t.Load)
             self._roster.loaded(number)
-            before = self._stalled()
+            before = self.core.stalled_s
             self.post(t.LoadEnded(message.load_id, message.nbytes))
-            self.spans.stalled(self._stalled() - before)
+            self.spans.stalled(self.core.stalled_s - before)
         elif not isinstance(message, w.Failed):
             raise ProtocolError(f"worker {number} sent {type(message).__name__}, which no worker says")
         elif message.load_id:
@@ -270,6 +270,11 @@ class Engine:
         except LinkError as error:
             self._lost(number, peer, error)
 
+    def idle(self) -> bool:
+        """Nothing is left of any request, here or in the scheduler."""
+        left = self._requests or self._layers or self._failed or len(self._owed) or self.core.snapshot().loads
+        return not left and self.core.idle()
+
     # --- the main model's side ----------------------------------------------------------------------------------
 
     def open_request(self, number: int, data: RequestData, prompt_tokens: int) -> None:
@@ -358,10 +363,6 @@ class Engine:
                 lambda: self.shadow is None or number not in stats or not stats[number].unmatched, deadline_s
             )
             return number in stats and (self.shadow is None or not stats[number].unmatched)
-
-    def _stalled(self) -> float:
-        """Seconds that open requests have waited for loads so far."""
-        return sum(one.stall_s + one.prefill_stall_s for one in self.core.stats.values()) if self.spans.on else 0.0
 
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""

@@ -25,7 +25,7 @@ class RequestData(Protocol):
     def token_of(self, step: int) -> int:
         """The token that decode pass `step` reads."""
 
-    def kv_rows(self, start: int, stop: int) -> kv.Snapshot:
+    def kv_rows(self, start: int, stop: int) -> kv.CachePiece:
         """What the cache holds of positions [start, stop), and its states."""
 
     @property
@@ -57,7 +57,7 @@ class Sequence:
         finally:
             self._resting = True
 
-    def kv_rows(self, start: int, stop: int) -> kv.Snapshot:
+    def kv_rows(self, start: int, stop: int) -> kv.CachePiece:
         """What the cache holds of positions [start, stop), and its states; nothing where start == stop."""
         return kv.take(self.cache, start, stop, self._resting)
 
@@ -78,7 +78,7 @@ def shadow_messages(
     return align_messages(command, token, data.kv_rows(command.kv_start, command.kv_stop))
 
 
-def align_messages(command: t.Align, token: int | None, rows: kv.Snapshot) -> list[w.Message]:
+def align_messages(command: t.Align, token: int | None, rows: kv.CachePiece) -> list[w.Message]:
     """An alignment as one message, or several where it has much to bring."""
     parts = list(rows.parts(ALIGN_PART_BYTES)) or [(command.kv_stop, [])]
     return [

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from odmoe.clusters.host_place import hosted
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.timing.profile import find_profile
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_early(settings: Settings) -> None:

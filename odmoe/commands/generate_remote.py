@@ -27,7 +27,7 @@ from scheduler.policies.registry import forms_of
 
 FETCH_S = 120.0
 STATUS_S = 30.0
-RECORDS = ("trace", "record")
+KEPT_FILES = ("trace", "record")
 
 
 def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
@@ -42,7 +42,7 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
         up(file, settings, Terminal(how["quiet"], how["debug"]), settings.launch_s)
     dumped = settings.model_dump(mode="json", exclude_unset=True)
     given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
-    kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in RECORDS if name in given}
+    kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in KEPT_FILES if name in given}
     given |= kept
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         remote = ssh.start(cluster.main, AT_HEAD)

@@ -12,7 +12,7 @@ from odmoe.commands.checks import check_writable
 from odmoe.commands.simulate_text import show
 from odmoe.terminal import Terminal
 from scheduler.alignment import Alignment
-from scheduler.core.stats import Recall
+from scheduler.core.stats import RecallCounts
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import MAX_COUNT, MAX_EXPERTS, Recording, read_recording
 from scheduler.eventlog.replay import replay
@@ -243,7 +243,7 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Given
         for cause in outcomes[0].where
     }
     tallies = [outcome.stats.overall for outcome in outcomes]
-    recall = Recall(sum(tally.correct for tally in tallies), sum(tally.activated for tally in tallies)).recall
+    recall = RecallCounts(sum(counts.correct for counts in tallies), sum(counts.activated for counts in tallies)).recall
     tokens = decoded + len(outcomes)
     return {
         "profile": p.name, "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},

@@ -20,16 +20,16 @@ HERE_ONLY = frozenset({"cluster", "model", "store", "tls", "secret", "host", "no
 IDLE_S = 60.0
 """Longest silence of a head that was told to start its nodes: it says something every second once it is there."""
 
-Snapshot = dict[str, Any]
+HostStates = dict[str, Any]
 
 
 class Head:
     def __init__(self, ssh: Ssh, cluster: ClusterFile) -> None:
         self._ssh, self._host = ssh, cluster.main
 
-    def status(self, deadline_s: float) -> Snapshot:
+    def status(self, deadline_s: float) -> HostStates:
         """Raises HostError, ClusterError: it does not answer, or no Ray runs there."""
-        found: Snapshot = {}
+        found: HostStates = {}
         for found in self._asked({"do": "status"}, time.monotonic() + deadline_s, deadline_s):  # noqa: B007 - the last
             pass
         if not found:
@@ -41,7 +41,7 @@ class Head:
         for _ in self._asked({"do": "stop"}, time.monotonic() + deadline_s, deadline_s):
             pass
 
-    def start(self, settings: Settings, store: str, until: float) -> Iterator[Snapshot]:
+    def start(self, settings: Settings, store: str, until: float) -> Iterator[HostStates]:
         """What it says while the nodes start, the last when they are ready. `until`: on the monotonic clock.
 
         Raises the error of our tree that stopped it, LinkError: nothing was heard, or not ready by `until`.
@@ -50,7 +50,7 @@ class Head:
         sent = {name: value for name, value in given.items() if name not in HERE_ONLY}
         yield from self._asked({"do": "start", "settings": sent, "store": store}, until, IDLE_S)
 
-    def _asked(self, request: dict[str, Any], until: float, idle_s: float) -> Iterator[Snapshot]:
+    def _asked(self, request: dict[str, Any], until: float, idle_s: float) -> Iterator[HostStates]:
         remote = self._ssh.start(self._host, AT_HEAD)
         failure: ODMoEError | None = None
         try:
@@ -80,7 +80,7 @@ def _after(failure: Any) -> Iterator[None]:
         raise
 
 
-def _snapshot(line: str) -> Snapshot | None:
+def _snapshot(line: str) -> HostStates | None:
     """None: something else, that a library has printed."""
     with contextlib.suppress(ValueError):
         found = json.loads(line)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
-from odmoe.machines.head import Head, Snapshot
+from odmoe.machines.head import Head, HostStates
 from odmoe.machines.home import cluster_dir
 from odmoe.machines.preflight import probe
 from odmoe.machines.ssh import Ssh
@@ -73,7 +73,7 @@ def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, 
     return table, {"cluster": cluster.name, "ready": ready, "error": seen.get("error"), "hosts": rows}
 
 
-def _head(ssh: Ssh, cluster: ClusterFile) -> Snapshot:
+def _head(ssh: Ssh, cluster: ClusterFile) -> HostStates:
     """What the head says; no hosts and the error where it says nothing."""
     try:
         return Head(ssh, cluster).status(HEAD_S)
@@ -82,7 +82,7 @@ def _head(ssh: Ssh, cluster: ClusterFile) -> Snapshot:
         return {"hosts": [], "ready": False, "error": error_facts}
 
 
-def _put_simply(seen: Snapshot, head: dict[str, Any] | HostError, cluster: ClusterFile) -> Snapshot:
+def _put_simply(seen: HostStates, head: dict[str, Any] | HostError, cluster: ClusterFile) -> HostStates:
     """What failed on a head where nothing runs is of no interest."""
     if isinstance(head, HostError) or not seen.get("error") or _runs(head):
         return seen

@@ -14,9 +14,9 @@ testbed (`scripts/papers/sweep_minibatch.py`), and each part costs a message and
 
 
 class RowDispatcher:
-    """`owed`: needs by the ids of their calls that were not answered. `at_once`: not as Core's prefill `in-turn`.
+    """`owed`: demands by the ids of their calls that were not answered. `at_once`: not as Core's prefill `in-turn`.
 
-    `ready` is told of each need that the gate has named and that has its slot: its rows are sent now, or together.
+    `ready` is told of each demand that the gate has named and that has its slot: its rows are sent now, or together.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RowDispatcher:
             )
 
     def answered(self, call: int) -> Demand | None:
-        """The need that has all its answers with this one."""
+        """The demand that has all its answers with this one."""
         demand = self.owed.pop(call, None)
         if demand is None:
             return None

@@ -25,7 +25,7 @@ from scheduler.core.groups import Grouping
 from scheduler.core.passes import PassTracker
 from scheduler.core.shadow import ShadowFollower
 from scheduler.core.slots import SlotTable
-from scheduler.core.snapshot import Snapshot, worker_snapshot
+from scheduler.core.snapshot import CoreSnapshot, worker_snapshot
 from scheduler.core.state import Demand, Request, Residence
 from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
@@ -100,13 +100,18 @@ class Core:
         """The live workers, ascending."""
         return sorted(self._slots.workers)
 
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that open requests have waited for loads so far."""
+        return sum(one.stall_s + one.prefill_stall_s for one in self.stats.values())
+
     def idle(self) -> bool:
-        """Nothing is under way, and nobody waits for anything; experts may stay in slots."""
+        """Nobody waits for anything; experts may stay in slots, or be on their way there."""
         return self.snapshot().idle
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> CoreSnapshot:
         """What it holds now. Costs time: not for the hot path."""
-        return Snapshot(
+        return CoreSnapshot(
             requests=tuple(self._requests),
             visits=tuple(self._passes.open),
             calls=tuple(self._calls),
@@ -140,7 +145,7 @@ class Core:
         lost = self._slots.worker_lost(event.worker)
         if lost is None:
             return
-        demands = sorted(lost.demands(), key=lambda n: n.rank)
+        demands = sorted(lost.demands(), key=lambda n: n.urgency)
         for demand in demands:
             self._set_back(demand)
         shortfall = self._slots.shortfall() if self._slots.live else f"the last worker is gone: {event.reason}"

@@ -212,7 +212,7 @@ class PassTracker:
             if expert in hosted:
                 self._slots.place_on_host(demand)
                 continue
-            demand.unpredicted = share is None and expert not in opened.given_up
+            demand.reload = share is None and expert not in opened.given_up
             self._slots.place(demand, share[expert] if share is not None else None)
             waiting += demand.held is None or not demand.held.loaded
         opened.waiting = waiting

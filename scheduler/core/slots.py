@@ -1,6 +1,6 @@
 """What stands in which slot and what waits for one: loads begin here, are shared, and make room for each other.
 
-Work is proportional to what an event touches: workers where a slot came free or a need was queued are remembered, and
+Work is proportional to what an event touches: workers where a slot came free or a demand was queued are remembered, and
 only they are looked at when loads may begin.
 
 A worker's link carries one load at a time. What is only predicted is asked for `AHEAD` loads at a time, so that the
@@ -25,7 +25,7 @@ AHEAD = 2
 
 
 class SlotTable:
-    """`out`: takes the commands. `ready` is told of each need that the gate has named and that has its slot;
+    """`out`: takes the commands. `ready` is told of each demand that the gate has named and that has its slot;
     `load_over` of each that did not have to wait for its load, since another's had ended.
 
     `live`: the numbers of workers with slots, ascending; `hosts`: of those without, the host places. `total`: slots of
@@ -80,7 +80,8 @@ class SlotTable:
         self.total += slots
 
     def worker_lost(self, number: int) -> Worker | None:
-        """Its loads are over, and what it kept is gone. Its needs are the caller's to `detach` and bring elsewhere."""
+        """Its loads are over, and what it kept is gone. Its demands are the caller's to `detach` and bring
+        elsewhere."""
         worker = self.workers.pop(number, None)
         if worker is None:
             return None
@@ -106,7 +107,7 @@ class SlotTable:
             self._homes.settle()
         return None
 
-    # --- needs --------------------------------------------------------------------------------------------------
+    # --- demands ------------------------------------------------------------------------------------------------
 
     def resident(self, layer: int) -> dict[int, Residence]:
         """Experts of a layer that are kept in slots, those on their way among them."""
@@ -136,7 +137,7 @@ class SlotTable:
         worker = self.workers[number]
         worker.enqueue(demand)
         worker.named += demand.confirmed
-        if worker.free or worker.idle or demand.confirmed:  # what is only predicted displaces nobody
+        if worker.free or worker.idle or demand.confirmed:  # what is only predicted pre-empts nobody
             self._touched.add(number)
 
     def _choose(self, turn: int, shun: int | None) -> int:
@@ -296,7 +297,7 @@ class SlotTable:
                 self._preempt(worker, held)
 
     def _fill(self, worker: Worker) -> None:
-        """Start loads while there are slots. What the gate has named may displace what is only predicted."""
+        """Start loads while there are slots. What the gate has named may pre-empt what is only predicted."""
         queue = worker.queue
         while queue:
             demand = queue[0]
@@ -361,13 +362,13 @@ class SlotTable:
         worker.loading.append(held)
         if keeps:
             self._kept[expert.layer][expert.expert] = held
-        request.stats.load_begun(request.prefilling, demand.unpredicted)
+        request.stats.load_begun(request.prefilling, demand.reload)
         self._out.append(t.Load(number, slot, expert, load_id, form))
         if demand.confirmed:
             self._ready(demand)
 
     def _join(self, demand: Demand, held: Residence) -> None:
-        """A hit: the need shares what is there. An errand has nothing left to do."""
+        """A hit: the demand shares what is there. A warm-up has nothing left to do."""
         if demand.opened.warm_up:
             del demand.opened.demands[demand.seq]
             return

@@ -10,12 +10,14 @@ from scheduler.types import ExpertId, Visit
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """One worker. `slots`: the expert in each, None where free. `loading`: on its link, in the order of asking. `kept`:
+    """One worker. `slots`: the expert in each, None where free. `free`: the
+    numbers of free slots. `loading`: on its link, in the order of asking. `kept`:
     in slots, and needed by nobody now. `queued`: waiting for a slot, most urgent first. `hosted`: computed at a host
     place. `needed`: by visits under way, once for each. `named`: how many experts gates have named, still to be
     computed here."""
 
     slots: tuple[ExpertId | None, ...]
+    free: tuple[int, ...]
     loading: tuple[ExpertId, ...]
     kept: frozenset[ExpertId]
     queued: tuple[ExpertId, ...]
@@ -25,7 +27,7 @@ class WorkerSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CoreSnapshot:
     """`requests`: open ones. `visits`: under way, or predicted. `calls`: ids of computations not answered. `loads`: ids
     of those under way. `held_back`: visits whose rows wait to be sent together."""
 
@@ -38,7 +40,7 @@ class Snapshot:
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way, and nobody waits for anything; experts may stay in slots."""
+        """Nobody waits for anything; experts may stay in slots, or be on their way there."""
         busy = any(one.queued or one.hosted or one.needed or one.named for one in self.workers.values())
         return not (busy or self.requests or self.visits or self.calls or self.held_back)
 
@@ -46,6 +48,7 @@ class Snapshot:
 def worker_snapshot(worker: Worker) -> WorkerSnapshot:
     return WorkerSnapshot(
         slots=tuple(held.expert if held is not None else None for held in worker.slots),
+        free=tuple(sorted(worker.free)),
         loading=tuple(held.expert for held in worker.loading),
         kept=frozenset(worker.idle),
         queued=tuple(demand.expert for demand in worker.queue),

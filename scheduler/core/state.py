@@ -13,7 +13,7 @@ from scheduler.policies.precision import FULL, PREDICTED, Importance
 from scheduler.types import ExpertId, Visit
 
 _PREDICTED, _WARM_UP = 1 << 60, 1 << 61
-_rank = attrgetter("rank")
+_urgency = attrgetter("urgency")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,16 +69,16 @@ class Residence:
         return any(demand.confirmed for demand in self.users)
 
     @property
-    def rank(self) -> int:
+    def urgency(self) -> int:
         """Of the most urgent of its users, where all are predictions; -1 where a gate has named it."""
-        return -1 if self.urgent else min(demand.rank for demand in self.users)
+        return -1 if self.urgent else min(demand.urgency for demand in self.users)
 
 
 @dataclass(slots=True, eq=False)
 class Demand:
     """One expert, wanted by one visit, on one worker; queued there while it has no `held`.
 
-    `confirmed`: the gate named it; until then it is a prediction. `unpredicted`: no prediction had named it. `hit`: no
+    `confirmed`: the gate named it; until then it is a prediction. `reload`: no prediction had named it. `hit`: no
     load was begun for it. `rows`: how many rows it computes. `sent`: they were. `calls`: computations not yet answered.
     `importance`: for the choice of a form.
     """
@@ -89,7 +89,7 @@ class Demand:
     worker: int = -1
     held: Residence | None = None
     confirmed: bool = False
-    unpredicted: bool = False
+    reload: bool = False
     hit: bool = False
     failures: int = 0
     rows: int = 0
@@ -98,7 +98,7 @@ class Demand:
     importance: Importance = PREDICTED
 
     @property
-    def rank(self) -> int:
+    def urgency(self) -> int:
         """What a gate has named comes first, then what is only predicted, then a warm-up; each first come, first
         served."""
         return self.seq if self.confirmed else self.seq + (_WARM_UP if self.opened.warm_up else _PREDICTED)
@@ -106,10 +106,10 @@ class Demand:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """`slots`: None where free; `free`: their numbers, a heap. `queue`: needs that have no slot yet, most urgent first.
-    `idle`: kept experts that nobody needs now. `named`: experts that a gate has named, still to be computed here.
-    `loading`: what is on the link or waits for it, in the order of asking. A host place has no slots; `hosted`: what it
-    computes."""
+    """`slots`: None where free; `free`: their numbers, a heap. `queue`: demands that have no slot yet, most urgent
+    first. `idle`: kept experts that nobody needs now. `named`: experts that a gate has named, still to be computed
+    here. `loading`: what is on the link or waits for it, in the order of asking. A host place has no slots; `hosted`:
+    what it computes."""
 
     number: int
     slots: list[Residence | None]
@@ -123,15 +123,15 @@ class Worker:
     def enqueue(self, demand: Demand) -> None:
         queue = self.queue
         demand.worker = self.number
-        if not queue or queue[-1].rank < demand.rank:
+        if not queue or queue[-1].urgency < demand.urgency:
             queue.append(demand)
         else:
-            bisect.insort(queue, demand, key=_rank)
+            bisect.insort(queue, demand, key=_urgency)
 
     def least_urgent_prefetch(self) -> Residence | None:
         """What can be put off: in a slot, only predicted, and wanted last."""
-        held = [held for held in self.slots if held is not None and held.users and held.rank >= 0]
-        return max(held, key=lambda h: h.rank, default=None)
+        held = [held for held in self.slots if held is not None and held.users and held.urgency >= 0]
+        return max(held, key=lambda h: h.urgency, default=None)
 
     def demands(self) -> Iterator[Demand]:
         for held in self.slots:

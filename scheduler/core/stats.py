@@ -9,7 +9,7 @@ from scheduler.types import Visit
 
 
 @dataclass(slots=True)
-class Recall:
+class RecallCounts:
     """Correctly predicted and activated experts, added up."""
 
     correct: int = 0
@@ -32,7 +32,7 @@ class RequestStats:
     them, since they were in a slot; `decode_hits`: of those, in decoding. `named`, `present`: experts that decoding's
     gates named, after the router, and those of them whose bytes were in a slot by then, whoever brought them: the hit
     rate of the papers. `host_calls`: experts computed at a host place, `decode_host_calls` in decoding. `unpredicted`:
-    activated experts of layers whose prediction had not come when the books were closed; no tally has them.
+    activated experts of layers whose prediction had not come when the figures were closed; `by_index` leaves them out.
     """
 
     prompt_tokens: int
@@ -53,15 +53,15 @@ class RequestStats:
     unpredicted: int = 0
     stall_s: float = 0.0
     prefill_stall_s: float = 0.0
-    by_index: list[Recall] = field(default_factory=list)
+    by_index: list[RecallCounts] = field(default_factory=list)
     _predicted: dict[Visit, tuple[int, ...]] = field(default_factory=dict)
     _activated: dict[Visit, Collection[int]] = field(default_factory=dict)
     _orphans: dict[Visit, Collection[int]] = field(default_factory=dict)
 
-    def load_begun(self, prefilling: bool, late: bool) -> None:
+    def load_begun(self, prefilling: bool, reload: bool) -> None:
         self.loads += 1
         self.decode_loads += not prefilling
-        self.reloads += late
+        self.reloads += reload
 
     def hit(self, prefilling: bool) -> None:
         """An expert that the gate had named was computed, and no load was begun for it."""
@@ -104,16 +104,16 @@ class RequestStats:
             self._add(visit, experts, predicted)
 
     def _add(self, visit: Visit, activated: Collection[int], predicted: tuple[int, ...]) -> None:
-        tally = self._tally(visit)
-        tally.activated += len(activated)
+        counts = self._counts_of(visit)
+        counts.activated += len(activated)
         for expert in activated:
             if expert in predicted:
-                tally.correct += 1
+                counts.correct += 1
 
-    def _tally(self, visit: Visit) -> Recall:
+    def _counts_of(self, visit: Visit) -> RecallCounts:
         index = visit.position - self.prompt_tokens
         while len(self.by_index) <= index:
-            self.by_index.append(Recall())
+            self.by_index.append(RecallCounts())
         return self.by_index[index]
 
     @property
@@ -130,12 +130,12 @@ class RequestStats:
         """Predictions still missing were neither right nor wrong: they are counted by themselves."""
         self.orphan()
         for visit, experts in self._orphans.items():
-            self._tally(visit)  # its token is there, if without a recall
+            self._counts_of(visit)  # its token is there, if without a recall
             self.unpredicted += len(experts)
         self._orphans.clear()
         self._predicted.clear()
 
     @property
-    def overall(self) -> Recall:
+    def overall(self) -> RecallCounts:
         """Equation (3): over all decode passes and layers that were predicted."""
-        return Recall(sum(t.correct for t in self.by_index), sum(t.activated for t in self.by_index))
+        return RecallCounts(sum(t.correct for t in self.by_index), sum(t.activated for t in self.by_index))

@@ -120,21 +120,21 @@ class ByPopularity:
     def __init__(self, model: Model, forms: dict[str, Weights], share: float, least: bool) -> None:
         self._model, self._forms, self._least = model, forms, least
         self._share, self._rule = share, Popular(share)
-        self._held: dict[tuple[int, int], str] = {}
+        self.held: dict[tuple[int, int], str] = {}
         self.loads = {form: 0 for form in forms}
         self._hooks = [
-            module.register_forward_pre_hook(lambda _, args, n=number: self._choose(n, args[1]))
+            module.register_forward_pre_hook(lambda _, args, n=number: self.choose(n, args[1]))
             for number, module in model.experts.items()
         ]
 
-    def _choose(self, layer: int, index: torch.Tensor) -> None:
+    def choose(self, layer: int, index: torch.Tensor) -> None:
         experts, counts = index.flatten().unique(return_counts=True)
         rows = dict(zip(experts.tolist(), counts.tolist(), strict=True))
         for expert, form in self._chosen(rows).items():
             self.loads[form] += 1
-            if self._held.get((layer, expert)) != form:
+            if self.held.get((layer, expert)) != form:
                 self._model.put(layer, expert, self._forms[form][layer][expert])
-                self._held[layer, expert] = form
+                self.held[layer, expert] = form
 
     def _chosen(self, rows: dict[int, int]) -> dict[int, str]:
         if self._least:

@@ -24,7 +24,7 @@ def layer_of(parameters: dict[str, torch.Tensor]) -> LayerSpec:
     return LayerSpec("model.layers.0.mlp.experts", "layer-00000.experts", tensors, (Blob(0, 4096, ""),))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 80)) | st.tuples(*[st.integers(1, 9)] * 3),
     form=st.sampled_from(list(FORMS)),

@@ -61,7 +61,7 @@ def test_views_share_the_buffer_and_do_not_overlap(tiny_store: ExpertStore) -> N
 # --- flipped bits -----------------------------------------------------------------------------------------------------
 
 
-@settings(shared, max_examples=80)
+@settings(shared, max_examples=150)
 @given(data=st.data())
 def test_any_flipped_bit_is_found(tiny_store: ExpertStore, flip: Flip, data: st.DataObject) -> None:
     """In a blob, its padding or a dense file: the error names the file."""

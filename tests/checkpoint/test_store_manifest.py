@@ -127,7 +127,7 @@ def use(store: ExpertStore) -> None:
     store.verify()
 
 
-@settings(shared, max_examples=100)
+@settings(shared, max_examples=200)
 @given(data=st.data())
 def test_any_flipped_bit_of_the_manifest_gives_a_named_error_or_none(
     tiny_store: ExpertStore, flip: Flip, data: st.DataObject
@@ -148,7 +148,7 @@ def paths(value: Any, so_far: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [so_far, *(path for key, child in children for path in paths(child, (*so_far, key)))]
 
 
-@settings(shared, max_examples=100)
+@settings(shared, max_examples=200)
 @given(data=st.data())
 def test_anything_in_place_of_any_field_gives_a_named_error_or_none(
     tiny_store: ExpertStore, data: st.DataObject

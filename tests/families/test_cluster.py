@@ -45,7 +45,7 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> Caches:
         taken = kv.take(cache, 0, stop)
         return [row.tensor.clone() for row in taken.rows] + taken.states
 
-    def telling(self: Sequence, start: int, stop: int) -> kv.Snapshot:
+    def telling(self: Sequence, start: int, stop: int) -> kv.CachePiece:
         if start < stop:
             seen.main[stop] = whole(self.cache, stop)
         return kv_rows(self, start, stop)

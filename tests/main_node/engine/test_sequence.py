@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.kv import Growing, Snapshot
+from checkpoint.kv import CachePiece, Growing
 from checkpoint.tensors import tensor_from_bytes
 from main_node.engine import sequence
 from main_node.engine.sequence import Sequence, align_messages
@@ -25,8 +25,8 @@ def kv(count: int, layers: int = 3) -> list[torch.Tensor]:
     return [torch.randn(1, 2, count, 4, generator=made) for _ in range(2 * layers)]
 
 
-def snapshot(rows: list[torch.Tensor], start: int) -> Snapshot:
-    return Snapshot(start, start + rows[0].shape[2], [Growing(each, -2, start) for each in rows])
+def snapshot(rows: list[torch.Tensor], start: int) -> CachePiece:
+    return CachePiece(start, start + rows[0].shape[2], [Growing(each, -2, start) for each in rows])
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
@@ -56,7 +56,7 @@ def test_a_row_larger_than_a_part_travels_alone(monkeypatch: Any) -> None:
 
 
 def test_an_alignment_without_rows_is_one_message() -> None:
-    assert align_messages(t.Align(4, 9, False, 30, 30), None, Snapshot(30, 30)) == [w.Align(4, 9, None, 30, ())]
+    assert align_messages(t.Align(4, 9, False, 30, 30), None, CachePiece(30, 30)) == [w.Align(4, 9, None, 30, ())]
 
 
 def test_a_sequence_tells_its_rows_and_tokens() -> None:
@@ -71,5 +71,5 @@ def test_a_sequence_tells_its_rows_and_tokens() -> None:
     assert told.token_of(1) == 5
     assert [row.count for row in told.kv_rows(2, 5).rows] == [3, 3]
     assert torch.equal(told.kv_rows(2, 5).rows[1].tensor, values[:, :, 2:5])
-    assert told.kv_rows(4, 4) == Snapshot(4, 4)
+    assert told.kv_rows(4, 4) == CachePiece(4, 4)
     assert told.cache_bytes() == keys.nbytes + values.nbytes

@@ -90,7 +90,7 @@ def test_the_papers_pipeline_of_eight_workers_in_four_groups() -> None:
     stats = d.stats()
     assert (stats.loads, stats.decode_loads, stats.reloads, stats.unused, stats.preempted) == (18, 18, 0, 0, 0)
     assert stats.stall_s == 0.0
-    assert [tally.recall for tally in stats.by_index] == [1.0, 1.0]
+    assert [counts.recall for counts in stats.by_index] == [1.0, 1.0]
 
 
 def test_a_correct_prediction_needs_no_load_after_the_gate_even_while_it_loads() -> None:

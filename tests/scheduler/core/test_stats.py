@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.stats import Recall, RequestStats
+from scheduler.core.stats import RecallCounts, RequestStats
 from scheduler.types import Visit
 
 PROMPT = 10
@@ -50,11 +50,11 @@ FACTS = [(what, key) for key in EXAMPLE for what in ("prediction", "gate")]
 def test_equations_2_and_3_by_hand_in_whatever_order_facts_come(order: list[tuple[str, tuple[int, int]]]) -> None:
     stats = fill(order)
     assert stats.unmatched == 0
-    assert [tally.recall for tally in stats.by_index] == BY_TOKEN
-    assert stats.overall == Recall(12, 18)
+    assert [counts.recall for counts in stats.by_index] == BY_TOKEN
+    assert stats.overall == RecallCounts(12, 18)
     assert stats.overall.recall == OVERALL
     stats.close()
-    assert stats.overall == Recall(12, 18)
+    assert stats.overall == RecallCounts(12, 18)
 
 
 def test_equation_3_weighs_experts_not_tokens() -> None:
@@ -65,7 +65,7 @@ def test_equation_3_weighs_experts_not_tokens() -> None:
     for layer in (3, 4):
         stats.predicted(visit(1, layer), (0, 1))
         stats.activated(visit(1, layer), frozenset({0, 1}))
-    assert [tally.recall for tally in stats.by_index] == [0.5, 1.0]
+    assert [counts.recall for counts in stats.by_index] == [0.5, 1.0]
     assert stats.overall.recall == 5 / 6
 
 
@@ -76,11 +76,11 @@ def test_a_prediction_that_never_comes_is_neither_right_nor_wrong_but_counted_on
     stats.predicted(visit(0, 3), (2, 7))
     stats.activated(visit(1, 1), frozenset({4, 5, 6}))
     stats.orphan()
-    assert (stats.unmatched, stats.overall, stats.unpredicted) == (0, Recall(1, 2), 0)
+    assert (stats.unmatched, stats.overall, stats.unpredicted) == (0, RecallCounts(1, 2), 0)
     for _ in range(2):
         stats.close()
-        assert (stats.overall, stats.unpredicted) == (Recall(1, 2), 5)
-        assert [tally.recall for tally in stats.by_index] == [0.5, None]
+        assert (stats.overall, stats.unpredicted) == (RecallCounts(1, 2), 5)
+        assert [counts.recall for counts in stats.by_index] == [0.5, None]
 
 
 def test_an_orphan_s_prediction_may_still_come() -> None:
@@ -89,7 +89,7 @@ def test_an_orphan_s_prediction_may_still_come() -> None:
     stats.orphan()
     stats.predicted(visit(0, 1), (0, 7))
     stats.close()
-    assert (stats.overall, stats.unpredicted) == (Recall(1, 2), 0)
+    assert (stats.overall, stats.unpredicted) == (RecallCounts(1, 2), 0)
 
 
 def test_a_prediction_for_a_layer_that_is_never_reached_counts_for_nothing() -> None:
@@ -106,14 +106,14 @@ def test_the_last_prediction_before_the_gate_counts() -> None:
     stats.activated(visit(0, 1), frozenset({0, 1}))
     stats.predicted(visit(0, 1), (0, 1))  # too late to be matched again
     stats.close()
-    assert stats.overall == Recall(1, 2)
+    assert stats.overall == RecallCounts(1, 2)
 
 
 def test_tokens_without_activations_have_no_recall() -> None:
     stats = RequestStats(PROMPT)
     stats.predicted(visit(2, 1), (3,))
     stats.activated(visit(2, 1), frozenset({3}))
-    assert [tally.recall for tally in stats.by_index] == [None, None, 1.0]
+    assert [counts.recall for counts in stats.by_index] == [None, None, 1.0]
 
 
 def test_loads_and_stalls_are_kept_by_phase() -> None:
@@ -129,7 +129,7 @@ def test_loads_and_stalls_are_kept_by_phase() -> None:
 
 @pytest.mark.parametrize(("correct", "activated", "recall"), [(0, 0, None), (0, 4, 0.0), (3, 4, 0.75), (4, 4, 1.0)])
 def test_recall_of_a_tally(correct: int, activated: int, recall: float | None) -> None:
-    assert Recall(correct, activated).recall == recall
+    assert RecallCounts(correct, activated).recall == recall
 
 
 def test_hits_are_kept_by_phase() -> None:
@@ -144,4 +144,4 @@ def test_a_gate_that_names_nobody_matches_its_prediction_and_adds_nothing() -> N
     stats.activated(visit(0, 1), frozenset())
     assert stats.unmatched == 1
     stats.predicted(visit(0, 1), (1, 2))
-    assert (stats.unmatched, stats.overall) == (0, Recall(0, 0))
+    assert (stats.unmatched, stats.overall) == (0, RecallCounts(0, 0))

@@ -31,8 +31,8 @@ def test_as_many_as_fit_the_share_from_one_end(rows: dict[int, int], share: floa
     every: Any = {form: {0: [{}] * 16} for form in ("int4", "int2")}
     model: Any = Still()
     chooser = ByPopularity(model, every, share, least)
-    chooser._choose(0, index)
-    chosen = {expert for (_, expert), form in chooser._held.items() if form == "int2"}
+    chooser.choose(0, index)
+    chosen = {expert for (_, expert), form in chooser.held.items() if form == "int2"}
     assert chooser.loads == {"int4": len(rows) - len(chosen), "int2": len(chosen)}
     total, inside = sum(rows.values()), sum(rows[expert] for expert in chosen)
     assert inside <= share * total + 1e-9
@@ -48,5 +48,5 @@ def test_as_many_as_fit_the_share_from_one_end(rows: dict[int, int], share: floa
 def test_no_share_is_int4_alone(least: bool) -> None:
     model: Any = Still()
     chooser = ByPopularity(model, {"int4": {0: [{}] * 2}, "int2": {0: [{}] * 2}}, 0.0, least)
-    chooser._choose(0, torch.tensor([[0], [1], [1]]))
+    chooser.choose(0, torch.tensor([[0], [1], [1]]))
     assert chooser.loads == {"int4": 2, "int2": 0}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checkpoint.kv import Growing, Snapshot
+from checkpoint.kv import CachePiece, Growing
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from main_node.engine.engine import Engine
 from scheduler import types as t
@@ -193,9 +193,9 @@ class Data:
     def token_of(self, step: int) -> int:
         return 105 + step
 
-    def kv_rows(self, start: int, stop: int) -> Snapshot:
+    def kv_rows(self, start: int, stop: int) -> CachePiece:
         rows = torch.arange(start, stop).float().reshape(1, 1, -1, 1).expand(1, 2, -1, 3)
-        return Snapshot(start, stop, [Growing(rows, -2, start)] * 4)
+        return CachePiece(start, stop, [Growing(rows, -2, start)] * 4)
 
 
 class Desk:
@@ -282,9 +282,7 @@ class Later:
 
 def nothing_left(engine: Engine) -> bool:
     """No request, layer, load or call anywhere in the scheduler or the engine."""
-    core = engine.core
-    kept = len(engine._requests) + len(engine._layers) + len(engine._owed) + len(engine._failed)
-    return not kept and core.idle() and not core.snapshot().loads and not core.stats
+    return engine.idle() and not engine.core.stats
 
 
 def close(fake: Fake, message: w.Message) -> None:

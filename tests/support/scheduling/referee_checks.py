@@ -118,6 +118,7 @@ def check_end(books: Books, core: Core) -> None:
         held = [books.slots.get((number, slot)) for slot in range(books.live[number])]
         assert worker.slots == tuple(attempt and attempt.load.expert for attempt in held)
         assert worker.kept == {attempt.load.expert for attempt in held if attempt is not None}
+        assert worker.free == tuple(slot for slot, attempt in enumerate(held) if attempt is None)
     stats = list(core.stats.values())
     assert sum(one.loads for one in stats) == books.loaded
     assert sum(one.bytes_loaded for one in stats) == books.bytes
