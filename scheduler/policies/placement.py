@@ -1,6 +1,6 @@
 """Where an expert is computed, where there are two places for it: the device, after a load, or the host, where it lies.
 
-The fifth choice of a system; DESIGN calls it placement, as `scheduler.core.groups` calls the choice of a worker.
+The fourth choice of a system. Which worker loads an expert is not a placement: see `scheduler.core.groups`.
 """
 
 from __future__ import annotations
