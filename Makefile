@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_PROMPT ?= Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:
 DEMO_TOKENS ?= 64
-# The fast suite runs in so many processes, a file's tests in one of them, in the order of pyproject.toml's testpaths.
+# Tests run in so many processes, a file's tests in one of them, the fast ones in the order of pyproject.toml's testpaths.
 TEST_PROCESSES ?= 2
 export DEMO_PROMPT
 
@@ -32,7 +32,7 @@ test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
 test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (up to 20 minutes)
-	@$(BIN)/python -m pytest tests/system
+	@$(BIN)/python -m pytest tests/system -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: env  ## ruff: rules and format
 	@$(BIN)/ruff check .
