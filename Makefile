@@ -32,7 +32,7 @@ test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
 test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (up to 20 minutes)
-	@$(BIN)/python -m pytest tests/system -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests/system
 
 lint: env  ## ruff: rules and format
 	@$(BIN)/ruff check .
