@@ -59,8 +59,16 @@ def read(store: ExpertStore, layer: int, expert: int, form: str = "") -> torch.T
 # --- what is in them --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("mixtral", "float32"),
+        ("mixtral", "bfloat16"),
+        ("qwen2_moe", "bfloat16"),
+        ("gpt_oss", "float32"),
+        ("deepseek_v3", "bfloat16"),
+    ],
+)
 def test_every_expert_of_a_family(
     family: str, dtype: str, tiny: Any, store_of: Callable[..., ExpertStore], tmp_path: Path
 ) -> None:
