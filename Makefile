@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_PROMPT ?= Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:
 DEMO_TOKENS ?= 64
-# Tests run in so many processes, a file's tests in one of them, the fast ones in the order of pyproject.toml's testpaths.
+# The fast tests run in so many processes, the tests of a file in one of them, in the order of pyproject.toml's testpaths.
 TEST_PROCESSES ?= 2
 export DEMO_PROMPT
 
