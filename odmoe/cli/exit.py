@@ -83,6 +83,9 @@ def one_interrupt() -> None:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+    """Or in a finaliser, where Python swallows what is raised."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            break
         frame = frame.f_back
     return frame is not None
