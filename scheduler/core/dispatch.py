@@ -2,87 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from scheduler import types as t
-from scheduler.core.state import Demand, LayerVisit
+from scheduler.core.commands import Commands
+from scheduler.core.state import Demand, LayerVisit, State
 from scheduler.policies.residency.base import Residency
 
 LEAST_ROWS, MOST_PARTS = 16, 8
-"""Mini-batches, where nobody says how large: parts of 16 rows overlap transfers and computations best on the paper's
-testbed (`scripts/papers/sweep_minibatch.py`), and each part costs a message and a start: so there are at most eight."""
+"""Mini-batches, where no size is given: parts of 16 rows overlap transfers and computations best on the paper's testbed
+(`scripts/papers/sweep_minibatch.py`), and each part costs a message and a start: so there are at most eight."""
 
 
 class RowDispatcher:
-    """`owed`: demands by the ids of their calls that were not answered. `at_once`: not as Core's prefill `in-turn`.
+    """Sends the rows of confirmed demands.
 
-    `ready` is told of each demand that the gate has named and that has its slot: its rows are sent now, or together.
+    `mini_batch`: most rows in one part of prefill; None: see `LEAST_ROWS`. `together`: in prefill a layer's rows are
+    sent once none of its loads is in flight (prefill `in-turn`), else each demand's as soon as it has a slot.
     """
 
     def __init__(
-        self, out: list[t.Command], ids: Iterator[int], mini_batch: int | None, residency: Residency, at_once: bool
+        self, state: State, commands: Commands, residency: Residency, mini_batch: int | None, together: bool
     ) -> None:
-        self.owed: dict[int, Demand] = {}
-        self.held_back: dict[t.Visit, LayerVisit] = {}
-        self.ready = self._send if at_once else self._send_in_turn
-        self._at_once = at_once
-        self._out = out
-        self._ids = ids
-        self._mini_batch = mini_batch
+        self._state = state
+        self._commands = commands
         self._residency = residency
+        self._mini_batch = mini_batch
+        self._together = together
 
-    def _send_in_turn(self, demand: Demand) -> None:
-        if demand.opened.request.prefilling and not (demand.held is not None and demand.held.hosted):
-            self.held_back[demand.opened.visit] = demand.opened
+    def ready(self, demand: Demand) -> None:
+        """A confirmed demand has a slot, or is hosted: its rows may be sent."""
+        if self._together and demand.visit.request.prefilling and demand.state != "hosted":
+            self._state.held_back[demand.visit.id] = demand.visit
         else:
             self._send(demand)
 
-    def changed(self, opened: LayerVisit) -> None:
-        """A load that the visit was waiting for is over. In-turn prefill may have rows to send."""
-        if not self._at_once and opened.request.prefilling:
-            self.held_back[opened.visit] = opened
+    def load_over(self, visit: LayerVisit) -> None:
+        """A load of the visit has ended or was given up: rows that were held back may be sent."""
+        if self._together and visit.request.prefilling:
+            self._state.held_back[visit.id] = visit
 
-    def send_together(self) -> None:
-        """In-turn prefill: all rows of a layer none of whose loads is under way."""
-        for opened in self.held_back.values():
-            ready = [n for n in opened.demands.values() if n.held is not None and n.confirmed and not n.sent]
-            if all(demand.held is not None and demand.held.loaded for demand in ready):
-                for demand in ready:
+    def flush(self) -> None:
+        """Send what was held back for layers that have no load in flight any more."""
+        held_back = self._state.held_back
+        for visit in held_back.values():
+            demands = [d for d in visit.demands.values() if d.confirmed and d.entry is not None and not d.calls]
+            if all(demand.state == "ready" for demand in demands):
+                for demand in demands:
                     self._send(demand)
-        self.held_back.clear()
+        held_back.clear()
 
     def _send(self, demand: Demand) -> None:
-        """The worker holds the rows until its load has ended."""
-        held = demand.held
-        if held is None:
-            return
-        demand.sent = True
-        if not held.hosted:
-            self._residency.used(held.worker, demand.expert, demand.hit, demand.importance.score)
-        rows = demand.rows
+        """In parts; the worker holds them until the load has ended. A slot that is not kept is free after the last."""
+        entry, rows = demand.entry, demand.rows
+        slot, frees = 0, False
+        if entry is not None:
+            slot, frees = entry.slot, not entry.keeps
+            self._residency.used(entry.worker, demand.expert, demand.hit, demand.importance.score)
         size = self._mini_batch or max(LEAST_ROWS, -(-rows // MOST_PARTS))
         for start in range(0, rows, size):
-            stop, evict = start + size, False
-            if stop >= rows:
-                stop, evict = rows, not held.keeps and not held.hosted
-            call = next(self._ids)
-            demand.calls.append(call)
-            self.owed[call] = demand
-            self._out.append(
-                t.Compute(held.worker, held.slot, demand.expert, call, demand.opened.visit, start, stop, evict)
-            )
+            stop = start + size if start + size < rows else rows
+            call_id = self._commands.compute(demand, slot, start, stop, frees and stop == rows)
+            demand.calls.append(call_id)
+            self._state.calls[call_id] = demand
 
-    def answered(self, call: int) -> Demand | None:
-        """The demand that has all its answers with this one."""
-        demand = self.owed.pop(call, None)
+    def answered(self, call_id: int) -> Demand | None:
+        """One call has been answered. Returns its demand when that was the last of its calls."""
+        demand = self._state.calls.pop(call_id, None)
         if demand is None:
             return None
-        demand.calls.remove(call)
+        demand.calls.remove(call_id)
         return None if demand.calls else demand
 
     def forget(self, demand: Demand) -> None:
-        """What is still said of it is not heard."""
-        for call in demand.calls:
-            self.owed.pop(call, None)
+        """Ignore the answers that its worker still owes."""
+        for call_id in demand.calls:
+            self._state.calls.pop(call_id, None)
         demand.calls.clear()
-        demand.sent = False

@@ -1,79 +1,80 @@
 """The scheduler: a state machine that turns facts into commands.
 
-`handle(event, now) -> commands`. It never sleeps, reads a clock or sees a tensor: the runtime executes its commands and
-feeds facts back, a simulator pops a heap and does the same. Same events, same times: same commands.
+`handle(event, now) -> commands`. It never sleeps, reads a clock or sees a tensor. The runtime carries out its commands
+and feeds facts back; the simulator does the same from a heap. Same events, same times: same commands.
 
-Decode (OD-MoE section 3.1): a prediction assigns a layer's experts to the workers of its group; each worker loads what
-it is assigned, in order, as its slots come free. When the gate fires, predictions it does not name are dropped, experts
-that no prediction named are loaded then, and every named expert is computed once and evicted.
-Prefill (section 3.3): every layer's experts are assigned to all workers before its gate, as if all were predicted.
+Decode (OD-MoE section 3.1): a prediction assigns a layer's experts to the workers of its group. Each worker loads what
+it is assigned, in order, as its slots come free. When the gate fires, wrong predictions are cancelled, experts that no
+prediction named are loaded then, and every chosen expert is computed once and evicted.
 
-A `Strategy`'s five choices change that, and how prefill goes: `ahead`, as said; `pipelined`, a layer's loads begin when
-its gate has fired, and rows are computed as each load ends; `in-turn`, rows are sent when none of the layer's loads is
-under way any more: where its experts do not all find a slot, those that do go first.
+Prefill (section 3.3) has three ways:
+
+- `ahead`: every layer's experts are assigned to all workers before its gate, as if all were predicted.
+- `pipelined`: a layer's loads begin when its gate has fired; an expert's rows are computed as soon as its load ends.
+- `in-turn`: rows are sent once none of the layer's loads is in flight. Where the layer's experts do not all find a
+  slot, those that do go first.
+
+A `Strategy`'s five choices decide the rest: which experts are expected, which stay in their slots, which compute a
+token, where, and in which form.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
+from typing import Any
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
+from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
 from scheduler.core.groups import Grouping
 from scheduler.core.passes import PassTracker
 from scheduler.core.shadow import ShadowFollower
 from scheduler.core.slots import SlotTable
-from scheduler.core.snapshot import CoreSnapshot, worker_snapshot
-from scheduler.core.state import Demand, Request, Residence
+from scheduler.core.snapshot import CoreSnapshot, snapshot
+from scheduler.core.state import Demand, Request, SlotEntry, State
 from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
+from scheduler.core.workers import WorkerTable
 from scheduler.errors import ConfigError
 from scheduler.policies.strategy import Strategy, od_moe
 
 MAX_FAILURES = 3
-"""An expert whose load or computation failed this often fails its request."""
+"""An expert whose load or computation has failed this often fails its request."""
 
 
 class Core:
-    """See the module. `mini_batch`: most rows an expert computes at once in prefill; see `scheduler.core.dispatch` for
-    None. `prefill`: ahead, pipelined or in-turn."""
+    """Owns the state. The parts below change it and emit commands; this class sends each fact to the parts it concerns,
+    and decides what is tried again.
+
+    `mini_batch`: most rows that an expert computes at once in prefill; None: see `scheduler.core.dispatch`.
+    `strategy`: OD-MoE's where None. `prefill`: ahead, pipelined or in-turn. Raises ConfigError.
+    """
 
     def __init__(
-        self, shape: t.ModelShape, grouping: Grouping, alignment: Alignment, mini_batch: int | None = None,
-        strategy: Strategy | None = None, prefill: str = "ahead",
-    ) -> None:  # fmt: skip
+        self,
+        shape: t.ModelShape,
+        grouping: Grouping,
+        alignment: Alignment,
+        mini_batch: int | None = None,
+        strategy: Strategy | None = None,
+        prefill: str = "ahead",
+    ) -> None:
         if mini_batch is not None and mini_batch < 1:
             raise ConfigError(f"mini-batch is {mini_batch}; allowed: 1, 2, ...")
         self.shape = shape
-        self.mini_batch = mini_batch
-        self.stats: dict[int, RequestStats] = {}
         self.strategy = strategy = strategy or od_moe(shape)
-        self._in_turn = prefill == "in-turn"
-        self._follower = ShadowFollower(alignment)
-        ids = itertools.count(1)
-        self._out: list[t.Command] = []
-        self._dispatch = RowDispatcher(self._out, ids, mini_batch, strategy.residency, not self._in_turn)
-        self._slots = SlotTable(
-            shape,
-            grouping,
-            strategy.residency,
-            strategy.precision,
-            ids,
-            self._out,
-            self._dispatch.ready,
-            self._load_over,
+        self._state = state = State(shape)
+        self._commands = commands = Commands()
+        self._shadow = ShadowFollower(commands, alignment)
+        self._workers = WorkerTable(state, grouping, strategy.residency)
+        self._rows = RowDispatcher(state, commands, strategy.residency, mini_batch, together=prefill == "in-turn")
+        self._slots = SlotTable(state, commands, self._workers, self._rows, strategy)
+        self._passes = PassTracker(
+            state, commands, self._workers, self._slots, self._shadow, strategy, plans=prefill == "ahead"
         )
-        plans = prefill == "ahead"
-        self._passes = PassTracker(shape, grouping, strategy, self._slots, self._dispatch, ids, self._out, plans)
         self._tempo = Tempo()
-        self._loads = self._slots.loads
-        self._calls = self._dispatch.owed
-        self._held_back = self._dispatch.held_back
-        self._requests: dict[int, Request] = {}
-        self._now = 0.0
-        self._handlers: dict[type, Callable[..., None]] = {
+        self._handlers: dict[type, Callable[[Any], None]] = {
             t.WorkerJoined: self._worker_joined,
             t.WorkerLost: self._worker_lost,
             t.ShadowJoined: self._shadow_joined,
@@ -91,241 +92,199 @@ class Core:
             t.TokenDecoded: self._token_decoded,
         }
 
+    def handle(self, event: t.Event, now: float) -> list[t.Command]:
+        """One fact in, the commands that follow from it out, in the order in which they must be carried out.
+
+        Facts about what is already over (a load of a lost worker, a closed request) yield no commands.
+        """
+        self._state.now = now
+        self._handlers[type(event)](event)
+        if self._slots.touched:
+            self._slots.fill()
+        if self._state.held_back:
+            self._rows.flush()
+        return self._commands.take()
+
+    # --- what it knows ------------------------------------------------------------------------------------------
+
     @property
     def alignment(self) -> Alignment:
-        return self._follower.alignment
+        return self._shadow.alignment
 
     @property
     def workers(self) -> list[int]:
-        """The live workers, ascending."""
-        return sorted(self._slots.workers)
+        """Numbers of the workers and host places, ascending."""
+        return sorted(self._state.workers)
+
+    @property
+    def stats(self) -> dict[int, RequestStats]:
+        """By request. Those of closed ones stay until the caller removes them."""
+        return self._state.stats
 
     @property
     def stalled_s(self) -> float:
-        """Seconds that open requests have waited for loads so far."""
-        return sum(one.stall_s + one.prefill_stall_s for one in self.stats.values())
+        """Seconds that the requests in `stats` have waited for loads so far."""
+        return sum(stats.stall_s + stats.prefill_stall_s for stats in self._state.stats.values())
 
     def idle(self) -> bool:
-        """Nobody waits for anything; experts may stay in slots, or be on their way there."""
+        """Nothing is under way; experts may stay in slots, or be on their way there."""
         return self.snapshot().idle
 
     def snapshot(self) -> CoreSnapshot:
         """What it holds now. Costs time: not for the hot path."""
-        return CoreSnapshot(
-            requests=tuple(self._requests),
-            visits=tuple(self._passes.open),
-            calls=tuple(self._calls),
-            loads=tuple(self._loads),
-            held_back=tuple(self._held_back),
-            workers={number: worker_snapshot(worker) for number, worker in self._slots.workers.items()},
-        )
-
-    def handle(self, event: t.Event, now: float) -> list[t.Command]:
-        """One fact in, the commands that follow from it out, in the order in which they must be carried out.
-
-        Facts about what is already over (a load of a lost worker, a request that was closed) yield no commands.
-        """
-        self._now = now
-        out = self._out
-        if out:
-            out.clear()
-        self._handlers[type(event)](event)
-        if self._held_back:
-            self._dispatch.send_together()
-        return out.copy() if out else []
+        return snapshot(self._state)
 
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _worker_joined(self, event: t.WorkerJoined) -> None:
-        if event.slots < 0:
-            raise ConfigError(f"worker {event.worker} has {event.slots} slots; allowed: 0 (a host place), 1, 2, ...")
-        self._slots.worker_joined(event)
+        self._workers.joined(event)
 
     def _worker_lost(self, event: t.WorkerLost) -> None:
-        lost = self._slots.worker_lost(event.worker)
+        """What it was to load or compute goes to other workers; where they cannot hold it, every request fails."""
+        lost = self._workers.lost(event.worker)
         if lost is None:
             return
-        demands = sorted(lost.demands(), key=lambda n: n.urgency)
+        self._slots.worker_lost(lost)
+        demands = sorted(lost.demands(), key=lambda demand: demand.urgency)
         for demand in demands:
-            self._set_back(demand)
-        shortfall = self._slots.shortfall() if self._slots.live else f"the last worker is gone: {event.reason}"
+            self._slots.set_back(demand)
+        shortfall = self._workers.shortfall() if self._workers.live else f"the last worker is gone: {event.reason}"
         if shortfall is not None:
-            for request in list(self._requests):
+            for request in list(self._state.requests):
                 self._fail(request, shortfall)
             return
         for demand in demands:
             self._slots.place(demand)
-        self._slots.fill()
-
-    def _set_back(self, demand: Demand) -> None:
-        """It begins again, from its load; what the worker still says of it is not heard."""
-        opened = demand.opened
-        if demand.confirmed:
-            opened.waiting += demand.held is not None and demand.held.loaded
-            self._dispatch.changed(opened)
-        self._dispatch.forget(demand)
-        self._slots.detach(demand)
 
     # --- requests and the shadow --------------------------------------------------------------------------------
 
     def _request_opened(self, event: t.RequestOpened) -> None:
-        self.stats[event.request] = RequestStats(event.prompt_tokens)
-        self._requests[event.request] = Request(self.stats[event.request])
-        self._out += self._follower.opened(event.request, event.prompt_tokens)
-        shortfall = self._slots.shortfall() if self._slots.live else "no worker is connected"
+        stats = self._state.stats[event.request] = RequestStats(event.prompt_tokens)
+        self._state.requests[event.request] = Request(stats)
+        self._shadow.opened(event.request, event.prompt_tokens)
+        shortfall = self._workers.shortfall() if self._workers.live else "no worker is connected"
         if shortfall is not None:
             self._fail(event.request, shortfall)
 
     def _request_closed(self, event: t.RequestClosed) -> None:
-        if event.request in self._requests:
+        if event.request in self._state.requests:
             self._close(event.request)
-            self._slots.fill()
 
     def _close(self, request: int) -> None:
-        del self._requests[request]
-        opened = self._passes.open
-        for visit in [v for v in opened if v.request == request]:
-            for demand in opened.pop(visit).demands.values():
-                self._passes.cancel(demand)
+        del self._state.requests[request]
+        self._passes.close(request)
         self.strategy.predictor.closed(request)
-        self._out += self._follower.closed(request)
+        self._shadow.closed(request)
 
     def _fail(self, request: int, reason: str) -> None:
         self._close(request)
-        self._out.append(t.Fail(request, reason))
+        self._commands.fail(request, reason)
 
     def _shadow_joined(self, event: t.ShadowJoined) -> None:
-        self._out += self._follower.joined()
-        self._passes.followed = True
+        self._shadow.joined()
 
     def _shadow_lost(self, event: t.ShadowLost) -> None:
-        self._follower.lost()
-        self._passes.followed = False
+        self._shadow.lost()
         if not self.strategy.predicts:
-            for request in self._requests.values():
+            for request in self._state.requests.values():
                 request.stats.orphan()
 
     # --- passes, predictions and gates --------------------------------------------------------------------------
 
     def _token_decoded(self, event: t.TokenDecoded) -> None:
-        request = self._requests.get(event.request)
+        request = self._state.requests.get(event.request)
         if request is None:
             return
         if request.prefilling:
             request.prefilling = False
-            self._passes.begin_warm_up(event.request, request)
-            self._slots.fill()
-        self._out += self._follower.decoded(event.request, event.index)
+            self._passes.warm_up(event.request, request)
+        self._shadow.decoded(event.request, event.index)
 
     def _pass_started(self, event: t.PassStarted) -> None:
-        request = self._requests.get(event.request)
+        request = self._state.requests.get(event.request)
         if request is None:
             return
-        costs, layer_s = self._slots.costs, self._tempo.layer_s
-        if costs.load_s and layer_s:
-            self.strategy.predictor.paced(costs.load_s, layer_s)
+        load_s, layer_s = self._workers.costs.load_s, self._tempo.layer_s
+        if load_s and layer_s:
+            self.strategy.predictor.paced(load_s, layer_s)
         self._tempo.begin()
         self._passes.begin(request, event)
-        self._slots.fill()
 
     def _predicted(self, event: t.Predicted) -> None:
-        request = self._requests.get(event.request)
+        request = self._state.requests.get(event.request)
         if request is not None:
-            self._passes.receive_prediction(request, t.Visit(event.request, event.position, event.layer), event.experts)
-            self._slots.fill()
+            self._passes.prefetch(request, t.Visit(event.request, event.position, event.layer), event.experts)
 
     def _foreseen(self, event: t.Foreseen) -> None:
-        request = self._requests.get(event.request)
+        request = self._state.requests.get(event.request)
         if request is not None:
             self._passes.foreseen(request, event)
-            self._slots.fill()
 
     def _gate_fired(self, event: t.GateFired) -> None:
-        request = self._requests.get(event.visit.request)
-        if request is not None:
-            if not request.prefilling:
-                self._tempo.gate(self._now, request.stats.stall_s)
-            self._passes.gate_fired(request, event, self._now)
-            self._slots.fill()
+        request = self._state.requests.get(event.visit.request)
+        if request is None:
+            return
+        if not request.prefilling:
+            self._tempo.gate(self._state.now, request.stats.stall_s)
+        self._passes.gate_fired(request, event)
 
     # --- loads and computations ---------------------------------------------------------------------------------
 
     def _load_ended(self, event: t.LoadEnded) -> None:
-        held = self._loads.get(event.load_id)
-        if held is not None:
-            held.stats.bytes_loaded += event.nbytes
-            self._loaded(held)
-            self._slots.fill()
-
-    def _loaded(self, held: Residence) -> None:
-        self._slots.loaded(held)
-        for demand in list(held.users):
-            if demand.opened.warm_up:
-                del demand.opened.demands[demand.seq]
-                self._passes.cancel(demand)
-            elif demand.confirmed:
-                self._load_over(demand)
-                if self._in_turn:
-                    self._dispatch.changed(demand.opened)
-
-    def _load_over(self, demand: Demand) -> None:
-        """Its gate was waiting for its load."""
-        opened = demand.opened
-        opened.waiting -= 1
-        if opened.waiting == 0:
-            request = opened.request
-            request.stats.stalled(self._now - opened.since, request.prefilling)
-            opened.since = self._now
+        entry = self._state.loads.get(event.load_id)
+        if entry is not None:
+            entry.stats.bytes_loaded += event.nbytes
+            self._slots.loaded(entry)
 
     def _compute_ended(self, event: t.ComputeEnded) -> None:
-        demand = self._dispatch.answered(event.call_id)
-        if demand is None or demand.held is None:
+        demand = self._rows.answered(event.call_id)
+        if demand is None:
             return
-        opened, held = demand.opened, demand.held
-        if not held.loaded:
-            self._loaded(held)  # the word of its load was lost or is still on its way
-        self._slots.computed(held, demand)
-        if demand.hit:
-            opened.request.stats.hit(opened.request.prefilling)
-        elif held.hosted:
-            opened.request.stats.hosted(opened.request.prefilling)
-        del opened.demands[demand.expert.expert]
-        opened.left -= 1
-        if opened.left == 0:
-            self._passes.finish(opened)
-        self._slots.fill()
+        if demand.entry is not None and not demand.entry.loaded:
+            self._slots.loaded(demand.entry)  # LoadEnded was lost, or is still on its way
+        self._passes.computed(demand)
 
     def _load_failed(self, event: t.LoadFailed) -> None:
-        held = self._loads.get(event.load_id)
-        if held is not None:
-            self._retry(held, list(held.users), event.reason)
+        entry = self._state.loads.get(event.load_id)
+        if entry is not None:
+            self._retry(entry, list(entry.users), event.reason)
 
     def _compute_failed(self, event: t.ComputeFailed) -> None:
-        demand = self._calls.get(event.call_id)
-        if demand is not None and demand.held is not None:
-            self._retry(demand.held, [demand], event.reason)
+        demand = self._state.calls.get(event.call_id)
+        if demand is None:
+            return
+        if demand.entry is not None:
+            self._retry(demand.entry, [demand], event.reason)
+        elif not self._failed(demand, event.reason):
+            host = demand.worker
+            self._slots.set_back(demand)
+            self._slots.place(demand, avoid=host)
 
-    def _retry(self, held: Residence, failed: list[Demand], reason: str) -> None:
-        """Elsewhere, not for ever. What was only predicted is then let go: if the gate names it, it is tried again."""
-        self._slots.invalidate(held)
+    def _retry(self, entry: SlotEntry, failed: list[Demand], reason: str) -> None:
+        """Elsewhere, and not for ever. All that shared the slot begin again."""
+        self._slots.invalidate(entry)
         for demand in failed:
-            demand.failures += 1
-            if demand.failures >= MAX_FAILURES and demand in held.users:
-                self._give_up(demand, reason)
-        if held.users:
-            again = list(held.users)
-            self._slots.evict(held)
+            if demand in entry.users:  # its request may have failed with the one before
+                self._failed(demand, reason)
+        if entry.users:
+            again = list(entry.users)
+            self._slots.evict(entry)
             for demand in again:
-                self._set_back(demand)
+                self._slots.set_back(demand)
             for demand in again:
-                self._slots.place(demand, shun=held.worker)
-        self._slots.fill()
+                self._slots.place(demand, avoid=entry.worker)
 
-    def _give_up(self, demand: Demand, reason: str) -> None:
-        opened, (layer, expert) = demand.opened, demand.expert
+    def _failed(self, demand: Demand, reason: str) -> bool:
+        """Whether it has failed too often. Then its request fails; a prefetch is only cancelled, and its expert is
+        tried again if the gate chooses it."""
+        demand.failures += 1
+        if demand.failures < MAX_FAILURES:
+            return False
+        visit, (layer, expert) = demand.visit, demand.expert
         if demand.confirmed:
-            failed = f"expert {expert} of layer {layer} failed {demand.failures} times: {reason}"
-            self._fail(opened.visit.request, failed)
+            reason = f"expert {expert} of layer {layer} failed {demand.failures} times: {reason}"
+            self._fail(visit.id.request, reason)
         else:
-            opened.given_up += (expert,)
-            self._passes.cancel(opened.demands.pop(demand.seq if opened.warm_up else expert))
+            visit.unloadable += (expert,)
+            self._slots.cancel(visit.demands.pop(demand.key))
+        return True

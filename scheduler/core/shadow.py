@@ -1,61 +1,63 @@
-"""What the shadow is told: which requests to follow, and when to align (OD-MoE section 3.2)."""
+"""What the shadow is to do: which requests to follow, and when to align (OD-MoE section 3.2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from scheduler.alignment import Alignment
-from scheduler.types import Align, Command, Follow, Unfollow
+from scheduler.core.commands import Commands
 
 
 @dataclass(slots=True)
 class _Followed:
-    """`decoded`: tokens of the answer so far. `kv_aligned`: the shadow has the main model's KV rows up to here."""
-
     prompt_tokens: int
     decoded: int = 0
+    """Tokens of the answer so far."""
     kv_aligned: int = 0
+    """The shadow has the main model's KV rows up to this position."""
 
 
 class ShadowFollower:
-    """Commands for the shadow, none while there is none. One that joins late takes up every open request."""
+    """Commands for the shadow; none while there is no shadow. One that joins late follows every open request."""
 
-    def __init__(self, alignment: Alignment) -> None:
+    def __init__(self, commands: Commands, alignment: Alignment) -> None:
         self.alignment = alignment
         self.present = False
+        self._commands = commands
         self._requests: dict[int, _Followed] = {}
 
-    def joined(self) -> list[Command]:
+    def joined(self) -> None:
         self.present = True
-        commands: list[Command] = []
         for number, followed in self._requests.items():
             followed.kv_aligned = 0
             step = max(followed.decoded - 1, 0)
-            commands.append(Follow(number, step))
+            self._commands.follow(number, step)
             if followed.decoded:
-                commands.append(self._align(number, step))
-        return commands
+                self._align(number, step)
 
     def lost(self) -> None:
         self.present = False
 
-    def opened(self, request: int, prompt_tokens: int) -> list[Command]:
+    def opened(self, request: int, prompt_tokens: int) -> None:
         self._requests[request] = _Followed(prompt_tokens)
-        return [Follow(request, 0)] if self.present else []
+        if self.present:
+            self._commands.follow(request, 0)
 
-    def closed(self, request: int) -> list[Command]:
+    def closed(self, request: int) -> None:
         del self._requests[request]
-        return [Unfollow(request)] if self.present else []
+        if self.present:
+            self._commands.unfollow(request)
 
-    def decoded(self, request: int, index: int) -> list[Command]:
+    def decoded(self, request: int, index: int) -> None:
         """Token `index` exists: decode pass `index` of the shadow may start."""
         self._requests[request].decoded = index + 1
-        return [self._align(request, index)] if self.present else []
+        if self.present:
+            self._align(request, index)
 
-    def _align(self, request: int, step: int) -> Align:
-        """KV rows, where due: all that the shadow has not had, up to that pass."""
+    def _align(self, request: int, step: int) -> None:
+        """Where KV rows are due: all that the shadow has not had, up to that pass."""
         followed = self._requests[request]
         start = stop = followed.prompt_tokens + step
         if self.alignment.kv_due(step):
             start, followed.kv_aligned = followed.kv_aligned, stop
-        return Align(request, step, self.alignment.token_due(step), start, stop)
+        self._commands.align(request, step, self.alignment.token_due(step), start, stop)

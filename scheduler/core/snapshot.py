@@ -1,58 +1,77 @@
-"""What a core holds at one moment, as plain data: for tests, traces and whoever debugs."""
+"""What a core holds at one moment, as plain data: for tests, traces and debugging."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler.core.state import Worker
+from scheduler.core.state import State, Worker
 from scheduler.types import ExpertId, Visit
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """One worker. `slots`: the expert in each, None where free. `free`: the
-    numbers of free slots. `loading`: on its link, in the order of asking. `kept`:
-    in slots, and needed by nobody now. `queued`: waiting for a slot, most urgent first. `hosted`: computed at a host
-    place. `needed`: by visits under way, once for each. `named`: how many experts gates have named, still to be
-    computed here."""
+    """One worker, or host place."""
 
     slots: tuple[ExpertId | None, ...]
+    """The expert in each; None where free."""
     free: tuple[int, ...]
+    """Numbers of the free slots."""
     loading: tuple[ExpertId, ...]
+    """In flight on its link, in the order of the commands."""
     kept: frozenset[ExpertId]
+    """In slots, and needed by no visit."""
     queued: tuple[ExpertId, ...]
+    """Waiting for a slot, most urgent first."""
     hosted: tuple[ExpertId, ...]
+    """Computed at a host place."""
     needed: tuple[ExpertId, ...]
-    named: int
+    """By visits under way, once for each."""
+    backlog: int
+    """Experts that gates have chosen, still to be computed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSnapshot:
-    """`requests`: open ones. `visits`: under way, or predicted. `calls`: ids of computations not answered. `loads`: ids
-    of those under way. `held_back`: visits whose rows wait to be sent together."""
+    """All of a core's state that is not a figure."""
 
     requests: tuple[int, ...]
+    """Open ones."""
     visits: tuple[Visit, ...]
+    """Under way, or predicted."""
     calls: tuple[int, ...]
+    """Ids of computations that have not been answered."""
     loads: tuple[int, ...]
+    """Ids of loads in flight."""
     held_back: tuple[Visit, ...]
+    """Visits whose rows wait to be sent together."""
     workers: dict[int, WorkerSnapshot] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
-        """Nobody waits for anything; experts may stay in slots, or be on their way there."""
-        busy = any(one.queued or one.hosted or one.needed or one.named for one in self.workers.values())
+        """Nothing is under way; experts may stay in slots, or be on their way there."""
+        busy = any(one.queued or one.hosted or one.needed or one.backlog for one in self.workers.values())
         return not (busy or self.requests or self.visits or self.calls or self.held_back)
 
 
-def worker_snapshot(worker: Worker) -> WorkerSnapshot:
+def snapshot(state: State) -> CoreSnapshot:
+    return CoreSnapshot(
+        requests=tuple(state.requests),
+        visits=tuple(state.visits),
+        calls=tuple(state.calls),
+        loads=tuple(state.loads),
+        held_back=tuple(state.held_back),
+        workers={number: _worker(worker) for number, worker in state.workers.items()},
+    )
+
+
+def _worker(worker: Worker) -> WorkerSnapshot:
     return WorkerSnapshot(
-        slots=tuple(held.expert if held is not None else None for held in worker.slots),
+        slots=tuple(entry.expert if entry is not None else None for entry in worker.slots),
         free=tuple(sorted(worker.free)),
-        loading=tuple(held.expert for held in worker.loading),
+        loading=tuple(entry.expert for entry in worker.link),
         kept=frozenset(worker.idle),
         queued=tuple(demand.expert for demand in worker.queue),
-        hosted=tuple(held.expert for held in worker.hosted.values()),
+        hosted=tuple(demand.expert for demand in worker.hosted.values()),
         needed=tuple(demand.expert for demand in worker.demands()),
-        named=worker.named,
+        backlog=worker.backlog,
     )

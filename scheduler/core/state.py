@@ -1,4 +1,7 @@
-"""What each worker holds and is about to hold, and what for."""
+"""What the core knows: requests, the layers that they visit, the experts that those need, and what is in each slot.
+
+Plain data. The parts of the core change it (`workers.py`, `slots.py`, `passes.py`, `dispatch.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,119 +9,168 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Literal
 
 from scheduler.core.stats import RequestStats
 from scheduler.policies.importance import LayerImportance
 from scheduler.policies.precision import FULL, PREDICTED, Importance
-from scheduler.types import ExpertId, Visit
+from scheduler.types import ExpertId, ModelShape, Visit, WorkerJoined
 
-_PREDICTED, _WARM_UP = 1 << 60, 1 << 61
+DemandState = Literal["queued", "loading", "ready", "hosted"]
+"""See `Demand`."""
+Origin = Literal["prediction", "plan", "warm-up", "gate", "host"]
+"""What a demand was made for. A prediction, even if it could not be loaded then; prefill's plan, which gives every
+expert a worker; a residency that wants it in a slot when decoding begins; a gate that chose what no prediction had
+named; or a placement that has it computed at a host place."""
+
+_PREFETCH, _WARM_UP = 1 << 60, 1 << 61
 _urgency = attrgetter("urgency")
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`reached`: (position of the pass under way, ordinal of the last layer whose gate fired in it).
-    `planned`: how many layers prefill has assigned."""
+    """An open request."""
 
     stats: RequestStats
     prefilling: bool = True
     reached: tuple[int, int] = (0, -1)
+    """The position of the pass under way, and the ordinal of the last layer whose gate has fired in it."""
     planned: int = 0
+    """How many layers prefill has assigned to workers."""
 
 
 @dataclass(slots=True, eq=False)
 class LayerVisit:
-    """A visit under way. `turn`: how many MoE layers decoding has visited before. `since`: its gate, or the end of its
-    last stall. `waiting`: named experts not loaded yet; `left`: not computed yet; `given_up`: predicted, but their
-    loads failed too often. `warm_up`: nothing is computed for it; its experts are only to be brought into slots.
-    `importance`: how much each expert is wanted, where anybody asks."""
+    """One pass through one MoE layer, from the first prediction of it until every expert has been computed."""
 
-    visit: Visit
+    id: Visit
     request: Request
     turn: int
+    """How many MoE layers decoding has visited before. It chooses the group."""
     demands: dict[int, Demand] = field(default_factory=dict)
-    given_up: tuple[int, ...] = ()
-    since: float = 0.0
-    waiting: int = 0
-    left: int = 0
+    """By expert; by `Demand.seq` in a warm-up, which spans layers."""
     warm_up: bool = False
+    """It has no gate: its experts are brought into slots for decoding, and not computed."""
+    unloadable: tuple[int, ...] = ()
+    """Experts that were predicted, and whose loads have failed too often."""
     importance: LayerImportance | None = None
+    """How much each expert matters, where a policy reads it."""
+    uncomputed: int = 0
+    """Experts that the gate chose and that have not been computed yet."""
+    missing: int = 0
+    """Of those on workers with slots, the ones whose bytes are not in a slot yet."""
+    stalled_from: float = 0.0
+    """When the gate fired, or the last stall ended."""
+
+    def begin_stall(self, missing: int, now: float) -> None:
+        """The gate has fired. Every chosen expert counts as missing until `loaded`."""
+        self.missing, self.stalled_from = missing, now
+
+    def loaded(self, now: float) -> None:
+        """A chosen expert is in its slot. With the last of them the stall ends."""
+        self.missing -= 1
+        if self.missing == 0:
+            self.request.stats.stalled(now - self.stalled_from, self.request.prefilling)
+            self.stalled_from = now
 
 
 @dataclass(slots=True, eq=False)
-class Residence:
-    """An expert in a slot, or on its way there (not `loaded`), in a form. `keeps`: it stays when nobody needs it; only
-    then can it serve several demands, its `users`. `stats`: of the request that its load was begun for. `hosted`: not
-    in a slot, but at a host place, where it lies."""
+class SlotEntry:
+    """An expert in a slot, or on its way there."""
 
     worker: int
     slot: int
     expert: ExpertId
     load_id: int
     keeps: bool
+    """The residency lets it stay when no demand needs it. Only then can several demands share it."""
     stats: RequestStats
+    """Of the request for which its load was begun."""
     users: list[Demand]
     form: str = FULL
     loaded: bool = False
-    hosted: bool = False
 
     @property
-    def urgent(self) -> bool:
-        """A gate has named it."""
+    def confirmed(self) -> bool:
+        """A gate has chosen it."""
         return any(demand.confirmed for demand in self.users)
 
     @property
     def urgency(self) -> int:
-        """Of the most urgent of its users, where all are predictions; -1 where a gate has named it."""
-        return -1 if self.urgent else min(demand.urgency for demand in self.users)
+        """That of its most urgent user, where all are prefetches; -1 where a gate has chosen it."""
+        return -1 if self.confirmed else min(demand.urgency for demand in self.users)
 
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """One expert, wanted by one visit, on one worker; queued there while it has no `held`.
+    """One expert that one visit needs, on one worker.
 
-    `confirmed`: the gate named it; until then it is a prediction. `reload`: no prediction had named it. `hit`: no
-    load was begun for it. `rows`: how many rows it computes. `sent`: they were. `calls`: computations not yet answered.
-    `importance`: for the choice of a form.
+        prediction, plan, warm-up, gate                           gate
+                   │                                                │
+                   ▼     load begins            load ended          ▼
+                queued ──────────────► loading ───────────► ready   hosted
+                   ├── in flight ─────────▲                   ▲
+                   └── in a slot ─────────────────────────────┘
+
+    Back to queued: pre-empted, its load or its computation has failed, or its worker is lost. Over: computed, or
+    cancelled. `hosted`: a host place computes the expert where it lies, without a load.
+
+    A demand begins as a prefetch, or at the gate. The gate confirms the prefetches that it chose, and cancels the
+    others. A confirmed demand's rows are sent as soon as it has a slot; the worker holds them until the load has ended.
+    Only a prefetch is pre-empted.
     """
 
     seq: int
-    opened: LayerVisit
+    visit: LayerVisit
     expert: ExpertId
+    origin: Origin
+    state: DemandState = "queued"
     worker: int = -1
-    held: Residence | None = None
+    entry: SlotEntry | None = None
+    """Its expert in a slot: while it is loading or ready."""
     confirmed: bool = False
-    reload: bool = False
+    """The gate has chosen it."""
     hit: bool = False
+    """It shares an expert whose load was begun for another demand."""
     failures: int = 0
     rows: int = 0
-    sent: bool = False
+    """How many rows it computes."""
     calls: list[int] = field(default_factory=list)
+    """Computations that have been sent and not answered."""
     importance: Importance = PREDICTED
+    """Decides the form in which the expert is loaded."""
 
     @property
     def urgency(self) -> int:
-        """What a gate has named comes first, then what is only predicted, then a warm-up; each first come, first
-        served."""
-        return self.seq if self.confirmed else self.seq + (_WARM_UP if self.opened.warm_up else _PREDICTED)
+        """Confirmed demands come first, then prefetches, then warm-ups; each in the order in which they came."""
+        return self.seq if self.confirmed else self.seq + (_WARM_UP if self.origin == "warm-up" else _PREFETCH)
+
+    @property
+    def key(self) -> int:
+        """Where it stands in its visit's `demands`."""
+        return self.seq if self.visit.warm_up else self.expert.expert
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """`slots`: None where free; `free`: their numbers, a heap. `queue`: demands that have no slot yet, most urgent
-    first. `idle`: kept experts that nobody needs now. `named`: experts that a gate has named, still to be computed
-    here. `loading`: what is on the link or waits for it, in the order of asking. A host place has no slots; `hosted`:
-    what it computes."""
+    """A worker node; a host place where it has no slots."""
 
     number: int
-    slots: list[Residence | None]
+    joined: WorkerJoined
+    slots: list[SlotEntry | None]
+    """None where free."""
     free: list[int]
+    """Numbers of the free slots, a heap."""
     queue: list[Demand] = field(default_factory=list)
-    idle: dict[ExpertId, Residence] = field(default_factory=dict)
-    named: int = 0
-    loading: list[Residence] = field(default_factory=list)
-    hosted: dict[int, Residence] = field(default_factory=dict)
+    """Demands that are queued, most urgent first."""
+    link: list[SlotEntry] = field(default_factory=list)
+    """Loads in flight, in the order of their commands. The first is under way, the others wait for it."""
+    idle: dict[ExpertId, SlotEntry] = field(default_factory=dict)
+    """Kept experts that no demand needs, the longest idle first."""
+    hosted: dict[int, Demand] = field(default_factory=dict)
+    """What a host place computes, by `Demand.seq`."""
+    backlog: int = 0
+    """Confirmed demands that are still to be computed here."""
 
     def enqueue(self, demand: Demand) -> None:
         queue = self.queue
@@ -128,15 +180,40 @@ class Worker:
         else:
             bisect.insort(queue, demand, key=_urgency)
 
-    def least_urgent_prefetch(self) -> Residence | None:
-        """What can be put off: in a slot, only predicted, and wanted last."""
-        held = [held for held in self.slots if held is not None and held.users and held.urgency >= 0]
-        return max(held, key=lambda h: h.urgency, default=None)
+    def least_urgent_prefetch(self) -> SlotEntry | None:
+        """What can be put off: in a slot for a prefetch only, and needed last."""
+        entries = [entry for entry in self.slots if entry is not None and entry.users and not entry.confirmed]
+        return max(entries, key=_urgency, default=None)
 
     def demands(self) -> Iterator[Demand]:
-        for held in self.slots:
-            if held is not None:
-                yield from held.users
-        for held in self.hosted.values():
-            yield from held.users
+        for entry in self.slots:
+            if entry is not None:
+                yield from entry.users
+        yield from self.hosted.values()
         yield from self.queue
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """All of it, at one moment."""
+
+    shape: ModelShape
+    now: float = 0.0
+    """The time of the event that is being handled, in seconds on the caller's clock."""
+    stats: dict[int, RequestStats] = field(default_factory=dict)
+    """By request, closed ones included until the caller removes them."""
+    requests: dict[int, Request] = field(default_factory=dict)
+    visits: dict[Visit, LayerVisit] = field(default_factory=dict)
+    """Predicted, or under way."""
+    workers: dict[int, Worker] = field(default_factory=dict)
+    loads: dict[int, SlotEntry] = field(default_factory=dict)
+    """In flight, by `Load.load_id`."""
+    calls: dict[int, Demand] = field(default_factory=dict)
+    """Computations not answered, by `Compute.call_id`."""
+    kept: dict[int, dict[int, SlotEntry]] = field(init=False)
+    """Layer -> expert -> where it is kept, loads in flight included."""
+    held_back: dict[Visit, LayerVisit] = field(default_factory=dict)
+    """Visits whose rows wait until none of their loads is in flight (prefill `in-turn`)."""
+
+    def __post_init__(self) -> None:
+        self.kept = {layer: {} for layer in self.shape.layers}

@@ -162,7 +162,7 @@ def test_when_prefill_is_over_slots_are_filled_with_whom_the_policy_wants() -> N
     policy = Keeps(warms=[(0, 4), (1, 2), (0, 6)])
     d = cached(policy)
     d.open(decode=False)
-    assert d.do(t.TokenDecoded(1, 0)) == ["load 0.0 0/4", "load 0.1 1/2", f"align 1 step 0 token kv 0:{P}"]
+    assert d.do(t.TokenDecoded(1, 0)) == [f"align 1 step 0 token kv 0:{P}", "load 0.0 0/4", "load 0.1 1/2"]
     assert d.loaded(0) == ["load 0.2 0/6"]
     assert d.loaded(0, slot=1) + d.loaded(0, slot=2) == []
     assert d.do(t.TokenDecoded(1, 1)) == [f"align 1 step 1 token kv {P}:{P + 1}"]  # once only

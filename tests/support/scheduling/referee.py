@@ -1,7 +1,7 @@
 """The referee of the random worlds: sees facts and commands, and what a strategy's objects are asked and answer, keeps
 books of its own, and holds the core to what must always be true.
 
-It checks every command when it is given: loads go only into free slots of live workers, and no more than `AHEAD` of
+It checks every command when it is given: loads go only into free slots of live workers, and at most `PREFETCHES` of
 those that are only predicted are on a link; every row of every named expert is computed exactly once, in order, in
 parts of at most a mini-batch, in one place, by whoever holds the expert; nothing is evicted that a gate has named,
 nothing kept but on a policy's word; a layer is resumed when all its experts were computed, and never before; a request
@@ -43,7 +43,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES, Core
-from scheduler.core.slots import AHEAD
+from scheduler.core.slots import PREFETCHES
 from scheduler.policies.predictors.base import Forecast
 from scheduler.policies.routers import Chosen
 from support.scheduling.plan import Plan
@@ -257,7 +257,7 @@ class Referee:
             books.seen["loaded in turn"] += 1
         link = books.links[c.worker]
         if not named:
-            assert len(link) < AHEAD, f"{c}: {len(link)} loads are on its link, and no gate waits for it"
+            assert len(link) < PREFETCHES, f"{c}: {len(link)} loads are on its link, and no gate waits for it"
         attempt = Attempt(c, stays, owner=self._owner(c.expert, named, warming_up))
         books.slots[c.worker, c.slot] = books.loads[c.load_id] = attempt
         link.append(attempt)

@@ -4,7 +4,7 @@ what is not checked."""
 from __future__ import annotations
 
 from scheduler.core.machine import MAX_FAILURES, Core
-from scheduler.core.slots import AHEAD
+from scheduler.core.slots import PREFETCHES
 from scheduler.core.stats import RequestStats
 from support.scheduling.referee_books import Attempt, Books, Expert, RequestBooks
 
@@ -87,7 +87,7 @@ def _check_waits(
     else:
         waits = bool(named.keys() - in_slots.keys())
     if waits and not full:
-        busy = any(len(books.links[worker]) >= AHEAD for worker in by_worker)
+        busy = any(len(books.links[worker]) >= PREFETCHES for worker in by_worker)
         assert busy, "something is wanted and every worker has a free slot and an idle link"
     if not named or books.plan.prefill == "in-turn":  # what is loaded in turn is named, though not sent yet
         return

@@ -1,0 +1,108 @@
+"""Which workers there are, what they cost, and which of them an expert goes to."""
+
+from __future__ import annotations
+
+from scheduler import types as t
+from scheduler.core.groups import Grouping
+from scheduler.core.homes import Homes
+from scheduler.core.state import State, Worker
+from scheduler.errors import ConfigError
+from scheduler.policies.placement import Costs
+from scheduler.policies.residency.base import Residency
+
+
+class WorkerTable:
+    """Workers come and go. Whoever calls `lost` brings the lost worker's demands elsewhere."""
+
+    def __init__(self, state: State, grouping: Grouping, residency: Residency) -> None:
+        self.live: tuple[int, ...] = ()
+        """Numbers of the workers with slots, ascending."""
+        self.hosts: tuple[int, ...] = ()
+        """Numbers of the host places, ascending."""
+        self.slots = 0
+        """Of all workers together."""
+        self._state = state
+        self._grouping = grouping
+        self._residency = residency
+        self.homes = Homes(state.shape) if residency.homed else None
+        """Where each expert lives, if the residency gives it one worker and loads it nowhere else."""
+
+    @property
+    def costs(self) -> Costs:
+        """Means over the workers that know what their loads and computations take; 0 where none does."""
+        device = [self._state.workers[number].joined for number in self.live]
+        host = [self._state.workers[number].joined for number in self.hosts]
+        return Costs(
+            load_s=_mean([event.load_s for event in device]),
+            device_call_s=_mean([event.call_s for event in device]),
+            device_row_s=_mean([event.row_s for event in device]),
+            host_call_s=_mean([event.call_s for event in host]),
+            host_row_s=_mean([event.row_s for event in host]),
+        )
+
+    def joined(self, event: t.WorkerJoined) -> None:
+        """Raises ConfigError for a number of slots that cannot be."""
+        number, slots = event.worker, event.slots
+        if slots < 0:
+            raise ConfigError(f"worker {number} has {slots} slots; allowed: 0 (a host place), 1, 2, ...")
+        self._state.workers[number] = Worker(number, event, [None] * slots, list(range(slots)))
+        if not slots:
+            self.hosts = tuple(sorted((*self.hosts, number)))
+            return
+        if self.homes is not None:
+            self.homes.joined(number, slots)
+        self.live = tuple(sorted((*self.live, number)))
+        self.slots += slots
+
+    def lost(self, number: int) -> Worker | None:
+        """None where it was lost before."""
+        worker = self._state.workers.pop(number, None)
+        if worker is None:
+            return None
+        self.live = tuple(n for n in self.live if n != number)
+        self.hosts = tuple(n for n in self.hosts if n != number)
+        self.slots -= len(worker.slots)
+        if self.homes is not None and worker.slots:
+            self.homes.lost(number)
+        return worker
+
+    def shortfall(self) -> str | None:
+        """Why these workers cannot hold the experts that must stay; None where they can."""
+        try:
+            self._residency.check(self._state.shape, self.slots)
+        except ConfigError as error:
+            return str(error)
+        if self.homes is not None:
+            self.homes.settle()
+        return None
+
+    # --- which worker -------------------------------------------------------------------------------------------
+
+    def group(self, turn: int) -> list[int]:
+        """The workers that serve this turn's layer together; empty where there are none."""
+        return self._grouping.group(self.live, turn) if self.live else []
+
+    def share(self, ordinal: int) -> list[int]:
+        """Prefill: the worker of each expert of the `ordinal`-th MoE layer."""
+        return self._grouping.share(self.live, ordinal, self._state.shape.count(ordinal))
+
+    def least_busy(self, turn: int, avoid: int | None = None) -> int:
+        """For an expert that no prediction has assigned: the smallest backlog, then a slot that is free or can be made
+        so, then this turn's group. `avoid`: taken only if it is the only one."""
+        best, least = -1, (True, 1 << 60, True)
+        for number in self._grouping.ring(self.live, turn):
+            worker = self._state.workers[number]
+            key = number == avoid, worker.backlog, not (worker.free or worker.idle)
+            if key < least:
+                best, least = number, key
+                if key == (False, 0, False):
+                    break
+        return best
+
+    def least_busy_host(self) -> Worker:
+        return min((self._state.workers[number] for number in self.hosts), key=lambda w: (w.backlog, w.number))
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if value]
+    return sum(known) / len(known) if known else 0.0
