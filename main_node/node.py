@@ -16,6 +16,7 @@ from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
 from main_node.answer import Answer, Step
 from main_node.engine.engine import Engine
+from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.report import MainMemory, Report, Times, build_report
@@ -64,9 +65,10 @@ class MainNode:
         self._open: dict[int, Sequence] = {}
         self._cache_bytes_max = 0
         self._sequence: Sequence | None = None
-        strategy = engine.core.strategy
+        strategy, watch = engine.core.strategy, None
         if needs_watch(strategy):
-            engine.watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor)
+            watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor)
+        self.experts = RemoteExperts(engine, watch)
         dispatch_experts(self.model, self._experts_of)
 
     def _cache(self) -> Any:
@@ -84,7 +86,7 @@ class MainNode:
 
     def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return self.engine.experts(self._pass._replace(layer=layer), hidden, index, weights)
+            return self.experts.compute(self._pass._replace(layer=layer), hidden, index, weights)
 
         return experts
 
@@ -194,7 +196,7 @@ class MainNode:
     def device_bytes(self) -> int:
         """Weights, those of a predictor too, buffers and the most that the KV caches of open requests took, from the
         tensors."""
-        watch = self.engine.watch
+        watch = self.experts.watch
         return self.weight_bytes + self._cache_bytes_max + (watch.nbytes if watch is not None else 0)
 
     @property

@@ -24,14 +24,14 @@ COUNT = 10
 def run(cluster: EmbeddedCluster, prompt: list[int]) -> tuple[Any, list[Span], int]:
     """An answer's report, what was traced, and how many experts its gates named in all."""
     named = 0
-    experts = cluster.main.engine.experts
+    compute = cluster.main.experts.compute
 
     def counted(visit: Any, hidden: Any, index: Any, weights: Any) -> Any:
         nonlocal named
         named += len(set(index.flatten().tolist()))
-        return experts(visit, hidden, index, weights)
+        return compute(visit, hidden, index, weights)
 
-    cluster.main.engine.experts = counted  # type: ignore[method-assign]
+    cluster.main.experts.compute = counted  # type: ignore[method-assign]
     *_, last = cluster.generate(prompt, COUNT, ignore_eos=True)
     spans = cluster.trace()
     assert cluster.trace() == []
@@ -41,16 +41,15 @@ def run(cluster: EmbeddedCluster, prompt: list[int]) -> tuple[Any, list[Span], i
 @pytest.fixture
 def shadow_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """After each pass the main node lets the shadow end its own, however busy the machine: then the shadow waits."""
-    experts = Engine.experts
+    forget = Engine.forget
 
-    def patient(self: Engine, visit: Visit, *rows: Any) -> Any:
-        output = experts(self, visit, *rows)
+    def patient(self: Engine, visit: Visit) -> None:
+        forget(self, visit)
         if self.shadow is not None and visit.layer == self.core.shape.layers[-1] and visit.position:
             assert self.wait_for_predictions(visit.request, 60.0)
             time.sleep(0.05)  # for its last product
-        return output
 
-    monkeypatch.setattr(Engine, "experts", patient)
+    monkeypatch.setattr(Engine, "forget", patient)
 
 
 def length(spans: list[Span], what: str) -> float:

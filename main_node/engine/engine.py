@@ -5,11 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from functools import partial
 
-import torch
-
-from main_node.engine.gate_watch import GateWatch
 from main_node.engine.layer import LayersInFlight, LayerWork
 from main_node.engine.owed_answers import OwedAnswers
 from main_node.engine.pace import Pace, RealPace
@@ -44,7 +40,6 @@ class Engine:
         self.on_lost: Callable[[Role, int], None] = lambda kind, number: None
         self.on_decided: Callable[[t.Event, float, list[t.Command]], None] = lambda event, now, commands: None
         self.lookahead = lookahead
-        self.watch: GateWatch | None = None
         self.workers: dict[int, PeerHandler] = {}
         self.shadow: PeerHandler | None = None
         self._hello = hello
@@ -292,27 +287,8 @@ class Engine:
             self.core.stats.pop(number, None)
             self._layers.release(number)
 
-    def experts(self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H].
-
-        Raises RequestFailedError.
-        """
-        layer = LayerWork(hidden, index, weights)
-        if self.watch is not None:
-            self.watch.look(visit, layer)
-        self.pace.gate(lambda: self._gate_fired(visit, layer))
-        try:
-            for fact in self.watch.ahead(visit, layer) if self.watch is not None else ():
-                self.pace.foreseen(partial(self.post, fact), self.core.strategy.predictor.foresight == "attention")
-            self._wait(visit, layer)
-            self.pace.resumed()
-            self.spans.resumed(visit.layer)
-        finally:
-            with self._lock:
-                del self._layers[visit]
-        return layer.combine()
-
-    def _gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
+    def gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
+        """Announce a gate. Raises RequestFailedError for a closed request."""
         self.spans.gate(visit.layer)
         with self._lock:
             if visit.request not in self._requests:
@@ -321,7 +297,9 @@ class Engine:
             self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
         self.spans.asked(visit.layer)
 
-    def _wait(self, visit: t.Visit, layer: LayerWork) -> None:
+    def wait(self, visit: t.Visit, layer: LayerWork) -> None:
+        """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile.
+        Raises RequestFailedError."""
         wait_s = self._owed.answer_s
         while visit.request not in self._failed and not layer.done.wait(wait_s):
             wait_s = self._drop_silent(visit, layer)
@@ -330,6 +308,11 @@ class Engine:
             raise RequestFailedError(f"request {visit.request} failed: {reason}")
         if visit.request not in self._requests:
             raise RequestFailedError(f"request {visit.request} was closed")
+
+    def forget(self, visit: t.Visit) -> None:
+        """The main model has left the layer."""
+        with self._lock:
+            del self._layers[visit]
 
     def _drop_silent(self, visit: t.Visit, layer: LayerWork) -> float:
         """Workers that owe answers and have given none for `answer_s` count as lost. Seconds until the next might.

@@ -14,6 +14,7 @@ import torch
 from checkpoint.kv import CachePiece, Growing
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from main_node.engine.engine import Engine
+from main_node.engine.experts import RemoteExperts
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
@@ -206,6 +207,7 @@ class Desk:
         shape = t.ModelShape(LAYERS, EXPERTS, 2, HIDDEN)
         self.core = Core(shape, RoundRobin(2), Alignment(), mini_batch)
         self.engine = Engine(self.core, hello, answer_s)
+        self.experts = RemoteExperts(self.engine)
         self.fakes: list[Fake] = []
 
     def close(self) -> None:
@@ -248,7 +250,7 @@ class Desk:
             self.engine.post(t.PassStarted(number, 5, 1, prefill=False))
 
     def layer(self, rows: Rows, layer: int = 0, number: int = 1, position: int = 5) -> torch.Tensor:
-        return self.engine.experts(t.Visit(number, position, layer), rows.hidden, rows.index, rows.weights)
+        return self.experts.compute(t.Visit(number, position, layer), rows.hidden, rows.index, rows.weights)
 
     def check(self, rows: Rows, layer: int = 0, number: int = 1, position: int = 5) -> None:
         """The layer's result is what it must be, in time."""

@@ -75,14 +75,14 @@ class TappedCluster:
             self.nodes.append(worker)
             self.taps.append(Tap(worker))
             self.engine.add_worker(number, self.taps[-1].connect, WAIT_S)
-        experts = self.engine.experts
+        self.main = MainNode(store, self.engine, torch.float32, shadow)
+        compute = self.main.experts.compute
 
         def noted(visit: t.Visit, hidden: Any, index: torch.Tensor, weights: Any) -> torch.Tensor:
             self.gates[visit] = set(torch.unique(index).tolist())
-            return experts(visit, hidden, index, weights)
+            return compute(visit, hidden, index, weights)
 
-        self.engine.experts = noted  # type: ignore[method-assign]
-        self.main = MainNode(store, self.engine, torch.float32, shadow)
+        self.main.experts.compute = noted  # type: ignore[method-assign]
 
     def join_shadow(self, model: ShadowModel) -> Tap:
         shadow = Shadow("shadow", model, self.store.manifest.fingerprint, self.store.manifest.dtype)
