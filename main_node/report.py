@@ -109,8 +109,8 @@ def build_report(
     stats = engine.core.stats.get(number)
     if stats is None:
         raise RequestFailedError(f"request {number} was closed")
-    workers, shadow = engine.usage()
-    told = len(workers) == len(engine.workers) and (shadow is None) is (engine.shadow is None)
+    workers, shadow = engine.peers.usage()
+    told = len(workers) == len(engine.peers.workers) and (shadow is None) is (engine.peers.shadow is None)
     count, shape = len(sequence.tokens), engine.core.shape
     stats.close()
     overall = stats.overall
@@ -151,8 +151,8 @@ def build_report(
         resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
         bytes_loaded=stats.bytes_loaded,
         finish=finish,
-        lost=list(engine.lost),
-        rejoined=list(engine.rejoined),
+        lost=list(engine.peers.lost),
+        rejoined=list(engine.peers.rejoined),
         ignored=chooser.ignored,
         exact=engine.core.strategy.exact and not chooser.ignored,
         seed=chooser.seed,

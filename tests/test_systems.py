@@ -30,7 +30,7 @@ def is_exact(cluster: Any, expected: Any) -> Any:
     assert report.token_ids == expected.tokens
     assert all(torch.equal(got, wanted) for got, wanted in zip(logits, expected.logits, strict=True))
     assert report.exact
-    slots = [node.slots for node in cluster.main.engine.nodes() if node.role == "worker"]
+    slots = [node.slots for node in cluster.main.engine.peers.nodes() if node.role == "worker"]
     assert all(held <= room for held, room in zip(report.resident_experts_max, slots, strict=True))
     return report
 

@@ -45,7 +45,7 @@ def shadow_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def patient(self: Engine, visit: Visit) -> None:
         forget(self, visit)
-        if self.shadow is not None and visit.layer == self.core.shape.layers[-1] and visit.position:
+        if self.peers.shadow is not None and visit.layer == self.core.shape.layers[-1] and visit.position:
             assert self.wait_for_predictions(visit.request, 60.0)
             time.sleep(0.05)  # for its last product
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from checkpoint.tensors import tensor_bytes
-from main_node.engine.peers import read_output
+from main_node.engine.peer import read_output
 from scheduler import types as t
 from wire import messages as w
 

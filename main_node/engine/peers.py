@@ -1,202 +1,234 @@
-"""One peer, as the main node sees it: its stream, and questions that wait for an answer."""
+"""The nodes that are connected to the main node: their streams, what they owe, and how they are lost and come back."""
 
 from __future__ import annotations
 
+import logging
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-import torch
-
-from checkpoint.family import dtype_name
-from checkpoint.tensors import tensor_from_bytes
-from scheduler import errors
+from main_node.engine.owed_answers import OwedAnswers
+from main_node.engine.peer import PeerHandler, ask_usage, worker_of
+from main_node.engine.roster import NodeFacts, Roster
 from scheduler import types as t
-from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
-from wire.base import Channel, Handler
-from wire.messages import (
-    AskUsage,
-    Echo,
-    Failed,
-    Hello,
-    Message,
-    Prediction,
-    ShadowReady,
-    ShadowUsage,
-    Stamped,
-    Tensor,
-    TraceRecords,
-    WorkerReady,
-    WorkerUsage,
-)
-from wire.traffic import Traffic, traffic_of
+from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError
+from wire import messages as w
+from wire.base import Channel, Handler, Role
 
-ECHOES = 5
-ECHO_S = 0.5
-"""How often a round trip is measured, and how long that may take in all."""
-
-_ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords, Echo)
+Connect = Callable[[Handler], Channel]
+_log = logging.getLogger(__name__)
 
 
-def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
-    """What the scheduler hears of a worker that is ready."""
-    load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
-    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s)
+class PeerListener(Protocol):
+    """What hears from the peers: the engine. Called with the lock of `Peers` held, except for `from_shadow`."""
+
+    def post(self, event: t.Event) -> None: ...
+
+    def from_worker(self, number: int, message: w.Message) -> None:
+        """Raises ClusterError where the worker is of no use any more."""
+
+    def from_shadow(self, message: w.Message) -> None:
+        """Raises ClusterError where the shadow is of no use any more."""
 
 
-def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Prediction], None]) -> t.Predicted:
-    """What a shadow has said; `came` is told of it. Raises ClusterError where it is of no use any more."""
-    if isinstance(message, Failed):
-        raise errors.ClusterError(f"{message.error}: {message.message}")
-    if not isinstance(message, Prediction):
-        raise ProtocolError(f"it sent {type(message).__name__}, which no shadow says")
-    if message.layer not in shape.layers or not all(0 <= e < shape.experts for e in message.experts):
-        named = f"experts {message.experts} of layer {message.layer}"
-        raise ProtocolError(f"it predicts {named}, which the model does not have")
-    came(message)
-    return t.Predicted(message.request, message.position, message.layer, message.experts)
+class Peers:
+    """Thread-safe. `changed`: the engine's lock, notified when nodes come or go.
 
+    `answer_s`: a worker that owes answers and has given none for so long counts as lost.
+    """
 
-class PeerHandler:
-    """`on_event`: what is not the answer to a question. `on_lost`: the stream has ended."""
+    def __init__(self, listener: PeerListener, changed: threading.Condition, hello: w.Hello, answer_s: float) -> None:
+        self.workers: dict[int, PeerHandler] = {}
+        self.shadow: PeerHandler | None = None
+        self.lost: list[str] = []
+        """Names of nodes that were lost, in order."""
+        self.rejoined: list[str] = []
+        """Names of nodes that came back, in order."""
+        self.roster = Roster()
+        self.owed = OwedAnswers(answer_s)
+        self.on_lost: Callable[[Role, int], None] = lambda role, number: None
+        """Called with each lost node, from any thread. Must return at once."""
+        self._listener = listener
+        self._changed = changed
+        self._hello = hello
+        self._closed = False
 
-    def __init__(
-        self, name: str, on_event: Callable[[Message], None], on_lost: Callable[[ODMoEError | None], None]
-    ) -> None:
-        self.name = name
-        self._on_event = on_event
-        self._on_lost = on_lost
-        self._channel: Channel | None = None
-        self._answers: dict[type, Message] = {}
-        self._error: ODMoEError | None = None
-        self._ended = False
-        self._changed = threading.Condition()
+    # --- joining ------------------------------------------------------------------------------------------------
 
-    def open(self, connect: Callable[[Handler], Channel], hello: Hello, deadline_s: float) -> Message:
-        """Connect, say Hello, return the answer. Raises what the peer refused with, LinkError or DeadlineError."""
-        self._channel = connect(self)
-        answer = self.ask(hello, (WorkerReady, ShadowReady), deadline_s)
-        if answer is None:
-            ended = LinkError(f"{self.name} closed its stream before it was ready") if self._ended else None
-            self.close()
-            raise self._error or ended or DeadlineError(f"{self.name} did not answer within {deadline_s:g} s")
-        return answer
-
-    def ask(self, question: Message, kind: type | tuple[type, ...], deadline_s: float) -> Message | None:
-        """Send and wait for an answer of that kind; None when it did not come."""
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        self.put(question, *kinds)
-        return self.take(kinds, deadline_s)
-
-    def put(self, question: Message, *kinds: type) -> None:
-        """Send a question whose answer, of one of these kinds, `take` waits for."""
+    def add_worker(self, number: int, connect: Connect, deadline_s: float) -> w.WorkerReady:
+        """Open a stream to a worker and wait until it is ready. Raises ClusterError."""
+        peer = PeerHandler(
+            f"worker {number}",
+            lambda message: self._from_worker(number, peer, message),
+            lambda error: self._worker_lost(number, peer, error),
+        )
+        ready = peer.open(connect, self._hello, deadline_s)
+        if not isinstance(ready, w.WorkerReady):
+            peer.close()
+            raise ClusterError(f"worker {number} answered {ready}; is that the address of a worker?")
+        round_trip_s = peer.round_trip()
+        before = self.workers.get(number)
+        if before is not None:
+            self._drop_worker(number, before, ClusterError(f"another worker {number} came"))
         with self._changed:
-            for kind in kinds:
-                self._answers.pop(kind, None)
+            self._check_in(peer)
+            self.workers[number] = peer
+            self.roster.joined("worker", number, ready, round_trip_s, peer.traffic)
+            self._listener.post(worker_of(number, ready))
+        return ready
+
+    def add_shadow(self, connect: Connect, deadline_s: float) -> w.ShadowReady:
+        """Open a stream to the shadow and wait until it is ready. Raises ClusterError."""
+        peer = PeerHandler(
+            "shadow",
+            lambda message: self._from_shadow(peer, message),
+            lambda error: self._shadow_lost(peer, error),
+        )
+        ready = peer.open(connect, self._hello, deadline_s)
+        if not isinstance(ready, w.ShadowReady):
+            peer.close()
+            raise ClusterError(f"the shadow answered {type(ready).__name__}; is that the address of a shadow?")
+        round_trip_s = peer.round_trip()
+        before = self.shadow
+        if before is not None:
+            self._drop_shadow(before, ClusterError("another shadow came"))
+        with self._changed:
+            self._check_in(peer)
+            self.shadow = peer
+            self.roster.joined("shadow", 0, ready, round_trip_s, peer.traffic)
+            self._listener.post(t.ShadowJoined())
+        return ready
+
+    def _check_in(self, peer: PeerHandler) -> None:
+        """A peer that is ready is about to be used. Raises LinkError."""
+        if self._closed or peer.ended:
+            peer.close()
+            gone = "the main node was closed" if self._closed else "its stream has ended"
+            raise LinkError(f"{peer.name} was ready, but {gone}")
+        if peer.name in self.lost:
+            self.rejoined.append(peer.name)
+        self._changed.notify_all()
+
+    def wait_for_worker(self, deadline_s: float) -> bool:
+        """Until a worker is connected. False when that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or bool(self.workers), deadline_s)
+
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def _from_worker(self, number: int, peer: PeerHandler, message: w.Message) -> None:
         try:
-            self.send(question)
+            with self._changed:
+                self._listener.from_worker(number, message)
+        except ClusterError as error:
+            self._worker_lost(number, peer, error)
+
+    def _from_shadow(self, peer: PeerHandler, message: w.Message) -> None:
+        try:
+            self._listener.from_shadow(message)
+        except ClusterError as error:
+            self._shadow_lost(peer, error)
+
+    def ask(self, number: int, command: t.Load | t.Compute, message: w.Message) -> None:
+        """Send a worker what it must answer: load or call `number`. Raises ProtocolError for a message that is too
+        large."""
+        if command.worker in self.workers:
+            self.owed.ask(number, command)
+            self.send(command.worker, message)
+
+    def send(self, number: int, message: w.Message) -> None:
+        """To a worker; it is lost where its stream has ended."""
+        peer = self.workers.get(number)
+        if peer is None:
+            return
+        try:
+            peer.send(message)
         except LinkError as error:
-            self._error = self._error or error
+            self._worker_lost(number, peer, error)
 
-    def take(self, kinds: tuple[type, ...], deadline_s: float) -> Message | None:
-        """The answer, once it is there. None when it did not come."""
-
-        def found() -> Message | None:
-            return next((self._answers[kind] for kind in kinds if kind in self._answers), None)
-
-        with self._changed:
-            self._changed.wait_for(lambda: found() or self._ended or self._error, deadline_s)
-            return found()
-
-    def round_trip(self) -> float | None:
-        """Seconds that a small message takes there and back: the best of a few. None where no answer came in time."""
-        end, best = time.monotonic() + ECHO_S, 0.0
-        for number in range(1, ECHOES + 1):
-            asked = time.monotonic()
-            answer = self.ask(Echo(number), Echo, end - asked)
-            if not isinstance(answer, Echo) or answer.number != number:
-                break
-            taken = time.monotonic() - asked
-            best = min(taken, best or taken)
-        return best or None
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """What the stream has carried; None where messages are handed over in memory."""
-        return traffic_of(self._channel) if self._channel else None
-
-    def send(self, message: Message) -> None:
-        """Raises LinkError."""
-        if self._channel is None:
-            raise LinkError(f"{self.name} is not connected")
-        self._channel.send(message)
-
-    def on_message(self, message: Message) -> None:
-        if isinstance(message, Stamped):
-            self.on_close(ProtocolError(f"{self.name} keeps a profile's times, the main node does not; both must"))
+    def send_to_shadow(self, messages: Iterable[w.Message]) -> None:
+        """The shadow is lost where its stream has ended, or a message cannot be made."""
+        shadow = self.shadow
+        if shadow is None:
             return
-        if isinstance(message, _ANSWERS):
-            with self._changed:
-                self._answers[type(message)] = message
-                self._changed.notify_all()
-            return
-        if isinstance(message, Failed) and not (message.load_id or message.call_id or message.request):
-            with self._changed:
-                self._error = named_error(message)
-                self._changed.notify_all()
-        self._on_event(message)
+        try:
+            for message in messages:
+                shadow.send(message)
+        except ClusterError as error:
+            self._shadow_lost(shadow, error)
 
-    def on_close(self, error: ODMoEError | None) -> None:
-        with self._changed:
-            self._ended = True
-            self._error = self._error or error
-            self._changed.notify_all()
-        self._on_lost(error)
+    # --- loss ---------------------------------------------------------------------------------------------------
 
-    @property
-    def ended(self) -> bool:
-        """The stream is over, or the peer has said that it is of no use."""
+    def drop_silent(self) -> float:
+        """Lose the workers that have owed answers for too long. Seconds until the next might be."""
+        answer_s = self.owed.answer_s
         with self._changed:
-            return self._ended or self._error is not None
+            silent = [(number, self.workers[number]) for number in self.owed.silent()]
+        for number, peer in silent:
+            error = DeadlineError(f"worker {number} has not answered for {answer_s:g} s")
+            self._worker_lost(number, peer, error)
+        with self._changed:
+            return max(0.01, self.owed.left_s)
+
+    def _worker_lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
+        if self._drop_worker(number, peer, error):
+            self.on_lost("worker", number)
+
+    def _drop_worker(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> bool:
+        """False where it was dropped before, or never used."""
+        with self._changed:
+            if self.workers.get(number) is not peer:
+                return False
+            del self.workers[number]
+            _log.warning("worker %d is lost: %s", number, error or "it closed its stream")
+            self.lost.append(peer.name)
+            self.roster.lost("worker", number)
+            self.owed.forgive(number)
+            self._listener.post(t.WorkerLost(number, str(error or "it closed its stream")))
+        peer.close()
+        return True
+
+    def _shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:
+        if self._drop_shadow(peer, error):
+            self.on_lost("shadow", 0)
+
+    def _drop_shadow(self, peer: PeerHandler, error: ODMoEError | None) -> bool:
+        with self._changed:
+            if self.shadow is not peer:
+                return False
+            self.shadow = None
+            self.lost.append(peer.name)
+            self.roster.lost("shadow", 0)
+            _log.warning("the shadow is lost, going on without predictions: %s", error or "it closed its stream")
+            self._listener.post(t.ShadowLost())
+        peer.close()
+        return True
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
+        """End every stream, and take no new one."""
+        with self._changed:
+            self._closed = True
+            workers, self.workers, shadow, self.shadow = self.workers, {}, self.shadow, None
+            self.owed.clear()
+            for number in workers:
+                self._listener.post(t.WorkerLost(number, "the main node was closed"))
+            self._changed.notify_all()
+        for peer in [*workers.values(), *([shadow] if shadow else [])]:
+            peer.close()
 
+    # --- what they hold -----------------------------------------------------------------------------------------
 
-def ask_usage(
-    workers: dict[int, PeerHandler], shadow: PeerHandler | None, deadline_s: float
-) -> tuple[dict[int, WorkerUsage], ShadowUsage | None]:
-    """Asks all at once, then takes the answers. A node that does not answer in time is left out."""
-    end = time.monotonic() + deadline_s
-    for peer in workers.values():
-        peer.put(AskUsage(), WorkerUsage)
-    if shadow:
-        shadow.put(AskUsage(), ShadowUsage)
-    answers = {number: peer.take((WorkerUsage,), end - time.monotonic()) for number, peer in workers.items()}
-    held = shadow.take((ShadowUsage,), end - time.monotonic()) if shadow else None
-    known = {number: answer for number, answer in answers.items() if isinstance(answer, WorkerUsage)}
-    return known, held if isinstance(held, ShadowUsage) else None
+    def all(self) -> list[PeerHandler]:
+        """The workers, ascending, then the shadow."""
+        with self._changed:
+            return [self.workers[number] for number in sorted(self.workers)] + ([self.shadow] if self.shadow else [])
 
+    def usage(self, deadline_s: float = 10.0) -> tuple[dict[int, w.WorkerUsage], w.ShadowUsage | None]:
+        """What every node holds; without those that do not answer in time."""
+        with self._changed:
+            workers, shadow = dict(sorted(self.workers.items())), self.shadow
+        return ask_usage(workers, shadow, deadline_s)
 
-def named_error(failure: Failed) -> ODMoEError:
-    """The error of our tree that the peer named, ClusterError where it is none of them."""
-    kind = getattr(errors, failure.error, None)
-    if isinstance(kind, type) and issubclass(kind, ODMoEError):
-        return kind(failure.message)
-    return errors.ClusterError(f"{failure.error}: {failure.message}")
-
-
-def read_output(output: Tensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A worker's answer to `hidden` [n, H] and `weights`. Raises ProtocolError for one that cannot be theirs."""
-    kinds = {dtype_name(hidden.dtype), dtype_name(torch.promote_types(hidden.dtype, weights.dtype))}
-    size = memoryview(output.data).nbytes
-    try:
-        if output.dtype in kinds and tuple(output.shape) == tuple(hidden.shape):
-            return tensor_from_bytes(output.dtype, output.shape, output.data)
-    except (RuntimeError, ValueError):
-        pass
-    raise ProtocolError(
-        f"an expert's output has {size} bytes, shape {tuple(output.shape)} and dtype {output.dtype}; "
-        f"its input has shape {tuple(hidden.shape)} and dtype {dtype_name(hidden.dtype)}"
-    )
+    def nodes(self) -> list[NodeFacts]:
+        """See `Roster.facts`."""
+        return self.roster.facts()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from main_node.engine.peers import PeerHandler
+from main_node.engine.peer import PeerHandler
 from scheduler.trace import Span, SpanTuple, assemble
 from wire import messages as w
 from wire.tracing import NodeSpans, machine

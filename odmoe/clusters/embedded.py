@@ -45,12 +45,12 @@ class EmbeddedCluster:
             for number in range(settings.workers):
                 worker = make_worker(number, settings, store, arithmetic, emulation)
                 self._nodes.append(worker)
-                engine.add_worker(number, self._travelled(_to(worker)), settings.launch_s)
+                engine.peers.add_worker(number, self._travelled(_to(worker)), settings.launch_s)
             host = make_host(settings, store, arithmetic, emulation)
             if host is not None:
                 node = travelling(host, emulation)
                 self._nodes.append(node)
-                engine.add_worker(settings.workers, self._travelled(_to(node)), settings.launch_s)
+                engine.peers.add_worker(settings.workers, self._travelled(_to(node)), settings.launch_s)
             self.main = make_main(settings, store, engine, shadow)
         except BaseException:
             engine.close()
@@ -62,7 +62,7 @@ class EmbeddedCluster:
         if self._closed:
             return
         self._nodes.append(shadow)
-        self.main.engine.add_shadow(self._travelled(_to(shadow)), self._settings.launch_s)
+        self.main.engine.peers.add_shadow(self._travelled(_to(shadow)), self._settings.launch_s)
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answer:
         return self.main.generate(prompt, max_new_tokens, **how)

@@ -8,8 +8,9 @@ from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.store import ExpertStore
-from main_node.engine.engine import Connect, Engine
+from main_node.engine.engine import Engine
 from main_node.engine.pace import MainPace
+from main_node.engine.peers import Connect
 from main_node.node import MainNode
 from main_node.shadow_start import ShadowStart
 from main_node.shape import model_shape

@@ -127,7 +127,7 @@ class Main(NodeProcess):
         if self._main is None:  # made anew since whoever asks has found it
             self.start()
         main: Any = self._main
-        main.engine.wait_for_worker(WORKER_S)
+        main.engine.peers.wait_for_worker(WORKER_S)
         answer = main.generate(**request)
         with self._answers.under_way(key, answer):
             for step in answer:  # noqa: UP028 - Ray asks by `send`, which an answer does not have

@@ -14,7 +14,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from main_node.engine.engine import Connect, Engine
+from main_node.engine.engine import Engine
+from main_node.engine.peers import Connect
 from main_node.engine.reconnector import Reconnector
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.nodes import travelled
@@ -38,7 +39,7 @@ class Fleet:
 
     def __init__(self, engine: Engine, settings: Settings, store: str, emulation: Emulation | None) -> None:
         self.reconnector = Reconnector(self.join)
-        engine.on_lost = self._lost
+        engine.peers.on_lost = self._lost
         self._engine = engine
         self._settings = settings
         self._store = store
@@ -126,7 +127,7 @@ class Fleet:
     def facts(self) -> list[dict[str, Any]]:
         """Every seat: its host, how its node is, what that said of itself, what went wrong last. Hosts of the cluster
         file that are not there yet are `missing`."""
-        known = {(node.role, node.number): asdict(node) for node in self._engine.nodes()}
+        known = {(node.role, node.number): asdict(node) for node in self._engine.peers.nodes()}
         rows = [
             self._fact(kind, number, seat, known.get((kind, number), {}))
             for kind, seats in self._seats.items()
@@ -202,9 +203,9 @@ class Fleet:
         stream: Connect = partial(connect, address, kind, secret=secret, identity=identity, deadline_s=reach_s)
         to = self._travelled(stream)
         if kind == "shadow":
-            self._engine.add_shadow(to, self._settings.launch_s)
+            self._engine.peers.add_shadow(to, self._settings.launch_s)
         else:
-            self._engine.add_worker(number, to, self._settings.launch_s)
+            self._engine.peers.add_worker(number, to, self._settings.launch_s)
 
     def join_first(self, kind: Role, number: int, begun: Any = None) -> None:
         """As `join`, but a process that dies on the way is asked again."""

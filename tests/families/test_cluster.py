@@ -67,7 +67,7 @@ def answered(tiny: Any, **settings: Any) -> tuple[Any, list[str]]:
     cluster = EmbeddedCluster(Settings(model=tiny.family, **fields), tiny.store)
     try:
         *_, last = cluster.generate(tiny.prompt, len(tiny.answer), ignore_eos=True)
-        return last.report, list(cluster.main.engine.lost)
+        return last.report, list(cluster.main.engine.peers.lost)
     finally:
         cluster.close()
 

@@ -154,7 +154,7 @@ def test_cancelled_while_its_last_predictions_are_waited_for(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = cluster.main.engine
-    engine.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
+    engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
     wait, waiting = engine.wait_for_predictions, threading.Event()
 
     def told(number: int, deadline_s: float) -> bool:
@@ -175,7 +175,7 @@ def test_cancelled_while_its_last_predictions_are_waited_for(
 def test_predictions_that_never_came_are_told_apart_from_wrong_ones(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.main.engine.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
+    cluster.main.engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
     monkeypatch.setattr("main_node.node.DRAIN_S", 0.05)
     *_, last = cluster.generate([5, 6, 7], 3, ignore_eos=True)
     shape = cluster.main.shape

@@ -61,7 +61,7 @@ def test_an_interrupt_within_a_layer_leaves_the_cluster_well(
         next(steps)
     cluster.nothing_left()
     assert cluster.answer(expected.prompt, 3, ignore_eos=True)[0] == expected.tokens[:3]
-    assert len(cluster.engine.workers) == WORKERS
+    assert len(cluster.engine.peers.workers) == WORKERS
 
 
 def test_a_shadow_that_does_not_come_up_is_named(cluster_of: Any, expected: Any) -> None:

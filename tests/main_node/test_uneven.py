@@ -9,7 +9,8 @@ import pytest
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import parse_dtype
-from main_node.engine.engine import Connect, Engine
+from main_node.engine.engine import Engine
+from main_node.engine.peers import Connect
 from main_node.node import MainNode
 from main_node.shape import model_shape
 from scheduler.alignment import Alignment
@@ -75,7 +76,7 @@ class Fleet:
             worker = Worker(f"worker {number}", store, arithmetic, loader, slots)
             self.workers.append(worker)
             self.watched.append(Watched(self._to(worker, over_grpc), slots))
-            self.engine.add_worker(number, self.watched[-1], WAIT_S)
+            self.engine.peers.add_worker(number, self.watched[-1], WAIT_S)
         self.main = MainNode(store, self.engine, parse_dtype(manifest.dtype), None)
 
     def _to(self, worker: Worker, over_grpc: bool) -> Connect:
@@ -107,7 +108,7 @@ def test_each_worker_is_taken_as_it_is(fleet: Fleet, reference: Any) -> None:
         expected = reference("float32", number, TOKENS)
         report = fleet.answer(expected.prompt)
         assert report.token_ids == expected.tokens
-    nodes = fleet.engine.nodes()
+    nodes = fleet.engine.peers.nodes()
     assert [node.slots for node in nodes] == list(SLOTS)
     assert [node.loader for node in nodes] == ["disk", "memory", "disk"]
     assert all(node.load_bytes_per_s > 0 and node.round_trip_s > 0 for node in nodes)

@@ -163,14 +163,14 @@ def test_a_handshake_that_fails_is_named(act: Any, error: type, named: str, desk
     with pytest.raises(error, match=named):
         desk.join(0, worker, 0.1 if act is silent else WAIT_S)
     with pytest.raises(ClusterError):
-        desk.engine.add_shadow(
+        desk.engine.peers.add_shadow(
             lambda handler: inprocess.connect(false_shadow, handler), 0.1 if act is silent else WAIT_S
         )
     for fake in (worker, false_shadow):
         assert fake.closed.wait(WAIT_S) or act is not silent
         fake.reply.close()
-    assert desk.engine.workers == {}
-    assert desk.engine.shadow is None
+    assert desk.engine.peers.workers == {}
+    assert desk.engine.peers.shadow is None
     assert desk.core.workers == []
 
 
@@ -187,7 +187,7 @@ def test_a_node_of_the_other_kind_is_refused_and_let_go(desk: Desk) -> None:
     with pytest.raises(ClusterError, match="address of a worker"):
         desk.join(0, other)
     with pytest.raises(ClusterError, match="address of a shadow"):
-        desk.engine.add_shadow(lambda handler: inprocess.connect(worker, handler), WAIT_S)
+        desk.engine.peers.add_shadow(lambda handler: inprocess.connect(worker, handler), WAIT_S)
     assert worker.closed.is_set()
     assert other.closed.is_set()
 
@@ -198,15 +198,15 @@ def test_usage_leaves_out_who_does_not_answer(desk: Desk, virtual_time: Callable
     desk.workers(good, quiet, quiet, good, quiet)
     desk.shadow()
     began = time.now
-    workers, held = Later(lambda: desk.engine.usage(0.4)).result()
+    workers, held = Later(lambda: desk.engine.peers.usage(0.4)).result()
     assert workers == {0: w.WorkerUsage(1, 100, 2, 200), 3: w.WorkerUsage(1, 100, 2, 200)}
     assert held == w.ShadowUsage(7)
     assert time.now - began == pytest.approx(0.4), "together, not each"
-    assert sorted(desk.engine.workers) == [0, 1, 2, 3, 4]
+    assert sorted(desk.engine.peers.workers) == [0, 1, 2, 3, 4]
 
 
 def test_usage_of_a_worker_that_closes_meanwhile(desk: Desk) -> None:
     desk.workers(once(w.AskUsage, close), good)
-    workers, held = Later(lambda: desk.engine.usage(2 * WAIT_S)).result()
+    workers, held = Later(lambda: desk.engine.peers.usage(2 * WAIT_S)).result()
     assert sorted(workers) == [1]
     assert held is None

@@ -44,7 +44,7 @@ def test_a_failure_is_retried_elsewhere(kind: type, fail: Any, desk: Desk) -> No
     desk.open()
     for layer in LAYERS:
         desk.check(rows_of(layer, experts=(0, 1)), layer)
-    assert sorted(desk.engine.workers) == [0, 1, 2]
+    assert sorted(desk.engine.peers.workers) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_failing_everywhere_fails_the_request(kind: type, fail: Any, cause: str,
     desk.open()
     with pytest.raises(RequestFailedError, match=cause):
         Later(lambda: desk.layer(rows_of(1))).result()
-    assert len(desk.engine.workers) == workers  # the nodes are well
+    assert len(desk.engine.peers.workers) == workers  # the nodes are well
 
 
 def output_of(shape: tuple[int, ...], dtype: str = "float32", short: int = 0) -> Callable[[Fake, Any], Say]:
@@ -94,7 +94,7 @@ def test_nonsense_costs_the_worker_not_the_answer(name: str, desk: Desk, caplog:
     fakes = desk.workers(once(*NONSENSE[name]), good)
     desk.open()
     desk.check(rows_of(1, experts=(0, 1)))
-    assert sorted(desk.engine.workers) == [1]
+    assert sorted(desk.engine.peers.workers) == [1]
     assert fakes[0].closed.wait(WAIT_S)
     assert "worker 0 is lost: " in caplog.text
     desk.check(rows_of(2), 1)
@@ -128,7 +128,7 @@ def test_another_ones_call_is_not_its_to_answer(desk: Desk) -> None:
     desk.workers(once(w.Compute, steal), once(w.Compute, note))
     desk.open()
     desk.check(rows_of(1, experts=(0, 1)))
-    assert sorted(desk.engine.workers) == [1]
+    assert sorted(desk.engine.peers.workers) == [1]
 
 
 @pytest.mark.parametrize("extra", [
@@ -146,7 +146,7 @@ def test_what_is_over_is_not_heard(extra: w.Message, desk: Desk) -> None:
     desk.open()
     for layer in LAYERS:
         desk.check(rows_of(layer), layer)
-    assert sorted(desk.engine.workers) == [0, 1]
+    assert sorted(desk.engine.peers.workers) == [0, 1]
 
 
 def test_a_message_that_cannot_be_sent_fails_its_request_alone(desk: Desk) -> None:
@@ -166,10 +166,10 @@ def test_a_message_that_cannot_be_sent_fails_its_request_alone(desk: Desk) -> No
 
     for number in range(2):
         fake = desk.fake(good)
-        desk.engine.add_worker(number, lambda handler, fake=fake: Small(inprocess.connect(fake, handler)), WAIT_S)
+        desk.engine.peers.add_worker(number, lambda handler, fake=fake: Small(inprocess.connect(fake, handler)), WAIT_S)
     desk.open(1)
     desk.open(2)
     with pytest.raises(RequestFailedError, match="send it in parts"):
         Later(lambda: desk.layer(rows_of(1, 9, (0, 1)))).result()
     desk.check(rows_of(1, 4), number=2)
-    assert sorted(desk.engine.workers) == [0, 1]
+    assert sorted(desk.engine.peers.workers) == [0, 1]

@@ -37,7 +37,7 @@ def test_lost_before_a_layer(desk: Desk) -> None:
     desk.open()
     fakes[0].reply.close()
     desk.check(rows_of(1))
-    assert sorted(desk.engine.workers) == desk.core.workers == [1, 2]
+    assert sorted(desk.engine.peers.workers) == desk.core.workers == [1, 2]
     assert not fakes[0].of(w.Compute)
 
 
@@ -51,7 +51,7 @@ def test_lost_during_a_layer(kind: type, prefill: bool, desk: Desk) -> None:
     for layer in LAYERS:
         rows = rows_of(layer, 9) if prefill else rows_of(layer, experts=(0, 1))
         desk.check(rows, layer, position=0 if prefill else 5)
-    assert sorted(desk.engine.workers) == [1, 2]
+    assert sorted(desk.engine.peers.workers) == [1, 2]
 
 
 def test_all_but_one_are_lost_one_after_the_other(desk: Desk) -> None:
@@ -60,7 +60,7 @@ def test_all_but_one_are_lost_one_after_the_other(desk: Desk) -> None:
     desk.engine.post(t.PassStarted(1, 0, 9, prefill=True))
     for layer in LAYERS:
         desk.check(rows_of(layer, 9), layer, position=0)
-    assert sorted(desk.engine.workers) == [3]
+    assert sorted(desk.engine.peers.workers) == [3]
 
 
 @pytest.mark.parametrize("kind", [w.Load, w.Compute])
@@ -86,7 +86,7 @@ def test_a_node_that_fails_as_a_whole_is_lost(desk: Desk, caplog: Any) -> None:
     desk.workers(once(w.Compute, lambda fake, m: w.Failed("StoreError", "the disk is gone")), good)
     desk.open()
     desk.check(rows_of(1, experts=(0, 1)))
-    assert sorted(desk.engine.workers) == [1]
+    assert sorted(desk.engine.peers.workers) == [1]
     assert "worker 0 is lost: StoreError: the disk is gone" in caplog.text
 
 
@@ -99,7 +99,7 @@ def test_a_number_that_comes_again_takes_over(desk: Desk) -> None:
     desk.join(0, second)
     assert torch.equal(waiting.result(), rows_of(1, experts=(0, 1)).expected(0))
     assert first.closed.is_set()
-    assert sorted(desk.engine.workers) == [0, 1]
+    assert sorted(desk.engine.peers.workers) == [0, 1]
     desk.check(rows_of(2, experts=(0, 1)), 1)
     assert second.of(w.Compute)
 
@@ -127,19 +127,19 @@ def test_the_end_of_an_old_stream_may_be_heard_of_when_another_has_taken_over(ro
 
     for _ in range(2):
         if role == "worker":
-            desk.engine.add_worker(0, to(desk.fake(good)), WAIT_S)
+            desk.engine.peers.add_worker(0, to(desk.fake(good)), WAIT_S)
         else:
-            desk.engine.add_shadow(to(desk.fake(shadow)), WAIT_S)
+            desk.engine.peers.add_shadow(to(desk.fake(shadow)), WAIT_S)
     held[0].end(None)
-    assert desk.engine.lost == ["worker 0" if role == "worker" else "shadow"]
-    assert [fact.state for fact in desk.engine.nodes()] == ["ready"]
-    assert (0 in desk.engine.workers) is (role == "worker")
-    assert (desk.engine.shadow is not None) is (role == "shadow")
+    assert desk.engine.peers.lost == ["worker 0" if role == "worker" else "shadow"]
+    assert [fact.state for fact in desk.engine.peers.nodes()] == ["ready"]
+    assert (0 in desk.engine.peers.workers) is (role == "worker")
+    assert (desk.engine.peers.shadow is not None) is (role == "shadow")
 
 
 def test_whoever_is_lost_is_told_of_and_may_come_back(desk: Desk) -> None:
     told: list[tuple[str, int]] = []
-    desk.engine.on_lost = lambda kind, number: told.append((kind, number))
+    desk.engine.peers.on_lost = lambda kind, number: told.append((kind, number))
     fakes = desk.workers(good, once(w.Compute, close))
     following = desk.shadow()
     desk.open()
@@ -150,8 +150,8 @@ def test_whoever_is_lost_is_told_of_and_may_come_back(desk: Desk) -> None:
     desk.shadow()
     desk.check(rows_of(1, experts=(0, 1)))
     assert told == [("worker", 0), ("shadow", 0), ("worker", 1)]
-    assert desk.engine.lost == ["worker 0", "shadow", "worker 1"]
-    assert desk.engine.rejoined == ["worker 0", "shadow"]
+    assert desk.engine.peers.lost == ["worker 0", "shadow", "worker 1"]
+    assert desk.engine.peers.rejoined == ["worker 0", "shadow"]
     desk.engine.close()
     assert len(told) == 3
     with pytest.raises(LinkError, match="the main node was closed"):
@@ -168,8 +168,8 @@ def test_one_that_goes_between_ready_and_use_is_not_used(desk: Desk) -> None:
 
     fake = desk.fake(once(w.Hello, brief))
     with pytest.raises(LinkError, match="worker 0 was ready, but its stream has ended"):
-        desk.engine.add_worker(0, lambda handler: Slow(inprocess.connect(fake, handler), fake), WAIT_S)
-    assert desk.engine.workers == {}
+        desk.engine.peers.add_worker(0, lambda handler: Slow(inprocess.connect(fake, handler), fake), WAIT_S)
+    assert desk.engine.peers.workers == {}
     assert desk.core.workers == []
 
 
@@ -188,8 +188,8 @@ class Slow:
 
 
 def test_a_worker_is_waited_for(desk: Desk) -> None:
-    assert not desk.engine.wait_for_worker(0.05)
-    waiting = Later(lambda: desk.engine.wait_for_worker(WAIT_S))
+    assert not desk.engine.peers.wait_for_worker(0.05)
+    waiting = Later(lambda: desk.engine.peers.wait_for_worker(WAIT_S))
     desk.workers(good)
     assert waiting.result()
 

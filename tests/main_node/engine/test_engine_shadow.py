@@ -77,7 +77,7 @@ def test_without_the_shadow_the_request_goes_on(name: str, desk: Desk, caplog: A
     told.say(w.Prediction(1, 5, 0, (0, 1), (0.6, 0.4)))
     desk.check(rows_of(1, experts=(0, 1)), 0)
     SHADOW_ENDS[name](told)
-    assert desk.engine.shadow is None
+    assert desk.engine.peers.shadow is None
     assert told.closed.wait(WAIT_S)
     assert "the shadow is lost, going on without predictions: " in caplog.text
     for layer in (1, 2):
@@ -86,7 +86,7 @@ def test_without_the_shadow_the_request_goes_on(name: str, desk: Desk, caplog: A
     assert desk.engine.wait_for_predictions(1, WAIT_S)
     again = desk.shadow()
     assert again.wait(w.OpenRequest)[0].first_step == 1
-    assert desk.engine.shadow is not None
+    assert desk.engine.peers.shadow is not None
 
 
 def test_wrong_predictions_cost_only_time(desk: Desk) -> None:
@@ -100,7 +100,7 @@ def test_wrong_predictions_cost_only_time(desk: Desk) -> None:
     )  # fmt: skip
     for layer in LAYERS:
         desk.check(rows_of(layer, experts=(0, 1)), layer)
-    assert desk.engine.shadow is not None
+    assert desk.engine.peers.shadow is not None
     desk.engine.close_request(1)
 
 

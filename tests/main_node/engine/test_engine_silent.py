@@ -38,7 +38,7 @@ def test_a_silent_worker_is_dropped(kind: Any, desk_of: Any, virtual_time: Virtu
     desk.open()
     for layer in LAYERS:
         desk.check(rows_of(layer, experts=(0, 1)), layer)
-    assert sorted(desk.engine.workers) == [1, 2]
+    assert sorted(desk.engine.peers.workers) == [1, 2]
     assert fakes[0].closed.wait(WAIT_S)
     assert "worker 0 has not answered for 0.3 s" in caplog.text
 
@@ -65,7 +65,7 @@ def test_an_evicted_load_is_not_owed(desk_of: Any, virtual_time: Virtual) -> Non
     desk.check(rows_of(1, experts=(0, 1)), 0)
     assert fakes[3].of(w.Evict)
     desk.check(rows_of(2, experts=(0, 1)), 1)
-    assert sorted(desk.engine.workers) == [1, 2, 3]
+    assert sorted(desk.engine.peers.workers) == [1, 2, 3]
 
 
 def test_a_worker_asked_late_has_its_time(desk_of: Any, virtual_time: Virtual) -> None:
@@ -90,7 +90,7 @@ def test_a_worker_asked_late_has_its_time(desk_of: Any, virtual_time: Virtual) -
     began = time.now
     desk.check(rows_of(1, experts=(0,)))
     assert time.now - began == pytest.approx(0.8 + 1.8)
-    assert sorted(desk.engine.workers) == [1, 2]
+    assert sorted(desk.engine.peers.workers) == [1, 2]
 
 
 def test_chatter_is_no_answer(desk_of: Any, virtual_time: Virtual) -> None:
@@ -109,7 +109,7 @@ def test_chatter_is_no_answer(desk_of: Any, virtual_time: Virtual) -> None:
     desk.workers(once(w.Compute, chatter), good)
     desk.open()
     desk.check(rows_of(1, experts=(0, 1)))
-    assert sorted(desk.engine.workers) == [1]
+    assert sorted(desk.engine.peers.workers) == [1]
     assert len(said) > 10
 
 

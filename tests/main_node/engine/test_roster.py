@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from main_node.engine import peers
+from main_node.engine import peer
 from scheduler.errors import ProtocolError
 from support.nodes.engine_world import (
     WAIT_S,
@@ -36,10 +36,10 @@ def with_slots(slots: int) -> Any:
 
 
 def test_every_node_in_its_own_words(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "ECHO_S", WAIT_S)
+    monkeypatch.setattr(peer, "ECHO_S", WAIT_S)
     desk.workers(with_slots(1), with_slots(3))
     desk.shadow()
-    first, second, third = desk.engine.nodes()
+    first, second, third = desk.engine.peers.nodes()
     assert (first.role, first.number, first.state, first.slots) == ("worker", 0, "ready", 1)
     assert second == replace(first, number=1, slots=3, round_trip_s=second.round_trip_s)
     assert (first.host, first.pid, first.device, first.device_bytes) == ("box", 42, "a processor", 1 << 30)
@@ -48,7 +48,7 @@ def test_every_node_in_its_own_words(desk: Desk, monkeypatch: pytest.MonkeyPatch
     assert (third.loader, third.slots, third.load_bytes_per_s, third.loads) == (None, None, None, None)
     assert all(node.round_trip_s > 0 for node in (first, second, third))
     assert (first.sent_bytes, first.received_bytes) == (None, None), "in memory nothing is encoded"
-    told = json.loads(json.dumps([asdict(node) for node in desk.engine.nodes()]))
+    told = json.loads(json.dumps([asdict(node) for node in desk.engine.peers.nodes()]))
     assert told[1]["slots"] == 3
 
 
@@ -60,11 +60,11 @@ def test_a_round_trip_is_the_best_of_a_few(desk: Desk, monkeypatch: pytest.Monke
         clock.at += {1: 0.06, 2: 0.04, 3: 0.01, 4: 0.05, 5: 0.07}[message.number]
         return message
 
-    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: clock.at))
-    monkeypatch.setattr(peers, "ECHO_S", WAIT_S)
+    monkeypatch.setattr(peer, "time", SimpleNamespace(monotonic=lambda: clock.at))
+    monkeypatch.setattr(peer, "ECHO_S", WAIT_S)
     worker, *_ = desk.workers(once(w.Echo, takes_a_while, always=True))
     assert [echo.number for echo in worker.of(w.Echo)] == [1, 2, 3, 4, 5]
-    assert desk.engine.nodes()[0].round_trip_s == pytest.approx(0.01)
+    assert desk.engine.peers.nodes()[0].round_trip_s == pytest.approx(0.01)
 
 
 def test_a_node_that_keeps_a_profiles_times_joins_no_main_node_that_does_not(desk: Desk) -> None:
@@ -72,7 +72,7 @@ def test_a_node_that_keeps_a_profiles_times_joins_no_main_node_that_does_not(des
     fake = desk.fake(once(w.Hello, lambda fake, m: w.Stamped(1.0, 1.0, "a machine", worker_ready(1))))
     with pytest.raises(ProtocolError, match="worker 0 keeps a profile's times, the main node does not"):
         Later(lambda: desk.join(0, fake, deadline_s=3600.0)).result()
-    assert desk.engine.nodes() == []
+    assert desk.engine.peers.nodes() == []
 
 
 def test_a_node_that_does_not_echo_joins_all_the_same(desk: Desk, virtual_time: Any) -> None:
@@ -80,9 +80,9 @@ def test_a_node_that_does_not_echo_joins_all_the_same(desk: Desk, virtual_time: 
     wrong = once(w.Echo, lambda fake, m: w.Echo(m.number + 1), always=True)
     late = once(w.Echo, silent)  # the second would be answered: it is not asked
     workers = desk.workers(once(w.Echo, silent, always=True), late, wrong)
-    assert [node.round_trip_s for node in desk.engine.nodes()] == [None] * 3
+    assert [node.round_trip_s for node in desk.engine.peers.nodes()] == [None] * 3
     assert [len(fake.of(w.Echo)) for fake in workers] == [1, 1, 1]
-    assert time.now == pytest.approx(1000 + 2 * peers.ECHO_S)
+    assert time.now == pytest.approx(1000 + 2 * peer.ECHO_S)
     desk.open()
     desk.check(rows_of(1))
 
@@ -93,13 +93,13 @@ def test_loads_are_counted_and_a_lost_node_stays_in_the_list(desk: Desk) -> None
     desk.open()
     desk.check(rows_of(1, experts=(0, 1)))
     desk.check(rows_of(2, experts=(2, 3)), layer=1)
-    loads = [node.loads for node in desk.engine.nodes()]
+    loads = [node.loads for node in desk.engine.peers.nodes()]
     assert loads == [2, 2, None]
     close(first, w.AskUsage())
-    desk.engine.shadow.close()
-    assert [node.state for node in desk.engine.nodes()] == ["lost", "ready", "lost"]
+    desk.engine.peers.shadow.close()
+    assert [node.state for node in desk.engine.peers.nodes()] == ["lost", "ready", "lost"]
     desk.join(0, desk.fake(good))
     desk.shadow(shadow)
-    back = desk.engine.nodes()
+    back = desk.engine.peers.nodes()
     assert [node.state for node in back] == ["ready"] * 3
     assert back[0].loads == 2, "counted since the main node started"

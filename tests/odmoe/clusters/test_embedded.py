@@ -37,7 +37,7 @@ def test_closed_while_its_shadow_is_made(demo_store: Any, monkeypatch: pytest.Mo
         if thread.name == "shadow-start":
             thread.join(60)
             assert not thread.is_alive()
-    assert cluster.main.engine.shadow is None
+    assert cluster.main.engine.peers.shadow is None
     assert joined == []
 
 

@@ -153,7 +153,7 @@ def test_the_record_of_an_answer_that_fails_is_written(
         engine = job.cluster.main.engine
 
         def lose(piece: str) -> None:
-            for peer in list(engine.workers.values()):
+            for peer in list(engine.peers.workers.values()):
                 peer.close()
 
         return answer(job, ids, lose)

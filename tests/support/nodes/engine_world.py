@@ -235,11 +235,11 @@ class Desk:
         return made
 
     def join(self, number: int, fake: Fake, deadline_s: float = WAIT_S) -> w.WorkerReady:
-        return self.engine.add_worker(number, lambda handler: inprocess.connect(fake, handler), deadline_s)
+        return self.engine.peers.add_worker(number, lambda handler: inprocess.connect(fake, handler), deadline_s)
 
     def shadow(self, script: Callable[[Fake, w.Message], Say] = shadow, deadline_s: float = WAIT_S) -> Fake:
         fake = self.fake(script)
-        self.engine.add_shadow(lambda handler: inprocess.connect(fake, handler), deadline_s)
+        self.engine.peers.add_shadow(lambda handler: inprocess.connect(fake, handler), deadline_s)
         return fake
 
     def open(self, number: int = 1, decode: bool = True) -> None:

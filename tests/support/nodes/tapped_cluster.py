@@ -74,7 +74,7 @@ class TappedCluster:
             worker = Worker(f"worker {number}", store, arithmetic, MemoryLoader(store), slots)
             self.nodes.append(worker)
             self.taps.append(Tap(worker))
-            self.engine.add_worker(number, self.taps[-1].connect, WAIT_S)
+            self.engine.peers.add_worker(number, self.taps[-1].connect, WAIT_S)
         self.main = MainNode(store, self.engine, torch.float32, shadow)
         compute = self.main.experts.compute
 
@@ -88,7 +88,7 @@ class TappedCluster:
         shadow = Shadow("shadow", model, self.store.manifest.fingerprint, self.store.manifest.dtype)
         self.nodes.append(shadow)
         self.shadow_tap = Tap(shadow)
-        self.engine.add_shadow(self.shadow_tap.connect, WAIT_S)
+        self.engine.peers.add_shadow(self.shadow_tap.connect, WAIT_S)
         return self.shadow_tap
 
     def answer(self, prompt: list[int], count: int, **settings: Any) -> tuple[list[int], Report]:

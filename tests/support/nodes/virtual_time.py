@@ -28,9 +28,9 @@ class VirtualTime:
         self._numbers = itertools.count()
         clock = SimpleNamespace(monotonic=lambda: self.now)
         patch.setattr("main_node.engine.owed_answers.time", clock)
-        patch.setattr("main_node.engine.peers.time", clock)
+        patch.setattr("main_node.engine.peer.time", clock)
         patch.setattr("main_node.engine.layer.threading", SimpleNamespace(Event=lambda: _Event(self)))
-        patch.setattr("main_node.engine.peers.threading", SimpleNamespace(Condition=lambda: _Condition(self)))
+        patch.setattr("main_node.engine.peer.threading", SimpleNamespace(Condition=lambda: _Condition(self)))
 
     def after(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
         """In the waiting thread, `seconds` from now."""

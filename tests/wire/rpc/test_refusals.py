@@ -15,7 +15,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from main_node.engine.peers import PeerHandler
+from main_node.engine.peer import PeerHandler
 from scheduler.errors import (
     CertificateError,
     HandshakeError,

@@ -1,0 +1,202 @@
+"""One peer, as the main node sees it: its stream, and questions that wait for an answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from checkpoint.family import dtype_name
+from checkpoint.tensors import tensor_from_bytes
+from scheduler import errors
+from scheduler import types as t
+from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
+from wire.base import Channel, Handler
+from wire.messages import (
+    AskUsage,
+    Echo,
+    Failed,
+    Hello,
+    Message,
+    Prediction,
+    ShadowReady,
+    ShadowUsage,
+    Stamped,
+    Tensor,
+    TraceRecords,
+    WorkerReady,
+    WorkerUsage,
+)
+from wire.traffic import Traffic, traffic_of
+
+ECHOES = 5
+ECHO_S = 0.5
+"""How often a round trip is measured, and how long that may take in all."""
+
+_ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords, Echo)
+
+
+def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
+    """What the scheduler hears of a worker that is ready."""
+    load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
+    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s)
+
+
+def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Prediction], None]) -> t.Predicted:
+    """What a shadow has said; `came` is told of it. Raises ClusterError where it is of no use any more."""
+    if isinstance(message, Failed):
+        raise errors.ClusterError(f"{message.error}: {message.message}")
+    if not isinstance(message, Prediction):
+        raise ProtocolError(f"it sent {type(message).__name__}, which no shadow says")
+    if message.layer not in shape.layers or not all(0 <= e < shape.experts for e in message.experts):
+        named = f"experts {message.experts} of layer {message.layer}"
+        raise ProtocolError(f"it predicts {named}, which the model does not have")
+    came(message)
+    return t.Predicted(message.request, message.position, message.layer, message.experts)
+
+
+class PeerHandler:
+    """`on_event`: what is not the answer to a question. `on_lost`: the stream has ended."""
+
+    def __init__(
+        self, name: str, on_event: Callable[[Message], None], on_lost: Callable[[ODMoEError | None], None]
+    ) -> None:
+        self.name = name
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._channel: Channel | None = None
+        self._answers: dict[type, Message] = {}
+        self._error: ODMoEError | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+
+    def open(self, connect: Callable[[Handler], Channel], hello: Hello, deadline_s: float) -> Message:
+        """Connect, say Hello, return the answer. Raises what the peer refused with, LinkError or DeadlineError."""
+        self._channel = connect(self)
+        answer = self.ask(hello, (WorkerReady, ShadowReady), deadline_s)
+        if answer is None:
+            ended = LinkError(f"{self.name} closed its stream before it was ready") if self._ended else None
+            self.close()
+            raise self._error or ended or DeadlineError(f"{self.name} did not answer within {deadline_s:g} s")
+        return answer
+
+    def ask(self, question: Message, kind: type | tuple[type, ...], deadline_s: float) -> Message | None:
+        """Send and wait for an answer of that kind; None when it did not come."""
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        self.put(question, *kinds)
+        return self.take(kinds, deadline_s)
+
+    def put(self, question: Message, *kinds: type) -> None:
+        """Send a question whose answer, of one of these kinds, `take` waits for."""
+        with self._changed:
+            for kind in kinds:
+                self._answers.pop(kind, None)
+        try:
+            self.send(question)
+        except LinkError as error:
+            self._error = self._error or error
+
+    def take(self, kinds: tuple[type, ...], deadline_s: float) -> Message | None:
+        """The answer, once it is there. None when it did not come."""
+
+        def found() -> Message | None:
+            return next((self._answers[kind] for kind in kinds if kind in self._answers), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() or self._ended or self._error, deadline_s)
+            return found()
+
+    def round_trip(self) -> float | None:
+        """Seconds that a small message takes there and back: the best of a few. None where no answer came in time."""
+        end, best = time.monotonic() + ECHO_S, 0.0
+        for number in range(1, ECHOES + 1):
+            asked = time.monotonic()
+            answer = self.ask(Echo(number), Echo, end - asked)
+            if not isinstance(answer, Echo) or answer.number != number:
+                break
+            taken = time.monotonic() - asked
+            best = min(taken, best or taken)
+        return best or None
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What the stream has carried; None where messages are handed over in memory."""
+        return traffic_of(self._channel) if self._channel else None
+
+    def send(self, message: Message) -> None:
+        """Raises LinkError."""
+        if self._channel is None:
+            raise LinkError(f"{self.name} is not connected")
+        self._channel.send(message)
+
+    def on_message(self, message: Message) -> None:
+        if isinstance(message, Stamped):
+            self.on_close(ProtocolError(f"{self.name} keeps a profile's times, the main node does not; both must"))
+            return
+        if isinstance(message, _ANSWERS):
+            with self._changed:
+                self._answers[type(message)] = message
+                self._changed.notify_all()
+            return
+        if isinstance(message, Failed) and not (message.load_id or message.call_id or message.request):
+            with self._changed:
+                self._error = named_error(message)
+                self._changed.notify_all()
+        self._on_event(message)
+
+    def on_close(self, error: ODMoEError | None) -> None:
+        with self._changed:
+            self._ended = True
+            self._error = self._error or error
+            self._changed.notify_all()
+        self._on_lost(error)
+
+    @property
+    def ended(self) -> bool:
+        """The stream is over, or the peer has said that it is of no use."""
+        with self._changed:
+            return self._ended or self._error is not None
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+
+def ask_usage(
+    workers: dict[int, PeerHandler], shadow: PeerHandler | None, deadline_s: float
+) -> tuple[dict[int, WorkerUsage], ShadowUsage | None]:
+    """Asks all at once, then takes the answers. A node that does not answer in time is left out."""
+    end = time.monotonic() + deadline_s
+    for peer in workers.values():
+        peer.put(AskUsage(), WorkerUsage)
+    if shadow:
+        shadow.put(AskUsage(), ShadowUsage)
+    answers = {number: peer.take((WorkerUsage,), end - time.monotonic()) for number, peer in workers.items()}
+    held = shadow.take((ShadowUsage,), end - time.monotonic()) if shadow else None
+    known = {number: answer for number, answer in answers.items() if isinstance(answer, WorkerUsage)}
+    return known, held if isinstance(held, ShadowUsage) else None
+
+
+def named_error(failure: Failed) -> ODMoEError:
+    """The error of our tree that the peer named, ClusterError where it is none of them."""
+    kind = getattr(errors, failure.error, None)
+    if isinstance(kind, type) and issubclass(kind, ODMoEError):
+        return kind(failure.message)
+    return errors.ClusterError(f"{failure.error}: {failure.message}")
+
+
+def read_output(output: Tensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """A worker's answer to `hidden` [n, H] and `weights`. Raises ProtocolError for one that cannot be theirs."""
+    kinds = {dtype_name(hidden.dtype), dtype_name(torch.promote_types(hidden.dtype, weights.dtype))}
+    size = memoryview(output.data).nbytes
+    try:
+        if output.dtype in kinds and tuple(output.shape) == tuple(hidden.shape):
+            return tensor_from_bytes(output.dtype, output.shape, output.data)
+    except (RuntimeError, ValueError):
+        pass
+    raise ProtocolError(
+        f"an expert's output has {size} bytes, shape {tuple(output.shape)} and dtype {output.dtype}; "
+        f"its input has shape {tuple(hidden.shape)} and dtype {dtype_name(hidden.dtype)}"
+    )
