@@ -18,7 +18,8 @@ from support.paths import ROOT
 
 PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
 NODES = ("main_node", "shadow_node", "worker_node")
-MAX_LINES = 400
+MAX_LINES = 500
+"""A longer file has more than one idea in it; most have below 200 lines."""
 MAX_FILES = 16
 GENERATED = ("__init__", "odmoe_pb2", "odmoe_pb2_grpc")
 MAX_INIT_LINES = 3
@@ -219,7 +220,7 @@ def too_long(paths: list[Path], limit: int) -> list[str]:
 @each_package
 def test_files_are_short(package: str) -> None:
     offences = too_long(written(package), MAX_LINES)
-    report(f"a file may have {MAX_LINES} lines; split it by what its parts do:", offences)
+    report(f"a file has one idea; with more than {MAX_LINES} lines it has several, so split it by them:", offences)
 
 
 @each_package

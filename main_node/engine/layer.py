@@ -7,10 +7,14 @@ from collections.abc import Callable, Collection
 
 import torch
 
-from checkpoint.tensors import tensor_bytes
-from main_node.engine.peer import read_output
+from checkpoint.family import dtype_name
+from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from scheduler import types as t
+from scheduler.errors import ProtocolError
 from wire import messages as w
+from wire.messages import (
+    Tensor,
+)
 
 Reweigh = Callable[[tuple[tuple[int, ...], ...]], tuple[torch.Tensor, torch.Tensor]]
 """For each row its experts -> index and weights [T, k]; -1 and 0 where a row has fewer."""
@@ -150,3 +154,18 @@ class LayerWork:
                 output = torch.cat([parts[start] for start in sorted(parts)]) if len(parts) > 1 else parts[0]
                 result.index_add_(0, token, output.to(result))
         return result
+
+
+def read_output(output: Tensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """A worker's answer to `hidden` [n, H] and `weights`. Raises ProtocolError for one that cannot be theirs."""
+    kinds = {dtype_name(hidden.dtype), dtype_name(torch.promote_types(hidden.dtype, weights.dtype))}
+    size = memoryview(output.data).nbytes
+    try:
+        if output.dtype in kinds and tuple(output.shape) == tuple(hidden.shape):
+            return tensor_from_bytes(output.dtype, output.shape, output.data)
+    except (RuntimeError, ValueError):
+        pass
+    raise ProtocolError(
+        f"an expert's output has {size} bytes, shape {tuple(output.shape)} and dtype {output.dtype}; "
+        f"its input has shape {tuple(hidden.shape)} and dtype {dtype_name(hidden.dtype)}"
+    )

@@ -6,10 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
-
-from checkpoint.family import dtype_name
-from checkpoint.tensors import tensor_from_bytes
 from scheduler import errors
 from scheduler import types as t
 from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
@@ -24,7 +20,6 @@ from wire.messages import (
     ShadowReady,
     ShadowUsage,
     Stamped,
-    Tensor,
     TraceRecords,
     WorkerReady,
     WorkerUsage,
@@ -185,18 +180,3 @@ def named_error(failure: Failed) -> ODMoEError:
     if isinstance(kind, type) and issubclass(kind, ODMoEError):
         return kind(failure.message)
     return errors.ClusterError(f"{failure.error}: {failure.message}")
-
-
-def read_output(output: Tensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A worker's answer to `hidden` [n, H] and `weights`. Raises ProtocolError for one that cannot be theirs."""
-    kinds = {dtype_name(hidden.dtype), dtype_name(torch.promote_types(hidden.dtype, weights.dtype))}
-    size = memoryview(output.data).nbytes
-    try:
-        if output.dtype in kinds and tuple(output.shape) == tuple(hidden.shape):
-            return tensor_from_bytes(output.dtype, output.shape, output.data)
-    except (RuntimeError, ValueError):
-        pass
-    raise ProtocolError(
-        f"an expert's output has {size} bytes, shape {tuple(output.shape)} and dtype {output.dtype}; "
-        f"its input has shape {tuple(hidden.shape)} and dtype {dtype_name(hidden.dtype)}"
-    )
