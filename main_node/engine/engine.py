@@ -68,7 +68,7 @@ class Engine:
             self.post(t.LoadEnded(message.load_id, message.nbytes))
             self.spans.stalled(self.core.stalled_s - before)
         elif not isinstance(message, w.Failed):
-            raise ProtocolError(f"worker {number} sent {type(message).__name__}, which no worker says")
+            raise ProtocolError(f"worker {number} sent {type(message).__name__}, which a worker never sends")
         elif message.load_id:
             owed.settle(number, message.load_id, t.Load)
             self.post(t.LoadFailed(message.load_id, f"{message.error}: {message.message}"))
@@ -131,7 +131,7 @@ class Engine:
     def _shadow_messages(self, command: t.Follow | t.Align | t.Unfollow) -> Iterator[w.Message]:
         data = self._requests.get(command.request)
         for message in shadow_messages(command, data, self.core.alignment, self.lookahead):
-            self.spans.told(message)
+            self.spans.sent_to_shadow(message)
             yield message
 
     def _send_compute(self, command: t.Compute) -> None:
@@ -175,7 +175,7 @@ class Engine:
                 raise RequestFailedError(f"request {visit.request} was closed")
             self._layers[visit] = layer
             self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
-        self.spans.asked(visit.layer)
+        self.spans.announced(visit.layer)
 
     def wait(self, visit: t.Visit, layer: LayerWork) -> None:
         """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile.

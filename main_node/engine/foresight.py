@@ -1,5 +1,5 @@
-"""What the main model computes for predictors, while a layer's experts are under way: which scores gates yet to fire
-will give. The model's own results do not depend on it."""
+"""What the main model computes for predictors while the workers compute a layer's experts: the scores that later gates
+are expected to give. The model's own results do not depend on it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Partial = Callable[[], torch.Tensor | None]
 
 
 class Foresight(Protocol):
-    """Called by the main thread from within a layer's experts, once its gate has fired. `nbytes`: memory that it takes
-    beside the model's."""
+    """Called by the main thread within a layer's experts, once its gate has fired."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Memory beyond the model's."""
 
     def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
-        """`hidden` [T, H]: this layer's gate input. `partial`: asked at most once, [T, H], the weighted sum of what the
-        resident experts gave, or None where that is not known in time."""
+        """`hidden` [T, H]: this layer's gate input. `partial`: called at most once; the weighted sum of the resident
+        experts' outputs [T, H], or None where they do not come in time."""
 
     def close(self) -> None:
         """Take what it has put around the model away."""
@@ -57,9 +57,10 @@ class GateForesight:
 
 
 class AttentionForesight:
-    """The next layer's attention and gate on what the resident and shared experts give (importance, section 5.2).
+    """The next layer's attention and gate on the output of the resident and shared experts (importance, section 5.2).
 
-    In decode passes only. Nothing for the first MoE layer after an attention of a kind that no layer before it has.
+    In decode passes only. It predicts nothing for the first MoE layer with a kind of attention that no earlier layer
+    has.
     """
 
     nbytes = 0
@@ -81,8 +82,8 @@ class AttentionForesight:
 
 
 class TokenForesight:
-    """The next token's experts of this layer, by a small network of the gate's shape on this token's gate input (SMOE,
-    section IV-D). Of a prefill, from its last row.
+    """The next token's experts of this layer, from this token's gate input, by a small network of the gate's shape
+    (SMOE, section IV-D). After a prefill, from its last row.
 
     `learning_rate`: with more than 0 the network takes a step with every decoded token, as its gate fires (the paper's
     online training; assumed: one step of normalised gradient descent a token and layer, nothing kept between runs).
@@ -126,10 +127,11 @@ def make_foresight(
     token_file: Path | None,
     learning_rate: float = 0.0,
 ) -> Foresight | None:
-    """`cache`: gives the KV cache of the request whose pass is under way. `token_file`: of `token`.
+    """`cache`: returns the KV cache of the request whose pass is under way. `token_file`: weights of the token-wise
+    predictor.
 
-    Raises UnsupportedFamilyError for a model that this cannot be computed of, ConfigError, and what reading
-    `token_file` raises (MissingShardError, CorruptCheckpointError, CheckpointError).
+    Raises UnsupportedFamilyError for a model whose layers cannot be run ahead, ConfigError, and CheckpointError for a
+    `token_file` that cannot be read.
     """
     if kind is None:
         return None
@@ -140,7 +142,9 @@ def make_foresight(
     if kind == "attention":
         return AttentionForesight(model, gates, cache)
     if token_file is None:
-        raise ConfigError("this predictor needs a trained network for each layer; name its file, or train one")
+        raise ConfigError(
+            "a token-wise predictor needs trained weights; make them with odmoe train-predictor, or name their file"
+        )
     return TokenForesight(load(token_file, gates, model.device), gates, shape, learning_rate)
 
 

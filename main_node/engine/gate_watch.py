@@ -1,4 +1,4 @@
-"""What the main model tells the scheduler beside which experts its gates chose: scores, and what they foretell."""
+"""What the scheduler learns of a gate beside its choice: its scores, and those expected of later gates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ PARTIAL_S = 1.0
 
 
 class GateWatch:
-    """Only where a strategy asks for any of it. `cache`: of the request whose pass is under way. `token_file`: weights
-    of the token-wise predictor. Raises UnsupportedFamilyError where the family's gates cannot be asked."""
+    """Made only for a strategy that reads any of it. `cache`: returns the KV cache of the request whose pass is under
+    way. `token_file`: weights of the token-wise predictor. Raises UnsupportedFamilyError for a family whose gates give
+    no scores."""
 
     def __init__(
         self, model: Any, strategy: Strategy, shape: t.ModelShape, cache: Callable[[], Any], token_file: Path | None
@@ -32,7 +33,7 @@ class GateWatch:
         )  # fmt: skip
 
     def look(self, visit: t.Visit, layer: LayerWork) -> None:
-        """A gate has fired: what it thought of every expert."""
+        """A gate has fired: keep its score of every expert, where a policy reads them."""
         if not self._scores:
             return
         scores, index, weights = self._gates.scores(visit.layer), layer.index, layer.weights
@@ -43,14 +44,14 @@ class GateWatch:
         def reweigh(experts: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
             new_index, new = gates.reweigh(number, index, weights, experts)
             lacking = [(row, len(some)) for row, some in enumerate(experts) if len(some) < new_index.shape[1]]
-            for row, count in lacking:  # an expert that stands there again would compute the row twice
+            for row, count in lacking:  # an expert that is named twice would compute the row twice
                 new_index[row, count:] = -1
             return new_index, new
 
         layer.reweigh = reweigh
 
     def ahead(self, visit: t.Visit, layer: LayerWork) -> Iterable[t.Foreseen]:
-        """What is to be expected of gates to come, while the workers compute."""
+        """The expected scores of later gates, computed while the workers compute this layer."""
         try:
             if self._foresight is None:
                 return ()
@@ -60,12 +61,12 @@ class GateWatch:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes beside the model's: a predictor's weights."""
+        """Memory beyond the model's: a predictor's weights."""
         return self._foresight.nbytes if self._foresight is not None else 0
 
 
 def needs_watch(strategy: Strategy) -> bool:
-    """Whether a strategy asks for anything of it."""
+    """Whether a strategy reads any of it."""
     return strategy.wants_scores or strategy.predictor.foresight is not None
 
 

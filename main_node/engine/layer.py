@@ -1,4 +1,4 @@
-"""One MoE layer under way: which rows each named expert gets, and what comes of them."""
+"""One MoE layer under way: the rows of each expert, and its outputs."""
 
 from __future__ import annotations
 
@@ -30,32 +30,33 @@ class LayersInFlight(dict[t.Visit, "LayerWork"]):
             self[visit].finish()
 
     def route(self, command: t.Route) -> None:
-        """Before anything of the layer is sent."""
+        """The router's decision, before any row of the layer is sent."""
         if command.visit in self:
             self[command.visit].route(command.experts, command.resident)
 
     def release(self, request: int) -> None:
-        """Whoever waits for a layer of this request need not any more."""
+        """Nothing need wait for a layer of this request any more."""
         for visit, layer in self.items():
             if visit.request == request:
                 layer.finish()
 
 
 class LayerWork:
-    """Rows are gathered and outputs added in the order of the family's eager forward, so that the result is the same to
-    the last bit (unless mini-batches split an expert's rows).
+    """Gathers rows and adds outputs in the order of the family's eager forward, so that the result is the same to the
+    last bit (unless mini-batches split an expert's rows).
 
-    hidden [T, H], index and weights [T, k]: what the gate said. `chosen`, `scores`: what the scheduler is told of it,
-    beyond the rows; see `GateFired`. `reweigh`: the routing of other experts than the gate chose, for each row.
-    `done`: the scheduler has said to go on, or why not.
+    hidden [T, H], index and weights [T, k]: the gate's output.
     """
 
     def __init__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
         self.done = threading.Event()
+        """The layer is complete, or its request has failed."""
         self.hidden, self.index, self.weights = hidden, index, weights
         self.chosen: tuple[tuple[int, ...], ...] = ()
         self.scores: tuple[tuple[float, ...], ...] = ()
+        """Both as in `GateFired`."""
         self.reweigh: Reweigh | None = None
+        """Routing weights where the router replaces the gate's choice."""
         self._like = hidden
         self._tokens: dict[int, torch.Tensor] = {}
         self._hidden: dict[int, torch.Tensor] = {}
@@ -67,8 +68,8 @@ class LayerWork:
         self._gather(index, weights)
 
     def _gather(self, index: torch.Tensor, weights: torch.Tensor) -> None:
-        if len(index) == 1 and len(set(named := index[0].tolist())) == len(named):
-            self._gather_one(named, weights)
+        if len(index) == 1 and len(set(experts := index[0].tolist())) == len(experts):
+            self._gather_one(experts, weights)
             return
         by_choice = index.T  # [k, T]
         for expert in torch.unique(index).tolist():
@@ -79,20 +80,20 @@ class LayerWork:
             self._hidden[expert] = self.hidden[token]
             self._weights[expert] = weights[token, place]
 
-    def _gather_one(self, named: list[int], weights: torch.Tensor) -> None:
-        """A single token, as in decoding: every expert gets the same row, copied only where its address is not one that
-        torch itself would choose: the last bit of a float32 product depends on that."""
+    def _gather_one(self, experts: list[int], weights: torch.Tensor) -> None:
+        """A single token, as in decoding: every expert gets the same row. It is copied only where its address is not
+        aligned as torch would align it, since the last bit of a float32 product depends on that."""
         row = self._like.clone() if self._like.data_ptr() % _ALIGN else self._like
-        for expert in sorted(named):
+        for expert in sorted(experts):
             if expert >= 0:
-                place = named.index(expert)
+                place = experts.index(expert)
                 self._tokens[expert] = _FIRST
                 self._hidden[expert] = row
                 self._weights[expert] = weights[0, place : place + 1]
 
     def route(self, experts: tuple[tuple[int, ...], ...], resident: tuple[int, ...]) -> None:
-        """The scheduler has decided who computes: `experts` of each row, where not as the gate chose; of all of them,
-        those that are `resident` need no load."""
+        """The scheduler has decided: `experts` of each row, empty where the gate's choice stands. The `resident` ones
+        need no load."""
         if experts and self.reweigh is not None:
             self._tokens.clear()
             self._hidden.clear()
@@ -104,8 +105,8 @@ class LayerWork:
             self._here.set()
 
     def partial(self, within_s: float) -> torch.Tensor | None:
-        """What the resident experts give [T, H], once they have answered. None: not within that time, or the layer is
-        given up."""
+        """The output of the resident experts [T, H], once they have answered. None: not within that time, or the layer
+        has ended."""
         if not self._here.wait(within_s) or any(expert not in self._outputs for expert in self._resident):
             return None
         return self._combined(self._resident)
@@ -116,7 +117,7 @@ class LayerWork:
         return tuple((expert, len(token)) for expert, token in self._tokens.items())
 
     def message(self, command: t.Compute) -> w.Compute:
-        """What the worker is sent."""
+        """The rows of a command, for the worker."""
         expert, rows = command.expert.expert, slice(command.start, command.stop)
         return w.Compute(
             command.call_id, command.slot, *command.expert,
@@ -126,7 +127,7 @@ class LayerWork:
         )  # fmt: skip
 
     def keep(self, command: t.Compute, output: w.Tensor) -> None:
-        """What the worker answered. Raises ProtocolError."""
+        """A worker's answer. Raises ProtocolError."""
         expert, rows = command.expert.expert, slice(command.start, command.stop)
         kept = read_output(output, self._hidden[expert][rows], self._weights[expert])
         self._outputs.setdefault(expert, {})[command.start] = kept
@@ -138,12 +139,12 @@ class LayerWork:
                 self._here.set()
 
     def finish(self) -> None:
-        """Nobody need wait for it any more."""
+        """End every wait for it."""
         self.done.set()
         self._here.set()
 
     def combine(self) -> torch.Tensor:
-        """The layer's output [T, H], once every row has come."""
+        """The layer's output [T, H], once every row has been answered."""
         return self._combined(self._tokens)
 
     def _combined(self, experts: Collection[int]) -> torch.Tensor:
@@ -157,7 +158,7 @@ class LayerWork:
 
 
 def read_output(output: Tensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A worker's answer to `hidden` [n, H] and `weights`. Raises ProtocolError for one that cannot be theirs."""
+    """A worker's output for `hidden` [n, H] and `weights`. Raises ProtocolError for one of another shape or dtype."""
     kinds = {dtype_name(hidden.dtype), dtype_name(torch.promote_types(hidden.dtype, weights.dtype))}
     size = memoryview(output.data).nbytes
     try:

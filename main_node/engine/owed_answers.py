@@ -1,4 +1,4 @@
-"""What workers were asked and have not answered."""
+"""Loads and computations that workers have not answered yet."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import TypeVar
 from scheduler import types as t
 from scheduler.errors import ProtocolError
 
-Asked = t.Load | t.Compute
+Question = t.Load | t.Compute
 A = TypeVar("A", t.Load, t.Compute)
 
 
 @dataclass(slots=True)
 class _Account:
-    """One worker's: what it owes with the time when it was asked, oldest first, and when it last answered any of it."""
+    """One worker's."""
 
-    owed: dict[int, tuple[Asked, float]] = field(default_factory=dict)
+    owed: dict[int, tuple[Question, float]] = field(default_factory=dict)
+    """Number -> command and when it was sent, oldest first."""
     answered: float = 0.0
+    """When it last answered."""
 
 
 class OwedAnswers:
@@ -31,17 +33,17 @@ class OwedAnswers:
     def __len__(self) -> int:
         return sum(len(account.owed) for account in self._accounts.values())
 
-    def ask(self, number: int, command: Asked) -> None:
+    def ask(self, number: int, command: Question) -> None:
         """`number`: the load's or the call's."""
         account = self._accounts.setdefault(command.worker, _Account())
         account.owed[number] = (command, time.monotonic())
 
     def settle(self, worker: int, number: int, kind: type[A]) -> A | None:
-        """A worker answers a load or call. None: it is not wanted any more. Raises ProtocolError."""
+        """A worker answers a load or call. None: the answer is not needed any more. Raises ProtocolError."""
         account = self._accounts.get(worker)
         mine = account.owed.get(number) if account is not None else None
         if account is None or mine is None:
-            self._check_nobodys(worker, number)
+            self._check_not_owed(worker, number)
             return None
         command = mine[0]
         if not isinstance(command, kind):
@@ -50,13 +52,13 @@ class OwedAnswers:
         account.answered = time.monotonic()
         return command
 
-    def _check_nobodys(self, worker: int, number: int) -> None:
+    def _check_not_owed(self, worker: int, number: int) -> None:
         for account in self._accounts.values():
             if number in account.owed:
                 raise ProtocolError(f"worker {worker} answered number {number}, which is {account.owed[number][0]}")
 
     def forgive_slot(self, worker: int, slot: int) -> None:
-        """What was asked of the slot is not answered any more."""
+        """The worker will not answer for what was in the slot."""
         account = self._accounts.get(worker)
         if account is not None:
             account.owed = {n: owed for n, owed in account.owed.items() if owed[0].slot != slot}

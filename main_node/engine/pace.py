@@ -1,4 +1,4 @@
-"""How long a layer of the main node takes: as long as it does, or at least as long as a profile says."""
+"""The main node's clock: real, or emulated by a profile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pace(Protocol):
 
 
 class RealPace:
-    """Things take as long as they take."""
+    """Real time."""
 
     emulated = None
 
@@ -62,10 +62,11 @@ class RealPace:
 
 
 class MainPace:
-    """The main node: `main_s` from the last answer to a layer, or the start of a pass, to the next gate.
+    """Emulated time: a layer takes `main_s` from the last answer of the layer before it, or from the start of its pass,
+    to its gate.
 
-    What it computes for a predictor, between a gate and the last answer, holds up nothing: it would have to wait.
-    `answered` on the thread that brings it, all else on the thread that runs the model; one pass at a time.
+    Work for a predictor between a gate and the last answer costs nothing: the main node would only wait. `answered` is
+    called on the thread that brings an answer, everything else on the thread that runs the model; one pass at a time.
     """
 
     def __init__(self, emulation: Emulation) -> None:
@@ -83,40 +84,38 @@ class MainPace:
         return self._emulation.now()
 
     def begin_pass(self, tokens: int, first: bool) -> None:
-        """A pass right after another of its request goes on from that one's last answer; the first starts now."""
+        """The first pass of a request starts now. A later one starts at the last answer of the one before it."""
         if first:
             self._from = self._emulation.clock()
         self._layer_s = self._emulation.profile.main_s(tokens)
         self._emulation.adopt(self._from)
 
     def decoded(self) -> None:
-        """A token is there and the next pass is about to be announced: it follows the last answer, or starts now where
-        whoever asked let time pass."""
+        """A token exists, and the next pass is about to be announced. It starts at the last answer, or now where the
+        caller has let time pass in between."""
         if self._emulation.clock() - self._from > CREDIT_S:
             self._from = self._emulation.clock()
         self._emulation.adopt(self._from)
 
     def gate(self, fired: Callable[[], T]) -> T:
-        """The gate has fired, and nobody has been told: `fired` tells, in its turn among all that happens. This thread
-        goes on from the gate: what it says next, it says no earlier."""
+        """The gate has fired. `fired` announces it when it is due, in order with everything else that is due; then this
+        thread's time is the gate's."""
         self._gate = self._from + self._layer_s
-        told = self._emulation.agenda.wait(self._gate, fired)
+        result = self._emulation.agenda.wait(self._gate, fired)
         self._emulation.adopt(self._gate)
-        return told
+        return result
 
     def foreseen(self, tell: Callable[[], object], attended: bool) -> None:
-        """What the main model has computed for a predictor is there: `tell` tells, in its turn among all that happens.
-
-        With the gate; or, where the next layer was `attended` on what the resident experts have answered, after the
-        last answer so far by as much as a layer of the main node lasts.
+        """The main model has computed scores for a predictor. `tell` announces them when they are due: with the gate;
+        or, where they come from the next layer's attention (`attended`), a layer's time after the last answer so far.
         """
         known = max(self._gate, self._from) + self._layer_s if attended else self._gate
         self._emulation.agenda.at(known, tell)
 
     def answered(self) -> None:
-        """On the thread that brings it: a computation's answer is there."""
+        """A computation has been answered."""
         self._from = max(self._from, self._emulation.now())
 
     def resumed(self) -> None:
-        """The layer has all its answers, and what follows has not begun."""
+        """The layer has all its answers."""
         self._emulation.adopt(self._from)

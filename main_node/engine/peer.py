@@ -28,32 +28,32 @@ from wire.traffic import Traffic, traffic_of
 
 ECHOES = 5
 ECHO_S = 0.5
-"""How often a round trip is measured, and how long that may take in all."""
+"""How often a round trip is measured, and how long all of them may take."""
 
 _ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords, Echo)
 
 
 def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
-    """What the scheduler hears of a worker that is ready."""
+    """The event of a worker that is ready."""
     load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
     return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s)
 
 
 def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Prediction], None]) -> t.Predicted:
-    """What a shadow has said; `came` is told of it. Raises ClusterError where it is of no use any more."""
+    """The event of a shadow's message; `came` is called with a prediction. Raises ClusterError for anything else."""
     if isinstance(message, Failed):
         raise errors.ClusterError(f"{message.error}: {message.message}")
     if not isinstance(message, Prediction):
-        raise ProtocolError(f"it sent {type(message).__name__}, which no shadow says")
+        raise ProtocolError(f"it sent {type(message).__name__}, which a shadow never sends")
     if message.layer not in shape.layers or not all(0 <= e < shape.experts for e in message.experts):
-        named = f"experts {message.experts} of layer {message.layer}"
-        raise ProtocolError(f"it predicts {named}, which the model does not have")
+        experts = f"experts {message.experts} of layer {message.layer}"
+        raise ProtocolError(f"it predicts {experts}, which the model does not have")
     came(message)
     return t.Predicted(message.request, message.position, message.layer, message.experts)
 
 
 class PeerHandler:
-    """`on_event`: what is not the answer to a question. `on_lost`: the stream has ended."""
+    """`on_event`: called with messages that answer no question. `on_lost`: called when the stream has ended."""
 
     def __init__(
         self, name: str, on_event: Callable[[Message], None], on_lost: Callable[[ODMoEError | None], None]
@@ -68,7 +68,7 @@ class PeerHandler:
         self._changed = threading.Condition()
 
     def open(self, connect: Callable[[Handler], Channel], hello: Hello, deadline_s: float) -> Message:
-        """Connect, say Hello, return the answer. Raises what the peer refused with, LinkError or DeadlineError."""
+        """Connect, say Hello, return the answer. Raises the peer's refusal, LinkError or DeadlineError."""
         self._channel = connect(self)
         answer = self.ask(hello, (WorkerReady, ShadowReady), deadline_s)
         if answer is None:
@@ -94,30 +94,30 @@ class PeerHandler:
             self._error = self._error or error
 
     def take(self, kinds: tuple[type, ...], deadline_s: float) -> Message | None:
-        """The answer, once it is there. None when it did not come."""
+        """Wait for the answer. None when it did not come."""
 
-        def found() -> Message | None:
+        def answer() -> Message | None:
             return next((self._answers[kind] for kind in kinds if kind in self._answers), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: found() or self._ended or self._error, deadline_s)
-            return found()
+            self._changed.wait_for(lambda: answer() or self._ended or self._error, deadline_s)
+            return answer()
 
     def round_trip(self) -> float | None:
-        """Seconds that a small message takes there and back: the best of a few. None where no answer came in time."""
+        """Seconds that a small message takes there and back: the best of `ECHOES`. None where no answer came."""
         end, best = time.monotonic() + ECHO_S, 0.0
         for number in range(1, ECHOES + 1):
-            asked = time.monotonic()
-            answer = self.ask(Echo(number), Echo, end - asked)
+            sent = time.monotonic()
+            answer = self.ask(Echo(number), Echo, end - sent)
             if not isinstance(answer, Echo) or answer.number != number:
                 break
-            taken = time.monotonic() - asked
-            best = min(taken, best or taken)
+            seconds = time.monotonic() - sent
+            best = min(seconds, best or seconds)
         return best or None
 
     @property
     def traffic(self) -> Traffic | None:
-        """What the stream has carried; None where messages are handed over in memory."""
+        """Bytes that the stream has carried; None in one process, where messages are passed as objects."""
         return traffic_of(self._channel) if self._channel else None
 
     def send(self, message: Message) -> None:
@@ -150,7 +150,7 @@ class PeerHandler:
 
     @property
     def ended(self) -> bool:
-        """The stream is over, or the peer has said that it is of no use."""
+        """The stream has ended, or the peer has reported a failure of its own."""
         with self._changed:
             return self._ended or self._error is not None
 
@@ -162,7 +162,7 @@ class PeerHandler:
 def ask_usage(
     workers: dict[int, PeerHandler], shadow: PeerHandler | None, deadline_s: float
 ) -> tuple[dict[int, WorkerUsage], ShadowUsage | None]:
-    """Asks all at once, then takes the answers. A node that does not answer in time is left out."""
+    """Ask all of them at once. A node that does not answer in time is left out."""
     end = time.monotonic() + deadline_s
     for peer in workers.values():
         peer.put(AskUsage(), WorkerUsage)
@@ -175,7 +175,7 @@ def ask_usage(
 
 
 def named_error(failure: Failed) -> ODMoEError:
-    """The error of our tree that the peer named, ClusterError where it is none of them."""
+    """The error of our tree that the peer has named, else ClusterError."""
     kind = getattr(errors, failure.error, None)
     if isinstance(kind, type) and issubclass(kind, ODMoEError):
         return kind(failure.message)

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from wire.base import Role
 
 STEADY_S = 60.0
-"""A node that is lost again sooner than this after its return is asked with the next longer pause."""
+"""A node that is lost again sooner than this after its return is tried with the next longer pause."""
 
 _log = logging.getLogger(__name__)
 
 
 class Reconnector:
-    """Asks for every lost node until it is back or the cluster is closed: one thread a node, with pauses between its
-    attempts that double from `first_s` to `most_s`.
+    """Tries to connect every lost node until it is back or the cluster is closed: one thread a node. The pauses between
+    its attempts double from `first_s` to `most_s`.
 
-    `join(kind, number)` is one attempt: it connects the node to the engine or raises, within a deadline of its own, and
-    soon once `closing` is set.
+    `join(kind, number)` is one attempt. It connects the node to the engine or raises, within its own deadline, and soon
+    after `closing` is set.
     """
 
     def __init__(self, join: Callable[[Role, int], None], first_s: float = 0.5, most_s: float = 3.0) -> None:
@@ -38,9 +38,9 @@ class Reconnector:
         with self._lock:
             if self.closing.is_set():
                 return
-            asked = node in self._missing
+            trying = node in self._missing
             self._missing[node] = True
-            if asked:
+            if trying:
                 return
             thread = threading.Thread(target=self._bring_back, args=node, name=f"rejoin-{kind}-{number}", daemon=True)
             self._threads.add(thread)
@@ -67,7 +67,7 @@ class Reconnector:
     def _attempt(self, kind: Role, number: int) -> bool:
         try:
             self._join(kind, number)
-        except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             _log.info("%s %d is not back: %r", kind, number, error)
             return False
         _log.warning("%s %d is back", kind, number)
@@ -77,7 +77,7 @@ class Reconnector:
         return min(2 * pause_s, self._most_s)
 
     def close(self, deadline_s: float = 2.0) -> None:
-        """Ask for no one any more."""
+        """Stop trying."""
         with self._lock:
             self.closing.set()
             threads = list(self._threads)

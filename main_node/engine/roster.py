@@ -1,4 +1,4 @@
-"""Who works for this main node: what each node said of itself, what was measured of it, whether it is there."""
+"""Facts about every node: what it reports of itself, what was measured, whether it is connected."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from wire.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node. `None`: this role has none, or it was not to be measured.
-
-    `state`: ready or lost. `device`: its processor or GPU, `device_bytes`: all memory of that; `slot_bytes`: one slot.
-    `load_bytes_per_s`: its loader's, measured at its start; `round_trip_s`: the best of a few when it joined. `loads`:
-    that have ended since the main node started. `sent_bytes` and `received_bytes`: encoded, by the main node to it and
-    from it, on its last stream; None where messages are handed over in memory.
-    """
+    """One node. None: this role has no such figure, or it could not be measured."""
 
     role: Role
     number: int
@@ -28,15 +22,22 @@ class NodeFacts:
     host: str
     pid: int
     device: str
+    """Its processor or GPU."""
     device_bytes: int | None
+    """All memory of the device."""
     scheme: str | None
     loader: str | None
     slots: int | None
     slot_bytes: int | None
+    """Of one slot."""
     load_bytes_per_s: float | None
+    """Of its loader, measured when it started."""
     round_trip_s: float | None
+    """The best of a few, when it joined."""
     loads: int | None
+    """Loads that have ended since the main node started."""
     sent_bytes: int | None
+    """Encoded messages from the main node on the node's latest stream; None in one process."""
     received_bytes: int | None
 
 
@@ -55,7 +56,7 @@ class Roster:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[tuple[Role, int], _Entry] = {}
-        self._before: Counter[str] = Counter()  # carried by streams that were replaced
+        self._before: Counter[str] = Counter()  # carried by earlier streams
 
     def joined(
         self,
@@ -65,7 +66,7 @@ class Roster:
         round_trip_s: float | None,
         traffic: Traffic | None,
     ) -> None:
-        """It is there, for the first time or again. `traffic`: of its stream, as the main node counts it."""
+        """A node has joined, or joined again. `traffic`: of its stream, as the main node counts it."""
         with self._lock:
             before = self._entries.get((role, number))
             if before is not None:
@@ -81,7 +82,7 @@ class Roster:
         """A worker's load has ended."""
         with self._lock:
             entry = self._entries.get(("worker", number))
-            if entry is not None:  # else it says so before it was taken in
+            if entry is not None:  # else its load has ended before it joined
                 entry.loads += 1
 
     def facts(self) -> list[NodeFacts]:
@@ -91,8 +92,8 @@ class Roster:
             return [_facts(role, number, entry) for (role, number), entry in entries]
 
     def carried(self) -> dict[str, int] | None:
-        """Bytes so far of the messages that a token costs: embeddings to workers and back (with what describes them),
-        alignments to the shadow, predictions from it. None where messages are handed over in memory."""
+        """Bytes so far of the messages that a token costs: embeddings to workers and back, with their headers,
+        alignments to the shadow, predictions from it. None in one process."""
         with self._lock:
             if all(entry.traffic is None for entry in self._entries.values()):
                 return None

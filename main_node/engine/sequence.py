@@ -1,4 +1,4 @@
-"""One request on the main node: its tokens, its KV cache, and both as the shadow is told of them."""
+"""One request on the main node: its tokens, its KV cache, and the messages that carry both to the shadow."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scheduler.alignment import Alignment
 from wire import messages as w
 
 ALIGN_PART_BYTES = 1 << 20
-"""KV rows travel in parts of about this size: large messages are slow to encode and would hold up what follows."""
+"""KV rows travel in parts of about this size: large messages are slow to encode and would delay the next ones."""
 
 
 class RequestData(Protocol):
-    """What the engine must fetch of a request when the scheduler says so."""
+    """What the scheduler's commands need of a request."""
 
     def prompt_before(self, step: int) -> tuple[int, ...]:
-        """Every token that comes before decode pass `step`'s."""
+        """Every token before the one that decode pass `step` reads."""
 
     def token_of(self, step: int) -> int:
         """The token that decode pass `step` reads."""
@@ -50,7 +50,7 @@ class Sequence:
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[None]:
-        """Around a pass, begun before the scheduler hears of it: what the cache would tell meanwhile is half done."""
+        """Around a pass, entered before the scheduler knows of it: meanwhile the cache's states are half written."""
         self._resting = False
         try:
             yield
@@ -68,7 +68,7 @@ class Sequence:
 def shadow_messages(
     command: t.Follow | t.Align | t.Unfollow, data: RequestData | None, policy: Alignment, lookahead: int
 ) -> list[w.Message]:
-    """What the shadow is told. `data` may be None only of a request that it is to forget."""
+    """The messages of a command. `data`: None only for a request that the shadow is to forget."""
     if isinstance(command, t.Unfollow) or data is None:
         return [w.CloseRequest(command.request)]
     if isinstance(command, t.Follow):
@@ -79,7 +79,7 @@ def shadow_messages(
 
 
 def align_messages(command: t.Align, token: int | None, rows: kv.CachePiece) -> list[w.Message]:
-    """An alignment as one message, or several where it has much to bring."""
+    """An alignment as one message, or several where there are many KV rows."""
     parts = list(rows.parts(ALIGN_PART_BYTES)) or [(command.kv_stop, [])]
     return [
         w.Align(

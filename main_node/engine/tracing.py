@@ -1,4 +1,4 @@
-"""The main node's part of a trace, and everyone's put together."""
+"""The main node's part of a trace, and the traces of all nodes on one clock."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class MainSpans(NodeSpans):
             self._gate = self.now()
             self.add("layer", str(layer), self._from, self._gate)
 
-    def asked(self, layer: int) -> None:
-        """The scheduler has decided and the workers have been told."""
+    def announced(self, layer: int) -> None:
+        """The scheduler has decided, and its commands have been sent."""
         if self.on:
             self._from = self.now()
             self.add("gate", str(layer), self._gate, self._from)
@@ -49,38 +49,37 @@ class MainSpans(NodeSpans):
             self.add("head", "", self._from, now)
             self.add("token", self._label, self._began, now)
 
-    def told(self, message: w.Message) -> None:
-        """The shadow was sent something."""
+    def sent_to_shadow(self, message: w.Message) -> None:
         if isinstance(message, w.Align):
             self.sent(message)
 
     def stalled(self, seconds: float) -> None:
-        """Until now the main node has waited for a load, for so long."""
+        """The main node has waited `seconds` for a load, until now."""
         if self.on and seconds > 0:
             now = self.now()
             self.add("stall", "", max(now - seconds, self._gate), now)
 
 
 def gather(own: list[SpanTuple], peers: Iterable[PeerHandler], deadline_s: float) -> list[Span]:
-    """Everyone's spans on this node's clock. A peer that does not answer in time is left out.
+    """The spans of all nodes on this node's clock. A peer that does not answer in time is left out.
 
-    Another machine's clock is set by its answer to the first question: it said `now` half-way between question and
-    answer, give or take half of that time.
+    The offset of another machine's clock is estimated from its first answer: its `now` is taken to be half-way between
+    question and answer, which is wrong by at most half of that time.
     """
     end = time.monotonic() + deadline_s
     records, offsets = {"main": own}, {}
     for peer in peers:
-        told: list[SpanTuple] = []
+        spans: list[SpanTuple] = []
         while True:
-            asked = time.monotonic()
-            answer = peer.ask(w.AskTrace(), w.TraceRecords, end - asked)
+            sent = time.monotonic()
+            answer = peer.ask(w.AskTrace(), w.TraceRecords, end - sent)
             if not isinstance(answer, w.TraceRecords):
                 break
             if peer.name not in offsets:
-                middle = (asked + time.monotonic()) / 2
+                middle = (sent + time.monotonic()) / 2
                 offsets[peer.name] = 0.0 if answer.machine == machine() else middle - answer.now
-            told += zip(answer.whats, answer.labels, answer.starts, answer.ends, strict=True)
+            spans += zip(answer.whats, answer.labels, answer.starts, answer.ends, strict=True)
             if not answer.more:
                 break
-        records[peer.name] = told
+        records[peer.name] = spans
     return assemble(records, offsets)

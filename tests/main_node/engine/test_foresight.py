@@ -241,7 +241,7 @@ def test_a_step_is_down_the_slope_that_torch_finds() -> None:
 
 def test_a_file_that_is_not_this_models(token_file: Callable[[Any], Path], tmp_path: Path) -> None:
     model = build_dispatching("mixtral")
-    with pytest.raises(ConfigError, match="trained network"):
+    with pytest.raises(ConfigError, match="needs trained weights"):
         Main(model, "token")
     with pytest.raises(MissingShardError, match=r"none.safetensors is not there; train it"):
         Main(model, "token", tmp_path / "none.safetensors")
