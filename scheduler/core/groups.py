@@ -10,7 +10,7 @@ from scheduler.errors import ConfigError
 
 
 class Grouping(Protocol):
-    """Decides where loads go. `workers`: the live ones, ascending, at least one."""
+    """Which workers load for a layer. `workers`: those with slots, ascending, at least one."""
 
     def ring(self, workers: Sequence[int], turn: int) -> Iterator[int]:
         """All workers, the group of this turn first. `turn`: how many MoE layers decoding has visited before."""

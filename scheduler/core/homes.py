@@ -1,4 +1,4 @@
-"""Where each expert lives, when all of them stay in a slot of their own."""
+"""The one worker of each expert, where every expert stays in a slot of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from scheduler.types import ExpertId, ModelShape
 
 
 class Homes:
-    """Experts in order, layer by layer, go round the workers as prefill's shares do (`RoundRobin.share`); a worker
-    whose slots are all taken is passed over. Nobody moves but the experts of a worker that is lost: they take places
-    that are left, and so do those for whom there were too few, when workers come."""
+    """Experts are spread over the workers in order, layer by layer, as prefill's shares are (`RoundRobin.share`). A
+    worker without a free slot is passed over. A home never changes, unless its worker is lost: its experts then take
+    slots that are left. Experts that found no slot get one when workers join."""
 
     def __init__(self, shape: ModelShape) -> None:
         self._homes: dict[ExpertId, int] = {}
@@ -26,7 +26,7 @@ class Homes:
         self._homeless.sort()
 
     def settle(self) -> None:
-        """Give all who have none a home, as far as there is room."""
+        """Give experts without a home one, as far as there are slots."""
         if not self._homeless:
             return
         most = max(self._room.values(), default=0)
@@ -37,5 +37,5 @@ class Homes:
         del self._homeless[: len(places)]
 
     def of(self, expert: ExpertId) -> int:
-        """The worker; everybody must have been settled."""
+        """The expert's worker. All experts must be settled."""
         return self._homes[expert]

@@ -1,4 +1,4 @@
-"""Counts what happened: loads, reloads, stalls and recall (equations (2) and (3) of OD-MoE)."""
+"""A request's figures: loads, hits, stalls, and recall (equations (2) and (3) of OD-MoE)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.types import Visit
 
 @dataclass(slots=True)
 class RecallCounts:
-    """Correctly predicted and activated experts, added up."""
+    """Sums of correctly predicted and of activated experts."""
 
     correct: int = 0
     activated: int = 0
@@ -23,37 +23,40 @@ class RecallCounts:
 
 @dataclass(slots=True)
 class RequestStats:
-    """One request's figures.
-
-    `reloads`: loads begun after the gate because no prediction had named the expert. `preempted`: loads given up for
-    a more urgent one. `unused`: experts loaded (or begun) that the gate did not name. `late`: predictions that came
-    after the gate. `in_time`: activated experts that a prediction had named by then. `stall_s`: from each gate until
-    the last load that it needed had ended, where that was later. `hits`: experts computed without a load begun for
-    them, since they were in a slot; `decode_hits`: of those, in decoding. `named`, `present`: experts that decoding's
-    gates named, after the router, and those of them whose bytes were in a slot by then, whoever brought them: the hit
-    rate of the papers. `host_calls`: experts computed at a host place, `decode_host_calls` in decoding. `unpredicted`:
-    activated experts of layers whose prediction had not come when the figures were closed; `by_index` leaves them out.
-    """
+    """One request's figures."""
 
     prompt_tokens: int
     loads: int = 0
     decode_loads: int = 0
+    """Of the loads, those begun in decoding."""
     bytes_loaded: int = 0
     reloads: int = 0
+    """Loads begun after the gate because no prediction had named the expert."""
     preempted: int = 0
+    """Prefetches given up for a demand load."""
     unused: int = 0
+    """Experts prefetched, or on their way, that the gate did not choose."""
     hits: int = 0
+    """Experts computed from a slot, without a load begun for them."""
     decode_hits: int = 0
     named: int = 0
+    """Experts that decoding's gates chose, after the router."""
     present: int = 0
+    """Of `named`, those whose bytes were in a slot when the gate fired: the hit rate of the papers."""
     host_calls: int = 0
+    """Experts computed at a host place."""
     decode_host_calls: int = 0
     late: int = 0
+    """Predictions that came after their gate."""
     in_time: int = 0
+    """Activated experts that a prediction had named before the gate fired."""
     unpredicted: int = 0
+    """Activated experts of layers whose prediction had not come when the figures were closed; not in `by_index`."""
     stall_s: float = 0.0
+    """From each gate until the last load that it needed had ended, in decoding."""
     prefill_stall_s: float = 0.0
     by_index: list[RecallCounts] = field(default_factory=list)
+    """By decode pass."""
     _predicted: dict[Visit, tuple[int, ...]] = field(default_factory=dict)
     _activated: dict[Visit, Collection[int]] = field(default_factory=dict)
     _orphans: dict[Visit, Collection[int]] = field(default_factory=dict)
@@ -64,18 +67,18 @@ class RequestStats:
         self.reloads += reload
 
     def hit(self, prefilling: bool) -> None:
-        """An expert that the gate had named was computed, and no load was begun for it."""
+        """An expert that the gate chose was computed without a load begun for it."""
         self.hits += 1
         self.decode_hits += not prefilling
 
     def gate(self, named: int, present: int, prefilling: bool) -> None:
-        """So many experts are to be computed, and so many of them were in slots."""
+        """`named` experts are to be computed; `present` of them were in slots."""
         if not prefilling:
             self.named += named
             self.present += present
 
     def hosted(self, prefilling: bool) -> None:
-        """An expert that the gate has named is computed at a host place."""
+        """An expert that the gate chose was computed at a host place."""
         self.host_calls += 1
         self.decode_host_calls += not prefilling
 
@@ -122,12 +125,12 @@ class RequestStats:
         return len(self._activated)
 
     def orphan(self) -> None:
-        """The shadow is gone: predictions still missing are not to be waited for."""
+        """The shadow is gone: do not wait for the predictions that are still missing."""
         self._orphans |= self._activated
         self._activated.clear()
 
     def close(self) -> None:
-        """Predictions still missing were neither right nor wrong: they are counted by themselves."""
+        """Predictions that are still missing were neither right nor wrong: `unpredicted` counts them."""
         self.orphan()
         for visit, experts in self._orphans.items():
             self._counts_of(visit)  # its token is there, if without a recall

@@ -1,4 +1,4 @@
-"""How long a layer of a decode pass takes where nothing is waited for, as measured while decoding."""
+"""How long a layer of a decode pass takes without stalls, as measured while decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Tempo:
         return self._sum / self._count if self._count else 0.0
 
     def begin(self) -> None:
-        """A pass begins; what came before its first gate is no layer."""
+        """A pass begins: the time until its first gate is not a layer's."""
         self._last = None
 
     def gate(self, now: float, stall_s: float) -> None:
