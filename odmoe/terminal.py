@@ -1,37 +1,43 @@
-"""What a person sees on standard error: progress, a last block of figures."""
+"""Standard error as a person sees it: progress, and blocks of figures in aligned columns."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.spinner import Spinner
 
-if TYPE_CHECKING:
-    from main_node.report import Report
-
-_WHAT = {
+_TASKS = {
     "verify": "checking bytes",
     "resume": "checking what is there",
-    "wait": "waiting for another",
+    "wait": "waiting for another process",
     "experts": "writing experts",
     "dense": "writing dense weights",
 }
+"""How a bar is labelled, by the name of its task."""
 
 
-_NAMES = {
-    "written_s": "written in seconds",
-    "layers_resumed": "layers taken over",
-    "verified_gb_per_s": "verified, GB/s",
-    "moe_layers": "MoE layers",
-}
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a command prints."""
+
+    json: bool = False
+    """JSON on standard output, one object a line, in place of text."""
+    quiet: bool = False
+    """Nothing on standard error but errors."""
+    debug: bool = False
+    """Tracebacks, and the log messages of libraries."""
 
 
 class Terminal:
-    """Everything goes to standard error; bars and spinners only where that is a terminal."""
+    """Everything goes to standard error. Bars and spinners are shown only where that is a terminal."""
 
     def __init__(self, quiet: bool = False, debug: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
@@ -43,97 +49,68 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[str, int, int], None]]:
-        """A callback `(what, done, total)` that moves a bar."""
+        """A callback `(task, done, total)` that moves a bar."""
         columns = (TextColumn("{task.description:<22}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bars:
+        shown = self.console.is_terminal
+        # Standard output is left alone: rich would send what is printed there to this console.
+        bars = Progress(*columns, console=self.console, transient=True, disable=not shown, redirect_stdout=False)
+        with bars:
             tasks: dict[str, Any] = {}
 
-            def move(what: str, done: int, total: int) -> None:
-                if what not in tasks:
-                    tasks[what] = bars.add_task(_WHAT.get(what, what), total=total)
-                bars.update(tasks[what], completed=done, total=total)
+            def move(task: str, done: int, total: int) -> None:
+                if task not in tasks:
+                    tasks[task] = bars.add_task(_TASKS.get(task, task), total=total)
+                bars.update(tasks[task], completed=done, total=total)
 
             yield move
 
     @contextlib.contextmanager
-    def status(self) -> Iterator[Callable[[str], None]]:
-        """A callback that says what is being waited for."""
+    def status(self, text: str = "starting") -> Iterator[Callable[[str], None]]:
+        """A spinner with a text, and a callback that changes the text."""
         if not self.console.is_terminal:
             yield lambda text: None
             return
-        with self.console.status("starting") as spinner:
-            yield lambda text: spinner.update(text)
+        spinner = Spinner("dots", text, style="status.spinner")
+        with Live(spinner, console=self.console, refresh_per_second=12.5, transient=True, redirect_stdout=False):
+            yield lambda text: spinner.update(text=text)
 
     def facts(self, title: str, facts: dict[str, object]) -> None:
-        """A short block, a line a fact; plain where nobody draws it, so that a log has no broken lines."""
-        facts = {_NAMES.get(name, name.replace("_", " ")): value for name, value in facts.items()}
+        """A title, then a line a fact."""
         texts = {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in facts.items()}
-        if not self.console.is_terminal:
-            lines = (f"  {name:<{max(map(len, texts))}}  {text}" for name, text in texts.items())
-            self.console.print("\n".join((title, *lines)), markup=False, soft_wrap=True)
-            return
-        table = Table(
-            title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2)
-        )
-        for name, text in texts.items():
-            table.add_row(name, text)
-        self.console.print(table)
+        self.block(title, list(texts.items()))
 
-    def report(self, report: Report, cluster: str, system: str = "od-moe") -> None:
-        """The last block of an answer. `system`: its name, and what was chosen otherwise."""
-        memory = report.memory_bytes
-        of_each = memory["workers"] if isinstance(memory["workers"], list) else []
-        workers = [held for held in of_each if held]  # a host place holds nothing on the device
-        rate = f"{report.decode_tokens_per_s:.1f}" if report.decode_tokens_per_s else "-"
-        recall = (
-            "nobody predicts"
-            if report.recall is None
-            else f"{report.recall:.2%} of activated experts predicted, {report.recall_in_time or 0:.2%} before the gate"
-        )
-        if report.unpredicted:
-            recall = "nothing was predicted" if report.recall is None else recall
-            recall += f"; {report.unpredicted:,} experts not counted, in layers that nobody predicted"
-        share = report.memory_of_whole
-        whole = "not every node said what it holds" if share is None else f"{share:.0%} of the model with all experts"
-        rows = {
-            "tokens": f"{report.prompt_tokens} in, {report.new_tokens} out",
-            "speed": f"{rate} tokens/s decoding, first token after {report.ttft_s:.2f} s"
-            + (f", shadow ready {report.shadow_wait_s:.2f} s after that" if report.shadow_wait_s > 0.05 else ""),
-            "recall": recall,
-            "hits": f"{report.hits / max(1, report.named):.2%} of experts were in a slot when their gate named them",
-            "loads": f"{report.loads} experts, {megabytes(report.bytes_loaded)}; "
-            f"{report.reloads} of them after the gate (reloads), "
-            f"{report.unused_loads} unused, {report.stall_s:.2f} s stalled",
-            "memory": f"main {megabytes(memory['main'])}, shadow {megabytes(memory['shadow'])}, "
-            f"{_counted(len(workers), 'worker')} {megabytes(max(workers, default=0))}"
-            f"{' each' if len(workers) > 1 else ''}: " + whole,
-            "residents": f"at most {_counted(max(report.resident_experts_max, default=0), 'expert')} on any worker",
-        }
-        if report.host_computed:
-            rows["host"] = f"computed {report.host_computed} of {report.named} experts beside the device"
-        if report.finish == "context":
-            rows["ended"] = "the context is full: fewer tokens than asked for"
-        if report.lost:
-            rows["lost"] = ", ".join(report.lost)
-        if report.rejoined:
-            rows["came back"] = ", ".join(report.rejoined)
-        if report.finish == "stop_text":
-            rows["ended"] = "at a stop text"
-        if report.seed is not None:
-            rows["drawn"] = f"with --seed {report.seed}"
-        if report.ignored:
-            rows["ignored"] = ", ".join(report.ignored) + " of generation_config.json: not built yet"
-        if report.emulated:
-            for timed in ("speed", "loads"):
-                rows[timed] += f" (emulated: {report.emulated})"
-        exact = "exact" if report.exact else "approximate"
-        title = f"{system}, {cluster}, {exact}" + (f", emulated: {report.emulated}" if report.emulated else "")
-        self.console.print()
-        self.facts(title, dict(rows))
+    def block(self, title: str, *groups: Sequence[tuple[str, str]]) -> None:
+        """A title, then groups of `(label, text)` with an empty line between two. The labels share one column.
+
+        A terminal gets long texts wrapped in their column; a pipe or a file gets whole lines.
+        """
+        column = max(len(label) for group in groups for label, _ in group)
+        room = max(20, self.console.width - column - 4) if self.console.is_terminal else sys.maxsize
+        self._line(title, style="bold")
+        for number, group in enumerate(groups):
+            if number:
+                self._line("")
+            for label, text in group:
+                parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+                for part in parts or [""]:
+                    self._line(f"  {label:<{column}}  {part}")
+                    label = ""
+
+    def table(self, title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """A title, then columns aligned on the right."""
+        self._line(title, style="bold")
+        lines = [header, *rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        for line in lines:
+            self._line("  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
+
+    def _line(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, markup=False, soft_wrap=True)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def megabytes(count: object) -> str:

@@ -25,14 +25,13 @@ def _generate(request: dict[str, Any]) -> int:
 
     def work() -> int:
         from odmoe.commands.generate import run_generate
-        from odmoe.terminal import Terminal
+        from odmoe.terminal import Output
 
         given = request["settings"]
         given |= {name: os.path.expanduser(given[name]) for name in ("trace", "record") if name in given}
         settings = settings_here({**given, "cluster": "auto"})
-        terminal = Terminal(request["quiet"], request["debug"])
-        prompts, cluster_name = request["prompts"], request.get("cluster_name")
-        run_generate(settings, prompts, request["json"], terminal, request["parallel"], request["many"], cluster_name)
+        output = Output(**request["output"])
+        run_generate(settings, request["prompts"], output, request["parallel"], request.get("cluster_name"))
         return 0
 
     return outcome(work)

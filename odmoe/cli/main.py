@@ -74,16 +74,17 @@ def generate(
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     if not 1 <= parallel <= MAX_PARALLEL:
         raise ConfigError(f"--parallel is {parallel}; allowed: 1 to {MAX_PARALLEL}")
+    from odmoe.terminal import Output
+
     prompt_texts = read_prompts(prompt, prompts)
-    how = {"json": as_json, "quiet": quiet, "debug": debug, "parallel": parallel, "many": prompts is not None}
+    output, at_once = Output(as_json, quiet, debug), None if prompts is None else parallel
     if settings.cluster_file:
         from odmoe.commands.generate_remote import ask
 
-        raise typer.Exit(ask(settings, prompt_texts, how))
+        raise typer.Exit(ask(settings, prompt_texts, output, at_once))
     from odmoe.commands.generate import run_generate
-    from odmoe.terminal import Terminal
 
-    run_generate(settings, prompt_texts, as_json, Terminal(quiet, debug), parallel, many=prompts is not None)
+    run_generate(settings, prompt_texts, output, at_once)
 
 
 @app.command()
@@ -111,12 +112,12 @@ def shard(
 ) -> None:
     """Split a model into dense weights and an expert store; takes up where one that was interrupted stopped."""
     from odmoe.commands.shard import run_shard
-    from odmoe.terminal import Terminal
+    from odmoe.terminal import Output
 
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
     form_names = [name.strip() for name in forms.split(",")] if forms else []
-    run_shard(model, store, dtype, verify, as_json, Terminal(quiet, debug), form_names)
+    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify)
 
 
 add_commands(app)

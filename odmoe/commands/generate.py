@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -15,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from odmoe.clusters.process import prepare_process
 from odmoe.commands.checks import check_early
+from odmoe.commands.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
-from odmoe.terminal import Terminal
+from odmoe.terminal import Output, Terminal, counted
 from scheduler.errors import ODMoEError, PromptError, RequestError
 from scheduler.files import write_whole
 from scheduler.policies.registry import forms_of
@@ -31,18 +34,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A cluster, and all that its answers need. `settings`: how to answer; `served`: how the nodes run, which somebody
-    else may have said. `under_way`: answers that are."""
+    """A cluster, and what all its answers share."""
 
     settings: Settings
+    """How to answer."""
     served: Settings
+    """How the nodes run: those of a cluster that was running may have been started with other settings."""
     tokenizer: Any
     cluster: Cluster
     dtype: str
     under_way: set[Answering] = field(default_factory=set)
+    """Answers that have begun and not ended."""
 
     def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
-        """One answer; `show` gets its text as it comes."""
+        """One answer. `show` gets the text that each token completes, often empty."""
         from odmoe.text import StoppedText
 
         text, pieces, report = StoppedText(self.tokenizer, self.settings.stop), [], None
@@ -70,64 +75,87 @@ class Job:
 def run_generate(
     settings: Settings,
     prompts: list[str],
-    as_json: bool,
-    terminal: Terminal,
-    parallel: int = 1,
-    many: bool = False,
+    output: Output,
+    parallel: int | None = None,
     cluster_name: str | None = None,
 ) -> None:
-    """Everything that can be wrong with model, store or prompts is found before a node is started.
+    """Check model, store and prompts before a node is started, then answer.
 
-    `many`: prompts of a file, `parallel` of them at once; even if there is only one. `cluster_name`: how whoever asked
-    calls the cluster.
+    `parallel`: how many prompts of a file are answered at once; None for a single prompt, whose answer streams.
+    `cluster_name`: the user's name for the cluster, where it is not `settings.cluster`.
     """
-    prepare_process(terminal.debug)
+    terminal = Terminal(output.quiet, output.debug)
+    prepare_process(output.debug)
     check_early(settings)
-    if settings.model:
-        with terminal.progress() as progress:
-            from odmoe.stores import prepare_store
-
-            forms = forms_of(settings.precision)
-            store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
-        from odmoe.clusters.nodes import check_fits
-
-        check_fits(settings, store)
-        with terminal.status() as say:
-            tokenizer, ids = _tokens(settings, prompts, store, many, say)
-            cluster = start_cluster(settings, store, say)
-    else:  # whatever the cluster serves
-        with terminal.status() as say:
-            cluster = start_cluster(settings, None, say)
+    prepared = _start(settings, prompts, terminal) if settings.model else _join(settings, prompts, terminal)
+    cluster = prepared.cluster
     with closing(cluster):
-        if not settings.model:
-            from odmoe.stores import open_verified
-
-            store = open_verified(str(cluster.store()))
-            tokenizer, ids = _tokens(settings, prompts, store, many)
         served = cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})
-        job = Job(settings, served, tokenizer, cluster, store.manifest.dtype)
+        job = Job(settings, served, prepared.tokenizer, cluster, prepared.store.manifest.dtype)
         try:
-            if many:
-                _many(job, ids, parallel, as_json, terminal)
+            if parallel is None:
+                _answer_one(job, prepared.prompts[0], output, terminal)
             else:
-                _one(job, ids[0], as_json, terminal)
+                _answer_all(job, prepared.prompts, parallel, output, terminal)
         finally:
             _write_records(settings, job)  # most wanted where something went wrong
 
 
-def _tokens(
-    settings: Settings, prompts: list[str], store: ExpertStore, many: bool, say: Say = lambda text: None
-) -> tuple[Any, list[list[int]]]:
-    """The store's tokenizer, and every prompt's tokens. Raises PromptError."""
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A running cluster, and prompts that its model can take."""
+
+    cluster: Cluster
+    store: ExpertStore
+    tokenizer: Any
+    prompts: list[list[int]]
+    """Token ids."""
+
+
+def _start(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepared:
+    """Prepare the model's store and start a cluster for it, or join one that serves it."""
+    with terminal.progress() as progress:
+        from odmoe.stores import prepare_store
+
+        forms = forms_of(settings.precision)
+        store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
+    from odmoe.clusters.nodes import check_fits
+
+    check_fits(settings, store)
+    with terminal.status() as say:
+        tokenizer, ids = _tokens(settings, prompts, store, say)
+        return _Prepared(start_cluster(settings, store, say), store, tokenizer, ids)
+
+
+def _join(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepared:
+    """Join a running cluster, whatever model it serves."""
+    from odmoe.stores import open_verified
+
+    with ExitStack() as undo, terminal.status() as say:
+        cluster = undo.enter_context(closing(start_cluster(settings, None, say)))
+        store = open_verified(str(cluster.store()))
+        tokenizer, ids = _tokens(settings, prompts, store, say)
+        undo.pop_all()
+        return _Prepared(cluster, store, tokenizer, ids)
+
+
+def _tokens(settings: Settings, prompts: list[str], store: ExpertStore, say: Say) -> tuple[Any, list[list[int]]]:
+    """The store's tokenizer, and every prompt's token ids. Raises PromptError, ConfigError."""
     say("reading the tokenizer")
     from main_node.shape import limited, model_shape
     from odmoe.text import load_tokenizer
 
     tokenizer = load_tokenizer(store.dense)
     context = limited(model_shape(store), settings.ctx_size).context
-    return tokenizer, [
-        to_tokens(settings, tokenizer, prompt, context, n if many else 0) for n, prompt in enumerate(prompts, 1)
-    ]
+    ids = []
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            ids.append(to_tokens(settings, tokenizer, prompt, context))
+        except PromptError as error:
+            if len(prompts) == 1:
+                raise
+            raise PromptError(f"prompt {number} of the file: {error}") from error
+    return tokenizer, ids
 
 
 def _write_records(settings: Settings, job: Job) -> None:
@@ -172,18 +200,12 @@ def about(settings: Settings) -> dict[str, Any]:
     return values | {"shadow": shadow_of(settings), "emulated": settings.profile}
 
 
-def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int, number: int = 0) -> list[int]:
-    """A prompt's token ids, in the chat template if --chat says so. Raises PromptError, saying which prompt it is where
-    it has a `number`; ConfigError."""
+def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int) -> list[int]:
+    """A prompt's token ids, with --chat in the model's chat template. Raises PromptError, ConfigError."""
     from odmoe.text import as_chat, encode
 
     text = as_chat(tokenizer, prompt, settings.system_prompt) if settings.chat else prompt
-    try:
-        return encode(tokenizer, text, context, special=not settings.chat)
-    except PromptError as error:
-        if not number:
-            raise
-        raise PromptError(f"prompt {number} of the file: {error}") from error
+    return encode(tokenizer, text, context, special=not settings.chat)
 
 
 def answering(settings: Settings) -> dict[str, Any]:
@@ -200,64 +222,103 @@ def answering(settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _one(job: Job, ids: list[int], as_json: bool, terminal: Terminal) -> None:
-    """The answer as it comes, then its figures."""
-    text, report = job.answer(ids, (lambda piece: None) if as_json else _show)
+def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) -> None:
+    """The answer as its tokens come, then its figures."""
+    tokens = 0
+    with ExitStack() as waiting:
+        say = waiting.enter_context(terminal.status("computing the first token"))
+
+        def show(piece: str) -> None:
+            nonlocal tokens
+            tokens += 1
+            if output.json:
+                say(f"answering: {counted(tokens, 'token')}")
+            elif piece:
+                waiting.close()
+                _write(piece)
+
+        text, report = job.answer(ids, show)
     if report is None:
         return
-    if as_json:
-        print(json.dumps(job.facts(text, report)))
-        return
-    _show("\n")
-    terminal.report(report, job.served.cluster, system_of(job.served))
+    if output.json:
+        _write(json.dumps(job.facts(text, report)) + "\n")
+    else:
+        _write("\n")
+        show_answer(terminal, report, job.served, system_of(job.served))
 
 
-def _many(job: Job, prompts: list[list[int]], parallel: int, as_json: bool, terminal: Terminal) -> None:
-    """`parallel` answers at once, printed in the prompts' order. One that fails does not stop the others."""
-    failed: list[ODMoEError] = []
-    with terminal.progress() as progress, futures.ThreadPoolExecutor(parallel) as pool:
-        for number, outcome in enumerate(_in_order(job, prompts, pool)):
-            progress("answers", number + 1, len(prompts))
+def _answer_all(job: Job, prompts: list[list[int]], parallel: int, output: Output, terminal: Terminal) -> None:
+    """Each answer when it is whole, in the prompts' order; then the figures. One that fails does not stop the others.
+
+    Standard output is the same on a terminal and elsewhere: for each answer a line `[N]`, with the number of its
+    prompt from 1, its text, and an empty line.
+    """
+    reports: dict[int, Report] = {}
+    failed: dict[int, ODMoEError] = {}
+    began = time.monotonic()
+    with futures.ThreadPoolExecutor(parallel) as pool, closing(Batch(job, prompts, pool)) as batch:
+        for number in range(1, len(prompts) + 1):
+            with terminal.status() as say:
+                outcome = batch.wait(number - 1, say)
             if isinstance(outcome, ODMoEError):
-                failed.append(outcome)
-                fact: dict[str, Any] = {"error": {"type": type(outcome).__name__, "message": str(outcome)}}
-                text = f"[{type(outcome).__name__}: {outcome}]"
+                failed[number] = outcome
+                error = {"type": type(outcome).__name__, "message": str(outcome)}
+                if output.json:
+                    _write(json.dumps({"prompt": number - 1, "error": error}) + "\n")
+                else:
+                    terminal.complain(f"prompt {number}: {error['type']}: {error['message']}")
+                continue
+            text, report = outcome
+            if report is not None:
+                reports[number] = report
+            if output.json:
+                _write(json.dumps({"prompt": number - 1, **(job.facts(text, report) if report else {})}) + "\n")
             else:
-                text, report = outcome
-                fact = job.facts(text, report) if report else {}
-            out = sys.stderr if not as_json and isinstance(outcome, ODMoEError) else sys.stdout
-            print(json.dumps({"prompt": number, **fact}) if as_json else text, file=out, flush=True)
+                _write(f"[{number}]\n{text}\n\n")
+    if not output.json:
+        show_answers(terminal, reports, len(prompts), time.monotonic() - began, job.served, system_of(job.served))
     if failed:
-        raise RequestError(f"{len(failed)} of {len(prompts)} prompts failed; the first: {failed[0]}")
+        number, first = next(iter(failed.items()))
+        raise RequestError(f"{len(failed)} of {len(prompts)} prompts failed; prompt {number}: {first}")
 
 
-def _in_order(
-    job: Job, prompts: list[list[int]], pool: futures.Executor
-) -> Iterator[tuple[str, Report | None] | ODMoEError]:
-    stop = threading.Event()
+class Batch:
+    """Several answers under way at once, each in a thread of `pool`."""
 
-    def answer(ids: list[int]) -> tuple[str, Report | None] | ODMoEError:
-        def show(piece: str) -> None:
-            if stop.is_set():
-                raise RequestError("interrupted")
+    def __init__(self, job: Job, prompts: list[list[int]], pool: futures.Executor) -> None:
+        self._job = job
+        self._stopped = threading.Event()
+        self._tokens = itertools.count(1)
+        self._say: Say = lambda text: None
+        self._running: list[futures.Future[tuple[str, Report | None] | ODMoEError]] = []
+        self._running += [pool.submit(self._answer, ids) for ids in prompts]
 
+    def wait(self, index: int, say: Say) -> tuple[str, Report | None] | ODMoEError:
+        """The answer to prompt `index` from 0, or why there is none. `say` gets the progress of all of them."""
+        self._say = say
+        return self._running[index].result()
+
+    def _answer(self, ids: list[int]) -> tuple[str, Report | None] | ODMoEError:
         try:
-            return job.answer(ids, show)
+            return self._job.answer(ids, self._progress)
         except ODMoEError as error:
             return error
 
-    running = [pool.submit(answer, ids) for ids in prompts]
-    try:
-        for one in running:
-            yield one.result()
-    finally:
-        stop.set()
-        for one in running:
+    def _progress(self, piece: str) -> None:
+        if self._stopped.is_set():
+            raise RequestError("interrupted")
+        done = sum(one.done() for one in self._running)
+        self._say(f"{done} of {counted(len(self._running), 'answer')}, {counted(next(self._tokens), 'token')}")
+
+    def close(self) -> None:
+        """Give up every answer that is not done."""
+        self._stopped.set()
+        for one in self._running:
             one.cancel()
-        for steps in job.under_way.copy():  # they may wait long for their next token
+        for steps in self._job.under_way.copy():  # they may wait long for their next token
             steps.cancel()
 
 
-def _show(piece: str) -> None:
-    sys.stdout.write(piece)
+def _write(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()

@@ -9,6 +9,7 @@ import secrets
 import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ from odmoe.machines.ssh_process import Remote
 from odmoe.machines.up import up
 from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
-from odmoe.terminal import Terminal
+from odmoe.terminal import Output, Terminal
 from scheduler.errors import HostError, LaunchError, ODMoEError
 from scheduler.policies.registry import forms_of
 
@@ -30,7 +31,7 @@ STATUS_S = 30.0
 KEPT_FILES = ("trace", "record")
 
 
-def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
+def ask(settings: Settings, prompts: list[str], output: Output, parallel: int | None = None) -> int:
     """Have the cluster's main host answer; the exit code that it ended with. `how`: json, quiet, debug, parallel, many.
 
     Raises HostError, ConfigError.
@@ -39,7 +40,7 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
     cluster = read_cluster_file(file)
     check_early(settings)
     if settings.model and not _served(settings, cluster):
-        up(file, settings, Terminal(how["quiet"], how["debug"]), settings.launch_s)
+        up(file, settings, Terminal(output.quiet, output.debug), settings.launch_s)
     dumped = settings.model_dump(mode="json", exclude_unset=True)
     given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
     kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in KEPT_FILES if name in given}
@@ -47,7 +48,14 @@ def ask(settings: Settings, prompts: list[str], how: dict[str, Any]) -> int:
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         remote = ssh.start(cluster.main, AT_HEAD)
         try:
-            request = {"do": "generate", "settings": given, "prompts": prompts, "cluster_name": file.name, **how}
+            request = {
+                "do": "generate",
+                "settings": given,
+                "prompts": prompts,
+                "parallel": parallel,
+                "output": asdict(output),
+                "cluster_name": file.name,
+            }
             remote.send(json.dumps(request) + "\n")
             code, stderr = relay(remote)
         finally:

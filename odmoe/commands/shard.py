@@ -1,73 +1,107 @@
-"""`odmoe shard`: make a store, or check one."""
+"""`odmoe shard`: make a store, add forms to it, or check one."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from odmoe.terminal import Terminal
+from odmoe.terminal import Output, Terminal
+
+if TYPE_CHECKING:
+    from checkpoint.sharding.shard import Made
+    from checkpoint.store import ExpertStore
+    from odmoe.stores import Progress
+
+LABELS = {
+    "written_s": "written in seconds",
+    "quantised_s": "quantised in seconds",
+    "layers_resumed": "layers already there",
+    "verified_gb_per_s": "verified, GB/s",
+    "moe_layers": "MoE layers",
+}
+"""Facts whose label is not their name in the JSON object."""
 
 
 def run_shard(
-    model: str,
-    store: str,
-    dtype: str | None,
-    verify: bool,
-    as_json: bool,
-    terminal: Terminal,
-    forms: Sequence[str] = (),
+    model: str, store: str, output: Output, dtype: str | None = None, forms: Sequence[str] = (), verify: bool = False
 ) -> None:
-    """Make the store of a model at `store`, unless it is there, add these `forms` to it, and say what is in it.
+    """Make the store of a model at `store` unless it is there, add `forms` to it, and show what it holds.
 
-    `verify`: read every byte of it back from the disk. A store that was there and has changed since it was last read is
-    verified in any case; one that this call writes has had its checksums taken from the very bytes that were written.
+    `verify`: read every byte back from the disk. A store that has changed since it was last read is verified in any
+    case. One that this call writes need not be: its checksums are of the bytes that were written.
     Raises ConfigError, CheckpointError, StoreError.
     """
     from checkpoint.family import parse_dtype
     from checkpoint.sharding.source import find_model, open_source
     from odmoe.clusters.process import prepare_process
-    from odmoe.stores import make_or_open, stamps_dir, with_forms
+    from odmoe.stores import make_or_open
 
     if dtype is not None:
         parse_dtype(dtype)
-    prepare_process(terminal.debug)
+    prepare_process(output.debug)
+    terminal = Terminal(output.quiet, output.debug)
     with terminal.progress() as progress:
-        start = time.monotonic()
-        made = make_or_open(open_source(find_model(model)), Path(os.path.expanduser(store)), dtype, progress)
-        took = time.monotonic() - start
-        opened, checked = made.store, None
-        if made.written:
-            opened.trust(stamps_dir())
-        elif not verify:
-            opened.verify_once(stamps_dir(), lambda done, total: progress("verify", done, total))
-        begun, had = time.monotonic(), set(opened.manifest.forms)
-        opened = with_forms(opened, forms, progress)
-        adding = time.monotonic() - begun
-        start = time.monotonic()
-        if verify:
-            checked = opened.verify(lambda done, total: progress("verify", done, total))
-            opened.trust(stamps_dir())
-        checking = time.monotonic() - start
-    manifest = opened.manifest
-    facts: dict[str, object] = {
-        "store": str(opened.path), "family": manifest.family, "dtype": manifest.dtype,
-        "moe_layers": len(manifest.layers), "experts": manifest.experts,
-        "expert_bytes": manifest.blob_bytes, "all_expert_bytes": manifest.expert_bytes,
-    }  # fmt: skip
-    facts |= {f"expert_bytes_{name}": manifest.form_bytes(name) for name in manifest.forms}
-    if set(manifest.forms) - had:
-        facts["quantised_s"] = round(adding, 2)
+        with _timed() as writing:
+            made = make_or_open(open_source(find_model(model)), Path(os.path.expanduser(store)), dtype, progress)
+        facts = _finished(made, forms, verify, progress)
     if made.written:
-        facts |= {"layers_resumed": made.resumed, "written_s": round(took, 2)}
-    if checked:
-        facts |= {
-            "verified_blobs": checked.blobs, "verified_dense_files": checked.files, "verified_bytes": checked.nbytes,
-            "verified_gb_per_s": round(checked.nbytes / checking / 1e9, 2),
-        }  # fmt: skip
-    if as_json:
+        facts |= {"layers_resumed": made.resumed, "written_s": round(writing(), 2)}
+    if output.json:
         print(json.dumps(facts))
     else:
-        terminal.facts("expert store", facts)
+        terminal.facts("expert store", {LABELS.get(name, name.replace("_", " ")): facts[name] for name in facts})
+
+
+def _finished(made: Made, forms: Sequence[str], verify: bool, progress: Progress) -> dict[str, object]:
+    """Verify the store and add what it lacks; its facts, by their names in the JSON object."""
+    from odmoe.stores import stamps_dir, with_forms
+
+    opened = made.store
+    if made.written:
+        opened.trust(stamps_dir())
+    elif not verify:
+        opened.verify_once(stamps_dir(), lambda done, total: progress("verify", done, total))
+    had = set(opened.manifest.forms)
+    with _timed() as adding:
+        opened = with_forms(opened, forms, progress)
+    facts = _facts(opened)
+    if set(opened.manifest.forms) - had:
+        facts["quantised_s"] = round(adding(), 2)
+    if verify:
+        with _timed() as checking:
+            checked = opened.verify(lambda done, total: progress("verify", done, total))
+        opened.trust(stamps_dir())
+        facts |= {
+            "verified_blobs": checked.blobs,
+            "verified_dense_files": checked.files,
+            "verified_bytes": checked.nbytes,
+            "verified_gb_per_s": round(checked.nbytes / checking() / 1e9, 2),
+        }
+    return facts
+
+
+def _facts(store: ExpertStore) -> dict[str, object]:
+    manifest = store.manifest
+    return {
+        "store": str(store.path),
+        "family": manifest.family,
+        "dtype": manifest.dtype,
+        "moe_layers": len(manifest.layers),
+        "experts": manifest.experts,
+        "expert_bytes": manifest.blob_bytes,
+        "all_expert_bytes": manifest.expert_bytes,
+        **{f"expert_bytes_{name}": manifest.form_bytes(name) for name in manifest.forms},
+    }
+
+
+@contextmanager
+def _timed() -> Iterator[Callable[[], float]]:
+    """A function that gives the seconds between entry and exit."""
+    began, ended = time.monotonic(), 0.0
+    yield lambda: ended - began
+    ended = time.monotonic()

@@ -27,7 +27,7 @@ def test_the_answer_alone_is_on_standard_output(cli: CommandLine, demo: Path, ex
     answer = cli("generate", "-m", str(demo), "-n", "24", *LITTLE, PROMPT)
     assert (answer.code, answer.out) == (0, text + "\n")
     assert "\x1b" not in answer.err
-    for word in ("od-moe, embedded, exact", "tokens", "speed", "recall", "loads", "memory", "residents"):
+    for word in ("od-moe (embedded)", "speed", "first token", "exact", "tokens", "loads", "memory", "each worker"):
         assert word in answer.err
 
 
@@ -177,8 +177,12 @@ def test_many_prompts(cli: CommandLine, demo: Path, tmp_path: Path, expected: Ex
     lines = [json.loads(line) for line in answer.out.splitlines()]
     assert [line["prompt"] for line in lines] == list(range(5))
     assert [(line["token_ids"], line["text"]) for line in lines] == [expected(one, 10) for one in asked]
-    answer = cli(*common, "-q")
-    assert (answer.code, answer.out) == (0, "".join(expected(one, 10)[1] + "\n" for one in asked))
+    texts = "".join(f"[{number}]\n{expected(one, 10)[1]}\n\n" for number, one in enumerate(asked, 1))
+    quiet = cli(*common, "-q")
+    assert (quiet.code, quiet.out, quiet.err) == (0, texts, "")
+    answer = cli(*common, tty=True)
+    assert (answer.code, answer.out) == (0, texts), "the same where standard error is a terminal"
+    assert "5 of 5 prompts answered" in answer.err
 
 
 def test_a_prompt_ends_where_a_line_of_the_file_ends(tmp_path: Path) -> None:

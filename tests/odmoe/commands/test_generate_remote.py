@@ -15,6 +15,7 @@ import pytest
 
 from odmoe.commands import generate_remote
 from odmoe.settings.settings import Settings
+from odmoe.terminal import Output
 from scheduler.errors import HostError
 
 
@@ -98,7 +99,7 @@ class Head:
 
 def ask(tmp_path: Path, **records: str) -> int:
     settings = Settings(cluster=str(tmp_path / "c.yaml"), **{name: str(tmp_path / to) for name, to in records.items()})
-    return generate_remote.ask(settings, ["HAMLET"], {"quiet": True, "debug": False})
+    return generate_remote.ask(settings, ["HAMLET"], Output(quiet=True))
 
 
 def test_records_come_back_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

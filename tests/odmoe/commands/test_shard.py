@@ -13,7 +13,7 @@ import pytest
 from checkpoint.sharding.partial_store import Partial
 from checkpoint.store import ExpertStore
 from odmoe.commands.shard import run_shard
-from odmoe.terminal import Terminal
+from odmoe.terminal import Output
 from scheduler.errors import ConfigError, CorruptStoreError, StoreMismatchError, StoreWriteError
 
 
@@ -27,7 +27,7 @@ def shard(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any
     """`shard(verify=..., ...)`: the JSON object."""
 
     def run(model: Path = tiny, dtype: str | None = None, verify: bool = False) -> dict[str, Any]:
-        run_shard(str(model), str(tmp_path / "store"), dtype, verify, True, Terminal(quiet=True))
+        run_shard(str(model), str(tmp_path / "store"), Output(json=True, quiet=True), dtype, verify=verify)
         return dict(json.loads(capsys.readouterr().out))
 
     return run
@@ -125,7 +125,7 @@ def test_forms_are_added_to_a_store_that_was_there(
     shard: Any, tiny: Path, tmp_path: Path, read: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def with_forms(*forms: str) -> None:
-        run_shard(str(tiny), str(tmp_path / "store"), None, False, True, Terminal(quiet=True), forms)
+        run_shard(str(tiny), str(tmp_path / "store"), Output(json=True, quiet=True), forms=forms)
 
     first = shard()
     with_forms("int4")

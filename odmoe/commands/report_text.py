@@ -1,0 +1,210 @@
+"""The figures of answers, as a person reads them: what the user wants to know first, then what the cluster did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from odmoe.settings.settings import Settings
+from odmoe.terminal import Terminal, counted, megabytes
+
+if TYPE_CHECKING:
+    from main_node.report import Report
+
+_ENDED = {
+    "stop": "",
+    "length": "",
+    "stop_text": ", ended by a stop text",
+    "context": ", ended because the context is full",
+}
+"""`Report.finish` in words. An end-of-sequence token and --max-new-tokens need none."""
+WAIT_SHOWN_S = 0.05
+"""Shortest wait for the shadow that is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of a report."""
+
+    label: str
+    text: str
+    shown: bool = True
+    """False where the figure means nothing for this answer."""
+    timed: bool = False
+    """A measured time or a rate. The profile is named beside it where the times are emulated."""
+
+
+def show_answer(terminal: Terminal, report: Report, served: Settings, system: str) -> None:
+    """The figures of one answer. `system`: its name, and what was chosen otherwise."""
+    terminal.console.print()
+    terminal.block(
+        f"{system} ({served.cluster})",
+        _shown([*_speed(report), *_result([report], served)], report),
+        _shown([*_prediction(report, served), *_loads([report]), *_nodes([report])], report),
+    )
+
+
+def show_answers(
+    terminal: Terminal, reports: dict[int, Report], asked: int, seconds: float, served: Settings, system: str
+) -> None:
+    """The figures of several answers, by the numbers of their prompts: of all together, then a row for each.
+
+    `asked`: the number of prompts. `seconds`: from the first request to the last token.
+    """
+    found = list(reports.values())
+    if not found:
+        return
+    tokens = sum(report.new_tokens for report in found)
+    first = [report.ttft_s for report in found]
+    speed = [
+        Line("speed", f"{tokens / seconds:.1f} tokens/s, all answers together", timed=True),
+        Line("first token", f"{min(first):.2f} to {max(first):.2f} s", timed=True),
+    ]
+    terminal.block(
+        f"{system} ({served.cluster}), {len(found)} of {counted(asked, 'prompt')} answered",
+        _shown([*speed, *_result(found, served)], found[0]),
+        _shown([*_loads(found), *_nodes(found)], found[0]),
+    )
+    terminal.console.print()
+    terminal.table(
+        f"each prompt{_emulated(found[0])}",
+        ("prompt", "tokens in", "out", "first token", "tokens/s", "predicted", "demand loads", "stalls"),
+        [
+            (
+                str(number),
+                str(report.prompt_tokens),
+                str(report.new_tokens),
+                f"{report.ttft_s:.2f} s",
+                _rate(report),
+                "-" if report.recall is None else f"{report.recall:.1%}",
+                str(report.reloads),
+                f"{report.stall_s:.2f} s",
+            )
+            for number, report in reports.items()
+        ],
+    )
+
+
+def _shown(lines: Sequence[Line], report: Report) -> list[tuple[str, str]]:
+    return [(line.label, line.text + _emulated(report) * line.timed) for line in lines if line.shown]
+
+
+def _emulated(report: Report) -> str:
+    return f" (emulated: {report.emulated})" if report.emulated else ""
+
+
+def _rate(report: Report) -> str:
+    return "-" if report.decode_tokens_per_s is None else f"{report.decode_tokens_per_s:.1f}"
+
+
+def _speed(report: Report) -> list[Line]:
+    wait = f"{report.shadow_wait_s:.2f} s to start, after the first token"
+    return [
+        Line("speed", f"{_rate(report)} tokens/s decoding, {report.tokens_per_s:.1f} overall", timed=True),
+        Line("first token", f"{report.ttft_s:.2f} s", timed=True),
+        Line("shadow", wait, shown=report.shadow_wait_s > WAIT_SHOWN_S),
+    ]
+
+
+def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
+    """Memory, exactness and length."""
+    new, prompt = sum(report.new_tokens for report in reports), sum(report.prompt_tokens for report in reports)
+    one = reports[0]
+    ended = _ENDED.get(one.finish, "") if len(reports) == 1 else ""
+    seed = f"{one.seed}; the same --seed draws the same tokens"
+    return [
+        Line("memory", _memory(max(reports, key=_held))),
+        Line("output", _exactness(reports, served)),
+        Line("tokens", f"{new} out, {prompt} in{ended}"),
+        Line("seed", seed, shown=one.seed is not None and len({report.seed for report in reports}) == 1),
+        Line("ignored", f"{', '.join(one.ignored)} of generation_config.json: not supported", shown=bool(one.ignored)),
+    ]
+
+
+def _held(report: Report) -> int:
+    """Bytes of all nodes together."""
+    return sum(sum(held) if isinstance(held, list) else held for held in report.memory_bytes.values())
+
+
+def _memory(report: Report) -> str:
+    if report.memory_of_whole is None:
+        return f"{megabytes(_held(report))}, without the nodes that did not report theirs"
+    whole = megabytes(round(_held(report) / report.memory_of_whole))
+    return f"{megabytes(_held(report))}, {report.memory_of_whole:.0%} of the whole model's {whole}"
+
+
+def _exactness(reports: Sequence[Report], served: Settings) -> str:
+    if all(report.exact for report in reports):
+        return "exact: the same tokens as with all experts in memory"
+    fields = Settings.model_fields
+    changed = [name for name in ("router", "precision") if getattr(served, name) != fields[name].default]
+    causes = [f"--{name} {getattr(served, name)}" for name in changed]
+    causes += ["ignored generation settings"] * any(report.ignored for report in reports)
+    return f"approximate, because of {' and '.join(causes)}"
+
+
+def _prediction(report: Report, served: Settings) -> list[Line]:
+    """What was known before a gate fired. Without a predictor there is nothing to say, and without a cache no hits."""
+    predicts = report.recall is not None or report.unpredicted > 0
+    recall, early = report.recall or 0.0, f"{report.recall_in_time:.1%}" if report.recall_in_time else "none"
+    return [
+        Line(
+            "predicted",
+            f"{recall:.1%} of the experts used, {early} before the gate fired",
+            shown=report.recall is not None,
+        ),
+        Line(
+            "not predicted",
+            f"{counted(report.unpredicted, 'expert')}, in layers that had no prediction",
+            shown=report.unpredicted > 0,
+        ),
+        Line(
+            "hits",
+            f"{report.hits / max(1, report.named):.1%} of the experts used were in a slot when the gate fired",
+            shown=report.hits > 0 or served.residency != "none",
+        ),
+        Line(
+            "demand loads",
+            f"{report.reloads}, begun after the gate fired for want of a prediction in time",
+            shown=predicts and report.reloads > 0,
+        ),
+    ]
+
+
+def _loads(reports: Sequence[Report]) -> list[Line]:
+    loads, prefill = sum(r.loads for r in reports), sum(r.prefill_loads for r in reports)
+    unused, stall = sum(r.unused_loads for r in reports), sum(r.stall_s for r in reports)
+    prefill_stall = sum(r.prefill_stall_s for r in reports)
+    hosted, named = sum(r.host_computed for r in reports), sum(r.named for r in reports)
+    moved = megabytes(sum(r.bytes_loaded for r in reports))
+    return [
+        Line("loads", f"{loads} experts, {moved}: {prefill} for the prompt, {loads - prefill} decoding"),
+        Line(
+            "not used",
+            f"{counted(unused, 'load')}, begun ahead for experts that the gate did not choose",
+            shown=unused > 0,
+        ),
+        Line("stalls", f"{stall:.2f} s decoding, {prefill_stall:.2f} s in the prompt", timed=True),
+        Line("on the host", f"{hosted} of {counted(named, 'expert')} computed there", shown=hosted > 0),
+    ]
+
+
+def _nodes(reports: Sequence[Report]) -> list[Line]:
+    """Figures of the nodes are the most that they ever had: those of the answer that saw the most."""
+    report = max(reports, key=_held)
+    memory = report.memory_bytes
+    each = memory["workers"] if isinstance(memory["workers"], list) else []
+    workers = [held for held in each if held]  # a host place holds nothing on the device
+    shadow = f"shadow {megabytes(memory['shadow'])}, " if memory["shadow"] else ""
+    experts = max(report.resident_experts_max, default=0)
+    most = f"{megabytes(max(workers, default=0))} and {counted(experts, 'expert')} at most"
+    nodes = f"main {megabytes(memory['main'])}, {shadow}{counted(len(workers), 'worker')}"
+    lost = list(dict.fromkeys(name for one in reports for name in one.lost))
+    rejoined = list(dict.fromkeys(name for one in reports for name in one.rejoined))
+    return [
+        Line("nodes", nodes),
+        Line("each worker", most),
+        Line("lost", ", ".join(lost), shown=bool(lost)),
+        Line("reconnected", ", ".join(rejoined), shown=bool(rejoined)),
+    ]

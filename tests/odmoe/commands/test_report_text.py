@@ -1,0 +1,161 @@
+"""The figures of answers: in their order, only where they mean something, aligned, within 80 columns."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from main_node.report import Report
+from odmoe.commands.report_text import show_answer, show_answers
+from odmoe.settings.settings import Settings
+from odmoe.terminal import Terminal
+from support.machines.cli import Screen
+
+MEMORY: dict[str, int | list[int]] = {"main": 2_000_000, "shadow": 0, "workers": [300_000] * 8}
+ON_DEMAND: dict[str, Any] = {
+    "token_ids": [1, 2, 3],
+    "prompt_tokens": 2,
+    "new_tokens": 3,
+    "ttft_s": 0.5,
+    "decode_s": 0.5,
+    "shadow_wait_s": 0.0,
+    "longest_gap_s": 0.25,
+    "decode_tokens_per_s": 4.0,
+    "tokens_per_s": 3.0,
+    "recall": None,
+    "recall_in_time": None,
+    "recall_by_token": [],
+    "unpredicted": 0,
+    "loads": 176,
+    "prefill_loads": 64,
+    "reloads": 112,
+    "named": 112,
+    "hits": 0,
+    "host_computed": 0,
+    "unused_loads": 0,
+    "late_predictions": 0,
+    "stall_s": 0.125,
+    "prefill_stall_s": 0.0,
+    "memory_bytes": MEMORY,
+    "memory_of_whole": 0.22,
+    "resident_experts_max": [1] * 8,
+    "bytes_loaded": 56_000_000,
+    "finish": "length",
+    "lost": [],
+    "rejoined": [],
+    "ignored": [],
+    "exact": True,
+    "seed": None,
+    "emulated": None,
+    "wire_bytes_per_token": None,
+}
+
+
+def report(**changed: Any) -> Report:
+    return Report(**(ON_DEMAND | changed))
+
+
+def printed(show: Callable[[Terminal], None], tty: bool = False) -> list[str]:
+    """The lines on standard error, which is a terminal or a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", err := Screen(tty=tty))
+        patch.setattr(sys, "stdout", out := io.StringIO())
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("NO_COLOR", "1")
+        patch.setenv("TERM", "dumb" if not tty else "xterm")
+        show(Terminal())
+    assert out.getvalue() == ""
+    return err.text().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+
+
+def one(tty: bool = False, served: dict[str, Any] | None = None, **changed: Any) -> dict[str, str]:
+    """What is printed of one answer, by label."""
+    settings = Settings(model="m", **(served or {}))
+    lines = printed(lambda terminal: show_answer(terminal, report(**changed), settings, "od-moe"), tty)
+    assert lines[:2] == ["", "od-moe (embedded)"]
+    assert all(len(line) <= 80 for line in lines), lines
+    found = [line.strip().split("  ", 1) for line in lines[2:] if line]
+    return {label: text.strip() for label, text in found}
+
+
+def test_what_the_user_wants_comes_first() -> None:
+    found = one()
+    assert list(found)[:5] == ["speed", "first token", "memory", "output", "tokens"]
+    assert found["speed"] == "4.0 tokens/s decoding, 3.0 overall"
+    assert found["memory"] == "4.4 MB, 22% of the whole model's 20.0 MB"
+    assert found["output"].startswith("exact")
+
+
+def test_without_a_predictor_and_a_cache_neither_is_spoken_of() -> None:
+    """Every load of such a system begins after its gate: that is no failure."""
+    assert {"predicted", "not predicted", "hits", "demand loads", "shadow", "not used"}.isdisjoint(one())
+    assert "hits" in one(served={"residency": "lru"})
+
+
+def test_predictions_that_came_late_and_never() -> None:
+    found = one(recall=0.75, recall_in_time=0.0, unpredicted=14, unused_loads=3)
+    assert found["predicted"] == "75.0% of the experts used, none before the gate fired"
+    assert found["not predicted"].startswith("14 experts")
+    assert found["demand loads"].startswith("112, begun after the gate fired")
+    assert found["not used"].startswith("3 loads")
+    assert "none" not in one(recall=0.75, recall_in_time=0.5)["predicted"]
+    lost = one(recall=None, recall_in_time=0.0, unpredicted=112, lost=["shadow"])
+    assert "predicted" not in lost
+    assert (lost["not predicted"].split(",")[0], lost["lost"]) == ("112 experts", "shadow")
+
+
+def test_times_name_the_profile_that_they_are_of() -> None:
+    found = one(emulated="rtx3090-1gbe")
+    timed = {label for label, text in found.items() if text.endswith("(emulated: rtx3090-1gbe)")}
+    assert timed == {"speed", "first token", "stalls"}
+
+
+def test_an_answer_that_may_differ_says_why() -> None:
+    text = one(exact=False, served={"router": "expert-cache", "alpha": 0.5})["output"]
+    assert text == "approximate, because of --router expert-cache"
+    found = one(exact=False, ignored=["num_beams=4"])
+    assert found["output"] == "approximate, because of ignored generation settings"
+    assert found["ignored"].startswith("num_beams=4 of generation_config.json")
+
+
+def test_how_it_ended_and_what_it_was_drawn_with() -> None:
+    assert one(finish="context")["tokens"] == "3 out, 2 in, ended because the context is full"
+    assert one(finish="stop_text", seed=7) | {"tokens": "3 out, 2 in, ended by a stop text"} == one(
+        finish="stop_text", seed=7
+    )
+    assert one(seed=7)["seed"].startswith("7;")
+
+
+def test_a_node_that_did_not_report_its_memory() -> None:
+    assert "did not report" in one(memory_of_whole=None)["memory"]
+
+
+def test_a_host_place_is_no_worker_with_memory() -> None:
+    found = one(memory_bytes=MEMORY | {"workers": [300_000, 0]}, host_computed=5, hits=40)
+    assert found["nodes"] == "main 2.0 MB, 1 worker"
+    assert found["on the host"] == "5 of 112 experts computed there"
+
+
+def test_a_terminal_and_a_file_show_the_same_lines() -> None:
+    assert one(tty=True, emulated="rtx3090-1gbe") == one(emulated="rtx3090-1gbe")
+
+
+def test_several_answers_together_and_each() -> None:
+    reports = {1: report(), 3: report(recall=0.5, recall_in_time=0.5, ttft_s=1.5, decode_tokens_per_s=None)}
+    settings = Settings(model="m")
+    lines = printed(lambda terminal: show_answers(terminal, reports, 3, 2.0, settings, "od-moe"))
+    assert lines[0] == "od-moe (embedded), 2 of 3 prompts answered"
+    found = {line[2:15].strip(): line[15:] for line in lines[1:]}
+    assert found["speed"] == "3.0 tokens/s, all answers together"
+    assert found["first token"] == "0.50 to 1.50 s"
+    assert found["loads"].startswith("352 experts, 112.0 MB: 128 for the prompt, 224 decoding")
+    table = [line.split() for line in lines[-3:]]
+    assert [row[0] for row in table] == ["prompt", "1", "3"]
+    assert table[1][5:7] == ["4.0", "-"]
+    assert table[2][5:7] == ["-", "50.0%"]
+    assert len({len(line) for line in lines[-3:]}) == 1
+    assert printed(lambda terminal: show_answers(terminal, {}, 1, 2.0, settings, "od-moe")) == []
