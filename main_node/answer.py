@@ -1,10 +1,10 @@
-"""One request, as whoever asked for it sees it: an iterator of tokens."""
+"""One answer as an iterator of tokens, and the request behind it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 
 from main_node.engine.engine import Engine
 from main_node.engine.sequence import Sequence
@@ -15,49 +15,53 @@ from scheduler.errors import RequestCancelledError, RequestFailedError
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token of an answer; the last one carries the report."""
+    """One token of an answer."""
 
     token_id: int
     report: Report | None = None
+    """With the last token."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What the token loop works on."""
+
+    number: int
+    sequence: Sequence
+    chooser: Chooser
+    stopped: Callable[[int], bool] | None
+    """Takes every token in order; True once the answer has reached a stop text."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 class Answer(Iterator[Step]):
-    """One request. Iterating gives its tokens; `close` and `cancel` give it up, loads under way included."""
+    """Iterate over it for its tokens. `close` and `cancel` give it up, loads in flight included."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        number: int,
-        sequence: Sequence,
-        chooser: Chooser,
-        stopped: Callable[[int], bool] | None,
-        steps: Callable[[Answer], Iterator[Step]],
-    ) -> None:
-        self.number = number
-        self.sequence = sequence
-        self.chooser = chooser
-        self.stopped = stopped
+    def __init__(self, engine: Engine, request: Request, steps: Generator[Step]) -> None:
+        """`steps`: the token loop on `request`."""
+        self.request = request
+        self.number = request.number
         self._engine = engine
-        self._steps = steps(self)
-        self.cancelled = threading.Event()
+        self._steps = steps
 
     def __next__(self) -> Step:
         """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""
-        if self.cancelled.is_set():
+        if self.request.cancelled.is_set():
             self.close()
             raise RequestCancelledError(f"request {self.number} was cancelled")
         try:
             return next(self._steps)
         except RequestFailedError as error:
-            if self.cancelled.is_set():
+            if self.request.cancelled.is_set():
                 raise RequestCancelledError(f"request {self.number} was cancelled") from error
             raise
 
     def cancel(self) -> None:
-        """From any thread, at any time: its loads end at once, and whoever waits for its next token hears of it."""
-        self.cancelled.set()
+        """Give the answer up, from any thread at any time. Its loads end at once, and a thread that waits for its next
+        token gets RequestCancelledError."""
+        self.request.cancelled.set()
         self._engine.close_request(self.number)
 
     def close(self) -> None:
         """Give the answer up, from the thread that iterates over it."""
-        self._steps.close()  # type: ignore[attr-defined]
+        self._steps.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from checkpoint import family
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
-from main_node.answer import Answer, Step
+from main_node.answer import Answer, Request, Step
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, needs_watch
@@ -114,67 +114,69 @@ class MainNode:
         chooser = Chooser(self.model, sampling, prompt, room, ignore_eos)
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
         stopped = self.stopper(stop) if stop and self.stopper else None
-        return Answer(self.engine, next(self._numbers), sequence, chooser, stopped, self._steps)
+        request = Request(next(self._numbers), sequence, chooser, stopped)
+        return Answer(self.engine, request, self._steps(request))
 
-    def _steps(self, answer: Answer) -> Iterator[Step]:
-        """What `answer` iterates over."""
-        self.engine.open_request(answer.number, answer.sequence, len(answer.sequence.prompt))
-        self._open[answer.number] = answer.sequence
+    def _steps(self, request: Request) -> Generator[Step]:
+        """Open the request, run its token loop, close it."""
+        self.engine.open_request(request.number, request.sequence, len(request.sequence.prompt))
+        self._open[request.number] = request.sequence
         try:
-            if answer.cancelled.is_set():  # before the engine had heard of it
-                raise RequestCancelledError(f"request {answer.number} was cancelled")
-            yield from self._answer(answer)
+            if request.cancelled.is_set():  # before the engine knew the request
+                raise RequestCancelledError(f"request {request.number} was cancelled")
+            yield from self._tokens(request)
         finally:
-            del self._open[answer.number]
-            self.engine.close_request(answer.number)
+            del self._open[request.number]
+            self.engine.close_request(request.number)
 
-    def _answer(self, answer: Answer) -> Iterator[Step]:
-        sequence, number = answer.sequence, answer.number
+    def _tokens(self, request: Request) -> Iterator[Step]:
+        """The token loop: the prompt's pass, then a pass a token."""
+        sequence, number = request.sequence, request.number
         start = time.perf_counter()
-        token = self._forward(answer, sequence.prompt, 0)
+        token = self._forward(request, sequence.prompt, 0)
         first = time.perf_counter()
         carried = self.engine.carried(number)
         shadow_wait_s = longest_s = 0.0
         last = first
         if self._shadow is not None:
             self._shadow.begin()
-        while (finish := self._finish(answer, token)) is None:
+        while (finish := self._finish(request, token)) is None:
             yield Step(token)
             count = len(sequence.tokens)
             if count == 1 and self._shadow is not None:
                 waited = time.perf_counter()
-                self._shadow.wait(self.launch_s, answer.cancelled)
+                self._shadow.wait(self.launch_s, request.cancelled)
                 last = time.perf_counter()
                 shadow_wait_s = last - waited
             self.engine.pace.decoded()
             self.engine.post(t.TokenDecoded(number, count - 1))
-            token = self._forward(answer, [token], len(sequence.prompt) + count - 1)
+            token = self._forward(request, [token], len(sequence.prompt) + count - 1)
             now = time.perf_counter()
             longest_s, last = max(longest_s, now - last), now
         end = time.perf_counter()
         self.engine.wait_for_predictions(number, DRAIN_S)
         times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s, longest_s, carried)
-        yield Step(token, self._report(answer, times, finish))
+        yield Step(token, self._report(request, times, finish))
 
-    def _report(self, answer: Answer, times: Times, finish: str) -> Report:
+    def _report(self, request: Request, times: Times, finish: str) -> Report:
         memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
-        return build_report(self.engine, answer.number, answer.sequence, answer.chooser, memory, times, finish)
+        return build_report(self.engine, request.number, request.sequence, request.chooser, memory, times, finish)
 
-    def _finish(self, answer: Answer, token: int) -> str | None:
-        """Take a token into the answer; why it ends there, None where it goes on."""
-        tokens = answer.sequence.tokens
+    def _finish(self, request: Request, token: int) -> str | None:
+        """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
+        tokens = request.sequence.tokens
         tokens.append(token)
-        if token in answer.chooser.ends:
+        if token in request.chooser.ends:
             return "stop"
-        if answer.stopped is not None and answer.stopped(token):
+        if request.stopped is not None and request.stopped(token):
             return "stop_text"
-        if len(answer.sequence.prompt) + len(tokens) >= self.shape.context:
+        if len(request.sequence.prompt) + len(tokens) >= self.shape.context:
             return "context"
-        return "length" if len(tokens) >= answer.sequence.max_new_tokens else None
+        return "length" if len(tokens) >= request.sequence.max_new_tokens else None
 
-    def _forward(self, answer: Answer, tokens: list[int], position: int) -> int:
-        """One pass; the next token."""
-        number, sequence = answer.number, answer.sequence
+    def _forward(self, request: Request, tokens: list[int], position: int) -> int:
+        """One pass over `tokens`, the first of them at `position`. Returns the next token."""
+        number, sequence = request.number, request.sequence
         with self._turns, torch.inference_mode(), sequence.passing(), self._passing(sequence):
             self._pass = t.Visit(number, position, 0)
             self.engine.pace.begin_pass(len(tokens), first=position == 0)
@@ -188,7 +190,7 @@ class MainNode:
             logits = out.logits[0, -1].float()
             if self.on_logits is not None:
                 self.on_logits(logits)
-            token = answer.chooser.choose(logits)
+            token = request.chooser.choose(logits)
             self.engine.spans.end_pass()
         return token
 

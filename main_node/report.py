@@ -1,4 +1,4 @@
-"""What one answer cost, as measured."""
+"""The figures of one answer."""
 
 from __future__ import annotations
 
@@ -17,107 +17,125 @@ if TYPE_CHECKING:
 class Report:
     """One answer's figures. Times in seconds, memory in bytes, `None` where there was nothing to measure.
 
-    `recall`: equation (3) of OD-MoE over the decode passes; `recall_by_token`: equation (2) for this prompt;
-    both of the layers whose prediction came, early or late. `unpredicted`: activated experts of the other layers, whose
-    prediction had not come some seconds after the answer, or never came since the shadow was lost. `recall_in_time`: of
-    all activated experts, those that a prediction had named before the gate. `tokens_per_s` counts all time
-    from the request on, `shadow_wait_s` (the first answer's wait for the shadow to be ready) included;
-    `decode_tokens_per_s` does not count that wait; `longest_gap_s`: the longest time from a token to the next,
-    without it too. `finish`: stop (end of sequence), stop_text, length, or context (full). `lost`: workers, or the
-    shadow, lost since the cluster started; `rejoined`: those that came back.
-    `ignored`: generation settings of the model that are not heeded; where there are any, or the router or the experts'
-    form change the answer, `exact` is False. `seed`: of the draws, None where the likeliest was taken.
-    `loads`: all, of which `prefill_loads`; `reloads`: begun after the gate for want of a prediction;
-    `named`: experts that decoding's gates named, after the router; `hits`: of them those whose bytes were in a slot by
-    then, the papers' hit rate being the one by the other; `host_computed`: of them those that a host place computed.
-    `stall_s`: decoding's waits for loads. `memory_bytes`: weights, slots and caches a role, from the buffers;
-    `memory_of_whole`: all of it, as a fraction of the weights of the model with every expert in memory, None where a
-    node did not say what it holds.
-    `wire_bytes_per_token`: encoded bytes that one decode token costs, of the messages that carry embeddings to the
-    workers (`to_workers`) and back, KV rows and tokens to the shadow (the prompt's rows among them, where those are
-    aligned) and predictions from it; None where nodes share a process, or other requests were open meanwhile.
-    `embedding_bytes_per_token`: what the paper counts for that one way: 32 bits an element of the hidden state (16 KB
-    at Mixtral's 4096), for each layer and each of its top-k workers.
+    Equations are those of the OD-MoE paper. `--json` prints the fields by these names.
     """
 
     token_ids: list[int]
+    """The answer. The prompt is not part of it."""
     prompt_tokens: int
     new_tokens: int
+
     ttft_s: float
+    """From the request to the first token."""
     decode_s: float
+    """From the first token to the last, without `shadow_wait_s`."""
     shadow_wait_s: float
+    """Wait of the cluster's first answer for its shadow to start, after the first token."""
     longest_gap_s: float
+    """Longest time between two tokens, without `shadow_wait_s`."""
     decode_tokens_per_s: float | None
+    """Tokens after the first, over `decode_s`."""
     tokens_per_s: float
+    """All tokens over all time, `shadow_wait_s` included."""
+
     recall: float | None
+    """Correctly predicted over activated experts of all decode passes, equation (3). Layers without a prediction are
+    left out (`unpredicted`); predictions that came after their gate count."""
     recall_in_time: float | None
+    """Correctly predicted before their gate, over all activated experts."""
     recall_by_token: list[float | None]
+    """As `recall`, for each token after the first: equation (2) for this prompt."""
     unpredicted: int
+    """Activated experts of layers whose prediction had not come some seconds after the answer."""
+
     loads: int
+    """Expert loads begun."""
     prefill_loads: int
+    """Of `loads`, those of the prompt's pass."""
     reloads: int
+    """Demand loads of decoding: begun after the gate, because no prediction had named the expert."""
     named: int
+    """Experts that decoding's gates chose, after the router."""
     hits: int
+    """Of `named`, those whose bytes were in a slot when the gate fired. The papers' hit rate is `hits / named`."""
     host_computed: int
+    """Of `named`, those that a host place computed."""
     unused_loads: int
+    """Loads begun ahead of a gate that did not choose the expert."""
     late_predictions: int
+    """Predictions of a layer that came after its gate."""
     stall_s: float
+    """Time for which decoding waited for loads."""
     prefill_stall_s: float
+
     memory_bytes: dict[str, int | list[int]]
+    """By role: `main`, `shadow`, and `workers` as a list: most bytes of weights, slots and caches, from the buffers."""
     memory_of_whole: float | None
+    """The sum of `memory_bytes` over the weights of the model with every expert in memory. None where a node did not
+    report."""
     resident_experts_max: list[int]
+    """By worker: the most experts that were in its slots at once."""
     bytes_loaded: int
+
     finish: str
+    """`stop` (end-of-sequence token), `stop_text`, `length` (max_new_tokens) or `context` (full)."""
     lost: list[str]
+    """Nodes lost since the cluster started."""
     rejoined: list[str]
+    """Nodes that came back since the cluster started."""
     ignored: list[str]
+    """`name=value` of the model's generation settings that are not supported."""
     exact: bool
+    """Whether the tokens are those of the model with every expert in memory: no router or form that changes them, and
+    nothing `ignored`."""
     seed: int | None
+    """Seed of the draws. None where the most probable token was taken."""
     emulated: str | None
+    """The profile whose times were kept."""
     wire_bytes_per_token: dict[str, float] | None
-    embedding_bytes_per_token: int
+    """Encoded bytes of a decode token, by stream: `to_workers` and `from_workers` (embeddings), `to_shadow` (tokens and
+    KV rows, the prompt's too), `from_shadow` (predictions). None where nodes share a process, or other requests were
+    open meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds: to the first token; for all others; of those, waiting for the shadow to be ready (not in `decode_s`);
-    the longest from a token to the next.
-    `carried`: what the streams had carried (see `Roster.carried`) when the first token was there."""
+    """Seconds, as in `Report`, measured by the token loop."""
 
     ttft_s: float
     decode_s: float
     shadow_wait_s: float
     longest_gap_s: float
     carried: dict[str, int] | None
+    """Bytes that the streams had carried when the first token was there. See `Roster.carried`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MainMemory:
-    """Bytes of the main node: all that it holds (`device_bytes`), of that weights and buffers (`weight_bytes`); and of
-    all experts, wherever they are (`expert_bytes`)."""
+    """Bytes of the main node and of the model."""
 
     device_bytes: int
+    """Everything that the main node holds."""
     weight_bytes: int
+    """Of that, weights and buffers."""
     expert_bytes: int
+    """All experts of the model, in full form, wherever they are."""
 
 
 def build_report(
     engine: Engine, number: int, sequence: Sequence, chooser: Chooser, memory: MainMemory, times: Times, finish: str
 ) -> Report:
-    """Ask the figures of request `number` and every node. Raises RequestFailedError for a request that was closed
-    meanwhile."""
+    """Collect the figures of request `number` from the scheduler and from every node.
+
+    Raises RequestFailedError for a request that was closed meanwhile.
+    """
     stats = engine.core.stats.get(number)
     if stats is None:
         raise RequestFailedError(f"request {number} was closed")
-    workers, shadow = engine.peers.usage()
-    told = len(workers) == len(engine.peers.workers) and (shadow is None) is (engine.peers.shadow is None)
-    count, shape = len(sequence.tokens), engine.core.shape
+    by_role, residents, of_whole = _usage(engine, memory)
     stats.close()
-    overall = stats.overall
-    activated = overall.activated + stats.unpredicted
-    slots = [usage.device_bytes_max for usage in workers.values()]
-    held = shadow.device_bytes_max if shadow else 0
-    whole = memory.weight_bytes + memory.expert_bytes
+    recall, activated = stats.overall, stats.overall.activated + stats.unpredicted
+    count = len(sequence.tokens)
     return Report(
         token_ids=list(sequence.tokens),
         prompt_tokens=len(sequence.prompt),
@@ -128,7 +146,7 @@ def build_report(
         longest_gap_s=times.longest_gap_s,
         decode_tokens_per_s=(count - 1) / times.decode_s if count > 1 else None,
         tokens_per_s=count / (times.ttft_s + times.decode_s + times.shadow_wait_s),
-        recall=overall.recall,
+        recall=recall.recall,
         recall_in_time=stats.in_time / activated if activated else None,
         recall_by_token=[counts.recall for counts in stats.by_index],
         unpredicted=stats.unpredicted,
@@ -142,13 +160,9 @@ def build_report(
         late_predictions=stats.late,
         stall_s=stats.stall_s,
         prefill_stall_s=stats.prefill_stall_s,
-        memory_bytes={
-            "main": memory.device_bytes,
-            "shadow": held,
-            "workers": slots,
-        },
-        memory_of_whole=(memory.device_bytes + held + sum(slots)) / whole if told else None,
-        resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
+        memory_bytes=by_role,
+        memory_of_whole=of_whole,
+        resident_experts_max=residents,
         bytes_loaded=stats.bytes_loaded,
         finish=finish,
         lost=list(engine.peers.lost),
@@ -158,12 +172,25 @@ def build_report(
         seed=chooser.seed,
         emulated=engine.pace.emulated,
         wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.carried),
-        embedding_bytes_per_token=4 * shape.hidden * shape.top_k * len(shape.layers),
+    )
+
+
+def _usage(engine: Engine, memory: MainMemory) -> tuple[dict[str, int | list[int]], list[int], float | None]:
+    """`memory_bytes`, `resident_experts_max` and `memory_of_whole` of a report."""
+    workers, shadow = engine.peers.usage()
+    complete = len(workers) == len(engine.peers.workers) and (shadow is None) is (engine.peers.shadow is None)
+    of_workers = [usage.device_bytes_max for usage in workers.values()]
+    of_shadow = shadow.device_bytes_max if shadow else 0
+    together = memory.device_bytes + of_shadow + sum(of_workers)
+    return (
+        {"main": memory.device_bytes, "shadow": of_shadow, "workers": of_workers},
+        [usage.resident_experts_max for usage in workers.values()],
+        together / (memory.weight_bytes + memory.expert_bytes) if complete else None,
     )
 
 
 def _wire_bytes(engine: Engine, number: int, tokens: int, before: dict[str, int] | None) -> dict[str, float] | None:
-    """What each of an answer's decode tokens has cost so far; `before`: carried when its first token was there."""
+    """Bytes a decode token by stream. `before`: carried when the first token was there."""
     after = engine.carried(number)
     if before is None or after is None or tokens < 1:
         return None

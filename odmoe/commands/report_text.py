@@ -166,7 +166,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         ),
         Line(
             "demand loads",
-            f"{report.reloads}, begun after the gate fired for want of a prediction in time",
+            f"{report.reloads}, begun after the gate fired: not predicted in time",
             shown=predicts and report.reloads > 0,
         ),
     ]

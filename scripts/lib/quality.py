@@ -114,7 +114,7 @@ def forced_logits(cluster: Any, window: list[int], given: int = 1) -> torch.Tens
     prompt, taken in one pass as any prompt is, and each other token is a decode pass of its own. Row n says what
     follows token `given` - 1 + n."""
     answer = cluster.main.generate(window[:given], len(window) - given, ignore_eos=True)
-    answer.chooser = forced = Forced(window[given:])
+    answer.request.chooser = forced = Forced(window[given:])
     for _ in answer:
         pass
     return torch.stack(forced.logits)

@@ -33,7 +33,7 @@ def test_closing_early_leaves_nothing(taken: int, cluster: TappedCluster, nf4: S
     cluster.nothing_left()
     opened, closed = (sum(isinstance(m, kind) for m in told.sent) for kind in (w.OpenRequest, w.CloseRequest))
     assert opened == closed == (taken > 0)
-    cache = weakref.ref(steps.sequence.cache)
+    cache = weakref.ref(steps.request.sequence.cache)
     del steps
     gc.collect()
     assert cache() is None, "nobody keeps the cache of an answer that is over"
