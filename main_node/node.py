@@ -28,17 +28,13 @@ from scheduler import types as t
 from scheduler.errors import ConfigError, RequestCancelledError
 
 Stopper = Callable[[tuple[str, ...]], Callable[[int], bool]]
+"""Stop texts -> a function that takes an answer's tokens in order and is True once it has reached one of them."""
 DRAIN_S = 10.0
-"""After an answer, how long its last predictions are waited for, so that recall counts them."""
+"""Longest wait for an answer's last predictions, so that recall counts them."""
 
 
 class MainNode:
-    """Answers requests. Several may be open at once; their passes take turns, first come first served.
-
-    `stopper`: texts -> a function that is told every token of an answer, in order, and says when one of the texts is
-    complete. `context`: most tokens of prompt and answer, where that is less than the model's own limit.
-    `token_predictor`: weights of the token-wise predictor, where the scheduler has one.
-    """
+    """Answers requests. Several may be open at once; their passes take turns, first come first served."""
 
     def __init__(
         self,
@@ -51,12 +47,16 @@ class MainNode:
         context: int | None = None,
         token_predictor: Path | None = None,
     ) -> None:
+        """`launch_s`: longest wait for the shadow, and for a turn. `stopper`: finds stop texts. `context`: most tokens
+        of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the token-wise
+        predictor, where the scheduler has one."""
         self.store = store
         self.engine = engine
         self.model = load_dense(store.dense, store.manifest.config, dtype)
         self.shape = limited(model_shape(store), context)
         self.stopper = stopper
         self.on_logits: Callable[[torch.Tensor], None] | None = None
+        """Gets the logits [V], float32, from which each token is chosen."""
         self.launch_s = launch_s
         self._shadow = shadow
         self._numbers = itertools.count(1)
@@ -72,12 +72,12 @@ class MainNode:
         dispatch_experts(self.model, self._experts_of)
 
     def _cache(self) -> Any:
-        """Of the request whose pass is under way."""
+        """The KV cache of the request whose pass is under way, None between passes."""
         return self._sequence.cache if self._sequence is not None else None
 
     @contextlib.contextmanager
     def _passing(self, sequence: Sequence) -> Iterator[None]:
-        """Around a pass: an answer that is over leaves no cache behind."""
+        """Refer to a request only during its pass, so that its cache is freed with its answer."""
         self._sequence = sequence
         try:
             yield
@@ -100,10 +100,11 @@ class MainNode:
         sampling: Sampling = GREEDY,
         stop: tuple[str, ...] = (),
     ) -> Answer:
-        """The answer, a token at a time. Raises PromptError, ConfigError; iterating raises ClusterError, ...
+        """The answer, a token at a time.
 
-        It ends at an end-of-sequence token (unless `ignore_eos`, for measuring), with the token that completes one of
-        the texts in `stop`, after `max_new_tokens`, or where the context is full.
+        It ends with an end-of-sequence token (unless `ignore_eos`, for measuring), with the token that completes one
+        of the texts in `stop`, after `max_new_tokens`, or where the context is full. Raises PromptError, ConfigError.
+        Iterating raises RequestError, ClusterError.
         """
         check_prompt(prompt, self.shape.context, self.model.get_input_embeddings().num_embeddings)
         if max_new_tokens < 1:
@@ -196,14 +197,13 @@ class MainNode:
 
     @property
     def device_bytes(self) -> int:
-        """Weights, those of a predictor too, buffers and the most that the KV caches of open requests took, from the
-        tensors."""
+        """Bytes of weights (a predictor's too), buffers, and the most that the KV caches of open requests took."""
         watch = self.experts.watch
         return self.weight_bytes + self._cache_bytes_max + (watch.nbytes if watch is not None else 0)
 
     @property
     def weight_bytes(self) -> int:
-        """Weights and buffers, tied ones once."""
+        """Bytes of weights and buffers. Tied ones count once."""
         tensors: dict[int, torch.Tensor] = {}
         for tensor in itertools.chain(self.model.parameters(), self.model.buffers()):
             tensors[tensor.untyped_storage().data_ptr()] = tensor

@@ -1,4 +1,4 @@
-"""Which token comes next: Transformers' own logits processors, set up as its `generate` sets them up."""
+"""Chooses the next token with Transformers' own logits processors, set up as its `generate` sets them up."""
 
 from __future__ import annotations
 
@@ -18,31 +18,35 @@ _NOT_BUILT: dict[str, tuple[object, ...]] = {
     "prompt_lookup_num_tokens": (None,),
     "stop_strings": (None,),
 }
-"""Generation settings that need more than one pass a token, or the tokenizer; and the values that change nothing."""
+"""Generation settings that are not supported, since they need several passes a token or the tokenizer. With them, the
+values that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What `generate` of Transformers would be told; None: as the model's generation settings say.
+    """Arguments of Transformers' `generate`. None: as in the model's generation settings.
 
-    `draw`: by the model's own settings. A temperature above 0, top-k or top-p draw as well; temperature 0 never does.
-    `top_k` 0: among all tokens (Transformers itself says 50 where nobody says anything). `seed` None: any.
+    A temperature above 0, top-k or top-p draw even without `draw`. Temperature 0 never does.
     """
 
     draw: bool = False
+    """Draw with the model's own settings."""
     temperature: float | None = None
     top_k: int | None = None
+    """0: among all tokens. Transformers' own default is 50."""
     top_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
+    """None: a random one."""
 
     @property
     def drawn(self) -> bool:
+        """Whether tokens are drawn. Else the most probable one is taken."""
         given = bool(self.temperature) or self.top_k is not None or self.top_p is not None
         return self.temperature != 0 and (self.draw or given)
 
     def overrides(self) -> dict[str, Any]:
-        """As keyword arguments of `generate`."""
+        """Keyword arguments for `generate`."""
         names = ("temperature", "top_k", "top_p") if self.drawn else ()
         given = {name: getattr(self, name) for name in (*names, "repetition_penalty")}
         return {"do_sample": self.drawn} | {name: value for name, value in given.items() if value is not None}
@@ -52,7 +56,7 @@ GREEDY = Sampling()
 
 
 class How(TypedDict, total=False):
-    """How to answer, beside prompt and length: keyword arguments of `MainNode.generate`, where the defaults stand."""
+    """Keyword arguments of `MainNode.generate` beside prompt and length. It documents them."""
 
     ignore_eos: bool
     sampling: Sampling
@@ -60,14 +64,12 @@ class How(TypedDict, total=False):
 
 
 class Chooser:
-    """One answer's choices: the tokens of `model.generate(...)`, given the same logits and seed.
-
-    `ignored`: generation settings of the model that are not heeded. `seed`: of the draws, None where there are none.
-    """
+    """Chooses one answer's tokens: those of `model.generate(...)` with the same logits and seed."""
 
     def __init__(self, model: Any, sampling: Sampling, prompt: list[int], room: int, ignore_eos: bool = False) -> None:
         """`room`: most new tokens. Raises ConfigError for settings that Transformers refuses."""
         self.ignored = ignored(model)
+        """Generation settings of the model that are not supported."""
         ends: dict[str, Any] = {"eos_token_id": None} if ignore_eos else {}
         single = {name: values[-1] for name, values in _NOT_BUILT.items()}
         try:
@@ -80,11 +82,13 @@ class Chooser:
                 config, input_ids_seq_length=len(prompt), device="cpu", model_kwargs={}
             )
         except ValueError as error:
-            raise ConfigError(f"the generation settings cannot be: {error}") from error
+            raise ConfigError(f"Transformers refuses these generation settings: {error}") from error
         eos = config._eos_token_tensor
         self.ends: frozenset[int] = frozenset(eos.tolist() if eos is not None else ())
+        """End-of-sequence tokens."""
         self._drawn = sampling.drawn
         self.seed: int | None = None
+        """Seed of the draws. None where tokens are not drawn."""
         if self._drawn:
             self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
             self._generator = torch.Generator().manual_seed(self.seed)
@@ -93,7 +97,7 @@ class Chooser:
         self._count = len(prompt)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token, from its logits [V], float32. Raises RequestFailedError where nothing can be drawn."""
+        """The next token, from its logits [V], float32. Raises RequestFailedError where the probabilities are not finite."""
         scores = logits[None]
         if self._processors:
             scores = self._processors(self._tokens[:, : self._count], logits[None].clone())
@@ -101,8 +105,8 @@ class Chooser:
             weights = torch.nn.functional.softmax(scores, dim=-1)
             if not weights.isfinite().all():
                 raise RequestFailedError(
-                    "the next token's probabilities are no numbers; are temperature and penalty very small, or the "
-                    "model's weights damaged?"
+                    "the next token's probabilities are not finite numbers; raise the temperature or the repetition "
+                    "penalty, or check that the model's weights are intact"
                 )
             token = int(torch.multinomial(weights, num_samples=1, generator=self._generator))
         else:
@@ -113,7 +117,7 @@ class Chooser:
 
 
 def ignored(model: Any) -> list[str]:
-    """`name=value` of the model's generation settings that would change its tokens and are not heeded."""
+    """`name=value` of the model's generation settings that would change its tokens and are not supported."""
     settings = model.generation_config
     found = {name: getattr(settings, name, None) for name in _NOT_BUILT}
     return [f"{name}={value}" for name, value in found.items() if value not in _NOT_BUILT[name]]

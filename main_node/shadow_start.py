@@ -1,4 +1,4 @@
-"""The shadow comes up beside the first prefill."""
+"""Starts the shadow beside the first prefill."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable
 from scheduler.errors import LaunchError
 
 LOOK_S = 0.1
-"""How often an answer that waits for the shadow looks whether it was cancelled."""
+"""Time between two checks whether a waiting answer was cancelled."""
 
 
 class ShadowStart:
-    """Brings the shadow up beside the first prefill, which needs no predictions."""
+    """Starts the shadow in a thread, beside the first prefill: it needs no predictions."""
 
     def __init__(self, join: Callable[[], None]) -> None:
+        """`join`: starts the shadow and connects it to the main node."""
         self._join = join
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="shadow-start", daemon=True)
@@ -23,6 +24,7 @@ class ShadowStart:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
+        """Start, the first time."""
         with self._lock:
             if not self._begun:
                 self._begun = True
@@ -31,11 +33,11 @@ class ShadowStart:
     def _run(self) -> None:
         try:
             self._join()
-        except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
+        except Exception as error:  # noqa: BLE001 - raised by `wait`, in the thread that needs the shadow
             self._error = error
 
     def wait(self, deadline_s: float, given_up: threading.Event | None = None) -> None:
-        """Until the shadow has joined, or `given_up` is set. Raises LaunchError."""
+        """Wait until the shadow has joined or `given_up` is set. Raises LaunchError."""
         self.begin()
         end = time.monotonic() + deadline_s
         while self._thread.is_alive() and time.monotonic() < end:
@@ -45,4 +47,4 @@ class ShadowStart:
         if self._thread.is_alive():
             raise LaunchError(f"the shadow was not ready within {deadline_s:g} s; try --shadow none")
         if self._error is not None:
-            raise LaunchError(f"the shadow did not come up: {self._error}") from self._error
+            raise LaunchError(f"the shadow did not start: {self._error}") from self._error

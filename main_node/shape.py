@@ -1,4 +1,4 @@
-"""What the scheduler must know of a store's model, and which prompts fit it."""
+"""The shape of a store's model, and which prompts fit it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.errors import ConfigError, PromptError
 
 
 def model_shape(store: ExpertStore) -> t.ModelShape:
-    """What the scheduler must know of a store's model."""
+    """Layers, experts, top-k, hidden size and context of a store's model, for the scheduler."""
     manifest = store.manifest
     config = family.config_from_dict(manifest.config)
     by_layer = tuple(len(manifest.layers[layer].blobs) for layer in manifest.moe_layers)
@@ -28,11 +28,13 @@ def limited(shape: t.ModelShape, context: int | None) -> t.ModelShape:
 
 
 def check_prompt(prompt: list[int], context: int, vocabulary: int) -> None:
-    """Raises PromptError for a prompt that is empty, leaves no room for an answer or has a token that is none."""
+    """Raises PromptError for a prompt that is empty, leaves no room for an answer or has tokens outside the vocabulary."""
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")
     if len(prompt) >= context:
         raise PromptError(f"the prompt has {len(prompt)} tokens, the model's context is {context}; shorten it")
     wrong = [token for token in prompt if not 0 <= token < vocabulary]
     if wrong:
-        raise PromptError(f"the prompt has token {wrong[0]}; allowed: 0 to {vocabulary - 1}; is it another model's?")
+        raise PromptError(
+            f"the prompt has token {wrong[0]}; allowed: 0 to {vocabulary - 1}; use this model's tokenizer"
+        )

@@ -9,12 +9,13 @@ from scheduler.errors import DeadlineError
 
 
 class Turns:
-    """One at a time, first come first served: with every request waiting for its next token, a round robin.
+    """A fair lock: one pass at a time, first come first served. Open requests thus take turns.
 
-    A plain lock would let a request that has just had its turn take the next one too. `deadline_s`: most wait.
+    A plain lock would let a request that has just had its turn take the next one too.
     """
 
     def __init__(self, deadline_s: float) -> None:
+        """`deadline_s`: longest wait for a turn."""
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._busy = False
@@ -31,11 +32,11 @@ class Turns:
         try:
             if turn.wait(self._deadline_s):
                 return
-        except BaseException:  # interrupted: nobody else would leave the line, or pass the turn on
+        except BaseException:  # interrupted: its place in the queue must not block the others
             self._leave(turn)
             raise
         with self._lock:
-            if turn not in self._waiting:  # it came at the last moment
+            if turn not in self._waiting:  # its turn came at the last moment
                 return
             self._waiting.remove(turn)
         raise DeadlineError(f"a request waited {self._deadline_s:g} s for its turn; send fewer at once")

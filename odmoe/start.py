@@ -1,4 +1,4 @@
-"""Starting a cluster of any kind. Imports only what that kind needs."""
+"""Starts or joins a cluster of any kind. Imports only what that kind needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def start_cluster(
     settings: Settings, store: ExpertStore | None, say: Callable[[str], None] = lambda text: None
 ) -> Cluster:
-    """Embedded in this process, or of Ray actors. Without a store, whatever a running cluster serves.
+    """A cluster embedded in this process, or of Ray actors. Without a store, a running cluster is joined whatever model
+    it serves.
 
     Raises ClusterError, ConfigError.
     """

@@ -1,4 +1,4 @@
-"""Finding or making the expert store of a model."""
+"""Finds or makes the expert store of a model."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
     from checkpoint.sharding.shard import Made
 
 Progress = Callable[[str, int, int], None]
+"""Task, done, total."""
 ABANDONED_S = 24 * 3600.0
+"""Age at which an unfinished store in the cache is removed."""
 
 
 def cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/odmoe`, `~/.cache/odmoe` where that is not set."""
+    """`$XDG_CACHE_HOME/odmoe`, or `~/.cache/odmoe` where that is not set."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odmoe"
 
 
 def prepare_store(
     model: str, store: str | None, dtype: str | None, progress: Progress | None = None, forms: Sequence[str] = ()
 ) -> ExpertStore:
-    """The store of a model, whole and verified. Made first where there is none: at `store`, or in the cache.
+    """The store of a model, whole and verified. A missing one is made, at `store` or in the cache.
 
-    A directory that is itself a store may be given as the model. `forms`: those that it shall have beside the full one,
-    added where they are missing. Raises CheckpointError, StoreError.
+    `model`: a checkpoint, or a store. `forms`: forms that the store needs beside the full one; missing ones are added.
+    Raises CheckpointError, StoreError.
     """
     path = find_model(model)
     source = None if (path / MANIFEST).is_file() and not store else open_source(path)
@@ -50,12 +52,12 @@ def prepare_store(
     except CorruptStoreError as error:
         if cached is None:
             raise
-        raise CorruptStoreError(f"{error}: remove {cached}, and it is made again by itself") from error
+        raise CorruptStoreError(f"{error}; remove {cached}, and the next run makes it again") from error
     return with_forms(opened, forms, progress)
 
 
 def with_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | None = None) -> ExpertStore:
-    """A verified store with these forms. What is added has had its checksums taken from the very bytes written.
+    """A verified store with these forms. The checksums of an added form are of the bytes that were written.
 
     Raises ConfigError for an unknown form, CheckpointError, StoreError.
     """
@@ -70,7 +72,7 @@ def with_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | No
 
 
 def make_or_open(source: Source, target: Path, dtype: str | None, progress: Progress | None = None) -> Made:
-    """The store at `target`, of this checkpoint and dtype; made if missing. Raises CheckpointError, StoreError."""
+    """The store at `target` of this checkpoint and dtype, made if missing. Raises CheckpointError, StoreError."""
     from checkpoint.sharding.shard import Made, check_same, make_store
 
     if (target / MANIFEST).is_file():
@@ -79,27 +81,28 @@ def make_or_open(source: Source, target: Path, dtype: str | None, progress: Prog
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreWriteError(
-            f"{target.parent} cannot be made ({error.strerror}); give another place: --store, or XDG_CACHE_HOME for "
-            "all stores"
+            f"the folder {target.parent} cannot be made: {error.strerror}; choose another place with --store, or with "
+            "XDG_CACHE_HOME for all stores"
         ) from error
     sweep(cache_dir() / "stores", ABANDONED_S)
     return make_store(source, target, dtype, progress)
 
 
 def stamps_dir() -> Path:
-    """Where is recorded which stores were verified."""
+    """The folder that records which stores have been verified."""
     return cache_dir() / "verified"
 
 
 def _cached(source: Source, dtype: str | None) -> Path:
-    """Named after the checkpoint's place, sizes and times and our format: one that has changed gets a new store."""
+    """The store's place in the cache. Its name is made of the checkpoint's name, dtype, sizes and times and the store's
+    format, so that a checkpoint that has changed gets a new store."""
     stored_dtype = dtype or str(source.config.get("dtype") or source.config.get("torch_dtype") or "float32")
     name = f"{source.path.resolve().name}-{stored_dtype}-{FORMAT}-{source.stamp[:16]}"
     return cache_dir() / "stores" / name
 
 
 def open_verified(path: str) -> ExpertStore:
-    """This host's copy of the store, read whole once and again whenever it has changed. Raises StoreError."""
+    """This host's store at `path`, verified unless it was before and has not changed since. Raises StoreError."""
     store = ExpertStore.open(Path(path))
     store.verify_once(stamps_dir())
     return store

@@ -48,16 +48,19 @@ class Terminal:
         print(text, file=self.console.file, flush=True)
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[Callable[[str, int, int], None]]:
-        """A callback `(task, done, total)` that moves a bar."""
+    def progress(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
+        """A callback `(task, done, total)` that moves a bar. `text` is shown until the first call."""
         columns = (TextColumn("{task.description:<22}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         shown = self.console.is_terminal
         # Standard output is left alone: rich would send what is printed there to this console.
         bars = Progress(*columns, console=self.console, transient=True, disable=not shown, redirect_stdout=False)
         with bars:
             tasks: dict[str, Any] = {}
+            idle = [bars.add_task(text, total=None)] if text else []
 
             def move(task: str, done: int, total: int) -> None:
+                while idle:
+                    bars.remove_task(idle.pop())
                 if task not in tasks:
                     tasks[task] = bars.add_task(_TASKS.get(task, task), total=total)
                 bars.update(tasks[task], completed=done, total=total)

@@ -1,4 +1,4 @@
-"""Prompts to token ids, and token ids to text, a piece at a time."""
+"""Prompts to token ids, and token ids to text, piece by piece."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def load_tokenizer(folder: Path) -> Any:
     except Exception as error:  # the tokenizers library raises Exception itself
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CorruptStoreError(
-            f"no tokenizer can be read from {folder}: {reason}; are the model's tokenizer files whole?"
+            f"no tokenizer can be read from {folder}: {reason}; check that the model's tokenizer files are complete"
         ) from error
 
 
 def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> list[int]:
-    """Token ids, with special tokens added as the tokenizer does if `special` (a chat template brings its own).
+    """The prompt's token ids. `special`: with the tokenizer's special tokens; a chat template brings its own.
 
-    Raises PromptError; nothing is ever cut off.
+    Raises PromptError for a prompt that is empty or too long: none is truncated.
     """
     try:
         prompt.encode()
@@ -44,19 +44,19 @@ def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> l
 
 
 class TextStream:
-    """Pieces that add up to the tokenizer's own decoding of the whole; a piece waits until its characters are whole."""
+    """Text in pieces that add up to the tokenizer's decoding of all tokens. Each piece ends at a whole character."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._start = 0  # decoding begins here
-        self._taken = 0  # the tokens before have been given out
-        self._given = ""  # as this text, from `_start` on
+        self._start = 0  # token at which decoding begins
+        self._taken = 0  # number of tokens whose text was returned
+        self._given = ""  # the text returned of the tokens from `_start` on
 
     def push(self, token: int) -> str:
         """The text that this token completes, often empty within a multi-byte character."""
         self._ids.append(token)
-        # One byte more may make another text of all bytes before it, even past a token that is skipped.
+        # A further byte token may change the text of the byte tokens before it, even past a token that is skipped.
         one = self._tokenizer.convert_ids_to_tokens(token)
         if _BYTE.fullmatch(one or "") or not self._decode(len(self._ids) - 1):
             return ""
@@ -75,7 +75,8 @@ class TextStream:
         piece, self._given = text[len(self._given) :], text
         before, self._taken = self._taken, len(self._ids)
         if piece.endswith("\n"):
-            # Nothing joins over a line's end. Its tokens stay as a beginning: many tokenizers strip the first space.
+            # Nothing joins over a line's end, so decoding may begin there. The line's own tokens are kept as context:
+            # many tokenizers strip the first space of a text.
             line = self._decode(before)
             if line:
                 self._start, self._given = before, line
@@ -83,10 +84,10 @@ class TextStream:
 
 
 class StoppedText:
-    """As TextStream, up to the first of some stop texts, which is left out with all that follows.
+    """As TextStream, but the text ends before the first stop text.
 
-    Text that may be the beginning of a stop text waits until it is clear that it is none. Same tokens, same answer: the
-    main node ends a request by the very same code that cuts its text.
+    Text that may be the beginning of a stop text is held back until it is clear that it is not. The main node ends a
+    request by this class too, so that the answer's tokens and text end together.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
@@ -96,7 +97,7 @@ class StoppedText:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that is certain now."""
+        """The text that is now certain to belong to the answer."""
         return self._take(self._stream.push(token), last=False)
 
     def flush(self) -> str:
@@ -116,13 +117,16 @@ class StoppedText:
         return text[: len(text) - keep]
 
     def _unclear(self, text: str) -> int:
-        """How many characters at the end may begin a stop text."""
+        """The number of characters at the end that may begin a stop text."""
         lengths = (n for stop in self._stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
         return max(lengths, default=0)
 
 
 def make_stopper(folder: Path) -> Callable[[tuple[str, ...]], Callable[[int], bool]]:
-    """What tells the main node that an answer has reached a stop text. The tokenizer is read when first needed."""
+    """Stop texts -> a function that takes an answer's tokens in order and is True once it has reached one of them.
+
+    The tokenizer in `folder` is read for each call that has stop texts.
+    """
 
     def stopper(stop: tuple[str, ...]) -> Callable[[int], bool]:
         text = StoppedText(load_tokenizer(folder), stop)
@@ -137,13 +141,16 @@ def make_stopper(folder: Path) -> Callable[[tuple[str, ...]], Callable[[int], bo
 
 
 def as_chat(tokenizer: Any, message: str, system: str | None) -> str:
-    """A message in the model's chat template, ready for the model's answer. Raises ConfigError where it has none."""
+    """A user's message in the model's chat template, up to where the answer begins. `system`: the system prompt.
+
+    Raises ConfigError where the model has no chat template, or one that refuses this chat.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError("--chat is given, but the model has no chat template; leave it out, or use an instruct model")
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": message})
     try:
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # Jinja's, or whatever the template raises itself
-        raise ConfigError(f"the model's chat template does not take this chat: {error}") from error
+    except Exception as error:  # Jinja's own, or one that the template raises
+        raise ConfigError(f"the model's chat template refuses this chat: {error}") from error
     return text

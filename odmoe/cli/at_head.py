@@ -1,4 +1,4 @@
-"""`python -m odmoe.cli.at_head`, on the main host: does what the launching machine asks by one JSON line."""
+"""`python -m odmoe.cli.at_head`, on the main host: carries out one request of the launching machine, a JSON line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from odmoe.settings.sources import effective
 
 
 def settings_here(given: dict[str, Any]) -> Settings:
-    """As on the launching machine, but with the directories and ports of this host, which its environment says."""
+    """The launching machine's settings, with directories and ports from this host's environment."""
     return effective(given).settings
 
 
 def _generate(request: dict[str, Any]) -> int:
-    """`request`: settings, prompts and how to print, as `odmoe.commands.generate_remote` writes them. The exit code."""
+    """Answer the prompts of a request, as `odmoe.commands.generate_remote` writes it. Returns the exit code."""
 
     def work() -> int:
         from odmoe.commands.generate import run_generate
@@ -38,14 +38,14 @@ def _generate(request: dict[str, Any]) -> int:
 
 
 def _follow_launcher() -> None:
-    """When standard input ends, the launching machine has gone: as Ctrl-C here."""
+    """Interrupt this process when standard input ends: the launching machine has gone."""
     while sys.stdin.readline():
         pass
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def main() -> int:
-    """The exit code; 130 where the launching machine has gone."""
+    """Returns the exit code: 130 where the launching machine has gone."""
     prepare_process()
     prepare_ray("auto")
     line = sys.stdin.readline()

@@ -1,8 +1,9 @@
-"""How a command ends: what went wrong, said in a line; exit codes; Ctrl-C."""
+"""How a command ends: exit codes, an error in one line, Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import sys
 import time
@@ -15,19 +16,27 @@ import typer
 from scheduler.errors import ConfigError, ODMoEError
 
 AGAIN_S = 3.0
-
-
-IMPORT_S = 5.0  # how long an import may hold up Ctrl-C
-
-
-LOOK_S = 0.05
+"""Further interrupts within this time of the first are ignored."""
+POSTPONED_S = 5.0
+"""Longest time for which an import or a finaliser postpones an interrupt."""
+RETRY_S = 0.05
+"""Time until a postponed interrupt is tried again."""
+ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.EROFS: "choose another place",
+}
+"""What to do about an error of the operating system."""
 
 
 def outcome(work: Callable[[], object]) -> int:
-    """Do it, and explain what goes wrong. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run `work` and print its error, if any. Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130
+    interrupted."""
     try:
         code = work()
-    except SystemExit as stop:  # how it ends when whoever read the answer has gone
+    except SystemExit as stop:  # typer's, when the reader of a pipe has gone
         code = stop.code
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -35,7 +44,7 @@ def outcome(work: Callable[[], object]) -> int:
         _explain(type(error).__name__, str(error))
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        _explain(type(error).__name__, f"{error}; is the disk full, or a file not ours to write?")
+        _explain(type(error).__name__, _described(error))
         return 1
     except Exception as error:
         usage = getattr(error, "exit_code", None)  # a usage error of the command line library
@@ -49,8 +58,14 @@ def outcome(work: Callable[[], object]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _described(error: OSError) -> str:
+    place = "" if error.filename is None else f"{error.filename}: "
+    advice = "" if error.errno not in ADVICE else f"; {ADVICE[error.errno]}"
+    return f"{place}{error.strerror or error}{advice}"
+
+
 def _explain(name: str, message: str) -> None:
-    """One line; before it the traceback where --debug was given."""
+    """One line. With --debug, the traceback comes before it."""
     if "--debug" in sys.argv:
         traceback.print_exc()
     _say(f"odmoe: {name}: {' '.join(message.split())}")
@@ -62,8 +77,11 @@ def _say(line: str) -> None:
 
 
 def one_interrupt() -> None:
-    """Ctrl-C pressed several times is one: the others would land in the middle of tidying up. While a library is being
-    imported it waits: within torch's import it would be swallowed, or become another error."""
+    """Make Ctrl-C, pressed once or several times, raise one KeyboardInterrupt.
+
+    The others would interrupt the cleaning up after the first. Where Python or a library would swallow the exception,
+    it is raised a moment later. An interrupt that the shell told this process to ignore stays ignored.
+    """
     last = float("-inf")
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -72,20 +90,22 @@ def one_interrupt() -> None:
         if signal.getsignal(signal.SIGINT) is not interrupt or (number == signal.SIGINT and now - last <= AGAIN_S):
             return
         last = now if number == signal.SIGINT else last
-        if _importing(frame) and now - last < IMPORT_S:
-            signal.setitimer(signal.ITIMER_REAL, LOOK_S)
+        if _would_be_swallowed(frame) and now - last < POSTPONED_S:
+            signal.setitimer(signal.ITIMER_REAL, RETRY_S)  # SIGALRM calls this handler again
         else:
             raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell said to ignore it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGALRM, interrupt)
 
 
-def _importing(frame: FrameType | None) -> bool:
-    """Or in a finaliser, where Python swallows what is raised."""
-    while frame is not None and frame.f_code.co_name != "__del__":
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            break
+def _would_be_swallowed(frame: FrameType | None) -> bool:
+    """Whether an exception raised in this frame may never reach its callers: below an import, since torch's own
+    import catches it, or below a finaliser (`__del__`), where Python discards it."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or code.co_filename.startswith("<frozen importlib"):
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False

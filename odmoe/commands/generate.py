@@ -114,7 +114,7 @@ class _Prepared:
 
 def _start(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepared:
     """Prepare the model's store and start a cluster for it, or join one that serves it."""
-    with terminal.progress() as progress:
+    with terminal.progress("opening the model") as progress:
         from odmoe.stores import prepare_store
 
         forms = forms_of(settings.precision)
@@ -159,16 +159,17 @@ def _tokens(settings: Settings, prompts: list[str], store: ExpertStore, say: Say
 
 
 def _write_records(settings: Settings, job: Job) -> None:
+    """Write --record and --trace."""
     failing = sys.exc_info()[0] is not None
     cluster = job.cluster
     try:
-        with ExitStack() as both:  # one that cannot be written does not keep the other from being
+        with ExitStack() as both:  # each is written even if the other fails
             if settings.record is not None:
                 both.callback(lambda path: write_whole(path, cluster.recording()), Path(settings.record))
             if settings.trace is not None:
                 both.callback(lambda path: write_trace(path, cluster.trace(), about(job.served)), Path(settings.trace))
     except (ODMoEError, OSError):
-        if not failing:  # else what failed first is what is told
+        if not failing:  # the first error is the one to show
             raise
 
 

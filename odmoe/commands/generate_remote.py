@@ -1,4 +1,4 @@
-"""`odmoe generate --cluster FILE`: asks the main host of a cluster file over ssh, and passes on what it says."""
+"""`odmoe generate --cluster FILE`: runs on the cluster's main host over ssh, with its output passed on."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ from scheduler.errors import HostError, LaunchError, ODMoEError
 from scheduler.policies.registry import forms_of
 
 FETCH_S = 120.0
+"""Longest time to copy a trace or a record."""
 STATUS_S = 30.0
+"""Longest wait for the main host to report which model it serves."""
 KEPT_FILES = ("trace", "record")
+"""Settings that name a file which the main host writes and this machine keeps."""
 
 
 def ask(settings: Settings, prompts: list[str], output: Output, parallel: int | None = None) -> int:
-    """Have the cluster's main host answer; the exit code that it ended with. `how`: json, quiet, debug, parallel, many.
+    """Have the cluster's main host answer. Returns its exit code.
 
-    Raises HostError, ConfigError.
+    `parallel`: as for `run_generate`. Raises HostError, ConfigError.
     """
     file = Path(settings.cluster)
     cluster = read_cluster_file(file)
@@ -60,7 +63,7 @@ def ask(settings: Settings, prompts: list[str], output: Output, parallel: int | 
             code, stderr = relay(remote)
         finally:
             remote.close()
-        with ExitStack() as both:  # one that is not there does not keep the other from coming
+        with ExitStack() as both:  # each is fetched even if the other fails
             for name, there in kept.items():
                 both.callback(_fetch, ssh, cluster, there, Path(dumped[name]), code)
     if code == 255:
@@ -69,8 +72,8 @@ def ask(settings: Settings, prompts: list[str], output: Output, parallel: int | 
 
 
 def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> None:
-    """The record that the main host has written. Raises HostError: it did not; where the answer has failed (`code`),
-    that was told already."""
+    """Move a file of the main host to this machine. Raises HostError where it is missing, unless the answer failed
+    (`code`): that error has been shown."""
     try:
         to.write_bytes(base64.b64decode(ssh.run(cluster.main, f"base64 {there} && rm -f {there}", FETCH_S)))
     except HostError:
@@ -79,9 +82,9 @@ def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> N
 
 
 def _served(settings: Settings, cluster: ClusterFile) -> bool:
-    """Whether the cluster serves this model; a node that is not there at the moment is no reason to bring all up.
+    """Whether the cluster serves this model, even if a node is missing at the moment.
 
-    Raises LaunchError: it serves another one.
+    Raises LaunchError where it serves another model.
     """
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         try:
@@ -94,14 +97,16 @@ def _served(settings: Settings, cluster: ClusterFile) -> bool:
     if seen["fingerprint"] != store.manifest.fingerprint:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "
-            "changes that, or leave out --model to ask what is served"
+            "changes that; or leave out --model to use the model that it serves"
         )
     return True
 
 
 def relay(remote: Remote) -> tuple[int, str]:
-    """Pass on both streams until they end; the exit code, and the end of what standard error had. Raises OSError where
-    whoever reads here has gone: what comes from there would wait for ever."""
+    """Pass on both streams until they end. Returns the exit code and the last 4,000 bytes of standard error.
+
+    Raises OSError where the output cannot be written here: the main host would wait for room in the pipe for ever.
+    """
     broken: list[OSError] = []
     stderr = bytearray()
     threads = [
@@ -111,7 +116,7 @@ def relay(remote: Remote) -> tuple[int, str]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        while thread.is_alive() and not broken:  # so that Ctrl-C is heard
+        while thread.is_alive() and not broken:  # a join without a limit would hold up Ctrl-C
             thread.join(0.2)
     if broken:
         raise broken[0]

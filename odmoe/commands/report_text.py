@@ -166,7 +166,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         ),
         Line(
             "demand loads",
-            f"{report.reloads}, begun after the gate fired: not predicted in time",
+            f"{report.reloads:,}, begun after the gate fired: not predicted in time",
             shown=predicts and report.reloads > 0,
         ),
     ]
@@ -179,14 +179,14 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
     hosted, named = sum(r.host_computed for r in reports), sum(r.named for r in reports)
     moved = megabytes(sum(r.bytes_loaded for r in reports))
     return [
-        Line("loads", f"{loads} experts, {moved}: {prefill} for the prompt, {loads - prefill} decoding"),
+        Line("loads", f"{loads:,} experts, {moved}: {prefill:,} for the prompt, {loads - prefill:,} decoding"),
         Line(
             "not used",
             f"{counted(unused, 'load')}, begun ahead for experts that the gate did not choose",
             shown=unused > 0,
         ),
         Line("stalls", f"{stall:.2f} s decoding, {prefill_stall:.2f} s in the prompt", timed=True),
-        Line("on the host", f"{hosted} of {counted(named, 'expert')} computed there", shown=hosted > 0),
+        Line("on the host", f"{hosted:,} of {counted(named, 'expert')} computed there", shown=hosted > 0),
     ]
 
 

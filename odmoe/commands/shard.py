@@ -45,7 +45,7 @@ def run_shard(
         parse_dtype(dtype)
     prepare_process(output.debug)
     terminal = Terminal(output.quiet, output.debug)
-    with terminal.progress() as progress:
+    with terminal.progress("opening the model") as progress:
         with _timed() as writing:
             made = make_or_open(open_source(find_model(model)), Path(os.path.expanduser(store)), dtype, progress)
         facts = _finished(made, forms, verify, progress)

@@ -1,4 +1,4 @@
-"""The answers that a main node's process has under way, and whether whoever asked still wants them. No ray here."""
+"""The open answers of a main node's process. Each is cancelled when its client stops renewing it. No ray here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Protocol
 from scheduler.errors import RequestCancelledError
 
 HELD_S = 30.0
-"""An answer whose asker has not been heard of for so long is given up: its process is gone, or stands still."""
+"""Silence of a client after which its answers are cancelled: its process is gone, or stands still."""
 LOOKS = 6
-"""How often is looked in that time; as often an asker says which answers it wants."""
+"""Checks in `HELD_S`. A client renews its answers as often."""
 
 
 class Cancellable(Protocol):
@@ -22,19 +22,22 @@ class Cancellable(Protocol):
 
 
 class Answers:
-    """Thread-safe. Silence is counted in looks, not by the clock: a process that was itself stopped has not listened,
-    and hears what was said meanwhile before its next look but one."""
+    """Thread-safe. Silence is counted in checks, not by the clock: a process that was itself stopped could not receive
+    renewals. It receives those that were sent meanwhile before its next check but one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[str, Cancellable] = {}
-        self._silent: dict[str, int] = {}  # looks since it was last said to be wanted
-        self._cancelled: dict[str, int] = {}  # before they began; and looks since
+        self._silent: dict[str, int] = {}
+        """Checks since the last renewal, by answer."""
+        self._cancelled: dict[str, int] = {}
+        """Answers cancelled before they began, with the checks since."""
         self._dropped: set[str] = set()
+        """Answers cancelled because of their client's silence."""
 
     @contextlib.contextmanager
     def under_way(self, key: str, answer: Cancellable) -> Iterator[None]:
-        """As long as `answer` is iterated over; it is closed afterwards."""
+        """Keep `answer` open while it is iterated over, then close it."""
         with self._lock:
             self._open[key], self._silent[key] = answer, 0
             unwanted = self._cancelled.pop(key, None) is not None
@@ -46,7 +49,7 @@ class Answers:
             if key not in self._dropped:
                 raise
             raise RequestCancelledError(
-                f"the answer was given up: whoever asked for it was not heard of for {HELD_S:g} s; ask again"
+                f"the answer was cancelled: its client has been silent for {HELD_S:g} s; send the request again"
             ) from error
         finally:
             with self._lock:
@@ -55,7 +58,7 @@ class Answers:
             answer.close()
 
     def cancel(self, key: str) -> None:
-        """It is no longer wanted, be it under way or yet to begin."""
+        """Cancel an answer that is under way or has yet to begin."""
         with self._lock:
             answer = self._open.get(key)
             if answer is None:
@@ -64,15 +67,15 @@ class Answers:
             answer.cancel()
 
     def hold(self, keys: Iterable[str]) -> None:
-        """These are still wanted."""
+        """Renew these answers: their client still wants them."""
         with self._lock:
             self._silent |= {key: 0 for key in keys if key in self._open}
 
     def look(self) -> None:
-        """Give up those that nobody has asked for in the last `LOOKS` looks."""
+        """Cancel the answers that were not renewed in the last `LOOKS` checks."""
         with self._lock:
             self._silent = {key: looks + 1 for key, looks in self._silent.items()}
-            # One that is told of so late had ended before, or will find nobody who holds it.
+            # After so long, the answer had ended before it was cancelled, or will not be renewed.
             self._cancelled = {key: looks + 1 for key, looks in self._cancelled.items() if looks < 20 * LOOKS}
             late = {key: self._open[key] for key, looks in self._silent.items() if looks > LOOKS}
             self._dropped |= late.keys()
@@ -80,7 +83,7 @@ class Answers:
             answer.cancel()
 
     def watch(self, over: threading.Event) -> None:
-        """Look until `over`: a thread."""
+        """Start a thread that checks until `over` is set."""
 
         def run() -> None:
             while not over.wait(HELD_S / LOOKS):

@@ -74,7 +74,7 @@ def test_a_shadow_that_does_not_come_up_is_named(cluster_of: Any, expected: Any)
     for _ in range(2):
         steps = cluster.main.generate(expected.prompt[:20], TOKENS, ignore_eos=True)
         next(steps)
-        with pytest.raises(LaunchError, match="the shadow did not come up: shadow has dtype float16") as raised:
+        with pytest.raises(LaunchError, match="the shadow did not start: shadow has dtype float16") as raised:
             next(steps)
         assert raised.value.__cause__ is cause
         cluster.nothing_left()

@@ -47,12 +47,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
     "no tokenizer": (
         lambda m: (unpublish(m), (m / "tokenizer.json").unlink()),
         "CorruptStoreError",
-        ["no tokenizer", "whole?"],
+        ["no tokenizer", "complete"],
     ),
     "cut tokenizer": (
         lambda m: (unpublish(m), cut_text(m / "tokenizer.json")),
         "CorruptStoreError",
-        ["no tokenizer", "whole?"],
+        ["no tokenizer", "complete"],
     ),
 }
 

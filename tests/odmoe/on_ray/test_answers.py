@@ -59,7 +59,7 @@ def test_one_that_nobody_holds_is_given_up_and_says_so() -> None:
     answers.look()
     assert unwanted.cancelled.is_set()
     assert not wanted.cancelled.is_set()
-    with pytest.raises(RequestCancelledError, match="whoever asked for it was not heard of for 30 s; ask again"):
+    with pytest.raises(RequestCancelledError, match="its client has been silent for 30 s; send the request again"):
         next(lost)
     assert (unwanted.closed, wanted.closed) == (1, 0)
     assert next(kept) == 1
