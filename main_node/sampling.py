@@ -97,7 +97,7 @@ class Chooser:
         self._count = len(prompt)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token, from its logits [V], float32. Raises RequestFailedError where the probabilities are not finite."""
+        """The next token from logits [V], float32. Raises RequestFailedError for probabilities that are not finite."""
         scores = logits[None]
         if self._processors:
             scores = self._processors(self._tokens[:, : self._count], logits[None].clone())

@@ -28,7 +28,7 @@ def limited(shape: t.ModelShape, context: int | None) -> t.ModelShape:
 
 
 def check_prompt(prompt: list[int], context: int, vocabulary: int) -> None:
-    """Raises PromptError for a prompt that is empty, leaves no room for an answer or has tokens outside the vocabulary."""
+    """Raises PromptError for a prompt that is empty, leaves no room for an answer or has an unknown token."""
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")
     if len(prompt) >= context:

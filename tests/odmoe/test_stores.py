@@ -150,7 +150,7 @@ def test_damaged(model: Path, tmp_path: Path) -> None:
         prepare_store(str(model), str(own), None)
     assert "remove" not in str(caught.value)
     damage(cached)
-    with pytest.raises(CorruptStoreError, match=f"remove {cached}, and it is made again"):
+    with pytest.raises(CorruptStoreError, match=f"remove {cached}, and the next run makes it again"):
         prepare_store(str(model), None, None)
     shutil.rmtree(cached)
     assert prepare_store(str(model), None, None).path == cached
@@ -160,7 +160,7 @@ def test_cache_that_cannot_be_written(model: Path, tmp_path: Path, monkeypatch: 
     (tmp_path / "file").write_text("")
     store = prepare_store(str(model), str(tmp_path / "store"), None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
-    with pytest.raises(StoreWriteError, match=r"file/cache/odmoe/stores cannot be made .*--store.*XDG_CACHE_HOME"):
+    with pytest.raises(StoreWriteError, match=r"file/cache/odmoe/stores cannot be made: .*--store.*XDG_CACHE_HOME"):
         prepare_store(str(model), None, None)
     assert prepare_store(str(model), str(store.path), None).path == store.path, "a store elsewhere needs no cache"
 

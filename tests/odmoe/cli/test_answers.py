@@ -13,6 +13,8 @@ import pytest
 
 from main_node.answer import Answer, Step
 from odmoe.cli.prompts import read_prompts
+from odmoe.commands.generate import Job
+from scheduler.errors import RequestFailedError
 from support.machines.cli import CommandLine
 
 Expected = Callable[[str, int], tuple[list[int], str]]
@@ -159,8 +161,7 @@ def test_standard_output_that_is_full(cli: CommandLine, demo: Path) -> None:
     full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
     answer = cli("generate", "-m", str(demo), "-n", "20", *LITTLE, PROMPT, stdout=full)
     assert answer.code == 1
-    assert answer.err.count("\n") == 1, answer.err
-    assert "No space left" in answer.err
+    assert answer.err == "odmoe: OSError: No space left on device; free some space\n"
 
 
 # --- many prompts -----------------------------------------------------------------------------------------------------
@@ -183,6 +184,34 @@ def test_many_prompts(cli: CommandLine, demo: Path, tmp_path: Path, expected: Ex
     answer = cli(*common, tty=True)
     assert (answer.code, answer.out) == (0, texts), "the same where standard error is a terminal"
     assert "5 of 5 prompts answered" in answer.err
+
+
+def test_one_of_many_that_fails(
+    cli: CommandLine, demo: Path, tmp_path: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are answered, and no number changes."""
+    asked = [PROMPT, "HAMLET", "Mr. Speaker,"]
+    answer = Job.answer
+
+    def doomed(job: Job, ids: list[int], show: Any) -> Any:
+        if job.tokenizer.decode(ids, skip_special_tokens=True).strip() == "HAMLET":
+            raise RequestFailedError("a load failed three times")
+        return answer(job, ids, show)
+
+    monkeypatch.setattr(Job, "answer", doomed)
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(json.dumps(one) for one in asked))
+    common = ["generate", "-m", str(demo), "-n", "6", *LITTLE, "--prompts", str(file)]
+    found = cli(*common)
+    texts = [expected(one, 6)[1] for one in asked]
+    assert (found.code, found.out) == (1, f"[1]\n{texts[0]}\n\n[3]\n{texts[2]}\n\n")
+    lines = found.err.splitlines()
+    assert lines[0] == "prompt 2: RequestFailedError: a load failed three times"
+    assert "od-moe (embedded), 2 of 3 prompts answered" in lines
+    assert lines[-1].endswith("1 of 3 prompts failed; prompt 2: a load failed three times")
+    objects = [json.loads(line) for line in cli(*common, "--json").out.splitlines()]
+    assert [one["prompt"] for one in objects] == [0, 1, 2]
+    assert objects[1]["error"] == {"type": "RequestFailedError", "message": "a load failed three times"}
 
 
 def test_a_prompt_ends_where_a_line_of_the_file_ends(tmp_path: Path) -> None:

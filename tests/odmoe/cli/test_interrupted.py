@@ -97,10 +97,21 @@ except BaseException:
 """
 
 
-def test_an_import_that_would_swallow_it_is_waited_for(tmp_path: Path) -> None:
-    """As torch's does."""
+FINALISES = """
+class Slow:
+    def __del__(self):
+        print("finalising", flush=True)
+        time.sleep(1.5)
+
+Slow()
+"""
+
+
+@pytest.mark.parametrize(("work", "begun"), [("import swallows", "importing\n"), (FINALISES, "finalising\n")])
+def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str, begun: str, tmp_path: Path) -> None:
+    """torch's import catches it, and Python discards what a finaliser raises."""
     (tmp_path / "swallows.py").write_text(SWALLOWS)
-    code = "import odmoe.cli.main, time; odmoe.cli.main.one_interrupt(); import swallows; time.sleep(600)"
+    code = f"import odmoe.cli.main, time\nodmoe.cli.main.one_interrupt()\n{work}\ntime.sleep(600)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd=ROOT,
@@ -108,7 +119,7 @@ def test_an_import_that_would_swallow_it_is_waited_for(tmp_path: Path) -> None:
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "importing\n"
+        assert process.stdout.readline() == begun
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=HANG_S)
     finally:

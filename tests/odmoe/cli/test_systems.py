@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -52,9 +53,10 @@ def test_reports_name_what_was_chosen_otherwise(cli: CommandLine, demo: Path) ->
     flags = ("--system", "importance", "--alpha", "0.1", "--residency", "lru", "--device-memory", "30%", *QUICK)
     answer = cli("generate", "-m", str(demo), *flags, "hello")
     assert answer.code == 0, answer.err
-    assert "importance + residency lru + alpha 0.1, embedded, approximate\n" in answer.err
-    assert ", 1 worker 6.3 MB: " in answer.err
-    assert "experts not counted, in layers that nobody predicted" in answer.err
+    assert "importance + residency lru + alpha 0.1 (embedded)\n" in answer.err
+    assert "approximate, because of --router expert-cache\n" in answer.err
+    assert re.search(r"each worker +6\.3 MB and ", answer.err)
+    assert "experts, in layers that had no prediction" in answer.err
     facts = json.loads(cli("generate", "--json", "-m", str(demo), *flags, "hello").out)
     assert (facts["alpha"], facts["prefetch"], facts["residency"], facts["exact"]) == (0.1, None, "lru", False)
     assert sum(facts["memory_bytes"]["workers"]) <= 0.3 * 64 * 331776
@@ -64,5 +66,5 @@ def test_the_host_is_no_worker(cli: CommandLine, demo: Path) -> None:
     flags = ("--system", "static", "--device-memory", "30%", "--profile", "rtx3090-pcie3")
     answer = cli("generate", "-m", str(demo), *flags, *QUICK, "hello")
     assert answer.code == 0, answer.err
-    assert ", 1 worker 6.3 MB: " in answer.err
-    assert "experts beside the device" in answer.err
+    assert re.search(r"each worker +6\.3 MB and ", answer.err)
+    assert re.search(r"on the host +\d+ of \d+ experts computed there", answer.err)
