@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from odmoe.cli import at_head
 from odmoe.commands import generate_remote
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Output
@@ -119,3 +120,17 @@ def test_a_record_that_is_not_there_does_not_keep_the_other_from_coming(
     with pytest.raises(HostError, match="No such file"):
         ask(tmp_path, trace="trace", record="record")
     assert (tmp_path / "record").read_bytes() == b"the record"
+
+
+def test_the_main_host_is_asked_what_was_asked_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends of the request: what `ask` writes, and what `at_head` makes of it."""
+    head, requests, runs = Head(monkeypatch, tmp_path / "home", {}), [], []
+    monkeypatch.setattr(head, "answer", lambda text: requests.append(json.loads(text)))
+    monkeypatch.setattr("odmoe.commands.generate.run_generate", lambda *given: runs.append(given))
+    settings = Settings(cluster=str(tmp_path / "c.yaml"), max_new_tokens=7)
+    for output, parallel in ((Output(json=True), 3), (Output(quiet=True, debug=True), None)):
+        assert generate_remote.ask(settings, ["one", "two"], output, parallel) == 0
+        assert at_head._generate(requests[-1]) == 0
+        there, prompts, *rest = runs[-1]
+        assert (there.max_new_tokens, there.cluster, prompts) == (7, "auto", ["one", "two"])
+        assert rest == [output, parallel, "c.yaml"]
