@@ -265,7 +265,7 @@ def _answer_all(job: Job, prompts: list[list[int]], parallel: int, output: Outpu
                 failed[number] = outcome
                 error = {"type": type(outcome).__name__, "message": str(outcome)}
                 if output.json:
-                    _write(json.dumps({"prompt": number - 1, "error": error}) + "\n")
+                    _write(json.dumps({"prompt": number, "error": error}) + "\n")
                 else:
                     terminal.complain(f"prompt {number}: {error['type']}: {error['message']}")
                 continue
@@ -273,7 +273,7 @@ def _answer_all(job: Job, prompts: list[list[int]], parallel: int, output: Outpu
             if report is not None:
                 reports[number] = report
             if output.json:
-                _write(json.dumps({"prompt": number - 1, **(job.facts(text, report) if report else {})}) + "\n")
+                _write(json.dumps({"prompt": number, **(job.facts(text, report) if report else {})}) + "\n")
             else:
                 _write(f"[{number}]\n{text}\n\n")
     if not output.json:

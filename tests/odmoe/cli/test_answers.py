@@ -176,7 +176,7 @@ def test_many_prompts(cli: CommandLine, demo: Path, tmp_path: Path, expected: Ex
     answer = cli(*common, "--json")
     assert answer.code == 0
     lines = [json.loads(line) for line in answer.out.splitlines()]
-    assert [line["prompt"] for line in lines] == list(range(5))
+    assert [line["prompt"] for line in lines] == [1, 2, 3, 4, 5]
     assert [(line["token_ids"], line["text"]) for line in lines] == [expected(one, 10) for one in asked]
     texts = "".join(f"[{number}]\n{expected(one, 10)[1]}\n\n" for number, one in enumerate(asked, 1))
     quiet = cli(*common, "-q")
@@ -210,7 +210,7 @@ def test_one_of_many_that_fails(
     assert "od-moe (embedded), 2 of 3 prompts answered" in lines
     assert lines[-1].endswith("1 of 3 prompts failed; prompt 2: a load failed three times")
     objects = [json.loads(line) for line in cli(*common, "--json").out.splitlines()]
-    assert [one["prompt"] for one in objects] == [0, 1, 2]
+    assert [one["prompt"] for one in objects] == [1, 2, 3]
     assert objects[1]["error"] == {"type": "RequestFailedError", "message": "a load failed three times"}
 
 

@@ -126,3 +126,24 @@ def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str,
         process.kill()
     assert out == ""
     assert err.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text('import time\nprint("importing", flush=True)\ntime.sleep(600)\n')
+    process = subprocess.Popen(
+        [sys.executable, "-m", "odmoe", "--help"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=HANG_S)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
