@@ -21,6 +21,7 @@ from odmoe.cli.machines import add_commands
 from odmoe.cli.plan import add_plan
 from odmoe.cli.prompts import read_prompts
 from odmoe.cli.simulate import add_simulate
+from odmoe.cli.trace import add_trace
 from odmoe.settings.settings import DTYPES, MAX_PARALLEL
 from odmoe.settings.sources import dump, effective
 from scheduler.errors import ConfigError
@@ -123,6 +124,7 @@ def shard(
 add_commands(app)
 add_plan(app)
 add_simulate(app)
+add_trace(app)
 
 
 def run() -> int:
