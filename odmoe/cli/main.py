@@ -22,6 +22,7 @@ from odmoe.cli.plan import add_plan
 from odmoe.cli.prompts import read_prompts
 from odmoe.cli.simulate import add_simulate
 from odmoe.cli.trace import add_trace
+from odmoe.cli.train_predictor import add_train_predictor
 from odmoe.cli.verify import add_verify
 from odmoe.settings.settings import DTYPES, MAX_PARALLEL
 from odmoe.settings.sources import dump, effective
@@ -126,6 +127,7 @@ add_commands(app)
 add_plan(app)
 add_simulate(app)
 add_trace(app)
+add_train_predictor(app)
 add_verify(app)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.source import open_source
 from scheduler.errors import CheckpointError, ConfigError, DoesNotFitError
+
+if TYPE_CHECKING:
+    from checkpoint.model_size import Counts
 
 SPARE = 1 << 30
 """Bytes left to activations, the KV cache and everything else of the process."""
@@ -29,8 +32,8 @@ def check_checkpoint(path: Path) -> str:
     return dtype_name(stored_dtype(config_from_dict(open_source(path).config)))
 
 
-def check_memory(path: Path, dtype: str) -> None:
-    """Raises DoesNotFitError where the whole model does not fit in this machine's memory, with both sizes."""
+def check_memory(path: Path, dtype: str) -> Counts:
+    """The model's size. Raises DoesNotFitError, with both sizes, where it does not fit in this machine's memory."""
     from checkpoint.family import config_from_dict, parse_dtype
     from checkpoint.model_size import count
     from worker_node.loaders.slab import available_memory
@@ -43,6 +46,7 @@ def check_memory(path: Path, dtype: str) -> None:
             f"Transformers needs {needed / 1e9:.1f} GB of memory for all of {path.name} in {dtype}, and "
             f"{available / 1e9:.1f} GB are available; use a machine with more memory"
         )
+    return counts
 
 
 def load_whole(path: Path, dtype: str) -> Any:

@@ -22,9 +22,12 @@ from typing import Any
 import torch
 
 from checkpoint import token_predictor
+from checkpoint.observed_model import ObservedModel, Pass, hits
 from checkpoint.run_ahead import RunAhead
 from checkpoint.sharding.source import open_source
 from checkpoint.token_predictor import FILE
+from odmoe.commands.whole_model import load_whole
+from odmoe.text import load_tokenizer
 from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.scores import ScoreWindow
@@ -33,8 +36,8 @@ from scripts.lib.experiment import Cell, Experiment
 from scripts.lib.flags import experiment_flags, parse_flags
 from scripts.lib.ledger import digest
 from scripts.lib.paths import DEMO
+from scripts.lib.prompts import MEASURED, problems
 from scripts.lib.provenance import header
-from scripts.lib.routes import MEASURED, Pass, Watched, hits, problems
 from scripts.papers import prediction_show as show
 from scripts.papers.prediction_count import Counts, replayed
 
@@ -48,7 +51,7 @@ ALPHA = 0.1
 class Importance:
     """Next layer's attention and gate on what resident experts give, for several shares at once, within a pass."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: ObservedModel) -> None:
         self.told: dict[tuple[float, int], torch.Tensor] = {}
         self._watched = watched
         self.replay = RunAhead(watched.model, watched.gates, lambda: watched.cache)
@@ -101,7 +104,7 @@ def top_score(scores: torch.Tensor, top_k: int) -> set[int]:
 class Judge:
     """One answer: what each predictor expected against what came."""
 
-    def __init__(self, watched: Watched, importance: Importance, predictor: Any) -> None:
+    def __init__(self, watched: ObservedModel, importance: Importance, predictor: Any) -> None:
         self.counts = Counts()
         self.routes: list[dict[str, Any]] = []
         self._watched, self._importance, self._predictor = watched, importance, predictor
@@ -192,20 +195,20 @@ def main() -> int:
     args = parse()
     name = Path(args.model).name
     header(f"Predictors of {name}, {args.prompts} prompts x {args.tokens} tokens")
-    watched = Watched(Path(args.model))
+    torch.set_num_threads(1)
+    watched = ObservedModel(load_whole(Path(args.model), "float32"), attentions=True)
+    tokenizer = load_tokenizer(Path(args.model))
     importance = Importance(watched)
     file = Path(args.model) / FILE
     predictor = token_predictor.load(file, watched.gates) if file.is_file() else None
     if predictor is None:
-        print(
-            f"{file} is not there, so token-wise is left out; it is made by scripts.models.train_predictor {args.model}"
-        )
+        print(f"{file} is not there, so token-wise is left out; odmoe train-predictor {args.model} makes it")
     texts = problems()
 
     def measure(params: dict[str, Any]) -> dict[str, Any]:
         judge = Judge(watched, importance, predictor)
         importance.begin()
-        for one in watched.answer(watched.encode(texts[params["prompt"]]), args.tokens):
+        for one in watched.answer(tokenizer(texts[params["prompt"]])["input_ids"], args.tokens):
             judge.see(one)
         return {"counts": judge.counts.plain(), "routes": judge.routes}
 
