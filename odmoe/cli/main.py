@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from odmoe.cli.bench import add_bench
 from odmoe.cli.exit import one_interrupt, outcome
 from odmoe.cli.flags import with_settings
 from odmoe.cli.machines import add_commands
@@ -124,6 +125,7 @@ def shard(
 
 
 add_commands(app)
+add_bench(app)
 add_plan(app)
 add_simulate(app)
 add_trace(app)
