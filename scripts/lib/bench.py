@@ -128,7 +128,7 @@ class Bench:
     variants: dict[str, dict[str, Any]]
     _models: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     _side: tuple[tuple[str, int], Side] | None = None
-    _peer: tuple[str, peers.Peer] | None = None
+    _peer: tuple[tuple[str, str], peers.Peer] | None = None
 
     def __enter__(self) -> Bench:
         return self
@@ -180,11 +180,14 @@ class Bench:
         except ConfigError as error:
             return {"refused": str(error)}
 
-    def peer(self, model: str) -> peers.Peer:
-        """Transformers with every expert in memory."""
-        if self._peer is None or self._peer[0] != model:
+    def peer(
+        self, model: str, name: str = peers.TRANSFORMERS, make_folder: Callable[[], Path] | None = None
+    ) -> peers.Peer:
+        """One of `peers.NAMES`; another model's or another one is closed first. `make_folder`: for experts on disk."""
+        if self._peer is None or self._peer[0] != (model, name):
             self.close()
-            self._peer = model, peers.transformers_peer(model, self.args.dtype)
+            self._peer = None
+            self._peer = (model, name), peers.make_peer(name, model, self.args.dtype, make_folder)
         return self._peer[1]
 
     def reference(self, model: str, number: int) -> dict[str, Any]:

@@ -19,6 +19,9 @@ import torch
 
 from checkpoint.family import experts_modules, parse_dtype
 
+TRANSFORMERS, OFFLOADED, COLD = "Transformers", "accelerate", "accelerate, cold"
+NAMES = (TRANSFORMERS, OFFLOADED, COLD)
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
@@ -104,6 +107,13 @@ class Clock:
 
     def end(self) -> None:
         pass
+
+
+def make_peer(name: str, model: str, dtype: str, make_folder: Callable[[], Path] | None = None) -> Peer:
+    """One of `NAMES`. `make_folder`: called for those that keep experts on the disk."""
+    if name == TRANSFORMERS or make_folder is None:
+        return transformers_peer(model, dtype)
+    return accelerate_peer(model, dtype, make_folder(), cold=name == COLD)
 
 
 def transformers_peer(model: str, dtype: str) -> Peer:
