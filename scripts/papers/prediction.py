@@ -38,6 +38,7 @@ from scripts.lib.ledger import digest
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import MEASURED, problems
 from scripts.lib.provenance import header
+from scripts.lib.tables import Column, text_table
 from scripts.papers import prediction_show as show
 from scripts.papers.prediction_count import Counts, replayed
 
@@ -183,6 +184,13 @@ class Judge:
         self.counts.add(f"{kind}: active", layer, len(predicted & active), len(predicted), len(predicted))
 
 
+COLUMNS = (
+    Column("predictor", "kind"),
+    Column("accuracy", "value", ".4f"),
+    Column("expected a layer", "expected", ".2f"),
+)
+
+
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(MEASURED, 2), tokens=(80, 12), model=DEMO)
     args = parse_flags(parser)
@@ -228,10 +236,7 @@ def main() -> int:
         table = counts.rows(watched.shape.layers)
         run.write(table, decoded=sum(len(one["routes"]) - 1 for one in found), experts=watched.shape.experts,
                   top_k=watched.shape.top_k, alpha=ALPHA)  # fmt: skip
-        for row in table:
-            if row["layer"] == "all":
-                each = "" if row["expected"] is None else f"  {row['expected']:6.2f} expected a layer"
-                print(f"{row['kind']:<42} {row['value']:8.4f}{each}")
+        print(text_table(COLUMNS, [row for row in table if row["layer"] == "all"]))
         print(run.written([show.draw(run, counts, watched.shape, args, name)]))
     return 0
 

@@ -27,6 +27,7 @@ from scripts.lib.ledger import digest
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header
+from scripts.lib.tables import Column, text_table
 
 VERSION = 2
 ALIGNMENTS = {"token and KV": (1, 1), "token only": (1, 0), "KV only": (0, 1), "unaligned": (0, 0)}
@@ -100,6 +101,15 @@ class Found:
              "recall": overall(c for _, c in of), "by_token": by_token(c for _, c in of)}
             for (shadow, token, kv, predictor), of in self._by_kind.items()
         ]  # fmt: skip
+
+
+COLUMNS = (
+    Column("predictor", lambda row: row["shadow"] if row["predictor"] == "sep" else row["predictor"]),
+    Column("token every", lambda row: row["token_period"] if row["predictor"] == "sep" else None, "d"),
+    Column("KV every", lambda row: row["kv_period"] if row["predictor"] == "sep" else None, "d"),
+    Column("recall", "recall", ".4%"),
+    Column("prompts", "prompts", "d"),
+)
 
 
 def draw_fig3(run: Experiment, found: Found, args: Any, chance: float) -> Any:
@@ -191,10 +201,7 @@ def main() -> int:
         found = Found(wanted, run.all(wanted, measure))
         rows = found.rows()
         run.write(rows)
-        for row in rows:
-            who = row["shadow"] if row["predictor"] == "sep" else row["predictor"]
-            periods = f"token every {row['token_period']}, KV every {row['kv_period']}" if who == row["shadow"] else ""
-            print(f"{who:>6} {periods:<24} {row['recall']:8.4%} over {plural(row['prompts'], 'prompt')}")
+        print(text_table(COLUMNS, rows))
         shape = model_shape(store)
         chance = shape.top_k / shape.experts
         pictures = [draw_fig3(run, found, args, chance)] if three else []
