@@ -22,7 +22,7 @@ from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
 from scripts.lib import peers, quality
 from scripts.lib.clusters import open_model
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
 from worker_node.loaders.disk import DiskLoader
@@ -230,7 +230,7 @@ def system_flags(
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
     parser.add_argument("--budgets", type=positive, nargs="+", default=list(budgets), metavar="%",
                         help="device memory, %% of all experts; %(default)s unless said")  # fmt: skip
-    parser.add_argument("--dtype", default="float32", help="%(default)s unless said")
+    common_flags(parser, "dtype")
     parser.add_argument("--history", type=int, default=2, help="prompts before what is measured; %(default)s")
     return parser
 

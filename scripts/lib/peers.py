@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from checkpoint.family import experts_modules, parse_dtype
+from odmoe.commands.whole_model import load_whole
 
 TRANSFORMERS, OFFLOADED, COLD = "Transformers", "accelerate", "accelerate, cold"
 NAMES = (TRANSFORMERS, OFFLOADED, COLD)
@@ -118,9 +119,7 @@ def make_peer(name: str, model: str, dtype: str, make_folder: Callable[[], Path]
 
 def transformers_peer(model: str, dtype: str) -> Peer:
     """Every expert in memory, `eager`."""
-    from transformers import AutoModelForCausalLM
-
-    return Peer(AutoModelForCausalLM.from_pretrained(model, dtype=dtype, experts_implementation="eager"))
+    return Peer(load_whole(Path(model), dtype))
 
 
 def accelerate_peer(model: str, dtype: str, folder: Path, cold: bool) -> Peer:

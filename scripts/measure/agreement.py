@@ -31,7 +31,7 @@ from scheduler.types import WorkerJoined, WorkerLost
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import PACKAGES, sources
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
 from scripts.lib.prompts import prompts_of_length
@@ -239,12 +239,7 @@ def _bars(panel: Any, rows: list[dict[str, Any]], labels: list[str]) -> None:
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
     parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
-    parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; machines of a file have theirs")
-    parser.add_argument("--prompt-tokens", type=positive, default=16)
-    parser.add_argument(
-        "--shadow", choices=("fp16", "int8", "nf4"), default="int8",
-        help="its layer takes the profile's time whichever; fp16 costs a CPU least; machines of a file have theirs",
-    )  # fmt: skip
+    common_flags(parser, "profile", "shadow", "prompt-tokens")  # machines of a file have their own
     parser.add_argument("--mini-batch", type=positive, default=None)
     return parse_flags(parser)
 

@@ -22,7 +22,7 @@ from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags
 from scripts.lib.ledger import digest, sources
 from scripts.lib.plots import BLUE, DARK, PALE, canvas
 from scripts.lib.prompts import prompts_of_length
@@ -183,9 +183,7 @@ def draw(run: Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(4, 2), tokens=(128, 32))
     parser.add_argument("--how", nargs="+", choices=("emulated", "simulated"), default=["emulated"])
-    parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
-    parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
-    parser.add_argument("--prompt-tokens", type=positive, default=16)
+    common_flags(parser, "profile", "shadow", "prompt-tokens")
     return parse_flags(parser)
 
 

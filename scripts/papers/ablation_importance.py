@@ -18,6 +18,7 @@ from typing import Any
 
 from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
 from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.flags import common_flags
 from scripts.lib.plots import BLUE, DARK, PALE, canvas
 from scripts.lib.provenance import header
 from scripts.lib.tables import Column, text_table
@@ -144,7 +145,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
 def parse() -> Any:
     parser = system_flags(__doc__ or "", prompts=(4, 2), tokens=(64, 12), budgets=(10, 25, 50))
     parser.add_argument("--how", nargs="+", choices=HOWS, default=list(HOWS), help="both unless said")
-    parser.add_argument("--profile", default="rtx3090-pcie3", help="a name or a file; %(default)s unless said")
+    common_flags(parser, "profile", profile="rtx3090-pcie3")
     parser.add_argument("--alpha", type=float, default=0.3, help="%(default)s unless said")
     return parse_system_flags(parser)
 

@@ -22,7 +22,7 @@ from odmoe.text import encode
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, open_model, predicted
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags
+from scripts.lib.flags import SHADOWS, common_flags, experiment_flags, parse_flags
 from scripts.lib.ledger import digest
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.prompts import gsm8k_prompts
@@ -164,8 +164,8 @@ def draw_fig6(run: Experiment, found: Found, args: Any) -> Any:
 
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(6, 2), tokens=(80, 16))
-    parser.add_argument("--dtype", default="float32", help="the main node's")
-    parser.add_argument("--shadows", nargs="+", choices=("fp16", "int8", "nf4"))
+    common_flags(parser, "dtype")
+    parser.add_argument("--shadows", nargs="+", choices=SHADOWS)
     parser.add_argument("--predictors", nargs="*", choices=PREDICTORS, default=list(PREDICTORS))
     parser.add_argument("--figures", nargs="+", type=int, choices=(3, 6), default=[3, 6])
     args = parse_flags(parser)

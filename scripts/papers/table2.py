@@ -27,7 +27,7 @@ from scripts.lib import peers, quality
 from scripts.lib.bench import Bench
 from scripts.lib.clusters import KeptCluster, answer
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest
 from scripts.lib.paths import DEEP, DEMO, ROOT
 from scripts.lib.peers import COLD, OFFLOADED, TRANSFORMERS, Peer
@@ -227,11 +227,9 @@ def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(2, 1), tokens=(128, 24), model=DEMO)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="all unless said")
     parser.add_argument("--cluster", choices=("embedded", "local"), default="embedded")
-    parser.add_argument("--shadow", default="int8", help="%(default)s, as the paper's, unless said")
-    parser.add_argument("--dtype", default="float32", help="%(default)s, as the paper's, unless said")
+    common_flags(parser, "shadow", "dtype", "profile")
     parser.add_argument("--emulated-model", default=str(DEEP.relative_to(ROOT)))
     parser.add_argument("--emulated-prompts", type=positive, default=1, help="of each emulated case")
-    parser.add_argument("--profile", default="rtx3090-1gbe", help="%(default)s unless said")
     parser.add_argument("--problems", type=positive, help="of GSM8K; 16 unless said")
     parser.add_argument("--text-tokens", type=positive, help="of held-out text; 384 unless said")
     parser.add_argument("--window", type=positive, default=128, help="tokens that are scored together")
