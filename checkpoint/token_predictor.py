@@ -66,7 +66,7 @@ def load(path: Path, gates: Gates, device: torch.device | str = "cpu") -> TokenP
     """Raises MissingShardError, CorruptCheckpointError, CheckpointError for one that is another model's."""
     from safetensors import SafetensorError, safe_open
 
-    advice = "train it: .venv/bin/python -m scripts.models.train_predictor MODEL"
+    advice = "train it: odmoe train-predictor MODEL"
     if not path.is_file():
         raise MissingShardError(f"the token-wise predictor {path} is not there; {advice}")
     try:

@@ -2,7 +2,7 @@
 
     ODMoEError
     ├── ConfigError              a flag, a cluster file or a secret that cannot be
-    ├── DoesNotFitError          a plan's machines are too small for the model
+    ├── DoesNotFitError          a machine, or a plan's machines, are too small for the model
     ├── CheckpointError          the model directory itself
     │   ├── NotMoEError              no experts in it, or none that we can take out
     │   ├── UnsupportedFamilyError   experts, but a model of a kind that cannot run here
@@ -42,7 +42,7 @@ class ConfigError(ODMoEError):
 
 
 class DoesNotFitError(ODMoEError):
-    """The machines that a plan is about have too little memory for the model."""
+    """This machine, or the machines of a plan, have too little memory for the model."""
 
 
 class CheckpointError(ODMoEError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -116,27 +115,20 @@ def test_emulated_time_is_kept_and_said(
 
 
 @pytest.mark.usefixtures("shadow_waits")
-def test_from_the_command_line_to_a_picture(
-    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_the_command_line_to_a_picture(demo: Path, tmp_path: Path) -> None:
     import matplotlib.image
 
-    from scripts import timeline
-
-    trace, picture = tmp_path / "trace.json", tmp_path / "trace.png"
+    trace, picture = tmp_path / "trace.json", tmp_path / "picture.png"
+    cli = CommandLine()
     flags = ("-q", "-m", str(demo), "-n", "6", "--shadow", "nf4", "--threads", "1", "--trace", str(trace))
-    assert CommandLine()("generate", *flags, "HAMLET").code == 0
+    assert cli("generate", *flags, "HAMLET").code == 0
     spans, about = read_trace(trace)
     assert sum(span.what == "token" for span in spans) == 6
     assert (about["cluster"], about["shadow"], about["emulated"]) == ("embedded", "nf4", None)
-    monkeypatch.setattr(sys, "argv", ["timeline", str(trace), "--token", "3", "--out", str(picture)])
-    assert timeline.main() == 0
-    said = capsys.readouterr().out
-    assert "stalls" in said
-    assert "late" in said
+    drawn = cli("trace", str(trace), "--token", "3", "--output", str(picture))
+    assert drawn.code == 0, drawn.err
+    assert "stalls" in drawn.out
+    assert "late" in drawn.out
     image = matplotlib.image.imread(picture)
     assert image.shape[1] > 1000
     assert len({tuple(pixel) for row in image[::7, ::7] for pixel in row}) > 5
-    monkeypatch.setattr(sys, "argv", ["timeline", str(demo / "config.json")])
-    assert timeline.main() == 1
-    assert "no trace of ours" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, get_args
 
 import typer
@@ -14,11 +14,12 @@ NOT_FLAGS = frozenset({"secret"})
 """What a process list would show to everyone on the machine."""
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """`command(flags, ...)` as a command with a flag for every setting. `flags` holds those that were given."""
+def with_settings(command: Callable[..., None], only: Sequence[str] = ()) -> Callable[..., None]:
+    """`command(flags, ...)` as a command with a flag for every setting, or `only` for some. `flags` holds those that
+    were given."""
     declared = inspect.signature(command, eval_str=True).parameters.values()
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in declared if p.name != "flags"]
-    names = [name for name in Settings.model_fields if name not in NOT_FLAGS]
+    names = [name for name in only or Settings.model_fields if name not in NOT_FLAGS]
     parameters = [_parameter(name) for name in names]
     ordered = [*(p for p in own if _is_argument(p)), *parameters, *(p for p in own if not _is_argument(p))]
 

@@ -15,12 +15,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from odmoe.cli.bench import add_bench
 from odmoe.cli.exit import one_interrupt, outcome
 from odmoe.cli.flags import with_settings
 from odmoe.cli.machines import add_commands
 from odmoe.cli.plan import add_plan
 from odmoe.cli.prompts import read_prompts
 from odmoe.cli.simulate import add_simulate
+from odmoe.cli.trace import add_trace
+from odmoe.cli.train_predictor import add_train_predictor
+from odmoe.cli.verify import add_verify
 from odmoe.settings.settings import DTYPES, MAX_PARALLEL
 from odmoe.settings.sources import dump, effective
 from scheduler.errors import ConfigError
@@ -121,8 +125,12 @@ def shard(
 
 
 add_commands(app)
+add_bench(app)
 add_plan(app)
 add_simulate(app)
+add_trace(app)
+add_train_predictor(app)
+add_verify(app)
 
 
 def run() -> int:

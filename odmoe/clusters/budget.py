@@ -54,6 +54,6 @@ def find_token_predictor(settings: Settings, store: ExpertStore) -> Path | None:
     if file is None or not file.is_file():
         raise ConfigError(
             f"--predictor {settings.predictor} needs trained weights, and {file or beside[0]} is not there; "
-            f"make them: .venv/bin/python -m scripts.models.train_predictor {settings.model}"
+            f"make them: odmoe train-predictor {settings.model}"
         )
     return file

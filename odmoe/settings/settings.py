@@ -192,9 +192,7 @@ class Settings(BaseModel):
     ignore_eos: bool = _setting(False, "true, false", "Go on past the end of sequence: for measuring.")
     chat: bool = _setting(False, "true, false", "The prompt is a message: put it into the model's chat template.")
     system_prompt: str | None = _setting(None, "text", "With --chat: what the system says first.")
-    trace: str | None = _setting(
-        None, "a file", "Write what every node did, for ui.perfetto.dev or scripts/timeline.py."
-    )
+    trace: str | None = _setting(None, "a file", "Write what every node did, for odmoe trace or ui.perfetto.dev.")
     record: str | None = _setting(None, "a file", "Write what the scheduler was told and decided, for odmoe simulate.")
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:

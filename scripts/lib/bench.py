@@ -22,7 +22,7 @@ from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
 from scripts.lib import peers, quality
 from scripts.lib.clusters import open_model
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
 from worker_node.loaders.disk import DiskLoader
@@ -128,7 +128,7 @@ class Bench:
     variants: dict[str, dict[str, Any]]
     _models: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     _side: tuple[tuple[str, int], Side] | None = None
-    _peer: tuple[str, peers.Peer] | None = None
+    _peer: tuple[tuple[str, str], peers.Peer] | None = None
 
     def __enter__(self) -> Bench:
         return self
@@ -180,11 +180,14 @@ class Bench:
         except ConfigError as error:
             return {"refused": str(error)}
 
-    def peer(self, model: str) -> peers.Peer:
-        """Transformers with every expert in memory."""
-        if self._peer is None or self._peer[0] != model:
+    def peer(
+        self, model: str, name: str = peers.TRANSFORMERS, make_folder: Callable[[], Path] | None = None
+    ) -> peers.Peer:
+        """One of `peers.NAMES`; another model's or another one is closed first. `make_folder`: for experts on disk."""
+        if self._peer is None or self._peer[0] != (model, name):
             self.close()
-            self._peer = model, peers.transformers_peer(model, self.args.dtype)
+            self._peer = None
+            self._peer = (model, name), peers.make_peer(name, model, self.args.dtype, make_folder)
         return self._peer[1]
 
     def reference(self, model: str, number: int) -> dict[str, Any]:
@@ -227,7 +230,7 @@ def system_flags(
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
     parser.add_argument("--budgets", type=positive, nargs="+", default=list(budgets), metavar="%",
                         help="device memory, %% of all experts; %(default)s unless said")  # fmt: skip
-    parser.add_argument("--dtype", default="float32", help="%(default)s unless said")
+    common_flags(parser, "dtype")
     parser.add_argument("--history", type=int, default=2, help="prompts before what is measured; %(default)s")
     return parser
 

@@ -5,9 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from scripts.lib.paths import DEEP, RESULTS, ROOT
 from scripts.lib.provenance import program
+
+SHADOWS = ("fp16", "int8", "nf4")
+
+
+def positive(text: str) -> int:
+    """A count on the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: 1, 2, ...")
+    return int(text)
+
+
+COMMON: dict[str, dict[str, Any]] = {
+    "profile": {"default": "rtx3090-1gbe", "help": "a name or a file (%(default)s)"},
+    "shadow": {"default": "int8", "choices": SHADOWS, "help": "its precision (%(default)s)"},
+    "prompt-tokens": {"type": positive, "default": 16, "help": "of each prompt (%(default)s)"},
+    "dtype": {"default": "float32", "help": "the main node's (%(default)s)"},
+}
 
 
 def script_parser(about: str | None) -> argparse.ArgumentParser:
@@ -34,6 +52,12 @@ def experiment_flags(
     return parser
 
 
+def common_flags(parser: argparse.ArgumentParser, *names: str, **defaults: str) -> None:
+    """Flags that several experiments have, by their names in `COMMON`. `defaults`: those that are another one here."""
+    for name in names:
+        parser.add_argument(f"--{name}", **(COMMON[name] | ({"default": defaults[name]} if name in defaults else {})))
+
+
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """As `parse_args`, with the sizes that --quick or nobody has said. A model's path is one beneath the project, or
     beneath where the script was started."""
@@ -44,10 +68,3 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None = No
     if "model" in args and not Path(args.model).exists() and (ROOT / args.model).exists():
         args.model = str(ROOT / args.model)
     return args
-
-
-def positive(text: str) -> int:
-    """A count on the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: 1, 2, ...")
-    return int(text)

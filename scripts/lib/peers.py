@@ -18,6 +18,10 @@ from typing import Any
 import torch
 
 from checkpoint.family import experts_modules, parse_dtype
+from odmoe.commands.whole_model import load_whole
+
+TRANSFORMERS, OFFLOADED, COLD = "Transformers", "accelerate", "accelerate, cold"
+NAMES = (TRANSFORMERS, OFFLOADED, COLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +110,16 @@ class Clock:
         pass
 
 
+def make_peer(name: str, model: str, dtype: str, make_folder: Callable[[], Path] | None = None) -> Peer:
+    """One of `NAMES`. `make_folder`: called for those that keep experts on the disk."""
+    if name == TRANSFORMERS or make_folder is None:
+        return transformers_peer(model, dtype)
+    return accelerate_peer(model, dtype, make_folder(), cold=name == COLD)
+
+
 def transformers_peer(model: str, dtype: str) -> Peer:
     """Every expert in memory, `eager`."""
-    from transformers import AutoModelForCausalLM
-
-    return Peer(AutoModelForCausalLM.from_pretrained(model, dtype=dtype, experts_implementation="eager"))
+    return Peer(load_whole(Path(model), dtype))
 
 
 def accelerate_peer(model: str, dtype: str, folder: Path, cold: bool) -> Peer:

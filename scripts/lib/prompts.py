@@ -6,7 +6,16 @@ import json
 import random
 from typing import Any
 
-from scripts.lib.paths import GSM8K_PROMPTS
+from scripts.lib.paths import DATA, GSM8K_PROMPTS
+
+MEASURED = 20
+"""Predictions are measured on the first so many problems: no predictor is trained on them."""
+
+
+def problems() -> list[str]:
+    """All 40 GSM8K test problems of scripts/data as prompts."""
+    lines = (DATA / "gsm8k_test.jsonl").read_text().splitlines()
+    return [f"Question: {json.loads(line)['question']}\nAnswer:" for line in lines]
 
 
 def gsm8k_prompts(count: int) -> list[str]:

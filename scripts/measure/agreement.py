@@ -31,11 +31,12 @@ from scheduler.types import WorkerJoined, WorkerLost
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import PACKAGES, sources
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
 from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
+from scripts.lib.tables import Column, text_table
 
 VERSION = 1
 GOAL = 1.05
@@ -196,6 +197,15 @@ def _row(what: str, measured: float, simulated: float, paper: float | None) -> d
     }
 
 
+COLUMNS = (
+    Column("seconds", "what"),
+    Column("measured", "measured_s", ".4f"),
+    Column("simulated", "simulated_s", ".4f"),
+    Column("ratio", "ratio", ".3f"),
+    Column("paper", "paper_s", ".3f"),
+)
+
+
 def draw(run: Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -> Any:
     """Decode and TTFT beside each other, since one is seconds where the other is a fraction of one."""
     parts = [of for of in ([r for r in rows if "decode" in r["what"]], [r for r in rows if "TTFT" in r["what"]]) if of]
@@ -229,12 +239,7 @@ def _bars(panel: Any, rows: list[dict[str, Any]], labels: list[str]) -> None:
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
     parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
-    parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; machines of a file have theirs")
-    parser.add_argument("--prompt-tokens", type=positive, default=16)
-    parser.add_argument(
-        "--shadow", choices=("fp16", "int8", "nf4"), default="int8",
-        help="its layer takes the profile's time whichever; fp16 costs a CPU least; machines of a file have theirs",
-    )  # fmt: skip
+    common_flags(parser, "profile", "shadow", "prompt-tokens")  # machines of a file have their own
     parser.add_argument("--mini-batch", type=positive, default=None)
     return parse_flags(parser)
 
@@ -262,10 +267,7 @@ def main() -> int:
         rows = summary(results)
         profile = results[0]["profile"]
         run.write(rows, cells=results)
-        print(f"{'':<26}{'measured':>10}{'simulated':>11}{'ratio':>8}{'paper':>8}   emulated, simulated: {profile}")
-        for row in rows:
-            paper = f"{row['paper_s']:8.3f}" if row["paper_s"] else ""
-            print(f"{row['what']:<26}{row['measured_s']:10.4f}{row['simulated_s']:11.4f}{row['ratio']:8.3f}{paper}")
+        print(f"emulated, simulated: {profile}\n{text_table(COLUMNS, rows)}")
         if "worst_ratio" in rows[0]:
             measured, simulated = 1 / rows[0]["measured_s"], 1 / rows[0]["simulated_s"]
             said = f"{measured:.3f} tokens/s measured, {simulated:.3f} simulated, the paper's {PAPER_TOKENS_PER_S}"

@@ -1,4 +1,4 @@
-"""Are the tokens, and the logits, those of Transformers `eager`? Every prompt, every setting, counted.
+"""Tokens and logits beside Transformers `eager`, as `odmoe verify` compares them, over many settings and prompts.
 
 .venv/bin/python -m scripts.measure.exactness                 # settings varied one by one, embedded: some minutes
 .venv/bin/python -m scripts.measure.exactness --cluster local # the same tokens from Ray actors over gRPC
@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from checkpoint.family import parse_dtype
 from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.commands.comparison import Answer, compare
+from odmoe.commands.verify import answer, reference
+from odmoe.commands.whole_model import load_whole
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
@@ -27,27 +28,6 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
-
-
-@dataclass
-class Answer:
-    """Greedy tokens and the logits [V] float32 that chose each."""
-
-    tokens: list[int]
-    logits: list[torch.Tensor]
-
-
-def reference(model: Any, prompt: list[int], count: int) -> Answer:
-    """Transformers' own model, `eager` experts, its own cache; end of sequence is not heeded."""
-    answer = Answer([], [])
-    out = model(input_ids=torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
-    while True:
-        answer.logits.append(out.logits[0, -1].float())
-        answer.tokens.append(int(answer.logits[-1].argmax()))
-        if len(answer.tokens) == count:
-            return answer
-        last = torch.tensor([answer.tokens[-1:]])
-        out = model(input_ids=last, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)
 
 
 def variations(base: Settings, full: bool) -> Iterator[Settings]:
@@ -66,54 +46,28 @@ def variations(base: Settings, full: bool) -> Iterator[Settings]:
         yield base.but(**combination, align_token=period, align_kv=period)
 
 
-def compare(settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int) -> dict[str, Any]:
+def measure(settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int) -> dict[str, Any]:
     """Every prompt on one cluster of these settings."""
     cluster: Any = start_cluster(settings, store)
-    seen: list[torch.Tensor] = []
-    embedded = settings.cluster == "embedded"
-    if embedded:
-        cluster.main.on_logits = seen.append
-    row: dict[str, Any] = {
-        "tokens": 0,
-        "equal_tokens": 0,
-        "bit_equal_logits": 0 if embedded else None,
-        "near_ties": 0,
-        "residents": 0,
-    }
-    recalls: list[float] = []
     try:
-        for prompt, expected in answers:
-            seen.clear()
-            *_, last = cluster.generate(prompt, count, ignore_eos=True)
-            row["tokens"] += count
-            row["equal_tokens"] += sum(a == b for a, b in zip(last.report.token_ids, expected.tokens, strict=True))
-            if embedded:  # elsewhere the logits stay on the main node
-                row["bit_equal_logits"] += sum(torch.equal(a, b) for a, b in zip(seen, expected.logits, strict=True))
-            difference = first_difference(last.report.token_ids, expected, store.manifest.dtype)
-            if difference is not None:
-                row["near_ties"] += difference["near_tie"]
-                print(f"  differs: prompt of {len(prompt)} tokens, {difference}", flush=True)
-            row["residents"] = max(row["residents"], *last.report.resident_experts_max)
-            recalls += [last.report.recall] if last.report.recall is not None else []
-            memory = last.report.memory_bytes
+        found = [answer(cluster, prompt, count) for prompt, _ in answers]
     finally:
         cluster.close()
-    row["recall"] = sum(recalls) / len(recalls) if recalls else None
-    row["memory_bytes"] = memory
-    return row
-
-
-def first_difference(tokens: list[int], expected: Answer, dtype: str) -> dict[str, Any] | None:
-    """Where an answer leaves Transformers' own, and whether its two best logits are within rounding of each other.
-
-    Within rounding: closer than four units in the last place of `dtype` at the best logit's size.
-    """
-    for position, (got, wanted) in enumerate(zip(tokens, expected.tokens, strict=True)):
-        if got != wanted:
-            best, second = expected.logits[position].topk(2).values.tolist()
-            near = best - second <= 4 * torch.finfo(parse_dtype(dtype)).eps * abs(best)
-            return {"token": position, "got": got, "wanted": wanted, "logits": [best, second], "near_tie": near}
-    return None
+    compared = [
+        compare(got, wanted, store.manifest.dtype) for (got, _), (_, wanted) in zip(found, answers, strict=True)
+    ]
+    for (prompt, _), one in zip(answers, compared, strict=True):
+        if one.difference is not None:
+            print(f"  differs: prompt of {len(prompt)} tokens, {one.difference}", flush=True)
+    reports = [report for _, report in found]
+    recalls = [report.recall for report in reports if report.recall is not None]
+    return {
+        "tokens": count * len(answers), "equal_tokens": sum(one.equal_tokens for one in compared),
+        "bit_equal_logits": sum(one.bit_equal_logits for one in compared) if compared[0].logits else None,
+        "near_ties": sum(one.difference is not None and one.difference.near_tie for one in compared),
+        "residents": max(max(report.resident_experts_max) for report in reports),
+        "recall": sum(recalls) / len(recalls) if recalls else None, "memory_bytes": reports[-1].memory_bytes,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -129,8 +83,6 @@ def main() -> None:
     prepare_process()
     prepare_libraries(Settings(model=args.model).threads_a_node)
     header("Tokens and logits against Transformers eager")
-    from transformers import AutoModelForCausalLM
-
     rows: list[dict[str, Any]] = []
     bad = 0
     with Progress(console=Console(stderr=True)) as bars:
@@ -138,9 +90,8 @@ def main() -> None:
             store = prepare_store(args.model, None, dtype)
             tokenizer = load_tokenizer(store.dense)
             ids = [encode(tokenizer, text, 1024) for text in gsm8k_prompts(args.prompts)]
-            model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, experts_implementation="eager")
-            with torch.inference_mode():
-                answers = [(prompt, reference(model, prompt, args.tokens)) for prompt in ids]
+            model = load_whole(Path(args.model), dtype)
+            answers = [(prompt, reference(model, prompt, args.tokens)) for prompt in ids]
             whole = sum(p.nbytes for p in model.parameters())
             del model
             base = Settings(model=args.model, dtype=dtype, cluster=args.cluster)
@@ -150,7 +101,7 @@ def main() -> None:
                 row = {
                     "dtype": dtype, "workers": one.workers, "slots": one.slots, "shadow": one.shadow,
                     "period": one.align_token, "loader": one.loader, "mini_batch": one.mini_batch,
-                    **compare(one, store, answers, args.tokens),
+                    **measure(one, store, answers, args.tokens),
                 }  # fmt: skip
                 memory = row["memory_bytes"]
                 row["of_whole"] = (memory["main"] + memory["shadow"] + sum(memory["workers"])) / whole

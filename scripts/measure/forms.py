@@ -38,6 +38,7 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO, ROOT
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.quality import held_out, losses, perplexity, windows
+from scripts.lib.tables import Column, text_table
 
 ALLOWED_LOSS = 0.01
 TIMED = 8
@@ -219,27 +220,25 @@ def search(
 
 
 def show(full: str, rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
-    whole = rows[0]
-    print(f"{'experts':<10} {'bytes':>9} {'of ' + full:>12} {'perplexity':>11} {'loss':>8} {'agree':>7} "
-          f"{'quantise':>10} {'restore a token':>16}")  # fmt: skip
-    for row in rows:
-        loss = row["perplexity"] / whole["perplexity"] - 1
-        times = [
-            "-" if seconds is None else f"{seconds * 1e3:.2f} ms"
-            for seconds in (row["quantise_s_an_expert"], row["restore_s_a_token"])
+    whole, base = rows[0], found[0]["least_perplexity"]
+    uniform_columns = (
+        Column("experts", "form"),
+        Column("bytes", "expert_bytes", ",d"),
+        Column(f"of {full}", "expert_bytes", ".1%", 1 / whole["expert_bytes"]),
+        Column("perplexity", "perplexity", ".4f"),
+        Column("loss", lambda row: row["perplexity"] / whole["perplexity"] - 1, ".2%"),
+        Column("same next token", "agreement", ".2%"),
+        Column("quantise, ms", "quantise_s_an_expert", ".2f", 1e3),
+        Column("restore a token, ms", "restore_s_a_token", ".2f", 1e3),
+    )
+    print(text_table(uniform_columns, rows))
+    search_columns = [Column("rows whose experts are int2", "share", ".0%")]
+    for name in ("least", "most"):
+        search_columns += [
+            Column(f"{name} popular first: experts", f"{name}_experts", ".1%"),
+            Column("loss", lambda row, name=name: row[f"{name}_perplexity"] / base - 1, ".2%"),
         ]
-        print(f"{row['form']:<10} {row['expert_bytes']:>9,} {row['expert_bytes'] / whole['expert_bytes']:>12.1%} "
-              f"{row['perplexity']:>11.4f} {loss:>8.2%} {row['agreement']:>7.2%} "
-              f"{times[0]:>10} {times[1]:>16}")  # fmt: skip
-    print("\nagree: places of the text where the most likely next token is that of the full model\n")
-    base = found[0]["least_perplexity"]
-    print(f"prefill, int2 for experts of this share of rows  {'least popular first':>32} {'most popular first':>32}")
-    for row in found:
-        parts = [
-            f"{row[f'{name}_experts']:>7.1%} of experts, loss {row[f'{name}_perplexity'] / base - 1:>7.2%}"
-            for name in ("least", "most")
-        ]
-        print(f"{row['share']:>47.0%}  {parts[0]:>32} {parts[1]:>32}")
+    print(f"\nprefill\n{text_table(search_columns, found)}")
 
 
 def main() -> None:

@@ -16,9 +16,6 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
@@ -29,6 +26,7 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
+from scripts.lib.tables import Column, text_table
 from wire.tracing import NodeSpans
 
 PARTS = {
@@ -202,10 +200,9 @@ def show(args: argparse.Namespace, rates: list[float], theirs: list[float], step
     if steps:
         medians = {part: statistics.median(step[part] for step in steps) * 1e3 for part in PARTS}
         whole = sum(medians.values())
-        table = Table("part of a step", "ms", "share", title=f"medians of {len(steps)} tokens", title_justify="left")
-        for part, name in PARTS.items():
-            table.add_row(name, f"{medians[part]:.2f}", f"{medians[part] / whole:.0%}")
-        Console().print(table)
+        columns = Column("part of a step", "name"), Column("ms", "ms", ".2f"), Column("share", "ms", ".0%", 1 / whole)
+        print(f"medians of {len(steps)} tokens")
+        print(text_table(columns, [{"name": name, "ms": medians[part]} for part, name in PARTS.items()]))
         rows["ms"] = medians
     print(f"saved: {save_rows(f'step-{args.cluster}-{args.shadow}', [rows])}")
 

@@ -22,11 +22,12 @@ from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags
 from scripts.lib.ledger import digest, sources
 from scripts.lib.plots import BLUE, DARK, PALE, canvas
 from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
+from scripts.lib.tables import Column, text_table
 
 VERSION = 1
 CASES: dict[int, tuple[str, dict[str, Any]]] = {
@@ -136,6 +137,16 @@ def summary(wanted: list[Cell], results: list[dict[str, Any]], profile: str) -> 
     ]  # fmt: skip
 
 
+COLUMNS = (
+    Column("case", "case", "d"),
+    Column("is", "is"),
+    Column("tokens/s", "decode_tokens_per_s", ".2f"),
+    Column("+-", "deviation", ".2f"),
+    Column("recall", "recall", ".2%"),
+    Column("profile", lambda row: f"{row['how']}: {row['profile']}"),
+)
+
+
 def in_order(rows: list[dict[str, Any]], how: str) -> str:
     """Whether the cases fall from 1 to 6, as the paper's do."""
     means = [row["decode_tokens_per_s"] for row in rows if row["how"] == how]
@@ -172,9 +183,7 @@ def draw(run: Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(4, 2), tokens=(128, 32))
     parser.add_argument("--how", nargs="+", choices=("emulated", "simulated"), default=["emulated"])
-    parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
-    parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
-    parser.add_argument("--prompt-tokens", type=positive, default=16)
+    common_flags(parser, "profile", "shadow", "prompt-tokens")
     return parse_flags(parser)
 
 
@@ -192,11 +201,7 @@ def main() -> int:
         rows = summary(wanted, run.all(wanted, measure, measure.whole), args.profile)
         order = [in_order(rows, how) for how in args.how]
         run.write(rows, order=order)
-        for row in rows:
-            spread = "" if row["deviation"] is None else f" +- {row['deviation']:.2f}"
-            recall = "" if row["recall"] is None else f", recall {row['recall']:.2%}"
-            speed = f"{row['decode_tokens_per_s']:.2f}{spread} tokens/s"
-            print(f"case {row['case']} {row['is']:<24} {speed:<24} {row['how']}: {row['profile']}{recall}")
+        print(text_table(COLUMNS, rows))
         print("\n".join(order))
         print(run.written([draw(run, rows, args)]))
     return 0

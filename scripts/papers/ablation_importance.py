@@ -18,8 +18,10 @@ from typing import Any
 
 from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
 from scripts.lib.experiment import Cell, Experiment, plural
+from scripts.lib.flags import common_flags
 from scripts.lib.plots import BLUE, DARK, PALE, canvas
 from scripts.lib.provenance import header
+from scripts.lib.tables import Column, text_table
 from scripts.papers import compare_show as show
 
 VERSION = 2
@@ -91,18 +93,19 @@ def rows(wanted: list[Cell], results: list[dict[str, Any]], args: Any) -> list[d
     return made
 
 
-def tell(rows: list[dict[str, Any]]) -> None:
-    """To standard output."""
-    for row in rows:
-        where = f"{row['model']:<10} {row['how']:<14} {row['budget']:>3} %  {row['step']:<9}"
-        if "refused" in row:
-            print(f"{where} cannot be: {row['refused']}")
-            continue
-        ratio = "" if row["tpot_ratio"] is None else f"{row['tpot_ratio']:.2f} of the step before"
-        host = f", {row['host_computed']:g} experts on the host" if row["host_computed"] else ""
-        recall = "" if row["recall"] is None else f", recall {row['recall']:.1%}"
-        print(f"{where} TPOT {1e3 * row['tpot_s']:7.2f} ms {ratio:<23} hit rate {row['hit_rate']:6.1%}"
-              f", {row['bytes_a_token'] / 1e6:6.2f} MB a token{recall}{host}")  # fmt: skip
+COLUMNS = (
+    Column("model", "model"),
+    Column("way", "how"),
+    Column("budget, %", "budget", "d"),
+    Column("step", "step"),
+    Column("TPOT, ms", "tpot_s", ".2f", 1e3),
+    Column("of the step before", "tpot_ratio", ".2f"),
+    Column("hit rate", "hit_rate", ".1%"),
+    Column("MB a token", "bytes_a_token", ".2f", 1e-6),
+    Column("recall", "recall", ".1%"),
+    Column("on the host", "host_computed", "g"),
+    Column("cannot be", "refused"),
+)
 
 
 def picture(rows: list[dict[str, Any]], args: Any) -> Any:
@@ -142,7 +145,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
 def parse() -> Any:
     parser = system_flags(__doc__ or "", prompts=(4, 2), tokens=(64, 12), budgets=(10, 25, 50))
     parser.add_argument("--how", nargs="+", choices=HOWS, default=list(HOWS), help="both unless said")
-    parser.add_argument("--profile", default="rtx3090-pcie3", help="a name or a file; %(default)s unless said")
+    common_flags(parser, "profile", profile="rtx3090-pcie3")
     parser.add_argument("--alpha", type=float, default=0.3, help="%(default)s unless said")
     return parse_system_flags(parser)
 
@@ -158,7 +161,7 @@ def main() -> int:
             found = rows(wanted, run.all(wanted, lambda one: bench.answer(one["path"], one["step"], one["budget"],
                                                                           one["prompt"])), args)  # fmt: skip
             run.write(found)
-            tell(found)
+            print(text_table(COLUMNS, found))
             print(run.written([run.save(picture(found, args))]))
     return 0
 

@@ -6,11 +6,9 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from scripts.lib.experiment import plural
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
+from scripts.lib.tables import Column, text_table
 
 TRANSFORMERS = "Transformers"
 AGAINST: dict[str, tuple[str, ...]] = {
@@ -102,46 +100,39 @@ def _claim(pairs: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> str:
 
 
 COLUMNS = (
-    ("TPOT\nms", "tpot_s", lambda v: f"{1e3 * v:.1f}"), ("of on-\ndemand's", "tpot_ratio", lambda v: f"{v:.2f}"),
-    ("CPU, ms\na token", "cpu_s_a_token", lambda v: f"{1e3 * v:.1f}"),
-    ("TTFT\nms", "ttft_s", lambda v: f"{1e3 * v:.0f}"), ("of on-\ndemand's", "ttft_ratio", lambda v: f"{v:.2f}"),
-    ("hit\nrate", "hit_rate", lambda v: f"{v:.1%}"), ("recall", "recall", lambda v: f"{v:.1%}"),
-    ("recall\nin time", "recall_in_time", lambda v: f"{v:.1%}"),
-    ("loads\na token", "loads_a_token", lambda v: f"{v:.2f}"),
-    ("MB\na token", "bytes_a_token", lambda v: f"{v / 1e6:.2f}"),
-    ("stall, ms\na token", "stall_s_a_token", lambda v: f"{1e3 * v:.1f}"),
-    ("device\nMB", "device_bytes", lambda v: f"{v / 1e6:.1f}"),
-)  # fmt: skip
+    Column("system", "system"),
+    Column("TPOT, ms", "tpot_s", ".1f", 1e3),
+    Column("of on-demand's", "tpot_ratio", ".2f"),
+    Column("CPU, ms", "cpu_s_a_token", ".1f", 1e3),
+    Column("TTFT, ms", "ttft_s", ".0f", 1e3),
+    Column("of on-demand's", "ttft_ratio", ".2f"),
+    Column("hits", "hit_rate", ".1%"),
+    Column("recall", "recall", ".1%"),
+    Column("in time", "recall_in_time", ".1%"),
+    Column("loads", "loads_a_token", ".2f"),
+    Column("MB", "bytes_a_token", ".2f", 1e-6),
+    Column("stall, ms", "stall_s_a_token", ".1f", 1e3),
+    Column("device MB", "device_bytes", ".1f", 1e-6),
+    Column("same tokens", lambda row: row["same_tokens"] / row["tokens"] if "tokens" in row else None, ".0%"),
+    Column("exact", lambda row: {True: "yes", False: "no"}.get(row.get("exact"))),
+)
+"""CPU, loads, MB and stall are those of a token."""
 
 
 def tables(rows: list[dict[str, Any]]) -> None:
     """To standard output, a table a model and budget."""
-    console = Console(width=160)
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
-        peer = next(row for row in mine if row["system"] == TRANSFORMERS)
+        peers = [row for row in mine if row["system"] == TRANSFORMERS]
         for budget in dict.fromkeys(row["budget"] for row in mine if row["budget"] is not None):
-            console.print(_table(f"{model}, device memory {budget} % of the experts",
-                                 [row for row in mine if row["budget"] == budget], peer))  # fmt: skip
-
-
-def _table(title: str, rows: list[dict[str, Any]], peer: dict[str, Any]) -> Table:
-    table = Table("system", *(name for name, *_ in COLUMNS), "tokens as\nTransformers", "exact", title=title)
-    table.title_justify = table.caption_justify = "left"
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:-1]:
-        column.justify = "right"
-
-    def shown(row: dict[str, Any]) -> list[str]:
-        return [form(row[name]) if row.get(name) is not None else "" for _, name, form in COLUMNS]
-
-    for row in sorted((row for row in rows if "refused" not in row), key=lambda one: float(one["tpot_s"])):
-        same = f"{row['same_tokens'] / row['tokens']:.0%}"
-        table.add_row(row["system"], *shown(row), same, "yes" if row["exact"] else "no")
-    table.add_row("all in memory", *shown(peer), "100%", "", style="dim")
-    refused = [f"{row['system']} cannot be: {row['refused']}" for row in rows if "refused" in row]
-    table.caption = "\n".join(refused) if refused else None
-    return table
+            of = [row for row in mine if row["budget"] == budget]
+            shown = sorted((row for row in of if "refused" not in row), key=lambda one: float(one["tpot_s"]))
+            print(f"{model}, device memory {budget} % of the experts")
+            print(text_table(COLUMNS, shown + peers))
+            for row in of:
+                if "refused" in row:
+                    print(f"{row['system']} cannot be: {row['refused']}")
+            print()
 
 
 def picture(rows: list[dict[str, Any]], args: Any) -> Any:

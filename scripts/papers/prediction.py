@@ -22,9 +22,12 @@ from typing import Any
 import torch
 
 from checkpoint import token_predictor
+from checkpoint.observed_model import ObservedModel, Pass, hits
 from checkpoint.run_ahead import RunAhead
 from checkpoint.sharding.source import open_source
 from checkpoint.token_predictor import FILE
+from odmoe.commands.whole_model import load_whole
+from odmoe.text import load_tokenizer
 from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.scores import ScoreWindow
@@ -33,8 +36,9 @@ from scripts.lib.experiment import Cell, Experiment
 from scripts.lib.flags import experiment_flags, parse_flags
 from scripts.lib.ledger import digest
 from scripts.lib.paths import DEMO
+from scripts.lib.prompts import MEASURED, problems
 from scripts.lib.provenance import header
-from scripts.lib.routes import MEASURED, Pass, Watched, hits, problems
+from scripts.lib.tables import Column, text_table
 from scripts.papers import prediction_show as show
 from scripts.papers.prediction_count import Counts, replayed
 
@@ -48,7 +52,7 @@ ALPHA = 0.1
 class Importance:
     """Next layer's attention and gate on what resident experts give, for several shares at once, within a pass."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: ObservedModel) -> None:
         self.told: dict[tuple[float, int], torch.Tensor] = {}
         self._watched = watched
         self.replay = RunAhead(watched.model, watched.gates, lambda: watched.cache)
@@ -101,7 +105,7 @@ def top_score(scores: torch.Tensor, top_k: int) -> set[int]:
 class Judge:
     """One answer: what each predictor expected against what came."""
 
-    def __init__(self, watched: Watched, importance: Importance, predictor: Any) -> None:
+    def __init__(self, watched: ObservedModel, importance: Importance, predictor: Any) -> None:
         self.counts = Counts()
         self.routes: list[dict[str, Any]] = []
         self._watched, self._importance, self._predictor = watched, importance, predictor
@@ -180,6 +184,13 @@ class Judge:
         self.counts.add(f"{kind}: active", layer, len(predicted & active), len(predicted), len(predicted))
 
 
+COLUMNS = (
+    Column("predictor", "kind"),
+    Column("accuracy", "value", ".4f"),
+    Column("expected a layer", "expected", ".2f"),
+)
+
+
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(MEASURED, 2), tokens=(80, 12), model=DEMO)
     args = parse_flags(parser)
@@ -192,20 +203,20 @@ def main() -> int:
     args = parse()
     name = Path(args.model).name
     header(f"Predictors of {name}, {args.prompts} prompts x {args.tokens} tokens")
-    watched = Watched(Path(args.model))
+    torch.set_num_threads(1)
+    watched = ObservedModel(load_whole(Path(args.model), "float32"), attentions=True)
+    tokenizer = load_tokenizer(Path(args.model))
     importance = Importance(watched)
     file = Path(args.model) / FILE
     predictor = token_predictor.load(file, watched.gates) if file.is_file() else None
     if predictor is None:
-        print(
-            f"{file} is not there, so token-wise is left out; it is made by scripts.models.train_predictor {args.model}"
-        )
+        print(f"{file} is not there, so token-wise is left out; odmoe train-predictor {args.model} makes it")
     texts = problems()
 
     def measure(params: dict[str, Any]) -> dict[str, Any]:
         judge = Judge(watched, importance, predictor)
         importance.begin()
-        for one in watched.answer(watched.encode(texts[params["prompt"]]), args.tokens):
+        for one in watched.answer(tokenizer(texts[params["prompt"]])["input_ids"], args.tokens):
             judge.see(one)
         return {"counts": judge.counts.plain(), "routes": judge.routes}
 
@@ -225,10 +236,7 @@ def main() -> int:
         table = counts.rows(watched.shape.layers)
         run.write(table, decoded=sum(len(one["routes"]) - 1 for one in found), experts=watched.shape.experts,
                   top_k=watched.shape.top_k, alpha=ALPHA)  # fmt: skip
-        for row in table:
-            if row["layer"] == "all":
-                each = "" if row["expected"] is None else f"  {row['expected']:6.2f} expected a layer"
-                print(f"{row['kind']:<42} {row['value']:8.4f}{each}")
+        print(text_table(COLUMNS, [row for row in table if row["layer"] == "all"]))
         print(run.written([show.draw(run, counts, watched.shape, args, name)]))
     return 0
 

@@ -24,6 +24,7 @@ from scripts.lib.experiment import Cell, Experiment
 from scripts.lib.flags import positive
 from scripts.lib.plots import AMBER, BLUE, DARK, RED, canvas
 from scripts.lib.provenance import header
+from scripts.lib.tables import Column, text_table
 
 VERSION = 1
 TRANSFORMERS = "Transformers"
@@ -167,16 +168,18 @@ def _alpha(row: dict[str, Any]) -> float:
     return float(row["variant"].split()[1])
 
 
-def tell(rows: list[dict[str, Any]]) -> None:
-    """To standard output."""
-    print(f"{'model':<10} {'variant':<13} {'tokens':>7} {'until':>6} {'finals':>8} {'right':>6} {'perplexity':>10}"
-          f" {'more':>8} {'+-':>6} {'hit rate':>9}")  # fmt: skip
-    for row in rows:
-        hit = "" if row["hit_rate"] is None else f"{row['hit_rate']:9.1%}"
-        same = f"{row['same_tokens'] / row['tokens']:7.1%} {row['same_until']:6.1f}"
-        finals = f"{row['same_answers']}/{row['problems']}"
-        more = f"{row['perplexity']:10.3f} {row['perplexity_ratio'] - 1:+8.2%} {row['ratio_error']:6.2%}"
-        print(f"{row['model']:<10} {row['variant']:<13} {same} {finals:>8} {row['right_answers']:>6} {more} {hit}")
+COLUMNS = (
+    Column("model", "model"),
+    Column("variant", "variant"),
+    Column("tokens", lambda row: row["same_tokens"] / row["tokens"], ".1%"),
+    Column("until", "same_until", ".1f"),
+    Column("finals", lambda row: f"{row['same_answers']}/{row['problems']}", ">"),
+    Column("right", "right_answers", "d"),
+    Column("perplexity", "perplexity", ".3f"),
+    Column("more", lambda row: row["perplexity_ratio"] - 1, "+.2%"),
+    Column("+-", "ratio_error", ".2%"),
+    Column("hit rate", "hit_rate", ".1%"),
+)
 
 
 def picture(rows: list[dict[str, Any]], args: Any) -> Any:
@@ -254,7 +257,7 @@ def main() -> int:
             found = rows(wanted, run.all(wanted, Measure(bench, args)), bench, args)
             said = finding(found)
             run.write(found, finding=said)
-            tell(found)
+            print(text_table(COLUMNS, found))
             print("\n".join(said))
             print(run.written([run.save(picture(found, args))]))
     return 0

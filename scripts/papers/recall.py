@@ -22,11 +22,12 @@ from odmoe.text import encode
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, open_model, predicted
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags
+from scripts.lib.flags import SHADOWS, common_flags, experiment_flags, parse_flags
 from scripts.lib.ledger import digest
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header
+from scripts.lib.tables import Column, text_table
 
 VERSION = 2
 ALIGNMENTS = {"token and KV": (1, 1), "token only": (1, 0), "KV only": (0, 1), "unaligned": (0, 0)}
@@ -102,6 +103,15 @@ class Found:
         ]  # fmt: skip
 
 
+COLUMNS = (
+    Column("predictor", lambda row: row["shadow"] if row["predictor"] == "sep" else row["predictor"]),
+    Column("token every", lambda row: row["token_period"] if row["predictor"] == "sep" else None, "d"),
+    Column("KV every", lambda row: row["kv_period"] if row["predictor"] == "sep" else None, "d"),
+    Column("recall", "recall", ".4%"),
+    Column("prompts", "prompts", "d"),
+)
+
+
 def draw_fig3(run: Experiment, found: Found, args: Any, chance: float) -> Any:
     figure, panels = canvas(max(6.4, 4.4 * len(args.shadows)), 4.1, 1, len(args.shadows), sharey=True)
     for panel, shadow in zip(panels, args.shadows, strict=True):
@@ -154,8 +164,8 @@ def draw_fig6(run: Experiment, found: Found, args: Any) -> Any:
 
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(6, 2), tokens=(80, 16))
-    parser.add_argument("--dtype", default="float32", help="the main node's")
-    parser.add_argument("--shadows", nargs="+", choices=("fp16", "int8", "nf4"))
+    common_flags(parser, "dtype")
+    parser.add_argument("--shadows", nargs="+", choices=SHADOWS)
     parser.add_argument("--predictors", nargs="*", choices=PREDICTORS, default=list(PREDICTORS))
     parser.add_argument("--figures", nargs="+", type=int, choices=(3, 6), default=[3, 6])
     args = parse_flags(parser)
@@ -191,10 +201,7 @@ def main() -> int:
         found = Found(wanted, run.all(wanted, measure))
         rows = found.rows()
         run.write(rows)
-        for row in rows:
-            who = row["shadow"] if row["predictor"] == "sep" else row["predictor"]
-            periods = f"token every {row['token_period']}, KV every {row['kv_period']}" if who == row["shadow"] else ""
-            print(f"{who:>6} {periods:<24} {row['recall']:8.4%} over {plural(row['prompts'], 'prompt')}")
+        print(text_table(COLUMNS, rows))
         shape = model_shape(store)
         chance = shape.top_k / shape.experts
         pictures = [draw_fig3(run, found, args, chance)] if three else []

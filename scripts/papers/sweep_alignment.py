@@ -25,7 +25,7 @@ from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest, sources
 from scripts.lib.plots import DARK, RED, canvas
 from scripts.lib.prompts import prompts_of_length
@@ -152,8 +152,7 @@ def _frame(panel: Any, periods: tuple[int, ...], pair: Pair) -> None:
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(3, 1), tokens=(96, 16))
     parser.add_argument("--profiles", nargs="+", default=list(PAPER), help="names or files")
-    parser.add_argument("--shadow", default="int8", choices=("fp16", "int8", "nf4"))
-    parser.add_argument("--prompt-tokens", type=positive, default=16)
+    common_flags(parser, "shadow", "prompt-tokens")
     parser.add_argument("--periods", nargs="+", type=positive)
     parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells of each profile emulated, too")
     args = parse_flags(parser)

@@ -23,7 +23,7 @@ from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest, sources
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
 from scripts.lib.prompts import prompts_of_length
@@ -139,7 +139,7 @@ def draw(run: Experiment, found: dict[Key, float], checks: list[dict[str, Any]],
 
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(3, 1), tokens=(1, 1))
-    parser.add_argument("--profile", default="rtx3090-1gbe", help="a name or a file; %(default)s unless said")
+    common_flags(parser, "profile")
     parser.add_argument("--lengths", nargs="+", type=positive, default=[16, 128, 512], help="of prompts, in tokens")
     parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells emulated, too")
     args = parse_flags(parser)

@@ -17,18 +17,20 @@ import os
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.timing.profile import find_profile
 from scripts.lib import peers, quality
-from scripts.lib.clusters import KeptCluster, answer, open_model
+from scripts.lib.bench import Bench
+from scripts.lib.clusters import KeptCluster, answer
 from scripts.lib.experiment import Cell, Experiment, plural
-from scripts.lib.flags import experiment_flags, parse_flags, positive
+from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest
 from scripts.lib.paths import DEEP, DEMO, ROOT
+from scripts.lib.peers import COLD, OFFLOADED, TRANSFORMERS, Peer
 from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
 from scripts.papers import table2_show as show
@@ -42,8 +44,6 @@ OURS: dict[str, dict[str, Any]] = {
 IN_TURN = "OD-MoE, in turn"
 """Prefill's loads, transfers and computations one after the other, as the paper's figures suggest. Emulated only."""
 EMULATED = {"OD-MoE": {}, IN_TURN: {"prefill": "in-turn"}, **OURS}
-TRANSFORMERS, OFFLOADED, COLD = "Transformers", "accelerate", "accelerate, cold"
-PEERS = (TRANSFORMERS, OFFLOADED, COLD)
 PARTS = ("speed", "emulated", "quality")
 SECONDS = {
     "OD-MoE": 0.05,
@@ -59,28 +59,25 @@ PROBLEMS_A_CELL = 4
 
 
 @dataclass
-class Bench:
-    """The engines of one model, each begun when it is first asked for; one cluster and one peer at a time."""
+class Columns:
+    """The columns of one model, each engine begun when it is first asked for."""
 
     model: str
-    args: Any
     profile: str | None
+    bench: Bench
     stack: contextlib.ExitStack
     run: Experiment
-    store: Any = field(init=False)
-    tokenizer: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        where = type("Where", (), {"model": self.model})
-        self.store, self.tokenizer = open_model(where, self.args.dtype)
+        self.args = self.bench.args
+        self.store, self.tokenizer = self.bench.opened(self.model)
         self._kept = self.stack.enter_context(KeptCluster(self.store))
         self._warm: Any = None
-        self._peer: tuple[str, peers.Peer] | None = None
 
     def identity(self) -> dict[str, Any]:
-        """What decides every figure of this model."""
-        said = None if self.profile is None else digest(find_profile(self.profile))
-        return {"model": Path(self.model).name, "weights": self.store.manifest.fingerprint, "profile": said}
+        """Everything that decides the figures of this model."""
+        profile = None if self.profile is None else digest(find_profile(self.profile))
+        return {**self.bench.identity(self.model), "profile": profile}
 
     def settings(self, column: str) -> Settings:
         changes = dict(EMULATED[column])
@@ -104,17 +101,13 @@ class Bench:
             self._warm = found
         return found
 
-    def peer(self, column: str) -> peers.Peer:
-        if self._peer is None or self._peer[0] != column:
-            self._peer = None
-            if column == TRANSFORMERS:
-                made = peers.transformers_peer(self.model, self.args.dtype)
-            else:
-                folder = self.stack.enter_context(self.run.scratch())
-                made = peers.accelerate_peer(self.model, self.args.dtype, Path(folder), column == COLD)
-            made.answer(self.prompts(16, 1)[0], 4)
-            self._peer = column, made
-        return self._peer[1]
+    def peer(self, column: str) -> Peer:
+        """It has answered once before anything is measured."""
+        found = self.bench.peer(self.model, column, lambda: Path(self.stack.enter_context(self.run.scratch())))
+        if found is not self._warm:
+            found.answer(self.prompts(16, 1)[0], 4)
+            self._warm = found
+        return found
 
     def prompts(self, tokens: int, count: int) -> list[list[int]]:
         return prompts_of_length(self.tokenizer, count, tokens, self.args.seed)
@@ -124,7 +117,7 @@ class Bench:
     def speed(self, params: dict[str, Any]) -> dict[str, Any]:
         column, count = params["column"], params["output"]
         prompts = self.prompts(params["input"], params["prompts"])
-        if column in PEERS:
+        if column in peers.NAMES:
             peer = self.peer(column)
             answers: list[Any] = [peer.answer(prompt, count) for prompt in prompts]
             roles: dict[str, Any] = {"main": max(one.device_bytes for one in answers), "shadow": 0, "workers": []}
@@ -151,7 +144,7 @@ class Bench:
         first, last = params["problems"]
         ids = [self.tokenizer(text)["input_ids"] for text, _ in quality.problems(last)[first:]]
         column, count = params["column"], params["tokens"]
-        if column in PEERS:
+        if column in peers.NAMES:
             return {"token_ids": [self.peer(column).answer(one, count).token_ids for one in ids]}
         cluster = self.cluster(column)
         return {"token_ids": [list(answer(cluster, one, count).token_ids) for one in ids]}
@@ -161,7 +154,7 @@ class Bench:
         ids = quality.held_out(self.tokenizer, params["text_tokens"])
         nats: list[float] = []
         for window in quality.windows(ids, params["window"]):
-            if params["column"] in PEERS:
+            if params["column"] in peers.NAMES:
                 logits = self.peer(params["column"]).logits(window)
             else:
                 logits = quality.forced_logits(self.cluster(params["column"]), window)
@@ -169,12 +162,12 @@ class Bench:
         return {"nats": nats}
 
 
-def speed_cells(bench: Bench, columns: list[str], prompts: int, seconds: dict[str, float]) -> list[Cell]:
+def speed_cells(of: Columns, columns: list[str], prompts: int, seconds: dict[str, float]) -> list[Cell]:
     """The paper's four cases for each column; in turn, prefill is what differs: only the shorter answers."""
-    inputs, outputs = ((16, 128), (8,)) if bench.args.quick else ((16, 128), (64, 256))
+    inputs, outputs = ((16, 128), (8,)) if of.args.quick else ((16, 128), (64, 256))
     return [
         Cell(
-            {"part": "speed", **bench.identity(), "column": column, "input": i, "output": o, "prompts": prompts},
+            {"part": "speed", **of.identity(), "column": column, "input": i, "output": o, "prompts": prompts},
             cost=prompts * seconds[column] * (o + i / 16),
         )
         for column in columns
@@ -184,22 +177,24 @@ def speed_cells(bench: Bench, columns: list[str], prompts: int, seconds: dict[st
     ]
 
 
-def quality_cells(bench: Bench, columns: list[str]) -> list[Cell]:
-    args = bench.args
+def quality_cells(of: Columns, columns: list[str]) -> list[Cell]:
+    args = of.args
     found = []
     for column in columns:
-        mine = {**bench.identity(), "column": column}
+        mine = {**of.identity(), "column": column}
         for first in range(0, args.problems, PROBLEMS_A_CELL):
             some = [first, min(first + PROBLEMS_A_CELL, args.problems)]
             params = {"part": "answers", **mine, "problems": some, "tokens": args.tokens}
             found.append(Cell(params, cost=SECONDS[column] * args.tokens * (some[1] - some[0])))
-        if column in PEERS or args.cluster == "embedded":  # elsewhere the logits stay on the main node
+        if column in peers.NAMES or args.cluster == "embedded":  # elsewhere the logits stay on the main node
             params = {"part": "perplexity", **mine, "text_tokens": args.text_tokens, "window": args.window}
-            found.append(Cell(params, cost=SECONDS[column] * (args.window if column in PEERS else args.text_tokens)))
+            found.append(
+                Cell(params, cost=SECONDS[column] * (args.window if column in peers.NAMES else args.text_tokens))
+            )
     return found
 
 
-def quality_rows(bench: Bench, results: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
+def quality_rows(of: Columns, results: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
     """Token agreement with Transformers, GSM8K's final answers and perplexity of each column."""
     answers: dict[str, list[list[int]]] = {}
     nats: dict[str, list[float]] = {}
@@ -208,12 +203,12 @@ def quality_rows(bench: Bench, results: list[tuple[dict[str, Any], dict[str, Any
             answers.setdefault(params["column"], []).extend(result["token_ids"])
         elif params["part"] == "perplexity":
             nats[params["column"]] = result["nats"]
-    solutions = [solution for _, solution in quality.problems(bench.args.problems)]
-    ends = {bench.tokenizer.eos_token_id}
+    solutions = [solution for _, solution in quality.problems(of.args.problems)]
+    ends = {of.tokenizer.eos_token_id}
     found = []
     for column, tokens in answers.items():
         same, total = quality.agreement(tokens, answers[TRANSFORMERS])
-        texts = [bench.tokenizer.decode(quality.until_end(one, ends), skip_special_tokens=True) for one in tokens]
+        texts = [of.tokenizer.decode(quality.until_end(one, ends), skip_special_tokens=True) for one in tokens]
         row = {
             "part": "quality", "column": column, "same_tokens": same, "tokens": total,
             "final_answers": sum(map(quality.answered, texts, solutions)), "problems": len(solutions),
@@ -232,11 +227,9 @@ def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(2, 1), tokens=(128, 24), model=DEMO)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="all unless said")
     parser.add_argument("--cluster", choices=("embedded", "local"), default="embedded")
-    parser.add_argument("--shadow", default="int8", help="%(default)s, as the paper's, unless said")
-    parser.add_argument("--dtype", default="float32", help="%(default)s, as the paper's, unless said")
+    common_flags(parser, "shadow", "dtype", "profile")
     parser.add_argument("--emulated-model", default=str(DEEP.relative_to(ROOT)))
     parser.add_argument("--emulated-prompts", type=positive, default=1, help="of each emulated case")
-    parser.add_argument("--profile", default="rtx3090-1gbe", help="%(default)s unless said")
     parser.add_argument("--problems", type=positive, help="of GSM8K; 16 unless said")
     parser.add_argument("--text-tokens", type=positive, help="of held-out text; 384 unless said")
     parser.add_argument("--window", type=positive, default=128, help="tokens that are scored together")
@@ -259,16 +252,17 @@ def main() -> None:
     note = f"emulated where it says so: {args.profile}; {threads}" if "emulated" in args.parts else threads
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(Experiment("table2", args, VERSION, machine_wide, note))
-        plan: list[tuple[str, Bench, Cell]] = []
-        bench = Bench(args.model, args, None, stack, run)
-        columns = [*OURS, *PEERS]
+        plan: list[tuple[str, Columns, Cell]] = []
+        bench = stack.enter_context(Bench(args, {}))
+        small = Columns(args.model, None, bench, stack, run)
+        columns = [*OURS, *peers.NAMES]
         if "speed" in args.parts:
-            plan += [(show.AS_IT_IS, bench, cell) for cell in speed_cells(bench, columns, args.prompts, SECONDS)]
+            plan += [(show.AS_IT_IS, small, cell) for cell in speed_cells(small, columns, args.prompts, SECONDS)]
         if "quality" in args.parts:
-            plan += [(show.AS_IT_IS, bench, cell) for cell in quality_cells(bench, [c for c in columns if c != COLD])]
+            plan += [(show.AS_IT_IS, small, cell) for cell in quality_cells(small, [c for c in columns if c != COLD])]
         plan.sort(key=lambda one: columns.index(one[2].params["column"]))  # an engine is begun once
         if "emulated" in args.parts:
-            deep = Bench(args.emulated_model, args, args.profile, stack, run)
+            deep = Columns(args.emulated_model, args.profile, bench, stack, run)
             cases = speed_cells(deep, list(EMULATED), args.emulated_prompts, EMULATED_SECONDS)
             plan += [(f"emulated: {args.profile}", deep, cell) for cell in cases]
         whose = {run.key(cell.params): one for _, one, cell in plan}
@@ -281,7 +275,7 @@ def main() -> None:
         done = [(block, one.params, result) for (block, _, one), result in zip(plan, results, strict=True)]
         rows = show.speed_rows([one for one in done if one[1]["part"] == "speed"])
         if "quality" in args.parts:
-            rows += quality_rows(bench, [(params, result) for _, params, result in done])
+            rows += quality_rows(small, [(params, result) for _, params, result in done])
         run.write(rows, paper=show.paper_rows())
         print(show.tables(rows))
         print(run.written([run.save(show.picture(rows))] if show.blocks(rows) else []))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, canvas
+from scripts.lib.tables import Column, markdown, markdown_across
 
 AS_IT_IS, PRINTED = "as it is", "paper"
 CASES = ((16, 64), (16, 256), (128, 64), (128, 256))
@@ -100,13 +101,15 @@ def tables(rows: list[dict[str, Any]]) -> str:
         parts += [f"## (ii) Device memory, MB; {models}", _memory_table(some)]
     quality = [row for row in rows if row["part"] == "quality"]
     if quality:
-        parts += ["## (iii) Answer quality", _quality_table(quality)]
+        parts += ["## (iii) Answer quality", markdown_across(QUALITY, quality, [row["column"] for row in quality])]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    head, *body = lines
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body))
+MEANS = (
+    Column("recall, %", "recall", ".2f", 100),
+    Column("loads a decode token", "loads_a_token", ".2f"),
+    Column("MB read from disk a token", "read_bytes_a_token", ".1f", 1e-6),
+)
 
 
 def _speed_table(rows: list[dict[str, Any]]) -> str:
@@ -122,16 +125,14 @@ def _speed_table(rows: list[dict[str, Any]]) -> str:
             }  # fmt: skip
             lines.append([title, f"{case[0]}, {case[1]}", *(found.get(name, "-") for name in names)])
         lines.append([title, f"mean of {len(ours)} cases", *(_mean(rows, name, metric, ours) for name in names)])
-    by_name = {
-        "recall, %": ("recall", lambda v: f"{100 * v:.2f}"),
-        "loads a decode token": ("loads_a_token", lambda v: f"{v:.2f}"),
-        "MB read from disk a token": ("read_bytes_a_token", lambda v: f"{v / 1e6:.1f}"),
-    }
-    for title, (key, write) in by_name.items():
-        values = {name: [r[key] for r in rows if r["column"] == name and r.get(key) is not None] for name in names}
+    for of in MEANS:
+        values = {
+            name: [r[of.value] for r in rows if r["column"] == name and r.get(of.value) is not None] for name in names
+        }
         if any(values.values()):
-            lines.append([title, "mean", *(write(statistics.fmean(v)) if v else "-" for v in values.values())])
-    return _table(lines)
+            means = [{of.value: statistics.fmean(v)} if v else {} for v in values.values()]
+            lines.append([of.name, "mean", *map(of.text, means)])
+    return markdown(lines)
 
 
 def _mean(rows: list[dict[str, Any]], column: str, metric: str, cases: list[tuple[int, int]]) -> str:
@@ -157,7 +158,7 @@ def _memory_table(rows: list[dict[str, Any]]) -> str:
         lines.append([title, *(_held(row["memory_bytes"][role]) if row else "-" for row in found.values())])
     lines.append(["all", *(_held(held(row["memory_bytes"])) if row else "-" for row in found.values())])
     lines.append(["of the whole model", *(f"{row['of_whole']:.0%}" if row else "-" for row in found.values())])
-    return _table(lines)
+    return markdown(lines)
 
 
 def _held(value: float | list[float]) -> str:
@@ -168,19 +169,13 @@ def _held(value: float | list[float]) -> str:
     return f"{len(value)} x {' to '.join(dict.fromkeys((sizes[0], sizes[-1])))}" if value else "0.0"
 
 
-def _quality_table(rows: list[dict[str, Any]]) -> str:
-    lines = [["", *(row["column"] for row in rows)]]
-    lines.append(["tokens as Transformers'", *(f"{r['same_tokens']} of {r['tokens']}" for r in rows)])
-    if any("perplexity" in row for row in rows):
-        lines.append(
-            ["perplexity, held-out text", *(f"{r['perplexity']:.4f}" if "perplexity" in r else "-" for r in rows)]
-        )
-        lines.append(
-            ["most nats a token off", *(f"{r['most_nats_off']:.1e}" if "perplexity" in r else "-" for r in rows)]
-        )
-    lines.append(["GSM8K final answers", *(f"{r['final_answers']} of {r['problems']}" for r in rows)])
-    lines.append(["GSM8K answers with a number", *(f"{r['numbers_found']} of {r['problems']}" for r in rows)])
-    return _table(lines)
+QUALITY = (
+    Column("tokens as Transformers'", lambda row: f"{row['same_tokens']} of {row['tokens']}"),
+    Column("perplexity, held-out text", "perplexity", ".4f"),
+    Column("most nats a token off", "most_nats_off", ".1e"),
+    Column("GSM8K final answers", lambda row: f"{row['final_answers']} of {row['problems']}"),
+    Column("GSM8K answers with a number", lambda row: f"{row['numbers_found']} of {row['problems']}"),
+)
 
 
 # --- the picture ------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_a_model_without_a_token_predictor(cli: CommandLine, demo: Path, tmp_pat
     bare = shutil.copytree(demo, tmp_path / "bare", ignore=shutil.ignore_patterns("token_predictor*", "SHA256SUMS"))
     answer = cli("generate", "-m", str(bare), "--system", "smoe", "hello")
     assert answer.code == 2
-    command = f".venv/bin/python -m scripts.models.train_predictor {bare}"
+    command = f"odmoe train-predictor {bare}"
     assert f"{bare}/token_predictor.safetensors is not there; make them: {command}" in answer.err
 
 

@@ -67,6 +67,6 @@ def test_threads() -> None:
 
 def test_no_library_is_imported() -> None:
     """A wrong flag answers at once."""
-    heavy = {"torch", "transformers", "ray"}
+    heavy = {"torch", "transformers", "ray", "matplotlib"}
     code = f"import sys, odmoe.cli.main, odmoe.settings.settings; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

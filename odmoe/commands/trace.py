@@ -1,16 +1,12 @@
-"""Draws a trace (odmoe generate --trace FILE) as a picture, in the manner of the OD-MoE paper's Figs 2, 4 and 5.
+"""`odmoe trace`: a picture of a trace, in the manner of the OD-MoE paper's Figs 2, 4 and 5.
 
 One row a node, time to the right. Red: the main node waits for a load. Yellow: the shadow waits for its alignment, the
 late departure.
-
-    .venv/bin/odmoe generate -m models/demo-moe --trace trace.json "HAMLET"
-    .venv/bin/python -m scripts.timeline trace.json --out timeline.png
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from scheduler.errors import ODMoEError
+from scheduler.errors import ConfigError
 from scheduler.trace import Span, read_trace
-from scripts.lib.flags import script_parser
 
 LOOKS: dict[str, tuple[str, float, float, str]] = {
-    # what: colour, height, place in its row, name in the legend
+    # span: colour, height, place in its row, name in the legend
     "layer": ("#3b6ea5", 0.7, 0.0, "main: attention, gate"),
     "gate": ("#9fb8cf", 0.7, 0.0, "main: schedules, sends"),
     "head": ("#7fa7d1", 0.7, 0.0, "main: head, next token"),
@@ -54,15 +49,18 @@ def rows_of(spans: list[Span]) -> list[str]:
 
 
 def window(spans: list[Span], number: int | None) -> tuple[float, float, int]:
-    """Where token `number` of those decoded begins and ends; the middle one of the median length when None."""
+    """(start, end, number) of decoded token `number`; None: a token of median length. Times in seconds.
+
+    Raises ConfigError where there is no such token.
+    """
     tokens = [s for s in spans if s.what == "token"][1:] or [s for s in spans if s.what == "token"]
     if not tokens:
-        raise SystemExit("this trace has no tokens; was the answer interrupted?")
+        raise ConfigError("the trace has no tokens: the answer was interrupted before its first; trace another answer")
     if number is None:
         middle = statistics.median_low(s.end - s.start for s in tokens)
         number = next(n for n, s in enumerate(tokens) if s.end - s.start == middle)
     if not 0 <= number < len(tokens):
-        raise SystemExit(f"--token is {number}; allowed: 0 to {len(tokens) - 1}")
+        raise ConfigError(f"the trace has no decoded token {number}; allowed for --token: 0 to {len(tokens) - 1}")
     return tokens[number].start, tokens[number].end, number
 
 
@@ -133,7 +131,7 @@ def _bar(axes: Axes, span: Span, row: int, start: float, length: float) -> None:
 
 
 def summary(spans: list[Span], start: float, end: float) -> str:
-    """What of this token was spent on what."""
+    """Where the time went, in words."""
 
     def total(what: str, row: str) -> float:
         return sum(min(s.end, end) - max(s.start, start) for s in spans
@@ -152,33 +150,21 @@ def late(spans: list[Span], start: float, end: float) -> float:
     return (min(waits) - start) * 1e3 if waits else 0.0
 
 
-def main() -> int:
-    parser = script_parser(__doc__)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--out", type=Path, help="PNG to write; beside the trace when not given")
-    parser.add_argument("--token", type=int, help="which decoded token; one of median length when not given")
-    parser.add_argument("--tokens", type=int, default=1, help="how many tokens from there on")
-    args = parser.parse_args()
-    try:
-        spans, about = read_trace(args.trace)
-    except ODMoEError as error:
-        print(error, file=sys.stderr)
-        return 1
-    start, end, number = window(spans, args.token)
-    for more in range(1, args.tokens):
-        end = window(spans, number + more)[1]
-    out = args.out or args.trace.with_suffix(".png")
-    what = f"token {number}" if args.tokens == 1 else f"tokens {number} to {number + args.tokens - 1}"
-    title = f"{describe(about)}, {what}: {summary(spans, start, end)}"
-    draw(spans, start, end, title, out, "labels: layer.expert, counted from 0")
-    print(f"{out}: {title}")
-    return 0
-
-
 def describe(about: dict[str, Any]) -> str:
     emulated = f", emulated: {about['emulated']}" if about.get("emulated") else ""
     return f"{about.get('cluster', 'trace')}, shadow {about.get('shadow', '?')}{emulated}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run_trace(file: Path, output: Path, token: int | None, tokens: int) -> str:
+    """Draw `tokens` decoded tokens of a trace, from number `token` on; None: one of median length.
+
+    Returns a line about what is drawn. Raises ConfigError where the file is no trace or has no such token, OSError.
+    """
+    spans, about = read_trace(file)
+    start, end, number = window(spans, token)
+    if tokens > 1:
+        end = window(spans, number + tokens - 1)[1]
+    what = f"token {number}" if tokens == 1 else f"tokens {number} to {number + tokens - 1}"
+    title = f"{describe(about)}, {what}: {summary(spans, start, end)}"
+    draw(spans, start, end, title, output, "labels: layer.expert, counted from 0")
+    return title

@@ -1,0 +1,95 @@
+"""`odmoe bench`: disk, GPU and link of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from odmoe.settings.units import parse_bytes
+from scheduler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from wire.rpc.tls import Identity
+
+
+def add_bench(app: typer.Typer) -> None:
+    """`odmoe bench`."""
+    app.command()(bench)
+
+
+def bench(
+    folder: Annotated[
+        Path | None, typer.Option(help="Directory on the disk to measure (default: the cache).", show_default=False)
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Read this expert store instead of a new file.", show_default=False)
+    ] = None,
+    expert_bytes: Annotated[str, typer.Option(help="Size of an expert in the new file.")] = "20MiB",
+    link: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a host that runs bench --serve.", show_default=False)
+    ] = None,
+    serve: Annotated[
+        str | None, typer.Option(help="ADDRESS:PORT: be measured by another host.", show_default=False)
+    ] = None,
+    tls: Annotated[
+        Path | None,
+        typer.Option(help="With --link, --serve: this host's folder of odmoe certs.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Measure loads from disk and to a GPU, and the link, for odmoe plan.
+
+    Loads are those of a worker: whole experts, past the page cache.
+
+    The link is a gRPC stream, over loopback unless --link names another host.
+    """
+    size = _size(expert_bytes)
+    if serve is not None and link is not None:
+        raise ConfigError("--serve and --link are both given; run one of them on each host")
+    if store is not None and folder is not None:
+        raise ConfigError("--store and --folder are both given; give one of them")
+    secret, identity = _credentials(tls)
+    if serve is not None:
+        from odmoe.bench.link import SERVE_S
+        from odmoe.bench.link import serve as serve_link
+
+        host, port = _address("--serve", serve, 0)
+        told = f"for {SERVE_S / 60:g} minutes or until Ctrl-C"
+        serve_link(
+            host, port, secret, identity, lambda at: print(f"odmoe bench --link to here, {told}: {at}", flush=True)
+        )
+        return
+    if link is not None:
+        _address("--link", link, 1)
+    from odmoe.commands.bench import run_bench
+    from odmoe.terminal import Terminal
+
+    run_bench(folder, store, size, link, secret, identity, as_json, Terminal(quiet, debug))
+
+
+def _size(text: str) -> int:
+    """Whole pages of 4096 bytes, as O_DIRECT wants them."""
+    pages = int(parse_bytes(text, "--expert-bytes")) // 4096
+    if not 1 <= pages <= 1 << 18:
+        raise ConfigError(f"--expert-bytes is {text}; allowed: 4KiB to 1GiB")
+    return pages * 4096
+
+
+def _address(name: str, text: str, least: int) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not least <= int(port) < 65536:
+        raise ConfigError(f"{name} is {text!r}; allowed: an address and a port, such as 10.0.0.5:7200")
+    return host, int(port)
+
+
+def _credentials(tls: Path | None) -> tuple[str | None, Identity | None]:
+    if tls is None:
+        return None, None
+    from odmoe.clusters.credentials import credentials
+    from odmoe.settings.settings import Settings
+
+    return credentials(Settings(tls=str(tls)))

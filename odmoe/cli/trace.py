@@ -1,0 +1,47 @@
+"""`odmoe trace`: draw what every node did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from odmoe.commands.checks import check_writable
+from scheduler.errors import ConfigError
+
+
+def add_trace(app: typer.Typer) -> None:
+    """`odmoe trace`."""
+    app.command()(trace)
+
+
+def trace(
+    file: Annotated[Path, typer.Argument(help="A trace, written by generate or simulate with --trace.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="PNG to write (default: FILE.png).", show_default=False)
+    ] = None,
+    token: Annotated[
+        int | None, typer.Option(help="First token to draw (default: one of median length).", show_default=False)
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Number of tokens to draw.")] = 1,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Draw a trace as a timeline: one row per node, time to the right.
+
+    Tokens are counted from 0, the first after the prompt. Stalls are red, late departures of the shadow yellow.
+    """
+    if token is not None and token < 0:
+        raise ConfigError(f"--token is {token}; allowed: 0, 1, ...")
+    if tokens < 1:
+        raise ConfigError(f"--tokens is {tokens}; allowed: 1, 2, ...")
+    picture = output or file.with_suffix(".png")
+    if picture.suffix != ".png":
+        raise ConfigError(f"--output is {str(picture)!r}; allowed: a file whose name ends in .png")
+    if picture.resolve() == file.resolve():
+        raise ConfigError(f"--output is {str(picture)!r}, the trace itself; give the picture another name")
+    check_writable("--output", str(picture))
+    from odmoe.commands.trace import run_trace  # matplotlib takes half a second
+
+    title = run_trace(file, picture, token, tokens)
+    print(f"{picture}: {title}")

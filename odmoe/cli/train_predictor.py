@@ -1,0 +1,54 @@
+"""`odmoe train-predictor`: weights for the token-wise predictor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from odmoe.cli.prompts import read_prompts
+from odmoe.sample_prompts import sample_prompts
+from scheduler.errors import ConfigError
+
+
+def add_train_predictor(app: typer.Typer) -> None:
+    """`odmoe train-predictor`."""
+    app.command()(train_predictor)
+
+
+def train_predictor(
+    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="A file of prompts, one a line (default: 20 problems of GSM8K).", show_default=False),
+    ] = None,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Most tokens of each answer.")] = 100,
+    steps: Annotated[int, typer.Option(help="Training steps of each layer.")] = 300,
+    seed: Annotated[int, typer.Option(help="Decides which answers are held out.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="File to write (default: MODEL/token_predictor.safetensors).", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Train the token-wise predictor of a model, for --predictor token-wise.
+
+    Transformers answers the prompts, and each gate's next choice is learned.
+
+    A fifth of the answers is held out, to report recall. The whole model must fit in memory, in float32.
+    """
+    for name, value, least in (("--tokens", tokens, 2), ("--steps", steps, 1), ("--seed", seed, 0)):
+        if value < least:
+            raise ConfigError(f"{name} is {value}; allowed: {least}, {least + 1}, ...")
+    texts = sample_prompts() if prompts is None else read_prompts(None, prompts)
+    if len(texts) < 2:
+        raise ConfigError(f"--prompts {prompts} has one prompt; give two or more, since one answer is held out")
+    from odmoe.commands.train_predictor import Training, run_train_predictor
+    from odmoe.terminal import Terminal
+
+    run_train_predictor(model, texts, Training(tokens, steps, seed), output, as_json, Terminal(quiet, debug))

@@ -1,0 +1,70 @@
+"""`odmoe verify`: are the answers those of Transformers?"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from odmoe.cli.flags import with_settings
+from odmoe.cli.prompts import read_prompts
+from odmoe.sample_prompts import sample_prompts
+from odmoe.settings.sources import effective
+from scheduler.errors import ConfigError
+
+SAMPLES = 3
+SETTINGS = (
+    "system", "cluster", "workers", "slots", "device_memory", "shadow", "dtype", "loader", "predictor", "residency",
+    "router", "placement", "precision", "prefill", "alpha", "prefetch", "token_predictor", "group_size", "align_token",
+    "align_kv", "mini_batch", "threads", "store",
+)  # fmt: skip
+"""Settings of `generate` that could change an answer, or how it comes about."""
+
+
+def add_verify(app: typer.Typer) -> None:
+    """`odmoe verify`."""
+    app.command()(verify)
+
+
+@functools.partial(with_settings, only=SETTINGS)
+def verify(
+    flags: dict[str, Any],
+    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
+    prompt: Annotated[str | None, typer.Argument(help=f"A prompt (default: {SAMPLES} samples).")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file of prompts, one a line: text, or JSON strings.", show_default=False)
+    ] = None,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of each answer.")] = 32,
+    config: Annotated[
+        str | None, typer.Option("--config", help="Settings as YAML, as for generate.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Compare tokens and logits with those of Transformers on the same checkpoint.
+
+    Both answer greedily. For Transformers the whole model must fit in memory.
+
+    Exit status: 0 where tokens are equal, and logits up to rounding; 1 where not.
+
+    A system that is approximate by design is reported as such, with status 0.
+    """
+    from odmoe.terminal import Terminal
+
+    settings = effective(flags | {"model": model}, config).settings
+    if tokens < 1:
+        raise ConfigError(f"--tokens is {tokens}; allowed: 1, 2, ...")
+    if settings.joined:
+        raise ConfigError(
+            f"--cluster is {settings.cluster!r}; allowed for verify: embedded, local (the reference needs the whole "
+            "model on this machine)"
+        )
+    given = prompt is not None or prompts is not None
+    texts = read_prompts(prompt, prompts) if given else sample_prompts()[:SAMPLES]
+    from odmoe.commands.verify import run_verify
+
+    if not run_verify(settings, texts, tokens, as_json, Terminal(quiet, debug)):
+        raise typer.Exit(1)

@@ -1,0 +1,144 @@
+"""`odmoe bench`: what this machine's disk, GPU and link reach, as flags for `odmoe plan`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from odmoe.bench.link import Link, loopback_peer, measure_link
+from odmoe.bench.loads import Loads, check_disk, check_folder, measure_device, measure_disk, temporary_store
+from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.stores import cache_dir
+from odmoe.terminal import Terminal
+from wire.machine import host_name, processor_name
+from wire.rpc.tls import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU. `loads`: from page-locked host memory."""
+
+    name: str
+    free_bytes: int
+    loads: Loads
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What was measured on this machine."""
+
+    host: str
+    processor: str
+    source: str
+    """Where the disk was read."""
+    disk: Loads
+    device: Device | None
+    link: Link
+
+    def flags(self) -> list[str]:
+        """For `odmoe plan`. A link over loopback is none: a network is in the way of every real one."""
+        if self.device is None:
+            found = ["--load-bandwidth", rate_text(self.disk.bytes_per_s)]
+        else:
+            found = ["--load-bandwidth", rate_text(self.device.loads.bytes_per_s)]
+            found += ["--device-memory", f"{int(self.device.free_bytes / 1e8) / 10:g}GB"]
+        return found + ([] if self.link.loopback else ["--link", link_text(self.link.bits_per_s)])
+
+
+def run_bench(
+    folder: Path | None,
+    store: Path | None,
+    expert_bytes: int,
+    peer: str | None,
+    secret: str | None,
+    identity: Identity | None,
+    as_json: bool,
+    terminal: Terminal,
+) -> None:
+    """Measure and print. `peer`: address of a host that runs `odmoe bench --serve`; loopback where it is None.
+
+    Raises ConfigError, StoreError, LaunchError, or a ClusterError of the link.
+    """
+    prepare_process(terminal.debug)
+    import torch
+
+    from checkpoint.store import ExpertStore
+
+    prepare_libraries(1)
+    if folder is None:
+        folder = cache_dir() / "stores"
+        folder.mkdir(parents=True, exist_ok=True)
+    given = None if store is None else ExpertStore.open(store)
+    if given is None or torch.cuda.is_available():
+        check_folder(folder, expert_bytes)
+    check_disk(given.path if given is not None else folder)
+    device = None
+    with terminal.progress() as progress:
+        link = _link(peer, secret, identity, lambda done, total: progress("link", done, total))
+        if given is not None:
+            disk = measure_disk(given, lambda done, total: progress("disk", done, total))
+        if given is None or torch.cuda.is_available():
+            with temporary_store(folder, expert_bytes, lambda done, total: progress("writing", done, total)) as made:
+                if given is None:
+                    disk = measure_disk(made, lambda done, total: progress("disk", done, total))
+                if torch.cuda.is_available():
+                    loads = measure_device(made, lambda done, total: progress("GPU", done, total))
+                    device = Device(torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0], loads)
+    found = Bench(host_name(), processor_name(), str(store or folder), disk, device, link)
+    print(json.dumps(as_dict(found)) if as_json else as_text(found))
+
+
+def _link(peer: str | None, secret: str | None, identity: Identity | None, step: Any) -> Link:
+    if peer is not None:
+        return measure_link(peer, False, step, secret, identity)
+    with loopback_peer() as address:
+        return measure_link(address, True, step)
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """As `--load-bandwidth` takes it: `1.23GB/s`, `456MB/s`."""
+    return f"{bytes_per_s / 1e9:.3g}GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g}MB/s"
+
+
+def link_text(bits_per_s: float) -> str:
+    """As `--link` takes it: `9.41Gbit`, `94.1Mbit`."""
+    return f"{bits_per_s / 1e9:.3g}Gbit" if bits_per_s >= 1e9 else f"{bits_per_s / 1e6:.3g}Mbit"
+
+
+def as_dict(found: Bench) -> dict[str, Any]:
+    """What --json prints: bytes, seconds, and the flags."""
+    return {**dataclasses.asdict(found), "plan_flags": found.flags()}
+
+
+def as_text(found: Bench) -> str:
+    """A line a part, then the command."""
+    disk, link = found.disk, found.link
+    how = "past the page cache (O_DIRECT)" if disk.past_cache else "no O_DIRECT here: dropped from the page cache first"
+    lines = [
+        f"{found.host}: {found.processor}",
+        f"  disk   {_loads(disk)}",
+        f"         {found.source}, {how}",
+    ]
+    if found.device is None:
+        lines += ["  GPU    none that torch can use: experts stay in host memory, and are computed there"]
+    else:
+        lines += [f"  GPU    {_loads(found.device.loads)}", f"         {found.device.name}, from page-locked memory"]
+    trip = f"round trip of 16 KiB {link.round_trip_s * 1e3:.2f} ms, 90 % within {link.round_trip_90_s * 1e3:.2f} ms"
+    lines += [f"  link   {link_text(link.bits_per_s)}/s to {link.address}, {trip}"]
+    if link.loopback:
+        lines += [
+            "         loopback: the most that the software carries. For --link give the network's rate, or measure it:",
+            "         odmoe bench --serve on another host, odmoe bench --link HOST:PORT here",
+        ]
+    return "\n".join([*lines, "For odmoe plan:", f"  {' '.join(found.flags())}"])
+
+
+def _loads(loads: Loads) -> str:
+    size = f"{loads.expert_bytes / 2**20:.3g} MiB"
+    return (
+        f"{rate_text(loads.bytes_per_s)}, median of {loads.loads} loads of {size}; "
+        f"{rate_text(loads.slowest)} to {rate_text(loads.fastest)}"
+    )

@@ -1,0 +1,110 @@
+"""Answers beside Transformers': tokens, and the logits that chose them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ROUNDING = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+"""Largest difference between two logits that rounding explains, over the largest logit: about 80 units in the last
+place of float32, 4 of the others, whose products are summed in float32."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens, and the logits [V] float32 that chose each. `logits` is None where they were not seen."""
+
+    tokens: list[int]
+    logits: list[torch.Tensor] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token that is another one. `logits`: the two best of Transformers. `near_tie`: they differ by no more
+    than rounding does."""
+
+    position: int
+    token: int
+    reference: int
+    logits: tuple[float, float]
+    near_tie: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One answer beside Transformers'. Logits are compared as long as both answers are the same."""
+
+    tokens: int
+    equal_tokens: int
+    """Before the first that differs."""
+    logits: int
+    bit_equal_logits: int
+    logit_difference: float
+    """The largest between two logits, over the largest logit."""
+    difference: Difference | None
+    rounding: float
+
+    @property
+    def exact(self) -> bool:
+        return self.difference is None and self.logit_difference <= self.rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of all answers. `verdict`: exact, approximate (the system changes answers by design) or different."""
+
+    model: str
+    system: str
+    cluster: str
+    dtype: str
+    approximate: str
+    """Why answers may differ by design; empty where they may not."""
+    prompts: list[Comparison]
+
+    @property
+    def verdict(self) -> str:
+        if self.approximate:
+            return "approximate"
+        return "exact" if all(one.exact for one in self.prompts) else "different"
+
+
+def compare(got: Answer, wanted: Answer, dtype: str) -> Comparison:
+    """`wanted`: Transformers' answer, with logits."""
+    if wanted.logits is None or len(got.tokens) != len(wanted.tokens):
+        raise ValueError(f"{len(got.tokens)} tokens beside {len(wanted.tokens)} of the reference, or no logits of it")
+    rounding = ROUNDING[dtype]
+    pairs = enumerate(zip(got.tokens, wanted.tokens, strict=True))
+    first = next((n for n, (token, reference) in pairs if token != reference), None)
+    difference = None
+    if first is not None:
+        best, second = wanted.logits[first].topk(2).values.tolist()
+        near = best - second <= rounding * float(wanted.logits[first].abs().max())
+        difference = Difference(first, got.tokens[first], wanted.tokens[first], (best, second), near)
+    seen = list(zip(got.logits or [], wanted.logits, strict=False))[: None if first is None else first + 1]
+    return Comparison(
+        tokens=len(wanted.tokens),
+        equal_tokens=len(wanted.tokens) if first is None else first,
+        logits=len(seen),
+        bit_equal_logits=sum(torch.equal(a, b) for a, b in seen),
+        logit_difference=max((_apart(a, b) for a, b in seen), default=0.0),
+        difference=difference,
+        rounding=rounding,
+    )
+
+
+def _apart(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    """The largest difference over the largest finite logit; infinite where one is no number and the other is."""
+    if torch.equal(logits, reference):
+        return 0.0
+    finite = reference.isfinite()
+    if not torch.equal(logits[~finite], reference[~finite]) or not logits[finite].isfinite().all():
+        return float("inf")
+    return float((logits - reference)[finite].abs().max() / reference[finite].abs().max().clamp_min(1e-30))
+
+
+def as_dict(verdict: Verdict) -> dict[str, Any]:
+    """What --json prints."""
+    return {"verdict": verdict.verdict, **dataclasses.asdict(verdict)}

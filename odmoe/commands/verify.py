@@ -1,0 +1,159 @@
+"""`odmoe verify`: this engine's greedy answers beside those of Transformers' own `generate` with `eager` experts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from checkpoint.sharding.source import find_model
+from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.commands.checks import check_early
+from odmoe.commands.comparison import Answer, Verdict, as_dict, compare
+from odmoe.commands.generate import system_of
+from odmoe.commands.verify_text import as_text
+from odmoe.commands.whole_model import check_checkpoint, check_memory, load_whole
+from odmoe.settings.settings import Settings
+from odmoe.start import start_cluster
+from odmoe.terminal import Terminal
+from scheduler.errors import PromptError
+from scheduler.policies.registry import forms_of
+
+Step = Callable[[], None]
+
+
+def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: bool, terminal: Terminal) -> bool:
+    """Compare the answers to these prompts, `tokens` each, and print the verdict; False where they differ and should
+    not.
+
+    Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
+    """
+    prepare_process(terminal.debug)
+    check_early(settings)
+    path = find_model(settings.model)
+    stored = check_checkpoint(path)
+    check_memory(path, settings.dtype or stored)
+    prepare_libraries(settings.threads_a_node)
+    from odmoe.clusters.nodes import check_fits
+    from odmoe.stores import prepare_store
+    from odmoe.text import load_tokenizer
+
+    with terminal.progress() as progress:
+        store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms_of(settings.precision))
+        check_fits(settings, store)
+        tokenizer = load_tokenizer(store.dense)
+        ids = encode_prompts(tokenizer, prompts, tokens, settings, store)
+    with terminal.status() as say:
+        say("loading the whole model with Transformers")
+        model = load_whole(path, store.manifest.dtype)
+    total = len(ids) * tokens
+    with terminal.progress() as progress:
+        step = _counter(progress, "Transformers", total)
+        expected = [reference(model, prompt, tokens, step) for prompt in ids]
+    del model
+    with terminal.status() as say:
+        cluster = start_cluster(settings, store, say)
+    try:
+        with terminal.progress() as progress:
+            step = _counter(progress, "this engine", total)
+            found = [answer(cluster, prompt, tokens, step) for prompt in ids]
+    finally:
+        cluster.close()
+    verdict = Verdict(
+        model=settings.model,
+        system=system_of(settings),
+        cluster=settings.cluster,
+        dtype=store.manifest.dtype,
+        approximate=_by_design([report for _, report in found], settings),
+        prompts=[compare(got, wanted, store.manifest.dtype) for (got, _), wanted in zip(found, expected, strict=True)],
+    )
+    print(json.dumps(as_dict(verdict)) if as_json else as_text(verdict, tokenizer))
+    return verdict.verdict != "different"
+
+
+def encode_prompts(tokenizer: Any, prompts: list[str], tokens: int, settings: Settings, store: Any) -> list[list[int]]:
+    """Token ids of every prompt. Raises PromptError where prompt and answer do not fit the model's context."""
+    from main_node.shape import limited, model_shape
+    from odmoe.text import encode
+
+    context = limited(model_shape(store), settings.ctx_size).context
+    found = [encode(tokenizer, prompt, context) for prompt in prompts]
+    longest = max(map(len, found))
+    if longest + tokens > context:
+        raise PromptError(
+            f"a prompt of {longest} tokens and --tokens {tokens} do not fit the model's context of {context}; "
+            f"allowed for --tokens: 1 to {context - longest}"
+        )
+    return found
+
+
+def reference(model: Any, prompt: list[int], tokens: int, step: Step = lambda: None) -> Answer:
+    """Transformers' own greedy answer; end of sequence does not end it. `step`: called after each token."""
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+            streamer=_Streamer(step),
+        )
+    return Answer(out.sequences[0, len(prompt) :].tolist(), [logits[0].float() for logits in out.logits])
+
+
+class _Streamer:
+    """What `generate` hands the prompt to, and then each token."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self._prompt:
+            self._step()
+        self._prompt = False
+
+    def end(self) -> None:
+        pass
+
+
+def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: None) -> tuple[Answer, Any]:
+    """The engine's greedy answer, and its report. Logits stay on the main node unless that is in this process."""
+    main = getattr(cluster, "main", None)
+    logits: list[torch.Tensor] = []
+    if main is not None:
+        main.on_logits = logits.append
+    report: Any = None  # the last step brings it
+    for one in cluster.generate(prompt, tokens, ignore_eos=True):
+        step()
+        report = one.report
+    return Answer(list(report.token_ids), logits if main is not None else None), report
+
+
+def _by_design(reports: list[Any], settings: Settings) -> str:
+    """Why answers may differ from Transformers'; empty where they may not."""
+    if all(report.exact for report in reports):
+        return ""
+    ignored = sorted({name for report in reports for name in report.ignored})
+    if ignored:
+        return f"the model's generation settings {', '.join(ignored)} are not supported"
+    chosen = {"router": (settings.router, "top-k"), "precision": (settings.precision, "full")}
+    changing = [f"{name} {value}" for name, (value, exact) in chosen.items() if value != exact]
+    return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"
+
+
+def _counter(progress: Callable[[str, int, int], None], what: str, total: int) -> Step:
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        progress(what, done, total)
+
+    progress(what, 0, total)
+    return step

@@ -1,0 +1,61 @@
+"""A checkpoint as Transformers itself runs it, with every expert in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checkpoint.manifest import MANIFEST
+from checkpoint.sharding.source import open_source
+from scheduler.errors import CheckpointError, ConfigError, DoesNotFitError
+
+if TYPE_CHECKING:
+    from checkpoint.model_size import Counts
+
+SPARE = 1 << 30
+"""Bytes left to activations, the KV cache and everything else of the process."""
+
+
+def check_checkpoint(path: Path) -> str:
+    """Check the checkpoint's files; the dtype in which it is stored. Reads headers only. Imports torch.
+
+    Raises ConfigError for an expert store, which has no checkpoint in it, CheckpointError.
+    """
+    if (path / MANIFEST).is_file():
+        raise ConfigError(
+            f"{path} is an expert store, which Transformers cannot load; give the checkpoint it was made from, and "
+            f"--store {path}"
+        )
+    from checkpoint.family import config_from_dict, dtype_name, stored_dtype
+
+    return dtype_name(stored_dtype(config_from_dict(open_source(path).config)))
+
+
+def check_memory(path: Path, dtype: str) -> Counts:
+    """The model's size. Raises DoesNotFitError, with both sizes, where it does not fit in this machine's memory."""
+    from checkpoint.family import config_from_dict, parse_dtype
+    from checkpoint.model_size import count
+    from worker_node.loaders.slab import available_memory
+
+    counts = count(config_from_dict(open_source(path).config), parse_dtype(dtype), 1)
+    needed = (counts.experts_all + counts.dense) * counts.item_bytes + SPARE
+    available = available_memory()
+    if needed > available:
+        raise DoesNotFitError(
+            f"Transformers needs {needed / 1e9:.1f} GB of memory for all of {path.name} in {dtype}, and "
+            f"{available / 1e9:.1f} GB are available; use a machine with more memory"
+        )
+    return counts
+
+
+def load_whole(path: Path, dtype: str) -> Any:
+    """Transformers' own model with `eager` experts. Raises CheckpointError."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, experts_implementation="eager", local_files_only=True
+        ).eval()
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"Transformers cannot load {path}: {error}") from error

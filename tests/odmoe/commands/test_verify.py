@@ -1,0 +1,186 @@
+"""`odmoe verify`: it finds what was altered on purpose, and nothing where nothing was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from safetensors import safe_open
+
+from checkpoint.manifest import seal
+from checkpoint.store import ExpertStore
+from main_node.sampling import Chooser
+from odmoe.commands.comparison import ROUNDING, Answer, compare
+from odmoe.commands.verify import answer, reference
+from odmoe.commands.whole_model import SPARE, check_memory, load_whole
+from odmoe.stores import prepare_store
+from scheduler.errors import DoesNotFitError
+from support.machines.cli import CommandLine, check_one_line
+
+QUICK = ("--threads", "1", "--shadow", "none", "-n", "6")
+PROMPT = "Question: Tom has 3 apples and buys 5 more. How many does he have?\nAnswer:"
+
+
+@pytest.fixture
+def verify(cli: CommandLine, demo: Path) -> Any:
+    """`verify(*flags)`: exit code and verdict."""
+
+    def run(*flags: str) -> tuple[int, dict[str, Any]]:
+        answer = cli("verify", str(demo), PROMPT, *QUICK, "--json", *flags)
+        assert answer.err == ""
+        return answer.code, dict(json.loads(answer.out))
+
+    return run
+
+
+@pytest.fixture
+def altered(demo: Path, tmp_path: Path) -> Path:
+    """A store of the demo model whose checksums are right and one of whose layers has other experts."""
+    path = prepare_store(str(demo), str(tmp_path / "store"), None).path
+    manifest = json.loads((path / "manifest.json").read_text())
+    layer = manifest["layers"]["4"]
+    content = bytearray((path / layer["file"]).read_bytes())
+    for blob in layer["blobs"]:
+        place = slice(blob["offset"], blob["offset"] + blob["length"])
+        weights = torch.frombuffer(content, dtype=torch.bfloat16)[place.start // 2 : place.stop // 2]
+        weights.mul_(-1)
+        blob["checksum"] = xxhash.xxh3_128_hexdigest(content[place])
+    (path / layer["file"]).write_bytes(content)
+    (path / "manifest.json").write_text(json.dumps(seal(manifest)))
+    ExpertStore.open(path).verify()
+    return path
+
+
+def test_the_demo_model_is_exact(verify: Any) -> None:
+    code, found = verify()
+    assert (code, found["verdict"], found["dtype"], found["approximate"]) == (0, "exact", "bfloat16", "")
+    (prompt,) = found["prompts"]
+    assert (prompt["tokens"], prompt["equal_tokens"]) == (6, 6)
+    assert (prompt["logits"], prompt["bit_equal_logits"], prompt["logit_difference"]) == (6, 6, 0.0)
+
+
+def test_three_samples_and_a_verdict_in_words(cli: CommandLine, demo: Path) -> None:
+    answer = cli("verify", str(demo), "--workers", "2", "--threads", "1", "--shadow", "none", "-n", "2")
+    assert answer.code == 0, answer.err
+    assert answer.out.count("2 of 2 tokens equal, logits equal bit for bit\n") == 3
+    assert answer.out.endswith("\nExact: all 6 tokens are those of Transformers.\n")
+
+
+def test_other_experts_are_found(verify: Any, cli: CommandLine, demo: Path, altered: Path) -> None:
+    code, found = verify("--store", str(altered))
+    assert (code, found["verdict"]) == (1, "different")
+    assert found["prompts"][0]["bit_equal_logits"] == 0
+    assert found["prompts"][0]["logit_difference"] > found["prompts"][0]["rounding"]
+    said = cli("verify", str(demo), PROMPT, *QUICK, "--store", str(altered))
+    assert said.code == 1
+    assert said.out.endswith("\nNot exact: the answers to prompt 1 of 1 differ from those of Transformers.\n")
+
+
+def test_another_token_is_found_though_the_logits_are_right(verify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third token is the second best."""
+    choose, count = Chooser.choose, 0
+
+    def wrong(self: Chooser, logits: torch.Tensor) -> int:
+        nonlocal count
+        count += 1
+        if count == 3:
+            logits = logits.index_fill(0, logits.argmax(), -torch.inf)
+        return choose(self, logits)
+
+    monkeypatch.setattr(Chooser, "choose", wrong)
+    code, found = verify()
+    (prompt,) = found["prompts"]
+    assert (code, found["verdict"], prompt["equal_tokens"], prompt["difference"]["position"]) == (1, "different", 2, 2)
+    assert prompt["logits"] == prompt["bit_equal_logits"] == 3, "behind the first difference there is none to compare"
+    assert prompt["difference"]["logits"][0] > prompt["difference"]["logits"][1]
+
+
+def test_an_approximate_system_has_not_failed(verify: Any, cli: CommandLine, demo: Path) -> None:
+    flags = ("--system", "importance", "--alpha", "0.9", "--device-memory", "25%")
+    code, found = verify(*flags)
+    assert (code, found["verdict"]) == (0, "approximate")
+    assert found["approximate"] == "router expert-cache changes answers by design"
+    assert found["prompts"][0]["bit_equal_logits"] < 6
+    said = cli("verify", str(demo), PROMPT, *QUICK, *flags)
+    assert said.code == 0
+    assert "Approximate: router expert-cache changes answers by design." in said.out
+
+
+def test_the_reference_is_that_of_the_tests(demo: Path, gsm8k: list[str], reference: Any, embedded: Any) -> None:
+    expected = reference("float32", 1, 5)
+    steps: list[int] = []
+    found = _reference(load_whole(demo, "float32"), expected.prompt, 5, lambda: steps.append(1))
+    assert (found.tokens, len(steps)) == (expected.tokens, 5)
+    assert all(torch.equal(a, b) for a, b in zip(found.logits or [], expected.logits, strict=True))
+    got, report = answer(embedded(shadow="none", mini_batch=4096), expected.prompt, 5)
+    assert report.token_ids == got.tokens == expected.tokens
+    assert compare(got, found, "float32").exact
+
+
+_reference = reference
+
+
+def logits(*values: float) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "exact", "near_tie"),
+    [
+        ((logits(1, 5), 1), (logits(1, 5), 1), True, None),
+        ((logits(1, 5.00001), 1), (logits(1, 5), 1), True, None),
+        ((logits(1, 5.01), 1), (logits(1, 5), 1), False, None),
+        ((logits(float("nan"), 5), 1), (logits(1, 5), 1), False, None),
+        ((logits(-torch.inf, 5), 1), (logits(-torch.inf, 5), 1), True, None),
+        ((logits(5, 1), 0), (logits(1, 5), 1), False, False),
+        ((logits(5.00001, 5), 0), (logits(5, 5.00001), 1), False, True),
+    ],
+)
+def test_logits_are_equal_up_to_rounding_and_tokens_equal(
+    got: tuple[torch.Tensor, int], wanted: tuple[torch.Tensor, int], exact: bool, near_tie: bool | None
+) -> None:
+    found = compare(Answer([got[1]], [got[0]]), Answer([wanted[1]], [wanted[0]]), "float32")
+    assert found.exact is exact
+    assert (None if found.difference is None else found.difference.near_tie) is near_tie
+
+
+def test_rounding_is_a_few_units_in_the_last_place() -> None:
+    for name, most in ROUNDING.items():
+        assert 3 <= most / torch.finfo(getattr(torch, name)).eps <= 100
+
+
+def test_memory_is_needed_for_every_weight(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with safe_open(demo / "model.safetensors", "pt") as file:
+        weights = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118 - it is no dictionary
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda size=size: weights * size + SPARE)
+        check_memory(demo, dtype)
+        monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda size=size: weights * size + SPARE - 1)
+        with pytest.raises(DoesNotFitError):
+            check_memory(demo, dtype)
+
+
+def test_what_cannot_be_is_said_before_anything_is_loaded(
+    cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("odmoe.commands.verify.load_whole", lambda *_: pytest.fail("the model was loaded"))
+    store = str(prepare_store(str(demo), None, None).path)
+    model = str(demo)
+    for args, code, kind, words in (
+        ((model, "-n", "0"), 2, "ConfigError", ["--tokens is 0", "allowed: 1, 2, ..."]),
+        ((model, "--workers", "0"), 2, "ConfigError", ["--workers is '0'"]),
+        ((model, "--cluster", "cluster.yaml"), 2, "ConfigError", ["cluster.yaml", "embedded, local"]),
+        ((model, ""), 1, "PromptError", ["the prompt is empty"]),
+        ((model, "-n", "1020"), 1, "PromptError", ["context of 1024", "allowed for --tokens: 1 to "]),
+        ((model, "--temperature", "1"), 2, "ConfigError", ["--temperature"]),
+        ((str(tmp_path),), 1, "MissingShardError", [str(tmp_path)]),
+        ((store,), 2, "ConfigError", ["is an expert store", f"--store {store}"]),
+    ):
+        check_one_line(cli("verify", *args), code, kind, words)
+    monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda: 5 * 10**8)
+    words = ["DoesNotFitError: Transformers needs 1.1 GB", "0.5 GB are available"]
+    check_one_line(cli("verify", model), 1, "DoesNotFitError", words)
