@@ -1,8 +1,8 @@
-"""Which model families run, from the tests that show it: the table at the end of the README.
+"""Writes the tables of model families in docs/models.md from the results of tests/families.
 
-.venv/bin/python -m scripts.families            # every family, some minutes; writes the table
-.venv/bin/python -m scripts.families --check    # the same, but fails where the README's table is another
-.venv/bin/python -m scripts.families --check --from results/families.xml    # by the last run's results
+.venv/bin/python -m scripts.families            # runs the tests for every family (minutes), then writes the tables
+.venv/bin/python -m scripts.families --check    # the same, but writes nothing and fails if the tables differ
+.venv/bin/python -m scripts.families --check --from results/families.xml    # uses the results of an earlier run
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import RESULTS, ROOT
 from scripts.lib.provenance import header
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- families -->", "<!-- /families -->"
 TESTS = "tests/families"
 REFUSES = "test_refused_before_anything_is_written"
@@ -34,25 +34,27 @@ BETTER_KNOWN = {
     "granitemoeshared": "ibm-research/moe-7b-1b-active-shared-experts",
     "minimax_m2": "MiniMaxAI/MiniMax-M2",
 }
-"""Where Transformers names a model of another family, or a toy."""
-TITLE = "| family | such as | its experts and layers | tokens of `eager` | what is aligned | shadows |"
+"""Replaces the example from Transformers where that one belongs to another family or is a toy."""
+TITLE = "| family | example | architecture | tokens match | KV cache, aligned | shadows |"
 
 
 @dataclass
 class Row:
-    """What the tests said of a family. `tests`: whether each has passed, by its name without the family."""
+    """Test results of one family."""
 
     tests: dict[str, bool] = field(default_factory=dict)
+    """Whether a test passed, by its name without the family."""
     facts: dict[str, str] = field(default_factory=dict)
+    """Properties that the tests recorded, such as the kinds of KV cache."""
 
     def passed(self, *starts: str) -> list[str]:
-        """Names of those that begin so, where all of them passed."""
+        """The tests whose names start with one of `starts`; empty unless all of them passed."""
         found = [name for name in self.tests if name.startswith(starts)]
         return found if all(self.tests[name] for name in found) else []
 
 
 def run_tests(result: Path) -> None:
-    """Every family through every test; what failed is in the result."""
+    """Runs tests/families for every family and writes a JUnit XML. Failed tests are no error here."""
     environment = {**os.environ, "FAMILIES": "all", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, "-m", "pytest", "-q", TESTS, f"--junitxml={result}", "-o", "junit_family=xunit1"]
     code = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode
@@ -61,7 +63,7 @@ def run_tests(result: Path) -> None:
 
 
 def read(result: Path) -> tuple[dict[str, Row], dict[str, Row]]:
-    """Families that ran, and those that were refused, in the order of the tests."""
+    """The supported and the rejected families of a JUnit XML."""
     ran: dict[str, Row] = {}
     refused: dict[str, Row] = {}
     for case in ElementTree.parse(result).getroot().iter("testcase"):
@@ -79,7 +81,7 @@ def read(result: Path) -> tuple[dict[str, Row], dict[str, Row]]:
 
 
 def example(family: str) -> str:
-    """A published model: as a rule the one that Transformers names beside the family's configuration."""
+    """The Hub name of a published model: `BETTER_KNOWN`, else the one in Transformers' configuration module."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     source = inspect.getsource(sys.modules[CONFIG_MAPPING[family].__module__])
@@ -88,6 +90,7 @@ def example(family: str) -> str:
 
 
 def table(ran: dict[str, Row], refused: dict[str, Row]) -> str:
+    """Both tables as Markdown; what failed stands in bold."""
     lines = [TITLE, "| --- | --- | --- | --- | --- | --- |"]
     for family, row in sorted(ran.items()):
         runs = row.passed(FOLLOWS)
@@ -98,39 +101,44 @@ def table(ran: dict[str, Row], refused: dict[str, Row]) -> str:
         lines.append(
             f"| {family} | {example(family)} | {facts} | {tokens} | {aligned} | {', '.join(shadows) or '**none**'} |"
         )
-    lines += ["", "Refused before anything is loaded or written:", "", "| family | error |", "| --- | --- |"]
+    lines += ["", "Rejected:", "", "| family | error |", "| --- | --- |"]
     for family, row in sorted(refused.items()):
         fails = not all(row.tests.values())
-        lines.append(f"| {family} | {'**not refused**' if fails else row.facts.get('refused', '-')} |")
+        lines.append(f"| {family} | {'**not rejected**' if fails else row.facts.get('refused', '-')} |")
     return "\n".join(lines)
+
+
+def replaced(page: str, text: str) -> str:
+    """`page` with `text` between its markers."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} lacks the markers {BEGIN} ... {END}; add them where the tables go")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the README says otherwise")
-    parser.add_argument("--from", dest="result", type=Path, help="a JUnit XML that these tests wrote")
+    parser.add_argument("--check", action="store_true", help=f"write nothing; fail if {PAGE.name} has other tables")
+    parser.add_argument("--from", dest="result", type=Path, help="JUnit XML of an earlier run of tests/families")
     args = parser.parse_args()
     header("Model families")
     result = args.result or RESULTS / "families.xml"
     if args.result is None:
         run_tests(result)
-    ran, refused = read(result)
-    text = table(ran, refused)
+    text = table(*read(result))
     print(text)
-    page = README.read_text()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{README.name} has no {BEGIN} ... {END}")
-    new = f"{before}{BEGIN}\n{text}\n{END}{after}"
+    page = PAGE.read_text()
+    new = replaced(page, text)
     if args.check and new != page:
         raise SystemExit(
-            f"the table in {README.name} is not what the tests give; run .venv/bin/python -m scripts.families"
+            f"the tables in {PAGE.relative_to(ROOT)} differ from the test results; "
+            "run .venv/bin/python -m scripts.families"
         )
     if not args.check:
-        README.write_text(new)
+        PAGE.write_text(new)
     if "**" in text:
-        raise SystemExit("not every family passes")
+        raise SystemExit("some families failed; they stand in bold above")
 
 
 if __name__ == "__main__":

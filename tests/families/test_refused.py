@@ -16,19 +16,7 @@ from checkpoint.sharding.source import open_source
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from scheduler import errors
-
-NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"
-REFUSED = {
-    "longcat_flash": (errors.NotMoEError, NO_DISPATCH),
-    "llama4_text": (errors.NotMoEError, NO_DISPATCH),
-    "jetmoe": (errors.NotMoEError, NO_DISPATCH),
-    "llama": (errors.NotMoEError, NO_DISPATCH),
-    "qwen3": (errors.NotMoEError, NO_DISPATCH),
-    "switch_transformers": (errors.UnsupportedFamilyError, TWO_HALVES),
-    "nllb-moe": (errors.UnsupportedFamilyError, TWO_HALVES),
-    "qwen3_vl_moe": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
-    "mistral4": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
-}
+from support.models.families import REFUSED
 
 
 @pytest.mark.parametrize("refused", REFUSED)

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from checkpoint import family as families
 from checkpoint.dense import EXPERTS_IMPLEMENTATION
+from scheduler import errors
 from support.models.checkpoints import randomise
 
 WINDOW = 8
@@ -60,6 +62,20 @@ TESTED = (
 """Those that every run of the tests takes: each kind of gate, of expert and of cache. `FAMILIES=all`: every family, as
 the system tests have it."""
 
+NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"
+REFUSED: dict[str, tuple[type[errors.ODMoEError], str]] = {
+    "longcat_flash": (errors.NotMoEError, NO_DISPATCH),
+    "llama4_text": (errors.NotMoEError, NO_DISPATCH),
+    "jetmoe": (errors.NotMoEError, NO_DISPATCH),
+    "llama": (errors.NotMoEError, NO_DISPATCH),
+    "qwen3": (errors.NotMoEError, NO_DISPATCH),
+    "switch_transformers": (errors.UnsupportedFamilyError, TWO_HALVES),
+    "nllb-moe": (errors.UnsupportedFamilyError, TWO_HALVES),
+    "qwen3_vl_moe": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
+    "mistral4": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
+}
+"""Families that cannot run, with the error and a part of its message."""
+
 
 def configuration(family: str) -> Any:
     """The family's own configuration object, of those settings that it has."""
@@ -102,3 +118,19 @@ def build_with_vision() -> Any:
     eyes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
     config = AutoConfig.for_model("qwen3_5_moe", text_config=text, vision_config=eyes | {"num_position_embeddings": 16})
     return randomise(AutoModelForImageTextToText.from_config(config))
+
+
+def features(model: Any) -> list[str]:
+    """What this model has that a plain one has not, from its modules."""
+    modules = [module for _, module in families.experts_modules(model).values()]
+    names = [name for name, _ in model.named_parameters()]
+    held = {
+        "dense layers": len(modules) < model.config.get_text_config().num_hidden_layers,
+        "shared experts": any("shared" in name for name in names),
+        "biases": any(module.has_bias for module in modules),
+        "transposed weights": any(module.is_transposed for module in modules),
+        "interleaved gate": any(module.has_gate and not module.is_concatenated for module in modules),
+        "no gate": not all(module.has_gate for module in modules),
+        "latent attention": any("kv_a_proj" in name or "kv_b_proj" in name for name in names),
+    }
+    return [name for name, present in held.items() if present]
