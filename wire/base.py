@@ -22,10 +22,10 @@ class Channel(Protocol):
     """One direction of a stream. Messages arrive in the order in which they were sent."""
 
     def send(self, message: Message) -> None:
-        """Hand a message over; does not wait for the peer to read it.
+        """Queue a message, without waiting for the peer to read it.
 
-        A node's small answer may be written at once: then this waits until the link has taken it, at most until the
-        peer counts as lost. Raises `LinkError` when the stream is closed or its queue is full.
+        A node's small answer may be written at once. This then blocks until the link has taken it, at most until the
+        peer counts as lost. Raises `LinkError` if the stream is closed or its queue is full.
         """
 
     def close(self) -> None:
@@ -33,10 +33,10 @@ class Channel(Protocol):
 
 
 class Handler(Protocol):
-    """What a node does with what arrives.
+    """Receives one direction of a stream.
 
-    `on_message` must return soon (hand long work to a thread of your own) and may be called from any one thread at
-    a time. `on_close` is called once, last; `error` is None when the peer closed in peace.
+    `on_message` must return soon: give long work to another thread. It may be called from any thread, but from one at
+    a time. `on_close` is called once, last; `error` is None if the peer closed the stream in order.
     """
 
     def on_message(self, message: Message) -> None: ...
@@ -48,7 +48,7 @@ class Node(Protocol):
     """A worker or a shadow, as a transport serves it."""
 
     def accept(self, reply: Channel) -> Handler:
-        """A peer has opened a stream: answers go to `reply`, what it says goes to the handler returned."""
+        """A peer has opened a stream. Returns the handler of its messages; answers go to `reply`."""
 
     def close(self) -> None:
         """Stop the node's threads and free what it holds."""

@@ -19,7 +19,7 @@ from wire import messages, odmoe_pb2
 from wire.messages import DTYPE_BYTES, MAX_DIMS, MAX_MESSAGE_BYTES, Message, Stamped, Tensor
 
 MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
-"""A message with `MAX_MESSAGE_BYTES` of tensors, and what else it says."""
+"""Room for `MAX_MESSAGE_BYTES` of tensors and a message's other fields."""
 
 _DTYPE_OF: dict[int, str] = {odmoe_pb2.Tensor.DType.Value(name.upper()): name for name in DTYPE_BYTES}
 _ENUM_OF = {name: number for number, name in _DTYPE_OF.items()}
@@ -42,7 +42,7 @@ def _refuse_text(path: str, text: str, allowed: str) -> ProtocolError:
 
 
 def _alone(message: Callable[..., Any], name: str, value: Any, path: str, allowed: str) -> None:
-    """Raises `ProtocolError` where protobuf does not take this one field."""
+    """Raises `ProtocolError` if protobuf rejects this field."""
     try:
         message(**{name: value})
     except (TypeError, ValueError, OverflowError):
@@ -52,7 +52,7 @@ def _alone(message: Callable[..., Any], name: str, value: Any, path: str, allowe
 # --- tensors ---------------------------------------------------------------------------------------------------
 
 _EACH = f"each {_ALLOWED[FieldDescriptor.TYPE_UINT32]}"
-_PARTS = attrgetter("dtype", "shape", "data")  # protobuf makes a new bytes object each time it is asked for `data`
+_PARTS = attrgetter("dtype", "shape", "data")  # each read of `data` makes protobuf copy it
 
 
 def _refuse_size(path: str, dtype: str, shape: Sequence[int], nbytes: int) -> ProtocolError:
@@ -86,7 +86,7 @@ def _write_tensor(path: str, tensor: Tensor) -> dict[str, Any]:
 
 
 def _blame_shape(path: str, shape: Any) -> None:
-    """Raises `ProtocolError` for a shape that protobuf does not take: the part of a tensor that it looks at first."""
+    """Raises `ProtocolError` for a shape that protobuf rejects; it checks a tensor's shape first."""
     _alone(odmoe_pb2.Tensor, "shape", shape, f"{path}.shape", _EACH)
 
 
@@ -116,8 +116,8 @@ def _read_tensors(path: str, parts: Sequence[Any]) -> tuple[Tensor, ...]:
 class _Kind:
     """How one message class is written and read.
 
-    protobuf takes, and gives, all fields of a message in one call: a loop over them, in Python, takes as long as gRPC
-    takes to carry 16 KB. Where it does not take them all, `blame` looks for the one that it does not.
+    All fields go to and from protobuf in one call: a Python loop over them takes as long as gRPC takes for 16 KB. If
+    protobuf rejects the message, `blame` finds the field.
     """
 
     def __init__(self, cls: Callable[..., Message], descriptor: Descriptor) -> None:
@@ -139,11 +139,11 @@ class _Kind:
                 self._takes.append((at, path, _read_many))
 
     def write(self, message: Message) -> dict[str, Any]:
-        """What protobuf's constructor takes."""
+        """Arguments for protobuf's constructor."""
         values = dict(zip(self._names, self._get(message), strict=True))
         for name, path, put in self._puts:
             values[name] = put(path, values[name])
-        if None in values.values():  # protobuf would leave it out without a word
+        if None in values.values():  # protobuf would silently omit it
             self._leave_out(values)
         return values
 
@@ -154,7 +154,7 @@ class _Kind:
             del values[name]
 
     def blame(self, values: dict[str, Any]) -> None:
-        """Raises `ProtocolError` naming the first value that protobuf does not take."""
+        """Raises `ProtocolError` naming the first value that protobuf rejects."""
         for name, path, put in self._puts:
             if put is _write_tensor:
                 _blame_shape(path, values[name]["shape"])
@@ -165,7 +165,7 @@ class _Kind:
             _alone(self._message, name, value, self._path[name], self._allowed[name])
 
     def read(self, pb: Any) -> Message:
-        """Raises `ProtocolError` for a tensor that cannot be."""
+        """Raises `ProtocolError` for an invalid tensor."""
         values = self._get(pb)
         if self._takes or self._optional:
             values = list(values)
@@ -235,7 +235,7 @@ class Codec:
             self._by_arm[arm.name] = kind
 
     def encode(self, message: Message) -> bytes:
-        """Raises `ProtocolError` for a message of another direction, a field that cannot be, or too many bytes."""
+        """Raises `ProtocolError` for a message of another direction, an invalid field, or too many bytes."""
         stamp: dict[str, Any] = {}
         if isinstance(message, Stamped):
             stamp, message = {"stamp": _write_stamp(message)}, message.message
@@ -255,7 +255,7 @@ class Codec:
         return data
 
     def decode(self, data: bytes) -> Message:
-        """Raises `ProtocolError` for bytes that are not a message of this direction, or a field that cannot be."""
+        """Raises `ProtocolError` for bytes that are no message of this direction, or for an invalid field."""
         if len(data) > MAX_ENCODED_BYTES:
             raise self._too_large(len(data))
         try:

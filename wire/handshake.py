@@ -1,4 +1,4 @@
-"""The first message of a stream: do the two nodes belong together?"""
+"""Checks the first message of a stream: same protocol, same model, same dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STORE = "give both the same store"
 def check_hello(hello: Hello, node: str, fingerprint: str, dtype: str, peer: str = "") -> None:
     """Raises VersionError or ModelMismatchError naming what differs between the caller and `node`.
 
-    `peer`: where the caller is; a refusal is said here, too, at WARNING on the logger `wire`.
+    `peer` is the caller's address. A refusal is also logged here, at WARNING on the logger `wire`.
     """
     error = _difference(hello, node, fingerprint, dtype)
     if error is not None:

@@ -1,4 +1,4 @@
-"""Both ends in one process: messages are handed over as they are, in the sender's own thread, nothing copied."""
+"""Transport within a process: messages are passed as objects, uncopied, in the sender's thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Pipe:
 
 
 def connect(node: Node, handler: Handler) -> Channel:
-    """Open a stream to `node`; what it answers goes to `handler`."""
+    """Open a stream to `node`; its answers go to `handler`."""
     there, back = _Pipe(), _Pipe()
     there.other, back.other = back, there
     back.receiver = handler

@@ -1,4 +1,4 @@
-"""Where a node runs, as a person knows it: its host, its processor, its memory. All from the kernel, none guessed."""
+"""Host name, processor and memory of this machine, from the kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def host_name() -> str:
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's model, and how many cores of it this process may use. Where the kernel does not say which model
-    it is (as on many ARM boards) its architecture stands for it."""
+    """The processor's model and the number of cores that this process may use. If the kernel gives no model, as on
+    many ARM boards, the architecture stands for it."""
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""What nodes say to each other, as plain frozen dataclasses.
+"""The messages between nodes, as plain frozen dataclasses.
 
-The in-process transport passes these objects as they are; the gRPC transport encodes them with `wire.codec`
-after `proto/odmoe.proto`. No torch here: a tensor is its description and its bytes.
+The in-process transport passes these objects as they are; the gRPC transport encodes them with `wire.codec` as
+`proto/odmoe.proto` declares them. A tensor is a description and bytes, so torch is not needed here.
 """
 
 from __future__ import annotations
@@ -33,28 +33,27 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The sender lives. Transports send it, in either direction, and keep it to themselves: no handler ever sees one.
-
-    `coming`: how many bytes the next message has, where that is so many that it may take a while; else 0.
-    """
+    """A heartbeat. Transports exchange it in both directions; handlers never see one."""
 
     coming: int
+    """Bytes of the next message if it is large enough to take a while, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Asks a node for the same message back, at once: how long that takes is the round trip between the two."""
+    """A node returns this message at once; the main node measures the round trip with it."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
-    """Around any other message, in emulated time: it was sent at `sent` and is due at `due`, in seconds of the clock of
-    `machine`. See `odmoe.clusters.timed_streams`; no handler inside ever sees one."""
+    """Wraps any other message in emulated time (`odmoe.clusters.timed_streams`); handlers never see one."""
 
     due: float
+    """When the message counts as arrived, in seconds of `machine`'s clock."""
     sent: float
+    """When it was sent, in seconds of the same clock."""
     machine: str
     message: Message
 
@@ -64,50 +63,51 @@ class Stamped:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of every stream. `fingerprint` names the model that the caller runs; `trace`: keep spans."""
+    """First message of every stream."""
 
     version: int
     fingerprint: str
+    """Identifies the caller's model."""
     dtype: str
     node: str
+    """Name of the caller."""
     trace: bool = False
+    """Whether the node is to record spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load an expert into a slot that is free by then. Answered by `Loaded` unless an `Evict` overtakes it.
-
-    `form`: in which of the store's forms; empty: the full one, as the checkpoint has it.
-    """
+    """Load an expert into a slot, which is free by then. Answered by `Loaded` unless an `Evict` overtakes it."""
 
     load_id: int
     slot: int
     layer: int
     expert: int
     form: str = ""
+    """One of the store's forms; empty for the full one, as in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Free a slot; a load into it that has not ended is given up. Not answered."""
+    """Free a slot and cancel a load into it. Not answered."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run the slot's expert on `hidden` [n, H] with routing weights `weights` [n], once its load has ended.
-
-    `evict`: free the slot right after. Answered by `Computed`.
-    """
+    """Run the slot's expert once its load has ended. Answered by `Computed`."""
 
     call_id: int
     slot: int
     layer: int
     expert: int
     hidden: Tensor
+    """[n, H]"""
     weights: Tensor
+    """Routing weights [n]."""
     evict: bool
+    """Whether to free the slot afterwards."""
 
 
 # --- worker -> main node ---------------------------------------------------------------------------------------
@@ -115,27 +115,29 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """Answer to `Hello`: what this worker is, and where it runs. `slot_bytes` is the size of one slot.
-
-    `device`: as torch has it; `device_name`: as a person knows it (the processor, the GPU), `device_bytes`: all of its
-    memory. `load_bytes_per_s`: the loader's bandwidth, measured at start; 0 where no load ended in time. A worker with
-    no slots is a host place: it computes any expert where it lies, without a load. `call_s` and `row_s`: what an expert
-    takes to compute, for each call and for each row of it, in seconds, measured at start; 0 where it was not.
-    """
+    """Answer to `Hello`: what this worker is, and where it runs."""
 
     version: int
     node: str
     slots: int
+    """0 for a host place, which computes experts where they lie, without a load."""
     slot_bytes: int
+    """Size of one slot."""
     device: str
+    """torch's name of the device."""
     loader: str
     host: str
     pid: int
     device_name: str
+    """The model of the processor or GPU."""
     device_bytes: int
+    """All of the device's memory."""
     load_bytes_per_s: float
+    """The loader's bandwidth, measured at start; 0 if no load ended in time."""
     call_s: float = 0.0
+    """Seconds to compute an expert, for each call, measured at start; 0 if not measured."""
     row_s: float = 0.0
+    """The same for each row of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUsage:
-    """Measured from the slots, since start: sent on `AskUsage`."""
+    """Answer to `AskUsage`: what the slots held and loaded since start."""
 
     resident_experts_max: int
     device_bytes_max: int
@@ -168,33 +170,33 @@ class WorkerUsage:
 
 @dataclass(frozen=True, slots=True)
 class AskUsage:
-    """Asks a worker or a shadow what it holds. Answered by `WorkerUsage` or `ShadowUsage`."""
+    """Request for memory figures. Answered by `WorkerUsage` or `ShadowUsage`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskTrace:
-    """Asks a node that was told to keep spans for what it has not told yet. Answered by `TraceRecords`."""
+    """Request for the spans since the last answer, for a node that records them. Answered by `TraceRecords`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRecords:
-    """Spans in the node's own words, as `scheduler.trace` has them; times are seconds on its clock, which says `now`.
-
-    `machine`: clocks of nodes with the same are one clock. `more`: ask again for the rest.
-    """
+    """Spans of a node (`scheduler.trace`), one in each position of the four tuples. Times are seconds of its clock."""
 
     machine: str
+    """Nodes with the same value share a clock."""
     now: float
+    """The clock's time when this was sent."""
     whats: tuple[str, ...]
     labels: tuple[str, ...]
     starts: tuple[float, ...]
     ends: tuple[float, ...]
     more: bool
+    """Whether another `AskTrace` is needed for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The peer could not do what was asked. Which of the ids is set says what; all zero: the node as a whole."""
+    """A request to the peer failed. The id that is set names the request; all zero: the whole node failed."""
 
     error: str
     message: str
@@ -208,42 +210,42 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Follow a request: its tokens before decode pass `first_step` (the prompt, at least), both alignment periods
-    (0 = never) and how many tokens its answer may have.
-
-    `lookahead`: decode passes the shadow may be ahead of the last `Align` it received.
-    """
+    """Follow a request."""
 
     request: int
     prompt: tuple[int, ...]
+    """Tokens before decode pass `first_step`: the prompt, and the answer so far."""
     first_step: int
     max_new_tokens: int
+    """The most tokens of the answer."""
     align_token: int
+    """Period of token alignment; 0 for never."""
     align_kv: int
+    """Period of KV alignment; 0 for never."""
     lookahead: int
+    """Decode passes that the shadow may be ahead of the last `Align`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Align:
-    """Decode pass `step` (0 = the first after prefill) may start.
-
-    `token`: the main model's token that pass reads, where token alignment is due, else None.
-    `kv`: the main model's KV rows [start, start + n) and its states, where KV alignment is due, else empty: every
-    tensor of the cache, in the order of `checkpoint.kv`, of shape [0] where this message has nothing of it.
-    `more`: rows too large for one message come in several, in order; the pass starts with the last.
-    """
+    """Decode pass `step` may start."""
 
     request: int
     step: int
+    """0 for the first pass after prefill."""
     token: int | None
+    """The main model's token that the pass reads, if token alignment is due."""
     kv_start: int
     kv: tuple[Tensor, ...]
+    """The main model's KV rows from position `kv_start` on and its states; empty unless KV alignment is due. One tensor
+    for each of the cache, in the order of `checkpoint.kv`, of shape [0] if this message has nothing of it."""
     more: bool = False
+    """Whether more rows of this pass follow in another message; the pass starts after the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseRequest:
-    """The request is over, done or not. Answered by nothing; predictions on their way may still arrive."""
+    """The request has ended or was cancelled. Not answered; predictions in flight may still arrive."""
 
     request: int
 
@@ -253,7 +255,7 @@ class CloseRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShadowReady:
-    """Answer to `Hello`. `device_bytes`: what the quantised model takes; the rest as for a worker."""
+    """Answer to `Hello`. `device_bytes` is the size of the quantised model; the rest is as for a worker."""
 
     version: int
     node: str
@@ -266,7 +268,7 @@ class ShadowReady:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The shadow's gate of `layer` fired for the token at `position`: experts, best first, and their weights."""
+    """The experts that the shadow's gate of `layer` chose for the token at `position`, best first, with weights."""
 
     request: int
     position: int
@@ -277,7 +279,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ShadowUsage:
-    """Bytes of the shadow's weights and caches, measured from its tensors: the most since start."""
+    """The peak size of the shadow's weights and caches since start, measured from its tensors."""
 
     device_bytes_max: int
 

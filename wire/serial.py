@@ -1,4 +1,4 @@
-"""A thread that does jobs one after the other, so that a handler can return at once."""
+"""A thread that runs jobs one after the other, so that a handler can return at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class SerialThread:
-    """Jobs run in the order in which they were submitted. `on_error(error)` is told what a job let escape."""
+    """Runs jobs in the order of submission and calls `on_error(error)` with an exception that escapes one."""
 
     def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -32,7 +32,7 @@ class SerialThread:
         self._jobs.put((job, args))
 
     def close(self, deadline_s: float = 5.0) -> bool:
-        """Finish the job under way, drop the rest, stop. False when it did not stop in time."""
+        """Finish the running job, drop the others, stop. False if the thread did not stop in time."""
         self._closed = True
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:
@@ -53,5 +53,5 @@ class SerialThread:
     def _tell(self, error: Exception) -> None:
         try:
             self._on_error(error)
-        except Exception as second:  # noqa: BLE001 - likewise; most often the stream is gone that it was to be told on
+        except Exception as second:  # noqa: BLE001 - likewise; most often the stream for the report is gone
             _log.warning("%s: %s; that could not be told: %s", self._thread.name, error, second)

@@ -1,4 +1,4 @@
-"""Who is connected to a node, and whom it serves: the last main node that belongs here and has said Hello."""
+"""The main nodes connected to a node. It serves the last one whose Hello it accepted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from wire.tracing import NodeSpans
 
 
 class Session(ABC):
-    """One main node's stream to a worker or a shadow: it begins with Hello, and ends when another is served.
+    """One main node's stream to a worker or a shadow. It begins with Hello, and ends when another main node is served.
 
-    `spans`: what the node does for this main node by `clock`, kept where its Hello asked for it.
+    `spans` records what the node does for this main node, timed by `clock`, if its Hello requested a trace.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Session(ABC):
         reply: Channel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`belongs`: the fingerprint and dtype of the store that both sides must have."""
+        """`belongs` is the fingerprint and dtype of the store, which both sides must have."""
         self.name = name
         self.reply = reply
         self.spans = NodeSpans(False, clock)
@@ -51,11 +51,11 @@ class Session(ABC):
 
     @abstractmethod
     def report(self, error: Exception, about: Message | None = None) -> None:
-        """Tell the main node what went wrong, with which of its messages."""
+        """Report an error to the main node. `about` is the message that caused it."""
 
     @abstractmethod
     def end(self) -> None:
-        """The stream is over: drop what was asked on it. Called once."""
+        """The stream has ended: drop its requests. Called once."""
 
     @property
     def over(self) -> bool:
@@ -94,7 +94,7 @@ class Session(ABC):
         self.end()
 
     def replaced(self) -> None:
-        """Another main node is served from now on: tell this one, and end its stream."""
+        """Another main node is served from now on: tell this one and end its stream."""
         if not self._over:
             with contextlib.suppress(LinkError):
                 self.reply.send(Failed("LinkError", f"{self.name} now serves another main node"))
@@ -106,7 +106,7 @@ S = TypeVar("S", bound=Session)
 
 
 class Sessions(Generic[S]):
-    """Thread-safe. Nobody is disturbed by a stream that never says Hello, or is refused."""
+    """The open streams of a node. Thread-safe. A stream without an accepted Hello disturbs no other."""
 
     def __init__(self) -> None:
         self._open: set[S] = set()
@@ -120,7 +120,7 @@ class Sessions(Generic[S]):
         return session
 
     def serve(self, session: S) -> None:
-        """It has said Hello and belongs here: from now on it is the one."""
+        """Its Hello was accepted: serve this stream, and end the one served before."""
         with self._lock:
             before, self._served = self._served, session
         if before is not None and before is not session:

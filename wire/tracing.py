@@ -1,4 +1,4 @@
-"""A node's part of a trace, and what names a message on both sides of its stream."""
+"""A node's part of a trace, and the key of a message, the same on both sides of its stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART = 20_000
 
 
 class NodeSpans:
-    """What a node does, told when it is asked. Nothing is kept, and next to nothing costs, where it is not `on`."""
+    """Records spans of what a node does. While not `on` it keeps nothing and costs next to nothing."""
 
     def __init__(self, on: bool, clock: Callable[[], float]) -> None:
         self.on = on
@@ -37,11 +37,11 @@ class NodeSpans:
             self._tracer.mark(CAME, key_of(message))
 
     def take(self) -> list[SpanTuple]:
-        """What has not been told yet."""
+        """Spans since the last call."""
         return self._tracer.take()
 
     def answer(self) -> TraceRecords:
-        """What has not been told yet, at most PART of it."""
+        """Spans since the last answer, at most PART of them."""
         self._rest += self.take()
         part, self._rest = self._rest[:PART], self._rest[PART:]
         whats, labels, starts, ends = zip(*part, strict=True) if part else ((), (), (), ())
@@ -49,7 +49,7 @@ class NodeSpans:
 
 
 def key_of(message: Travelling) -> str:
-    """The same on both sides, and another for every message on its way between two nodes."""
+    """The same on both sides of a stream, and unique among the messages in flight between two nodes."""
     if isinstance(message, Compute):
         return f"{message.layer}.{message.expert} to #{message.call_id}"
     if isinstance(message, Computed):
@@ -60,5 +60,5 @@ def key_of(message: Travelling) -> str:
 
 
 def machine() -> str:
-    """The same for all processes whose monotonic clocks are one: those of one running kernel."""
+    """An id of the running kernel: processes with the same id share a monotonic clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,4 +1,4 @@
-"""What one stream carries: messages and their encoded bytes, counted by both ends. Beats are left out."""
+"""Counts the messages of a stream and their encoded bytes, at both ends, without beats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wire.messages import Message, Stamped
 
 
 class Count(NamedTuple):
-    """`nbytes`: as encoded, without what gRPC, TLS and TCP put around it (some 40 bytes a message)."""
+    """`nbytes` is the encoded size, without the headers of gRPC, TLS and TCP (some 40 bytes a message)."""
 
     messages: int
     nbytes: int
@@ -30,7 +30,7 @@ class MessageCounts:
             self._nbytes[kind] = self._nbytes.get(kind, 0) + nbytes
 
     def of(self, *kinds: type) -> Count:
-        """Of these kinds; of all where none is named."""
+        """The count of these kinds of messages; of all if no kind is given."""
         with self._lock:
             wanted = kinds or tuple(self._messages)
             return Count(
@@ -39,18 +39,18 @@ class MessageCounts:
 
 
 class Traffic(NamedTuple):
-    """Both directions, as the end sees them that counts."""
+    """Both directions, as counted by one end."""
 
     sent: MessageCounts
     received: MessageCounts
 
 
 def kind_of(message: Message) -> type:
-    """Of what a stamped message is about."""
+    """The kind of a message; of a stamped one, the kind of its content."""
     return type(message.message if isinstance(message, Stamped) else message)
 
 
 def traffic_of(channel: Channel) -> Traffic | None:
-    """None where messages are handed over in memory: there nothing is encoded."""
+    """The counts of a channel; None for one within a process, which encodes nothing."""
     found = getattr(channel, "traffic", None)
     return found if isinstance(found, Traffic) else None

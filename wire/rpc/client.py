@@ -17,7 +17,7 @@ from wire.rpc.tls import Identity
 from wire.rpc.tls_probe import TlsProbe
 
 PROBE_AFTER_S, PROBE_EACH_S = 0.25, 0.5
-"""When a stream is not open after so long, it is looked into why; and then again and again until the deadline."""
+"""A stream that is not open after `PROBE_AFTER_S` is diagnosed, then every `PROBE_EACH_S` until the deadline."""
 
 
 def connect(
@@ -29,13 +29,13 @@ def connect(
     identity: Identity | None = None,
     pulse: Pulse = PULSE,
 ) -> Channel:
-    """Open a stream to the node at `address` ("host:port"); what it says goes to `handler`, from a thread of its own.
+    """Open a stream to the node at `address` ("host:port"); its messages go to `handler`, from a thread of their own.
 
-    With an `identity` the node must be who it says, and speak TLS with this cluster's certificates. Until `deadline_s`
-    a node that is not there yet is waited for. Raises `ConfigError` for an address that cannot be, or that is off
-    loopback without a secret and an identity; `LinkError` when the node cannot be reached, `CertificateError` when one
-    of the two does not take the other's certificate, `SecretError` when it refuses the secret, `HandshakeError` when it
-    is of another kind. Where this raises, `handler` hears nothing. `pulse` says when a silent node is lost.
+    With an `identity` the node must speak TLS, with a certificate of this cluster for that address. A node that is not
+    there yet may appear until `deadline_s`. `pulse` bounds a node's silence. Raises `ConfigError` for an invalid
+    address, or one off loopback without a secret and an identity; `LinkError` if the node cannot be reached,
+    `CertificateError` if one of the two rejects the other's certificate, `SecretError` if it rejects the secret,
+    `HandshakeError` if it is a node of another kind. After an error `handler` is never called.
     """
     host, port = _parts(address)
     check_access(host, secret, identity)
@@ -46,7 +46,7 @@ def connect(
         else grpc.insecure_channel(address, options=CLIENT_OPTIONS)
     )
     stream = Stream(edge.to_node, edge.from_node, f"the {kind} at {address}", lambda: call.cancel(), pulse)
-    open_call: Any = channel.stream_stream  # without serializers, which its type stub demands: bytes as they are
+    open_call: Any = channel.stream_stream  # Any: its type stub demands serializers, and we send bytes
     call = open_call(f"/{edge.service}/{edge.method}")(
         stream.outgoing(), metadata=((SECRET_KEY, secret),) if secret else (), wait_for_ready=True
     )
@@ -64,7 +64,7 @@ def connect(
 
 
 def _follow(channel: grpc.Channel, call: Any, stream: Stream, handler: Handler, opened: futures.Future[None]) -> None:
-    """The stream's thread: whether the node took the stream, then what it says."""
+    """The stream's thread: waits until the node accepts the stream, then reads it."""
     try:
         refusal = _refusal(call, stream.peer)
         if not opened.set_running_or_notify_cancel():
@@ -80,7 +80,7 @@ def _follow(channel: grpc.Channel, call: Any, stream: Stream, handler: Handler, 
 
 
 def _refusal(call: Any, peer: str) -> ODMoEError | None:
-    """Wait for the node's first word, however long: `connect` cancels the call when it is too long."""
+    """Wait for the node's first answer. `connect` bounds this: it cancels the call at its deadline."""
     if ACCEPTED_KEY in dict(call.initial_metadata() or ()):
         return None
     try:
@@ -93,7 +93,7 @@ def _refusal(call: Any, peer: str) -> ODMoEError | None:
 
 
 def _await(opened: futures.Future[None], peer: str, deadline_s: float, probe: TlsProbe) -> None:
-    """Until the stream is open. gRPC itself would try again until the deadline, whatever the reason."""
+    """Wait until the stream is open. Diagnoses failures meanwhile, since gRPC retries whatever the reason."""
     end = time.monotonic() + deadline_s
     wait_s = PROBE_AFTER_S
     while (left_s := end - time.monotonic()) > 0:
@@ -117,5 +117,5 @@ def _parts(address: str) -> tuple[str, int]:
     """Raises ConfigError unless it is "host:port" or "[IPv6]:port"."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"the address {address!r} cannot be; allowed: host:port, [IPv6]:port")
+        raise ConfigError(f"the address {address!r} is invalid; allowed: host:port, [IPv6]:port")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,9 +1,9 @@
-"""Names, on the server's side, why a TLS handshake failed, and with whom.
+"""Diagnoses, on the server's side, why a TLS handshake failed, and with which client.
 
-gRPC tells a server nothing of a client that it did not let in, and the client only that the connection was closed. But
-it asks for the certificate at each new connection, before it has read a byte of it. So a caller whose handshake has
-just failed is served by Python's `ssl` when it comes back, with the same certificates and the same demands: that says
-why, here, and sends the caller the alert that gRPC withholds. The connection is closed afterwards in any case.
+gRPC tells a server nothing about a rejected client, and the client only that the connection was closed. But for each
+new connection it requests the server's certificate before it reads a byte. After a failed handshake, Python's `ssl`
+serves the caller's next connection, with the same certificates and rules. It reports the reason here, and sends the
+caller the alert that gRPC withholds. That connection is always closed afterwards.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from scheduler.errors import CertificateError, ODMoEError
 from wire.rpc.tls import NO_CERTIFICATE, NO_TLS, Identity, ours_wrong, theirs_wrong
 
 EXAMINE_S = 0.25
-"""How long one examination may take; it needs some milliseconds. gRPC's thread waits meanwhile, and new connections."""
+"""Limit of one examination, which needs some milliseconds. It blocks gRPC's thread and with it new connections."""
 
 QUIET_S = 10.0
-"""A caller's error is named once in this time, however often it knocks."""
+"""A caller's error is logged once in this time, however often it connects."""
 
 SPEND_S = 1.0
-"""All examinations within `QUIET_S` take no longer than this and one more: nobody can keep others out for long."""
+"""Within `QUIET_S` no examination starts once they have taken so long, so that no caller can block the others."""
 
 GIVEN_UP_S = 3.0
-"""After this long without a stream, a caller that did not come back to be examined is reported as what it is."""
+"""A caller that opened no stream and did not reconnect for so long is reported without an examination."""
 
 MAX_CALLERS = 1024
 
 COME_AGAIN = b"\0\0\x08\x07" + bytes(13)
-"""An HTTP/2 GOAWAY frame: what a caller that was examined and is welcome hears before it is hung up on. gRPC tries
-again (it expects SETTINGS first), and `tls_probe` knows from any answer that its certificate is not at fault."""
+"""An HTTP/2 GOAWAY frame, sent to a caller that passed its examination. gRPC then retries (it expects SETTINGS first),
+and any answer tells `tls_probe` that its certificate is not at fault."""
 
 log = logging.getLogger("wire")
 
@@ -47,7 +47,7 @@ Peer = tuple[str, int]
 
 
 class Refusals:
-    """Says at WARNING who was refused and by which error, once in `QUIET_S` for the same words. Thread-safe."""
+    """Logs refused callers with the error at WARNING, the same text once in `QUIET_S`. Thread-safe."""
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, str], float] = {}
@@ -64,26 +64,26 @@ class Refusals:
 
 
 class _Caller:
-    """One address that has knocked and was not let in yet."""
+    """One address that has connected and opened no stream yet."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
         self.explained = False
-        self.failed = False  # its last connection has ended without a stream, and is to be looked into
-        self.left = False  # at least one connection has
+        self.failed = False  # its last connection ended without a stream: examine the next
+        self.left = False  # at least one connection ended so
 
 
 class Doorman:
-    """Of one server: gRPC calls `knock` for each new connection, the server `welcome` for each stream it takes.
+    """The doorman of one server. gRPC calls `knock` for each new connection, the server `welcome` for each stream.
 
-    `knock` must not raise, and returns nothing: the certificate stays as it is.
+    `knock` must not raise. It returns None, so that gRPC keeps its certificate.
     """
 
     def __init__(self, identity: Identity, refusals: Refusals) -> None:
         self.port = 0  # known once the server listens
         self._identity = identity
         self._refusals = refusals
-        self._open: dict[Peer, bool] = {}  # connections, and whether one is accounted for: by a stream, or examined
+        self._open: dict[Peer, bool] = {}  # connections, and whether each had a stream or was examined
         self._callers: dict[str, _Caller] = {}
         self._spent: list[tuple[float, float]] = []  # when an examination ended, and how long it took
         self._timer: threading.Timer | None = None
@@ -104,7 +104,7 @@ class Doorman:
             _let_go(connections)
             if chosen and suspect:
                 self._examine(chosen[0], suspect)
-        except OSError as error:  # no file descriptor is left, say: gRPC decides alone
+        except OSError as error:  # no file descriptor is left, for example: gRPC decides alone
             log.warning("a new connection to port %d cannot be looked at: %s", self.port, error)
 
     def welcome(self, peer: str) -> None:
@@ -122,7 +122,7 @@ class Doorman:
                 self._timer.cancel()
 
     def _sort_out(self, connections: dict[Peer, socket.socket]) -> None:
-        """Who has come, and whose connection has ended without a stream. The lock is held."""
+        """Update the callers: new ones, and those whose connection ended without a stream. Holds the lock."""
         now = time.monotonic()
         for peer in [peer for peer in self._open if peer not in connections]:
             if not self._open.pop(peer) and peer[0] in self._callers:
@@ -138,14 +138,14 @@ class Doorman:
             self._timer.start()
 
     def _suspects(self, address: str) -> bool:
-        """It was turned away, and there is time left to find out why. The lock is held."""
+        """Whether to examine it: its handshake failed, and time is left to find out why. The lock is held."""
         now = time.monotonic()
         self._spent = [(at, seconds) for at, seconds in self._spent if now - at < QUIET_S]
         caller = self._callers.get(address)
         return caller is not None and caller.failed and sum(seconds for _, seconds in self._spent) < SPEND_S
 
     def _examine(self, address: str, connection: socket.socket) -> None:
-        """Shake hands with a caller as gRPC would, hear why that fails, say so."""
+        """Do a TLS handshake with a caller as gRPC would, and log why it fails."""
         start = time.monotonic()
         connection.settimeout(EXAMINE_S)
         reason, fine = "", False
@@ -173,7 +173,7 @@ class Doorman:
             self._refusals.say(address, CertificateError(reason))
 
     def _report(self) -> None:
-        """Some time after a first knock: who was turned away by gRPC, and did not come back to be told why."""
+        """Report callers that gRPC rejected and that did not reconnect. Runs `GIVEN_UP_S` after a first connection."""
         try:
             connections = dict(_connections(self.port))
         except OSError:
@@ -191,8 +191,8 @@ class Doorman:
             self._refusals.say(
                 address,
                 CertificateError(
-                    "it comes and leaves without opening a stream: it has no certificate of this cluster, or one "
-                    "that has expired, or does not take this host's; make both anew with `odmoe certs`"
+                    "it connects and leaves without opening a stream: it has no certificate of this cluster, or one "
+                    "that has expired, or does not accept this host's; make both again with `odmoe certs`"
                 ),
             )
 
@@ -217,7 +217,7 @@ def _let_go(connections: dict[Peer, socket.socket]) -> None:
 
 
 def _connections(port: int) -> Iterator[tuple[Peer, socket.socket]]:
-    """This process's connections to `port`, each as a second handle on it, which is the caller's to close."""
+    """This process's connections to `port`, each as a duplicated handle, which the caller must close."""
     for name in os.listdir("/dev/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -233,7 +233,7 @@ def _connections(port: int) -> Iterator[tuple[Peer, socket.socket]]:
 
 
 def _peer(connection: socket.socket, port: int) -> Peer | None:
-    """Who is at the other end, where this end is `port`."""
+    """The other end of a connection whose own end is `port`."""
     try:
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
             return None
@@ -244,7 +244,7 @@ def _peer(connection: socket.socket, port: int) -> Peer | None:
 
 
 def _plain(host: str) -> str:
-    """An IPv4 address as such, even where the socket is one for both."""
+    """An IPv4 address in its own notation, even if mapped into IPv6."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

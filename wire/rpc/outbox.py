@@ -1,4 +1,4 @@
-"""What waits to be written to one stream."""
+"""The queue of messages to be written to one stream."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from queue import SimpleQueue
 
 
 class Outbox:
-    """Encoded messages, in the order in which they were put; thread-safe, bounded in number and in bytes.
+    """A queue of encoded messages, bounded in number and in bytes. Thread-safe.
 
-    `write`, where there is one, writes a message at once and returns when gRPC has taken it. A small message that
-    nothing waits before is then written by the thread that sends it, which spares a wake-up of the thread that
-    drains the outbox; it waits for gRPC, and so for the peer only where the link is full.
+    `write`, if given, writes a message at once and returns when gRPC has taken it. A small message then skips an empty
+    queue and is written by the sending thread, which saves a wake-up of the draining thread. The sender waits for gRPC,
+    and for the peer only if the link is full.
     """
 
     AT_ONCE_BYTES = 128 * 1024
-    """Larger messages are not written at once: they may not fit the peer's window, and the sender must not wait."""
+    """Larger messages are always queued: they may not fit the peer's window, and the sender must not block."""
 
     def __init__(self, max_messages: int, max_bytes: int, write: Callable[[bytes], object] | None = None) -> None:
         self._max_messages, self._max_bytes = max_messages, max_bytes
@@ -27,7 +27,7 @@ class Outbox:
         self._writing = threading.Lock()
 
     def put(self, *messages: bytes, at_once: bool = True) -> bool:
-        """Messages that follow each other. False, with nothing done, where it is full; an empty outbox takes all."""
+        """Queue consecutive messages. False, with nothing queued, if full; an empty outbox accepts any size."""
         if at_once and self._put_at_once(messages):
             return True
         size = sum(map(len, messages))
@@ -55,18 +55,18 @@ class Outbox:
             self._writing.release()
 
     def idle(self) -> bool:
-        """Nothing waits."""
+        """Whether the queue is empty."""
         return not self._count
 
     def waiting(self) -> str:
         return f"{self._count} messages of {self._bytes / 2**20:.0f} MiB wait"
 
     def end(self) -> None:
-        """What was put before is still given out."""
+        """End the iteration after the messages that are already queued."""
         self._queue.put(None)
 
     def __iter__(self) -> Iterator[bytes]:
-        """What gRPC is to write next, until `end`. For one thread."""
+        """The messages for gRPC to write, until `end`. For one thread."""
         for data in iter(self._queue.get, None):
             with self._writing:
                 yield data

@@ -1,4 +1,4 @@
-"""How a stream tells a dead or frozen peer from one that is busy, or far away."""
+"""Heartbeats: how a stream distinguishes a dead or frozen peer from one that is busy or far away."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 
 class Pulse(NamedTuple):
-    """Both ends send a `Beat` where they said nothing for `beat_s`; a peer silent for `lost_after_s` is lost.
+    """Each end sends a `Beat` after `beat_s` without a message. A peer silent for `lost_after_s` is lost.
 
-    A peer whose link goes down is lost at most `lost_after_s` + `beat_s` = 1.5 s after its last message came.
+    A peer whose link goes down is lost at most `lost_after_s` + `beat_s` = 1.5 s after its last message arrived.
 
-    Whatever arrives is a sign of life, but only when it has arrived whole. So a message larger than `announced_bytes`
-    is announced by a `Beat` that says its size, and may then take as long as a link of `slowest_link` bytes a second
-    needs: on 10 Mbit/s a message of 1 MB takes 0.84 s, one of 64 MB 54 s. What is smaller takes at most 0.21 s there,
-    and a peer speaks at least every 2 x `beat_s` = 0.25 s; so a live one is silent for so long only where its process
-    gets no turn for 0.9 s: a Python thread that must wait for a core, or for the interpreter lock.
+    A message is a sign of life once it has arrived whole. One larger than `announced_bytes` is therefore announced by a
+    `Beat` with its size, and may take as long as a link of `slowest_link` bytes/s needs: at 10 Mbit/s 0.84 s for 1 MB,
+    54 s for 64 MB. A smaller one takes at most 0.21 s there, and a peer sends something at least every 2 x `beat_s` =
+    0.25 s. A live peer is thus taken for dead only if its process gets no turn for 0.9 s, waiting for a core or for the
+    interpreter lock.
     """
 
     beat_s: float = 0.125
@@ -30,15 +30,15 @@ PULSE = Pulse()
 
 
 class Monitor:
-    """Counts one peer's silence, and says when to speak: a thread that wakes up each `beat_s`, from `start` to `stop`.
+    """Measures one peer's silence and triggers our beats: a thread that wakes every `beat_s` from `start` to `stop`.
 
-    Silence is counted in wake-ups, not by the clock, and those that come late by half a beat do not count: a process
-    that was itself stopped, or got no turn on a busy machine, has not listened. Time that the handler takes with a
-    message does not count either, since nothing is read meanwhile.
+    Silence is counted in wake-ups, not by the clock. A wake-up that is late by half a beat does not count: a process
+    that was stopped, or got no turn on a busy machine, has not listened. Nor does time in the handler, since nothing is
+    read meanwhile.
     """
 
     def __init__(self, pulse: Pulse, beat: Callable[[], object], lost: Callable[[], object]) -> None:
-        """`beat` is called where nothing was sent since the last wake-up, `lost` once when the peer is silent."""
+        """`beat` is called if nothing was sent since the last wake-up, `lost` once, when the peer is lost."""
         self.busy = False  # the handler has a message in hand
         self.sent_since_wakeup = False  # something was sent since the last wake-up
         self._heard = True  # something has arrived since the last wake-up
@@ -54,7 +54,7 @@ class Monitor:
         self._stopped.set()
 
     def hear(self, coming: int = 0) -> None:
-        """A message has arrived. `coming`: the next one has so many bytes, and may take what the slowest link takes."""
+        """A message has arrived. `coming`: announced bytes of the next one, which may take the slowest link's time."""
         self._heard = True
         self._grace_s = coming / self._pulse.slowest_link
 

@@ -51,10 +51,10 @@ class _Threads(futures.ThreadPoolExecutor):
 
 
 class GrpcServer:
-    """A node at `address` ("host:port"), from construction to `close`. The node itself stays its maker's to close.
+    """Serves a node at `address` ("host:port") from construction to `close`, which does not close the node.
 
-    With an `identity` it speaks TLS only, and only to clients with a certificate of the same CA. Whoever is refused is
-    named at WARNING on the logger `wire`, with the error that the client gets.
+    With an `identity` it speaks only TLS, and only to clients with a certificate of the same CA. A refused client is
+    logged at WARNING on the logger `wire`, with the error that the client gets.
     Raises `ConfigError` off loopback without a secret or an identity, `LaunchError` when it cannot listen.
     """
 
@@ -77,7 +77,7 @@ class GrpcServer:
         self._lock = threading.Lock()
         self._live: dict[Stream, threading.Thread] = {}
         behaviour: Any = functools.partial(self._serve)
-        behaviour.experimental_non_blocking = True  # replies through a function, not an iterator: from any thread
+        behaviour.experimental_non_blocking = True  # replies by a function, callable from any thread
         handler = grpc.stream_stream_rpc_method_handler(behaviour)
         service = grpc.method_handlers_generic_handler(self._edge.service, {self._edge.method: handler})
         self._server = grpc.server(
@@ -90,7 +90,7 @@ class GrpcServer:
         self._server.start()
 
     def close(self, grace: float = 2.0) -> None:
-        """Stop listening and end every stream in peace; those not over after `grace` seconds are cut."""
+        """Stop listening and end every stream in order; cut those still open after `grace` seconds."""
         deadline = time.monotonic() + grace + 1.0
         with self._lock:
             live = dict(self._live)
@@ -106,7 +106,7 @@ class GrpcServer:
     def _serve(
         self, requests: Iterator[bytes], context: grpc.ServicerContext, respond: Callable[[bytes | None], None]
     ) -> None:
-        """One stream, from first to last, in the thread in which those replies are written that had to wait."""
+        """Serves one stream until it ends. Queued replies are written in this thread."""
         if self._doorman:
             self._doorman.welcome(context.peer())
         self._authenticate(context)
@@ -156,7 +156,7 @@ class GrpcServer:
 
 
 def _until_over(requests: Iterator[bytes], context: grpc.ServicerContext, stream: Stream) -> Iterator[bytes]:
-    """What the client says. Raises `RpcError` if it is gone, which `requests` alone at times takes for a close."""
+    """The client's messages. Raises `RpcError` if it is gone, which `requests` alone may take for a close."""
     over = threading.Event()
     if not context.add_callback(over.set):
         over.set()

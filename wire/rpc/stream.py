@@ -36,14 +36,14 @@ MAX_QUEUED_BYTES = 512 * 1024 * 1024
 """Bytes that may wait to be written to one stream: a prompt's KV rows, say, on their way to the shadow."""
 
 LINGER_S = 5.0
-"""How long a closed stream may take to hand over what was queued, before it is cut."""
+"""How long a closed stream may take to deliver its queue before it is cut."""
 
 SECRET_KEY = "odmoe-secret"
 ACCEPTED_KEY = "odmoe-accepted"
 """In the server's first metadata: the secret was right and the node took the stream."""
 
 ERROR_KEY = "odmoe-error"
-"""In the server's last metadata: the name of the error of ours that ended the stream."""
+"""In the server's last metadata: the class name of the error that ended the stream."""
 
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ SERVER_OPTIONS = (
     *_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
-    # Otherwise a second server binds the same port without a word.
+    # Otherwise a second server silently binds the same port.
     ("grpc.so_reuseport", 0),
 )
 CLIENT_OPTIONS = (
@@ -95,7 +95,7 @@ CLIENT_OPTIONS = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. Names other than localhost are not looked up: they count as far."""
+    """Whether only this machine can reach `host`. Names are not resolved: all but localhost count as remote."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -103,9 +103,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_access(host: str, secret: str | None, identity: Identity | None) -> None:
-    """Raises `ConfigError` for a secret that cannot travel in a header, or where one of the two lacks off loopback.
+    """Raises `ConfigError` for a secret that does not fit into a header, or if one of both is missing off loopback.
 
-    The certificate proves which host it is, the secret that it belongs to this cluster.
+    The certificate proves a host's address, the secret that it belongs to this cluster.
     """
     if secret is not None and not (
         secret.isascii() and secret.isprintable() and secret.strip() == secret and 0 < len(secret) <= 1024
@@ -147,7 +147,7 @@ _ADVICE = {
 
 
 def status_of(error: ODMoEError) -> tuple[grpc.StatusCode, str]:
-    """The status that ends a stream for `error`, and its details. Its name travels as `metadata_of` it."""
+    """The status and details that end a stream because of `error`; `metadata_of` carries its class name."""
     code = next((code for cls, code in _CODE_OF if isinstance(error, cls)), grpc.StatusCode.INTERNAL)
     return code, str(error)[:1000]
 
@@ -157,7 +157,7 @@ def metadata_of(error: ODMoEError) -> tuple[tuple[str, str], ...]:
 
 
 def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
-    """What the end of a stream means, as an error of ours. A server's side of a stream knows no status."""
+    """A stream's gRPC error as one of ours. The server's side of a stream has no status."""
     if not isinstance(error, grpc.Call):
         return LinkError(f"the stream to {peer} broke: the peer is gone, or gave it up")
     code = error.code()
@@ -172,10 +172,10 @@ def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
 
 
 class Stream:
-    """A `Channel` over one gRPC stream. What is sent waits, encoded, for the thread in which gRPC writes.
+    """A `Channel` over one gRPC stream. Messages are queued, encoded, for the thread in which gRPC writes.
 
-    `cut` ends the RPC at once, from any thread, and may be called when it is over. `write`, where there is one, writes
-    a message from any thread, one at a time, and returns when gRPC has taken it.
+    `cut` ends the RPC at once, from any thread, even if it has ended. `write`, if given, writes a message from any
+    thread, one at a time, and returns when gRPC has taken it.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Stream:
         self._linger: threading.Timer | None = None
 
     def send(self, message: Message) -> None:
-        """Raises `LinkError` when closed or too much waits already, `ProtocolError` when it cannot be encoded."""
+        """Raises `LinkError` if the stream is closed or its queue full, `ProtocolError` if encoding fails."""
         if self._closed:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
         data = self._out.encode(message)
@@ -216,7 +216,7 @@ class Stream:
             )
 
     def close(self) -> None:
-        """Messages already sent are handed over first, within `LINGER_S`; what still arrives is dropped."""
+        """End the stream after delivering the queue, within `LINGER_S`. Messages that still arrive are dropped."""
         if self._closed:
             return
         self._closed = self._ended_here = True
@@ -230,12 +230,12 @@ class Stream:
         return iter(self._outbox)
 
     def stop_writing(self) -> None:
-        """Let the thread that waits in `outgoing` go."""
+        """Release the thread that waits in `outgoing`."""
         self._closed = True
         self._outbox.end()
 
     def read(self, incoming: Iterable[bytes], handler: Handler) -> None:
-        """Feed `handler` until the stream ends, then tell it so. Returns when `on_close` has."""
+        """Pass messages to `handler` until the stream ends, then call its `on_close`. Returns after that."""
         self._monitor.start()
         error = self._pump(incoming, handler)
         self._monitor.stop()
@@ -273,7 +273,7 @@ class Stream:
         return self.fault
 
     def _beat(self) -> None:
-        if not self._closed and self._outbox.idle():  # what waits is a sign of life itself
+        if not self._closed and self._outbox.idle():  # a queued message is a sign of life, too
             self._outbox.put(self._out.encode(Beat(0)), at_once=False)
 
     def _silent(self) -> None:

@@ -1,6 +1,6 @@
-"""What a node needs to prove who it is, and what a TLS handshake that failed says about it.
+"""A node's certificate and key, and failed TLS handshakes in words.
 
-The library that makes certificates is not needed here: Python's `ssl` reads and checks them, as it would a peer's.
+Python's `ssl` reads and checks the certificates as it would a peer's; the library that makes them is not needed here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler.errors import CertificateError
 CA_FILE, CHAIN_FILE, KEY_FILE = "ca.pem", "node.pem", "node.key"
 
 _NO_CHECK_TIME = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name: dates are then ours to check, and to tell."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name. We check dates ourselves, to report them."""
 
 _MAKE = "make one with `odmoe certs` and copy it to this host"
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -31,24 +31,24 @@ _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A node's certificate chain and key, and the CA that it and its peers are signed by; all PEM.
+    """A node's certificate chain and key, and the CA that signs it and its peers, all PEM.
 
-    The contexts are Python's, with the same files: with these, a handshake that gRPC could not finish is looked into.
+    The contexts are Python's, from the same files; they serve to diagnose a handshake that failed in gRPC.
     """
 
     ca: bytes
     chain: bytes
     key: bytes = field(repr=False)
     expires: float
-    """When the certificate does, as seconds since 1970."""
+    """When the certificate expires, in seconds since 1970."""
     as_client: ssl.SSLContext = field(repr=False, compare=False)
     as_server: ssl.SSLContext = field(repr=False, compare=False)
     as_reader: ssl.SSLContext = field(repr=False, compare=False)
-    """A client that takes any certificate of this CA, whatever its dates and address: to read what it says."""
+    """A client that accepts any certificate of this CA, whatever its dates and address, to read it."""
 
     @classmethod
     def read(cls, folder: Path) -> Identity:
-        """From `ca.pem`, `node.pem` and `node.key` in `folder`. Raises CertificateError: which file, and why not."""
+        """From `ca.pem`, `node.pem` and `node.key` in `folder`. Raises CertificateError naming the file and reason."""
         ca, chain, key = (folder / name for name in (CA_FILE, CHAIN_FILE, KEY_FILE))
         texts = tuple(_read(path) for path in (ca, chain, key))
         _check_pem(chain)
@@ -63,11 +63,11 @@ class Identity:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a client: shows this certificate, and takes servers whose certificate is for the address called."""
+        """For a client: presents this certificate, and accepts servers whose certificate is for the called address."""
         return grpc.ssl_channel_credentials(self.ca, self.key, self.chain)
 
     def server_credentials(self, on_knock: Any) -> grpc.ServerCredentials:
-        """For a server: a client without a certificate of this CA is refused. `on_knock()` hears of each connection."""
+        """For a server: refuses clients without a certificate of this CA. Each connection calls `on_knock()`."""
         config = grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.ca)
         return grpc.dynamic_ssl_server_credentials(config, on_knock, require_client_authentication=True)
 
@@ -121,7 +121,7 @@ def _lenient(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def _check_pem(path: Path) -> None:
-    """Raises CertificateError unless there is at least one certificate in the file, and each can be read."""
+    """Raises CertificateError unless the file has at least one certificate and all can be read."""
     found = _PEM.findall(path.read_text("ascii", errors="replace"))
     try:
         for text in found:
@@ -141,7 +141,7 @@ def _check_dates(path: Path, certificates: list[Any]) -> None:
 
 
 def dates_wrong(certificate: Mapping[str, Any]) -> str:
-    """Nothing, or in words: it is not valid now, by which date and which clock."""
+    """Why a certificate is not valid now, with the date and this host's clock; empty if it is."""
     now = time.time()
     first, last = (ssl.cert_time_to_seconds(certificate[key]) for key in ("notBefore", "notAfter"))
     if now > last:
@@ -156,7 +156,7 @@ def _shown(seconds: float) -> str:
 
 
 def _meet(chain: Path, ca: Path, as_client: ssl.SSLContext, as_server: ssl.SSLContext) -> dict[str, Any]:
-    """Let the node meet itself, as client and as server, dates aside. Returns what its certificate says."""
+    """Do a handshake of the node with itself, ignoring dates. Returns the fields of its certificate."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     client, server = as_client.wrap_bio(back, there), as_server.wrap_bio(there, back, server_side=True)
     try:
@@ -204,7 +204,7 @@ _NO_TLS_REASONS = (
 
 
 def theirs_wrong(error: ssl.SSLError) -> str:
-    """What is wrong with the peer, in words that follow its name; nothing where the handshake does not tell."""
+    """The peer's fault, worded to follow its name; empty if the handshake does not show one."""
     if isinstance(error, ssl.SSLCertVerificationError):
         code = error.verify_code
         if code in (_EXPIRED, _EARLY):
@@ -219,7 +219,7 @@ def theirs_wrong(error: ssl.SSLError) -> str:
 
 
 def ours_wrong(error: ssl.SSLError) -> str:
-    """What the peer has against our certificate; nothing where it did not say that this was it."""
+    """Why the peer rejected our certificate; empty if it sent no such alert."""
     return next((reason for name, reason in _ALERTS if name in (error.reason or "")), "")
 
 

@@ -1,4 +1,4 @@
-"""Finds out why a stream does not open: gRPC says "Socket closed" and tries again, Python's `ssl` says why."""
+"""Diagnoses, on the client's side, why a stream does not open: gRPC reports only "Socket closed" and retries."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ LOOK_S = 1.0
 """How long one look may take."""
 
 CLOSED_S = 0.05
-"""By then a node has noticed that a connection was closed."""
+"""After this time a node has noticed a closed connection."""
 
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
-"""What an HTTP/2 client says first: a node that lets us in answers it, one that does not has closed."""
+"""An HTTP/2 client's first bytes: a node that accepts us answers, another one closes."""
 
 _RENEW = "renew it with `odmoe certs`, copy it to that host and restart the node"
 _RENEW_OURS = "renew it with `odmoe certs`, copy it here and start again"
 
 
 class TlsProbe:
-    """Of one node at `host` and `port`, called `peer` in messages. Looks with the same files as gRPC does."""
+    """A probe of the node at `host` and `port`, called `peer` in messages, with the certificates that gRPC uses."""
 
     def __init__(self, host: str, port: int, identity: Identity | None, peer: str) -> None:
         self._host, self._port = host, port
         self._identity = identity
         self._peer = peer
-        self._cut_off = 0  # looks in a row at which the node hung up within the handshake, and said nothing
+        self._cut_off = 0  # consecutive handshakes that the node cut without an alert
 
     def look(self, left_s: float) -> CertificateError | None:
-        """None where nobody is there, or nothing is wrong with certificates. Each of at most four calls is bounded by
+        """None if no node answers, or if the certificates are right. Each of at most four connections is limited by
         `left_s` and `LOOK_S`."""
         try:
             reason = self._look(max(0.05, min(LOOK_S, left_s)))
-        except OSError:  # nobody there, or too slow; a node that comes up may be both
+        except OSError:  # no node there, or too slow; one that starts may be both
             self._cut_off = 0
             return None
         return CertificateError(reason) if reason else None
@@ -85,10 +85,10 @@ class TlsProbe:
         return f"{self._peer} refuses this host's certificate: {ours}; {_RENEW_OURS}" if ours else ""
 
     def _details(self, reason: str, identity: Identity, timeout_s: float) -> str:
-        """Which date, or which address: called once more, since a certificate that was refused cannot be read.
+        """Which date or which address is wrong. Connects once more, since a rejected certificate cannot be read.
 
-        Before that it is refused again, for the node's own log: it listens to that only after a first time, which may
-        have been another's.
+        Before that it rejects the node twice more, for the node's own log, which diagnoses a caller only after a first
+        failure.
         """
         for _ in range(2):
             time.sleep(CLOSED_S)
@@ -116,7 +116,7 @@ class TlsProbe:
 def _context(identity: Identity | None) -> ssl.SSLContext:
     if identity is not None:
         return identity.as_client
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to see whether TLS is spoken: nothing is said
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to see whether the node speaks TLS
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

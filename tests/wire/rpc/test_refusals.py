@@ -289,7 +289,7 @@ def test_a_caller_that_does_not_come_back(kit, authority, said, monkeypatch):
         visitor.sendall(b"GET / HTTP/1.0\r\n\r\n")
         with contextlib.suppress(OSError):
             visitor.recv(100)
-    said(r"^CertificateError: refused 127\.0\.0\.1: it comes and leaves without opening a stream")
+    said(r"^CertificateError: refused 127\.0\.0\.1: it connects and leaves without opening a stream")
 
 
 class Examined:
