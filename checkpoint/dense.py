@@ -16,8 +16,8 @@ EXPERTS_IMPLEMENTATION = "odmoe"
 """The name under which our dispatch is registered with Transformers' ExpertsInterface."""
 
 _ALIGN = 64
-"""Weights mapped from a file lie where its header ends, and float32 products of one row differ in their last bit with
-that address. Memory of our own, aligned as torch aligns it, makes the answer independent of the file's layout."""
+"""Alignment of the weights. Mapped weights start where a file's header ends, and the last bit of float32 products of
+one row depends on that address. Copies aligned as torch aligns make the answer independent of the file's layout."""
 
 ExpertsFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H]"""
@@ -59,7 +59,7 @@ def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, 
 
 
 def dispatch_experts(model: Any, function: Callable[[int], ExpertsFunction]) -> None:
-    """From now on layer `l` of the model computes its experts by `function(l)`."""
+    """Let layer `l` of the model compute its experts with `function(l)`."""
     for layer, (_, module) in family.experts_modules(model).items():
         vars(module)["odmoe_dispatch"] = function(layer)
 

@@ -1,6 +1,6 @@
-"""Files read and written past the page cache (O_DIRECT), where the file system can do that.
+"""Files read and written past the page cache (O_DIRECT), if the file system supports it.
 
-Weights pass once: cached pages would cost more than the transfer, and take the place of something that is read again.
+Weights pass once: caching them costs more than the transfer, and evicts pages that are read again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def open_direct(file: Path, flags: int) -> int:
-    """A descriptor past the page cache, an ordinary one where the file system refuses. Raises OSError."""
+    """A descriptor past the page cache, or an ordinary one if the file system has no O_DIRECT. Raises OSError."""
     try:
         return os.open(file, flags | _DIRECT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -47,7 +47,7 @@ def room_for(start: int, nbytes: int) -> int:
 def read_at(descriptor: int, start: int, nbytes: int, buffer: torch.Tensor) -> torch.Tensor:
     """`nbytes` of a file from `start`, as a view of `buffer` (uint8, page-aligned, at least `room_for` long).
 
-    Fewer bytes than asked for come back where the file ends before. Raises OSError.
+    Returns fewer bytes if the file ends before. Raises OSError.
     """
     lead = start % PAGE
     wanted = buffer.numpy().data[: room_for(start, nbytes)]
@@ -62,13 +62,13 @@ def read_at(descriptor: int, start: int, nbytes: int, buffer: torch.Tensor) -> t
         done += count
         if not count:
             break
-        if done % PAGE:  # the end of the file, or a file system that does as it likes
+        if done % PAGE:  # the end of the file, or a short read
             _through_cache(descriptor)
     return buffer[lead : max(lead, min(done, lead + nbytes))]
 
 
 def pieces(file: Path) -> Iterator[memoryview]:
-    """A file from start to end, 16 MiB at a time, each piece good until the next is asked for. Raises OSError."""
+    """A file from start to end in pieces of 16 MiB, each valid until the next one. Raises OSError."""
     descriptor, at = open_direct(file, os.O_RDONLY), 0
     try:
         buffer = aligned_buffer(min(PIECE_BYTES, round_up(os.fstat(descriptor).st_size)))
@@ -80,7 +80,7 @@ def pieces(file: Path) -> Iterator[memoryview]:
 
 
 def write_at(descriptor: int, start: int, data: torch.Tensor) -> None:
-    """All of `data` (uint8, page-aligned as `start` and its length are) into a file. Raises OSError."""
+    """Write all of `data` (uint8) to a file. `data`, its length and `start` are page-aligned. Raises OSError."""
     rest = data.numpy().data
     while rest:
         try:
@@ -130,7 +130,7 @@ class Appender:
 
 
 def sync_directory(folder: Path) -> None:
-    """What was made or renamed in a directory survives a power cut, where the file system can promise that."""
+    """Make creations and renames in a directory survive a power cut, as far as the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

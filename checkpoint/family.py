@@ -1,7 +1,7 @@
-"""What differs between model families, asked of Transformers itself.
+"""What differs between model families, taken from Transformers.
 
-A model's class is built on the meta device (shapes, no bytes) and its expert modules are found in it: those that
-Transformers dispatches through `transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS`.
+The model is built on the meta device (shapes, no bytes). Its experts modules are those that Transformers dispatches
+through `transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def config_from_dict(fields: dict[str, Any]) -> PreTrainedConfig:
-    """The family's own configuration object; of a model that also sees or hears, that of its language model, as
-    AutoModelForCausalLM takes it. Raises CheckpointError for a family that Transformers does not know."""
+    """The family's configuration object. For a model with images or audio it is that of the language model, as
+    AutoModelForCausalLM uses it. Raises CheckpointError for a family that Transformers does not know."""
     from transformers import AutoConfig, PreTrainedConfig
 
     fields = PreTrainedConfig._decode_special_floats(fields)  # JSON has no infinity
@@ -86,7 +86,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def stored_dtype(config: PreTrainedConfig) -> torch.dtype:
-    """The dtype that the checkpoint says it is in; float32 when it says nothing. Raises CheckpointError."""
+    """The checkpoint's dtype, by its configuration; float32 if that has none. Raises CheckpointError."""
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     if dtype not in DTYPES.values():
         raise CheckpointError(f"config.json says dtype {dtype_name(dtype)}; allowed: {', '.join(DTYPES)}")
@@ -94,8 +94,8 @@ def stored_dtype(config: PreTrainedConfig) -> torch.dtype:
 
 
 BUILDING = threading.RLock()
-"""Held while Transformers builds or loads a model: it swaps settings of the whole process meanwhile (torch's default
-dtype, how weights are tied), and two threads at once would put each other's swapped ones back."""
+"""Held while Transformers builds or loads a model. It changes settings of the whole process meanwhile (torch's default
+dtype, how weights are tied), and two threads would restore each other's values."""
 
 
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -119,7 +119,7 @@ def expert_count(module: torch.nn.Module) -> int:
 
 
 def is_experts_module(module: torch.nn.Module) -> bool:
-    """Does Transformers dispatch this module through its ExpertsInterface?"""
+    """Whether Transformers dispatches this module through its ExpertsInterface."""
     return (
         hasattr(module, "_is_expert_parallel") and hasattr(module, "is_transposed") and hasattr(module, "num_experts")
     )
@@ -154,7 +154,7 @@ def expert_parameters(name: str, module: torch.nn.Module) -> dict[str, torch.nn.
 
 
 def strip_experts(model: torch.nn.Module) -> None:
-    """Take the experts' parameters out of a model, so that nothing loads, initialises or counts them."""
+    """Remove the experts' parameters from a model, so that nothing loads, initialises or counts them."""
     for name, module in experts_modules(model).values():
         for key in expert_parameters(name, module):
             delattr(module, key)
@@ -203,10 +203,10 @@ def shape_of(
 
 
 def _top_k(config: PreTrainedConfig) -> int:
-    """Experts a token, the most of any layer: what the family's own routers choose, else what its configuration says.
+    """Experts a token, the most of any layer: as the family's routers choose, else as its configuration says.
 
-    The routers come first, since a configuration's number need not be heeded (PhiMoE always takes two experts).
-    Raises UnsupportedFamilyError where neither says it.
+    The routers come first, since a family may ignore its configuration's number (PhiMoE always takes two experts).
+    Raises UnsupportedFamilyError if neither gives a number.
     """
     measured = _routed_width(config.to_json_string(use_diff=False))
     text = config.get_text_config()
@@ -221,7 +221,7 @@ def _top_k(config: PreTrainedConfig) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _routed_width(config_json: str) -> int | None:
-    """The widest choice that any router makes, by a pass of the model over shapes alone. None: it has no such pass."""
+    """The most experts that any router chooses, from a pass over shapes alone; None if the model cannot do that."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     config = config_from_dict(json.loads(config_json))

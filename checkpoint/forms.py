@@ -1,13 +1,13 @@
 """Experts in fewer bits: quantised by HQQ (half-quadratic quantisation; Fate 4.5), restored before they compute.
 
-A form of an expert is a blob as its full one is, of other tensors: in place of each weight NAME of two dimensions or
-more three of them, `NAME.packed` (uint8 [rows / per byte, group]), `NAME.scale` and `NAME.zero` (float16 [rows]), and
-each bias as it is. A row is a group of `group` weights that follow each other in NAME; the last is filled up with
-NAME's last weight, and the rows to a multiple of those in a byte. They are packed as HQQ packs: of int4 the first half
-of the rows in the high bits, the second in the low ones. A weight is (packed - zero) * scale, computed in float32 and
-rounded to the expert's dtype, as HQQ's own dequantisation has it.
+A form is a blob with other tensors than the full one. Each weight NAME of two dimensions or more becomes three tensors:
+`NAME.packed` (uint8 [rows / per byte, group]), `NAME.scale` and `NAME.zero` (float16 [rows]). Biases are unchanged. A
+row is a group of `group` consecutive weights of NAME. The last group is padded with NAME's last weight, and the rows to
+a multiple of those in a byte. Packing is HQQ's: for int4 the first half of the rows is in the high bits, the second in
+the low ones. A weight is (packed - zero) * scale, computed in float32 and rounded to the expert's dtype, as in HQQ's
+dequantisation.
 
-Assumed: groups of 64, which Fate does not say; 4.5 and 2.5 bits a weight with scale and zero.
+Assumed: groups of 64, since Fate gives no size; with scale and zero that is 4.5 and 2.5 bits a weight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMS = {"int4": 4, "int2": 2}
 
 GROUP = 64
 PIECE = 1 << 18
-"""Weights that are restored at a time on a processor: what its cache holds."""
+"""Weights that a CPU restores at a time: as many as fit into its cache."""
 
 DEVICE_PIECE = 1 << 24
 _ALIGN = 64
@@ -37,7 +37,7 @@ _HALF_MAX = torch.finfo(torch.float16).max
 
 
 def planned_form(layer: LayerSpec, form: str, group: int = GROUP) -> LayerSpec:
-    """What a layer's file in that form will look like, but for the checksums."""
+    """The layout of a layer's file in that form, without checksums."""
     tensors: list[TensorSpec] = []
     end = 0
     for name, dtype, shape in _parts(layer, FORMS[form], group):
@@ -61,7 +61,7 @@ def _parts(layer: LayerSpec, bits: int, group: int) -> Iterator[tuple[str, str, 
 
 
 def is_weight(spec: TensorSpec) -> bool:
-    """Is this parameter quantised, or does it stay as it is?"""
+    """Whether this parameter is quantised."""
     return len(spec.shape) > 1 and math.prod(spec.shape) > 0
 
 
@@ -102,7 +102,7 @@ def _quantised(weight: torch.Tensor, bits: int, rows: int, group: int) -> tuple[
         filled, nbits=bits, group_size=group, axis=1, bitpack=False, compute_dtype=torch.float32, device="cpu"
     )
     scale, zero = meta["scale"].float().clone(), meta["zero"].float().clone()
-    # A group that hardly varies far from nought: its zero is beyond float16, its mean is as near as float16 can say.
+    # A group far from zero that hardly varies: its zero exceeds float16, so its mean stands for all its weights.
     flat_rows = (zero.abs() > _HALF_MAX).view(-1)
     if bool(flat_rows.any()):
         numbers = numbers.clone()
@@ -118,7 +118,7 @@ def _quantised(weight: torch.Tensor, bits: int, rows: int, group: int) -> tuple[
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that restoring needs beside what it restores into: as many numbers and as many weights at a time."""
+    """Working memory for restoring: packed numbers and weights, for one piece at a time."""
 
     numbers: torch.Tensor
     weights: torch.Tensor

@@ -1,7 +1,7 @@
-"""A model's gates: what they said last, what they would say of another input, and the weights of another choice.
+"""A model's gates: their last scores, their scores for another input, and the weights of another choice.
 
-Which module routes, and by which rule scores become weights, is found by trying: a copy of the MoE block gets random
-rows, and the module that names the experts which those rows are sent to is the gate. So no family is written down here.
+A trial finds the routing module and the rule by which scores become weights: a copy of the MoE block gets random rows,
+and the module that returns the experts to which those rows go is the gate. So no family is listed here.
 """
 
 from __future__ import annotations
@@ -33,30 +33,37 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Routing weights are `scale` times the scores, `normalised` over the chosen experts or not. `squash`: logits to
-    scores. `plain`: the experts chosen are surely those of the highest scores (no groups, no correction)."""
+    """How logits become routing weights."""
 
     squash: str
+    """The function from logits to scores."""
     normalised: bool
+    """Whether the weights of a row are the scores divided by their sum over the chosen experts."""
     scale: float
+    """A factor on the weights."""
     plain: bool
+    """Whether the chosen experts are always those of the highest scores, without groups or correction."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gate:
-    """`path`: of the module in its MoE block. `extra`, `keywords`: its arguments after the rows. `place`: of the logits
-    in what it returns; `index_place`: of the experts that it chose."""
+    """The routing module of one MoE block."""
 
     path: str
+    """Name of the module in its block."""
     extra: tuple[Any, ...]
+    """Arguments after the rows, by position."""
     keywords: dict[str, Any]
+    """Arguments after the rows, by name."""
     place: int
+    """Position of the logits in the module's result."""
     index_place: int
+    """Position of the chosen experts in the result."""
     rule: Rule
 
 
 class _Asked(torch.nn.Module):
-    """Stands for the experts in a copy of a block, and keeps what they were asked for."""
+    """Replaces the experts in a copy of a block and keeps the arguments of their call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,9 +77,9 @@ class _Asked(torch.nn.Module):
 class Gates:
     """The gates of a model's MoE layers; T rows, H hidden elements, E experts, k of them chosen a row.
 
-    Hooks keep each gate's last logits until `close`; the model computes as before. Raises UnsupportedFamilyError, at
-    once, of a model whose routing weights are neither proportional to its scores nor those normalised (PhiMoE), or
-    whose gate cannot be asked by itself.
+    Hooks keep each gate's last logits until `close`; the model computes as before. The constructor raises
+    UnsupportedFamilyError for a model whose routing weights are neither its scores, scaled or normalised (PhiMoE), or
+    whose gate cannot be called on its own.
     """
 
     def __init__(self, model: Any) -> None:
@@ -109,7 +116,7 @@ class Gates:
         return tuple(self._gates)
 
     def module(self, layer: int) -> torch.nn.Module:
-        """The module that routes."""
+        """The routing module."""
         return self._modules[layer]
 
     def rule(self, layer: int) -> Rule:
@@ -117,25 +124,25 @@ class Gates:
         return self._gates[layer].rule
 
     def scores(self, layer: int) -> torch.Tensor:
-        """[T, E], float32, of the last call: that to which the routing weights are proportional in each row."""
+        """Scores [T, E], float32, of the last call; a row's routing weights are proportional to them."""
         return self._scores(layer, self._last[layer])
 
     def ranked(self, layer: int, heard: GateOutput | None = None) -> torch.Tensor:
-        """As `scores`, of the last call or of what `aside` has caught, but the k highest of a row are those that the
-        gate chose. Where it chooses by more than its scores (DeepSeek's groups and correction), those it chose are
-        raised above the others by the highest score."""
+        """As `scores`, of the last call or of `heard` from `aside`, but the k highest of a row are the gate's choice.
+        If the gate chooses by more than its scores (DeepSeek's groups and correction), the highest score is added to
+        those of the chosen experts."""
         return self._ranked(layer, (self._last if heard is None else heard)[layer])
 
     def forget(self, layer: int) -> None:
-        """What its gate said last is not asked for any more: of a long prompt, megabytes a layer."""
+        """Free the last output of this gate; for a long prompt it is megabytes a layer."""
         self._last.pop(layer, None)
 
     def at(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores [T, E] of any gate inputs [T, H]. What `scores` tells stays."""
+        """Scores [T, E] of any gate inputs [T, H]. `scores` is unaffected."""
         return self._scores(layer, self._ask(layer, hidden))
 
     def expected(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """As `at`, in the manner of `ranked`."""
+        """As `at`, ordered as by `ranked`."""
         return self._ranked(layer, self._ask(layer, hidden))
 
     def _ask(self, layer: int, hidden: torch.Tensor) -> Any:
@@ -158,7 +165,7 @@ class Gates:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[GateOutput]:
-        """Meanwhile what gates say goes here, and not to `scores`."""
+        """Collect the gates' outputs here, in place of `scores`, while the context lasts."""
         before, self._into = self._into, {}
         try:
             yield self._into
@@ -168,10 +175,10 @@ class Gates:
     def reweigh(
         self, layer: int, index: torch.Tensor, weights: torch.Tensor, chosen: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(index, weights), each [T, most chosen], for the experts `chosen` for each row in place of the gate's own.
+        """(index, weights), each [T, most chosen], for the experts `chosen` in each row in place of the gate's.
 
-        `index`, `weights` [T, k]: as the gate's last call gave them. A row whose experts are the gate's keeps both bit
-        for bit. Rows with fewer experts than others name their last one again, with weight 0.
+        `index` and `weights` [T, k] are from the gate's last call. A row with the gate's own experts keeps both bit for
+        bit. A row with fewer experts than others repeats its last one, with weight 0.
         """
         if all(set(new) == set(old) for new, old in zip(chosen, index.tolist(), strict=True)):
             return index, weights
@@ -192,7 +199,7 @@ class Gates:
         return new_index, new
 
     def digest(self) -> str:
-        """Of every gate's parameters, as bfloat16 holds them: the same whatever dtype a model was loaded in."""
+        """A digest of all gates' parameters, rounded to bfloat16, so that it does not depend on the loaded dtype."""
         sums = hashlib.sha256()
         for module in self._modules.values():
             for _, value in sorted(module.named_parameters()):
@@ -208,7 +215,7 @@ class Gates:
 def _kept(
     new_index: torch.Tensor, new: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, real: torch.Tensor
 ) -> torch.Tensor:
-    """Weights that do not depend on the other experts of their row are the gate's own where it chose the expert too."""
+    """For weights that do not depend on the other experts of a row: keep the gate's own where it chose the expert."""
     same = (new_index[:, :, None] == index[:, None, :]) & real[:, :, None]
     own = torch.where(same, weights[:, None, :], 0).sum(-1)
     return torch.where(same.any(-1), own, new)
@@ -250,7 +257,7 @@ def _find(model: Any, block: torch.nn.Module, experts: torch.nn.Module, name: st
     logits = next(output for p, _, _, output in heard if p == path)[place].reshape(_ROWS, count).float()
     rule = _rule(logits, asked.index.reshape(_ROWS, -1).long(), asked.weights.reshape(_ROWS, -1).float())
     own = [value for _, value in _tensors(trial.get_submodule(path))]
-    if rule is not None and (len(own) > 1 or extra or keywords):  # a correction may be zero in the layer that was tried
+    if rule is not None and (len(own) > 1 or extra or keywords):  # a correction may be zero in the tested layer
         rule = replace(rule, plain=False)
     if rule is None:
         raise UnsupportedFamilyError(
@@ -274,8 +281,8 @@ def _listen(module: torch.nn.Module, path: str, heard: list[Any]) -> None:
 
 
 def _router(heard: list[Any], index: torch.Tensor, count: int) -> tuple[Any, ...] | None:
-    """(path, arguments after the rows, by name, place of the logits, place of the index) of the module that said
-    `index`."""
+    """(path, arguments after the rows, those by name, position of the logits, position of the index) of the module that
+    returned `index`."""
     for path, args, kwargs, output in heard:
         if not isinstance(output, tuple | list) or not args:
             continue
@@ -292,7 +299,7 @@ def _is(value: Any, width: int) -> bool:
 
 
 def _rule(logits: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> Rule | None:
-    """The first rule that explains all rows; None: no rule does, or rows too much alike to tell."""
+    """The first rule that explains all rows; None if no rule does, or if the rows are too similar to tell."""
     if float(logits.std()) < _CLOSE:
         return None
     for name, squash in _SQUASHES.items():
@@ -313,5 +320,5 @@ def _alike(values: torch.Tensor) -> bool:
 
 
 def _snapped(values: torch.Tensor) -> float:
-    """Their mean, without the last digits that float32 sums leave (a scaling factor has few)."""
+    """The mean of `values`, rounded to few digits, since a scaling factor has few and float32 sums leave noise."""
     return float(f"{float(values.double().mean()):.5g}")

@@ -1,7 +1,7 @@
-"""What a cache holds for the next pass, taken from one cache and put into another of the same model: KV alignment.
+"""KV alignment: copies rows and states from one cache into another of the same model.
 
-Both sides find the same tensors in their own caches, in the same order: of each layer those that grow by a row a token
-(keys, values, an indexer's keys), then of each layer its states (of convolutions and recurrences, compressed rows).
+Both sides find the same tensors in their own caches, in the same order: first each layer's tensors that grow by a row a
+token (keys, values, an indexer's keys), then each layer's states (of convolutions and recurrences, compressed rows).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATES = (
     *("conv_states", "recurrent_states"),
     *("buffer_kv", "buffer_gate", "compressed_kv", "overlap_kv", "overlap_gate"),
 )
-"""Their dictionaries of tensors whose shapes follow from the position alone; each is taken whole."""
+"""Dictionaries of tensors whose shapes follow from the position alone; each is copied whole."""
 
 _KINDS = {
     "DynamicLayer": "rows",
@@ -44,7 +44,7 @@ _KINDS = {
 
 
 def kinds(config: PreTrainedConfig) -> tuple[str, ...]:
-    """What the layers of this model's cache hold, each kind once.
+    """The kinds of layers of this model's cache, each once.
 
     Raises UnsupportedFamilyError for a kind that cannot be aligned.
     """
@@ -65,9 +65,9 @@ def kinds(config: PreTrainedConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """A tensor with a row a token along `axis`; its rows are those of positions [first, first + count).
+    """A tensor with a row a token along `axis`, of the positions [first, first + count).
 
-    `whole`: rows are never forgotten, so that `first` is 0.
+    A `whole` tensor never drops rows, so its `first` is 0.
     """
 
     tensor: torch.Tensor
@@ -80,14 +80,14 @@ class Growing:
         return self.tensor.shape[self.axis]
 
     def between(self, start: int, stop: int) -> torch.Tensor:
-        """A view of those rows of [start, stop) that are here."""
+        """A view of the rows of [start, stop) that the cache still has."""
         low, high = max(start, self.first), min(stop, self.first + self.count)
         return self.tensor.narrow(self.axis, low - self.first if low < high else 0, max(0, high - low))
 
 
 @dataclass(frozen=True, slots=True)
 class CachePiece:
-    """Rows [start, stop) of a cache, as far as it still holds them, and its states."""
+    """Rows [start, stop) of a cache, as far as it still has them, and its states."""
 
     start: int
     stop: int
@@ -95,8 +95,8 @@ class CachePiece:
     states: list[torch.Tensor] = field(default_factory=list)
 
     def parts(self, part_bytes: int) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """(position of the first row, every tensor of the cache), in pieces of about `part_bytes`, at least one row or
-        state each. A tensor of which a piece has nothing is empty, of shape [0]."""
+        """(position of the first row, all tensors of the cache), in pieces of about `part_bytes` with at least one row
+        or state each. A tensor that a piece does not contain has shape [0]."""
         nothing = [t.new_empty(0) for t in (*(r.tensor for r in self.rows), *self.states)]
         pieces: list[tuple[int, list[torch.Tensor]]] = []
         first = max(self.start, min((r.first for r in self.rows if r.count), default=self.stop))
@@ -117,10 +117,10 @@ class CachePiece:
 
 
 def take(cache: Any, start: int, stop: int, resting: bool = True) -> CachePiece:
-    """The rows of positions [start, stop), and the states at `stop`; nothing where start == stop.
+    """The rows of positions [start, stop) and the states at `stop`; nothing if start == stop.
 
-    `resting`: no pass is under way. In the midst of one a layer may be a token ahead already, so that only rows that
-    are never forgotten are taken. States are copied, since later passes overwrite them.
+    `resting` means between passes. During a pass a layer may already be a token ahead, so only tensors that never drop
+    rows are taken. States are copied, since later passes overwrite them.
     """
     if start == stop:
         return CachePiece(start, stop)
@@ -132,9 +132,9 @@ def take(cache: Any, start: int, stop: int, resting: bool = True) -> CachePiece:
 
 
 def put(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
-    """Write one piece of a snapshot, rows from position `start` on. Returns the position after the last of them.
+    """Write one piece, rows from position `start` on. Returns the position after the last row.
 
-    Raises ProtocolError, with nothing written, where the tensors are not this cache's.
+    Raises ProtocolError, with nothing written, if the tensors do not fit this cache.
     """
     rows, states = _growing(cache), _states(cache)
     if len(sent) not in (len(rows) + len(states), len(rows)):

@@ -1,4 +1,4 @@
-"""What a store says of itself: a manifest of its experts and dense part, and one more for each form added to it."""
+"""The manifest of a store's experts and dense part, and one for each form added to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 DENSE = "dense"
 FORM_FORMAT = 1
 _STORED = DTYPES | {"uint8": torch.uint8}
-"""What lies in a blob; packed numbers are uint8."""
+"""dtypes in a blob; packed numbers are uint8."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class Form:
-    """All experts once more, smaller: `bits` a weight, quantised in groups of `group` weights (`checkpoint/forms.py`).
+    """All experts again, with `bits` a weight, quantised in groups of `group` weights (`checkpoint/forms.py`).
 
-    Its layers have a file each beside the experts' own; their tensors are what a smaller blob consists of.
+    Each layer has another file beside its full one.
     """
 
     format: int
@@ -93,7 +93,7 @@ class Form:
 
     @staticmethod
     def from_json(text: str, where: Path) -> Form:
-        """Raises CorruptStoreError or StoreMismatchError. What the form must be to fit its store is not looked at."""
+        """Raises CorruptStoreError or StoreMismatchError. Does not check that the form fits its store."""
         again = f"remove it, and add the form again with: odmoe shard MODEL {where.parent} --forms {where.stem}"
         try:
             fields = json.loads(text)
@@ -115,8 +115,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store holds. `fingerprint` names the checkpoint it came from, `dtype` the experts' own; `dense`: the dense
-    part's files and their checksums, no others. `forms`: what was added to it later, with manifests of their own."""
+    """The contents of a store.
+
+    `fingerprint` identifies its checkpoint, `dtype` is the experts' own, `dense` has the checksum of every file of the
+    dense part, `forms` are the forms added later, from their own manifests.
+    """
 
     format: int
     fingerprint: str
@@ -137,7 +140,7 @@ class Manifest:
         return max(layer.blob_bytes for layer in self.layers.values())
 
     def form_bytes(self, form: str) -> int:
-        """The size of a slot for that form; the full one's name is empty. Raises StoreError for one that is missing."""
+        """The size of a slot for a form; the full one has the empty name. Raises StoreError for a missing form."""
         return self.form(form).blob_bytes if form else self.blob_bytes
 
     def form(self, form: str) -> Form:
@@ -192,13 +195,13 @@ def seal(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def layer_from(fields: dict[str, Any]) -> LayerSpec:
-    """What `asdict` made of a LayerSpec, back. Raises KeyError, TypeError or AttributeError."""
+    """A LayerSpec from its `asdict` fields. Raises KeyError, TypeError or AttributeError."""
     tensors = tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["offset"]) for t in fields["tensors"])
     return LayerSpec(fields["module"], fields["file"], tensors, tuple(Blob(**b) for b in fields["blobs"]))
 
 
 def _check(manifest: Manifest, where: Path) -> None:
-    """A manifest comes from a file that anyone may have written: nothing in it may lead outside."""
+    """Check that a manifest, an untrusted file, refers to nothing outside its store. Raises CorruptStoreError."""
     texts = (manifest.fingerprint, manifest.family, manifest.dtype)
     if not all(isinstance(text, str) for text in texts) or manifest.dtype not in DTYPES:
         raise CorruptStoreError(f"{where} has no fingerprint, family or dtype; make the store again")
@@ -214,7 +217,7 @@ def _check(manifest: Manifest, where: Path) -> None:
 
 
 def possible(layer: LayerSpec) -> bool:
-    """A file of this directory, whole pages of one length, and tensors that lie inside them."""
+    """Whether a layer is a file of this directory, with blobs of whole pages, and tensors inside them."""
     if not isinstance(layer.module, str) or not isinstance(layer.file, str) or Path(layer.file).name != layer.file:
         return False
     for blob in layer.blobs:
@@ -239,7 +242,7 @@ def _count(value: object) -> bool:
 
 
 def possible_dense(sums: object) -> bool:
-    """Files of one directory, each with a checksum."""
+    """Whether these are files of one directory, each with a checksum."""
     if not isinstance(sums, dict) or not sums:
         return False
     return all(isinstance(n, str) and Path(n).name == n and isinstance(value, str) for n, value in sums.items())

@@ -1,4 +1,4 @@
-"""How large a model is, from its configuration alone: built and run on the meta device, where tensors have no bytes."""
+"""The size of a model, from its configuration alone: it is built and run on the meta device, without bytes."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ _NOT_QUANTISED = frozenset({"gate", "router", "shared_expert_gate"})
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of elements, but for the cache, which is bytes in `dtype`.
-
-    `depth`: layers of any kind. `expert`: one expert, the largest; `experts_all`: all of them; `dense`: all else;
-    `read`: of that, what one token's pass reads (not the input embeddings, unless they are the head as well);
-    `linear`: of that, what a quantised shadow quantises. `cache_token_bytes`: keys, values and states after one token,
-    all layers; `cache_bytes`: after `context` tokens. `context_max`: the model's own limit.
-    """
+    """The shape of a model and the sizes of its parts: parameters as numbers of elements, the cache in bytes."""
 
     family: str
     dtype: str
     item_bytes: int
     depth: int
+    """Layers of any kind."""
     moe_layers: tuple[int, ...]
     experts: int
     top_k: int
     hidden: int
     expert: int
+    """Elements of the largest expert."""
     experts_all: int
+    """Elements of all experts."""
     dense: int
+    """Elements of everything else."""
     read: int
+    """Those of `dense` that a token's pass reads: not the input embeddings, unless they are the head as well."""
     linear: int
+    """Those of `read` that a quantised shadow quantises."""
     cache_token_bytes: int
+    """Keys, values and states of all layers after one token."""
     cache_bytes: int
+    """The same after `context` tokens."""
     context: int
     context_max: int
+    """The model's own limit."""
 
 
 def count(config: PreTrainedConfig, dtype: torch.dtype, context: int) -> Counts:
@@ -107,8 +110,8 @@ def _quantisable(model: Any, head: nn.Module | None) -> int:
 
 
 def _cache_bytes(model: Any, config: PreTrainedConfig, tokens: int, dtype: torch.dtype) -> int:
-    """Of the family's own cache after a pass over so many tokens; where a family has no pass over shapes alone, that
-    of ordinary attention. Raises UnsupportedFamilyError where its configuration has no heads either."""
+    """Size of the family's cache after a pass over `tokens` tokens. For a family that cannot run on shapes alone, it is
+    that of ordinary attention. Raises UnsupportedFamilyError if its configuration has no heads either."""
     cache = family.new_cache(config)
     ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
     with contextlib.suppress(Exception), torch.inference_mode():

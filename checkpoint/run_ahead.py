@@ -1,8 +1,8 @@
-"""The rest of a block, and the blocks up to the next gate, run ahead with another output of the experts.
+"""Runs the model ahead, from a layer's experts to the next gate, with an assumed output of these experts.
 
-The model's own code runs: a decoder layer is called again with the arguments it got, its parts that are done return
-what they returned, and its experts what they are assumed to give. So residuals, shared experts, norms and attention are
-the family's own, whatever they are. The KV cache it reads is a copy that shares every row.
+The model's own code runs. A decoder layer is called again with its arguments; parts that have run return their earlier
+result, and the experts the assumed one. So residuals, shared experts, norms and attention are the family's own. The KV
+cache that it reads is a copy which shares every row.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _TRIAL_TOKENS, _TRIAL_STEPS = 5, 3
 
 
 class _ReachedError(Exception):
-    """The next gate has fired: what is behind it is not wanted."""
+    """The next gate has fired; nothing after it is needed."""
 
 
 class RunAhead:
-    """What the next MoE layer's gate would say, while this layer's experts are being computed. Single tokens only.
+    """Computes the next MoE layer's gate while this layer's experts are in progress. For single tokens only.
 
-    `cache`: that of the request whose pass is under way. The model must not be changed, nor `gates` closed, meanwhile.
-    Raises UnsupportedFamilyError, at once, where a trial with random experts shows that the next gate is not foretold
-    from the true output of the experts, or that the model's answer or its cache changes by it.
+    `cache` returns the KV cache of the current pass's request. Meanwhile the model must not change, and `gates` must
+    stay open. The constructor runs a trial with random experts. It raises UnsupportedFamilyError if the experts' true
+    output does not give the next gate's scores, or if running ahead changes the model's answer or its cache.
     """
 
     def __init__(self, model: Any, gates: Gates, cache: Callable[[], Any]) -> None:
@@ -52,7 +52,7 @@ class RunAhead:
             for part in _parts_before(self._blocks[layer], experts):
                 self._wrap(part, self._part(layer, part))
         for layer, block in enumerate(self._blocks):
-            if layer not in gates.layers and layer < gates.layers[-1]:  # behind the last gate nothing is run ahead
+            if layer not in gates.layers and layer < gates.layers[-1]:  # nothing runs ahead after the last gate
                 self._undo.append(block.register_forward_pre_hook(self._called(layer), with_kwargs=True).remove)
         try:
             self._prove(model)
@@ -65,10 +65,10 @@ class RunAhead:
         return next((other for other in self._gates.layers if other > layer), None)
 
     def scores(self, layer: int, given: torch.Tensor) -> torch.Tensor | None:
-        """[1, E], as `Gates.ranked`, of the next MoE layer's gate, were `given` [1, H] the output of `layer`'s experts.
+        """Scores [1, E] of the next MoE layer's gate, as by `Gates.ranked`, if `layer`'s experts output `given` [1, H].
 
-        To be called from within them. None: it is the last MoE layer; the pass is not of one token; or an attention of
-        another kind lies before the next gate, whose arguments are not known in this pass yet.
+        Call it from within these experts. None after the last MoE layer, for a pass of several tokens, or if a layer
+        before the next gate has attention of another kind, whose arguments are not known yet in this pass.
         """
         until = self.next_layer(layer)
         if until is None or layer not in self._calls:
@@ -95,19 +95,19 @@ class RunAhead:
         return None
 
     def forget(self) -> None:
-        """The pass needs nothing more of this: let go of its cache."""
+        """Release the pass's cache."""
         self._calls.clear()
         self._done.clear()
 
     def close(self) -> None:
-        """The model is as it was."""
+        """Remove everything from the model."""
         self.forget()
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
 
     def _like(self, layer: int, last: int) -> int:
-        """The layer, up to `last`, whose arguments this one gets too: itself, or the nearest of its kind."""
+        """The layer up to `last` that gets the same arguments as this one: itself, or the nearest of its kind."""
         return next((n for n in range(min(layer, last), -1, -1) if self._kinds[n] == self._kinds[layer]), -1)
 
     # --- what is put around the model's own modules -------------------------------------------------------------
@@ -131,7 +131,7 @@ class RunAhead:
         return hook
 
     def _part(self, layer: int, part: torch.nn.Module) -> Callable[..., Any]:
-        """A part's forward that returns, run ahead, what it returned in this pass, once for each time."""
+        """A forward that repeats, while running ahead, the part's results of this pass, in order."""
         forward, key = part.forward, id(part)
 
         @functools.wraps(forward)
@@ -215,7 +215,7 @@ class RunAhead:
 
 
 class _Ahead:
-    """A run ahead: `layer`'s experts give `given`. `counts`: how often each part was called in it."""
+    """One run ahead, in which `layer`'s experts output `given`. `counts` are the calls of each part in it."""
 
     __slots__ = ("counts", "given", "layer")
 
@@ -225,8 +225,8 @@ class _Ahead:
 
 
 class _Borrowed:
-    """A copy of a cache that shares its rows. Transformers' caches grow by making new tensors; states, which they
-    write over, are copied."""
+    """A copy of a cache that shares its rows: Transformers' caches grow by making new tensors. States are copied, since
+    they are overwritten."""
 
     def __init__(self, cache: Any, first: int, last: int) -> None:
         self._cache = cache
@@ -248,7 +248,7 @@ class _Borrowed:
 
 
 def _shallow(value: Any) -> Any:
-    """The same class with the same attributes; lists and dictionaries its own, tensors in them copied."""
+    """A shallow copy with lists and dictionaries of its own, and copies of the tensors in them."""
     copied = object.__new__(type(value))
     for name, held in vars(value).items():
         if isinstance(held, dict):

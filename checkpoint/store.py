@@ -30,7 +30,7 @@ from scheduler.errors import CorruptStoreError, StoreError, StoreNotFoundError
 
 @dataclass(frozen=True)
 class Checked:
-    """What a verification has read: blobs, files of the dense part, bytes of both."""
+    """Counts of a verification: blobs, files of the dense part, bytes of both."""
 
     blobs: int
     files: int
@@ -64,7 +64,7 @@ class ExpertStore:
         return self.path / DENSE
 
     def layers(self, form: str = "") -> dict[int, LayerSpec]:
-        """As they lie in the files of that form. Raises StoreError for one that is not here."""
+        """Layouts of a form's files, by layer. Raises StoreError for a form that the store lacks."""
         return self.manifest.form(form).layers if form else self.manifest.layers
 
     def locate(self, layer: int, expert: int, form: str = "") -> tuple[Path, Blob]:
@@ -108,9 +108,9 @@ class ExpertStore:
         return Checked(blobs, len(dense), total + sum(dense))
 
     def verify_once(self, stamps: Path, progress: Callable[[int, int], None] | None = None) -> bool:
-        """Verify unless these very files (size, inode, change time) passed before. True when it did read them.
+        """Verify unless the same files (size, inode, change time) passed before. True if it read them.
 
-        `stamps`: a directory for the record. One that cannot be written costs a verification each time.
+        `stamps` is the directory of records. Without write access to it every call verifies.
         """
         stamp = self._stamp(stamps)
         state = self._state()
@@ -122,7 +122,7 @@ class ExpertStore:
         return True
 
     def trust(self, stamps: Path) -> None:
-        """Record these files as verified: this process has written them from what it computed the checksums of."""
+        """Record these files as verified: this process has just written them, with their checksums."""
         _record(self._stamp(stamps), self._state())
 
     def _stamp(self, stamps: Path) -> Path:
@@ -135,12 +135,12 @@ class ExpertStore:
 
 
 def form_manifest(folder: Path, form: str) -> Path:
-    """Where a form says what it is; it is part of the store as soon as this is there."""
+    """Path of a form's manifest, which makes the form part of the store."""
     return folder / f"{form}.json"
 
 
 def _forms(folder: Path, manifest: Manifest) -> dict[str, Form]:
-    """Those that were added to a store. Raises CorruptStoreError or StoreMismatchError."""
+    """The forms added to a store. Raises CorruptStoreError or StoreMismatchError."""
     found = {}
     for name in FORMS:
         where = form_manifest(folder, name)
@@ -160,7 +160,7 @@ def _forms(folder: Path, manifest: Manifest) -> dict[str, Form]:
 
 
 def _belongs(form: Form, manifest: Manifest) -> bool:
-    """Does a form hold this very store's experts, each laid out as forms are?"""
+    """Whether a form holds the experts of this store, in the layout of forms."""
     if (form.fingerprint, form.dtype) != (manifest.fingerprint, manifest.dtype) or form.bits != FORMS[form.form]:
         return False
     return form.layers.keys() == manifest.layers.keys() and all(
@@ -170,7 +170,7 @@ def _belongs(form: Form, manifest: Manifest) -> bool:
 
 
 def same_places(one: LayerSpec, other: LayerSpec) -> bool:
-    """Are two layers alike but for the checksums?"""
+    """Whether two layers are equal except for checksums."""
     bare = [replace(layer, blobs=tuple(replace(blob, checksum="") for blob in layer.blobs)) for layer in (one, other)]
     return bare[0] == bare[1]
 
@@ -181,7 +181,7 @@ def _again(folder: Path, form: str) -> str:
 
 
 def size_fault(folder: Path, layer: LayerSpec) -> str | None:
-    """What the size of a layer's file in `folder` tells against it, or None."""
+    """The fault in the size of a layer's file in `folder`, or None."""
     expected = max(blob.offset + blob.length for blob in layer.blobs)
     file = folder / layer.file
     actual = file.stat().st_size if file.is_file() else None
@@ -191,9 +191,9 @@ def size_fault(folder: Path, layer: LayerSpec) -> str | None:
 
 
 def blob_fault(folder: Path, number: int, layer: LayerSpec, step: Callable[[int], None]) -> str | None:
-    """What is wrong with a layer's file in `folder`, or None. Reads all of it from the disk. Raises OSError.
+    """The first fault of a layer's file in `folder`, or None. Reads all of it from the disk. Raises OSError.
 
-    `step` is called with each blob's bytes.
+    `step` is called with the number of bytes of each blob.
     """
     file = folder / layer.file
     buffer = aligned_buffer(max((blob.length for blob in layer.blobs), default=0))
@@ -212,7 +212,7 @@ def blob_fault(folder: Path, number: int, layer: LayerSpec, step: Callable[[int]
 
 
 def dense_fault(folder: Path, sums: dict[str, str]) -> str | None:
-    """What is wrong with the dense part of the store in `folder`, or None. Raises OSError."""
+    """The first fault of the dense part of the store in `folder`, or None. Raises OSError."""
     found = {file.name for file in (folder / DENSE).iterdir()} if (folder / DENSE).is_dir() else set()
     if stranger := min(found - sums.keys(), default=None):
         return f"{folder / DENSE / stranger} is none of the store's files"

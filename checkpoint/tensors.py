@@ -15,23 +15,23 @@ _ALL = DTYPES | {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint
 
 
 def tensor_bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], memoryview]:
-    """(dtype, shape, bytes) of a tensor. The bytes are the tensor's own where it is contiguous and on the CPU."""
+    """(dtype, shape, bytes) of a tensor. Bytes of a contiguous tensor on the CPU are not copied."""
     flat = tensor.detach().cpu().contiguous()
     data = flat.reshape(-1).view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
     return dtype_name(flat.dtype), tuple(flat.shape), data
 
 
 def tensor_from_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> torch.Tensor:
-    """A tensor over `data`, not copied: treat it as read-only."""
+    """A tensor over `data`, uncopied. Treat it as read-only."""
     if not data:
         return torch.empty(0, dtype=_ALL[dtype]).view(shape)
     return torch.frombuffer(data, dtype=_ALL[dtype]).view(shape)
 
 
 def aligned_buffer(nbytes: int) -> torch.Tensor:
-    """Page-aligned, touched, anonymous memory as uint8 [nbytes]: what O_DIRECT reads into.
+    """Page-aligned anonymous memory as uint8 [nbytes], for O_DIRECT.
 
-    Touched at once, since first-touch faults during a read cost more than the read.
+    It is touched here, since first-touch faults during a read cost more than the read.
     """
     area = mmap.mmap(-1, max(nbytes, PAGE))
     if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= 1 << 21:

@@ -19,11 +19,12 @@ _KEY = "layers.{}.weight"
 
 @dataclass(frozen=True)
 class TokenPredictor:
-    """`weights`: layer -> [E, H], float32; times a token's gate input, the logits of the next token's experts.
-    `facts`: of its training, whatever JSON can say."""
+    """Predicts the next token's experts from a token's gate input."""
 
     weights: dict[int, torch.Tensor]
+    """Layer -> [E, H], float32; times a gate input they give the logits of the next token's experts."""
     facts: dict[str, Any] = field(default_factory=dict)
+    """Facts of the training, as JSON."""
 
     @property
     def nbytes(self) -> int:
@@ -31,12 +32,12 @@ class TokenPredictor:
         return sum(weight.nbytes for weight in self.weights.values())
 
     def scores(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, E], each row's sum 1, of gate inputs [T, H]."""
+        """Scores [T, E], each row of sum 1, for gate inputs [T, H]."""
         return (hidden.float() @ self.weights[layer].T).softmax(-1)
 
     def learn(self, layer: int, hidden: torch.Tensor, target: torch.Tensor, rate: float) -> None:
-        """One step down the cross-entropy against `target` [T, E] (each row's sum 1) on gate inputs [T, H]. A step at
-        `rate` 1 is as long as would cross the slope in one, whatever the size of the inputs."""
+        """One gradient step on the cross-entropy against `target` [T, E] (each row of sum 1) for gate inputs [T, H].
+        The step is scaled by the size of the inputs, so that `rate` does not depend on it."""
         rows = hidden.float()
         slope = self.scores(layer, rows) - target
         size = rows.square().sum(-1, keepdim=True).clamp_min(1e-12)
@@ -44,14 +45,14 @@ class TokenPredictor:
 
 
 def targets(scores: torch.Tensor, top_k: int) -> torch.Tensor:
-    """What is learned [T, E]: the scores of those that a gate chose, each row's sum 1, all others 0."""
+    """Training targets [T, E]: scores of the experts that the gate chose, each row of sum 1; 0 for the others."""
     top = scores.topk(min(top_k, scores.shape[-1]), -1)
     kept = torch.zeros_like(scores).scatter_(-1, top.indices, top.values)
     return kept / kept.sum(-1, keepdim=True)
 
 
 def save(predictor: TokenPredictor, gates: Gates, path: Path) -> None:
-    """Written whole or not at all. It will be taken for a model with these gates only."""
+    """Write a predictor, whole or not at all, bound to a model with these gates."""
     from safetensors.torch import save_file
 
     metadata = {"gates": gates.digest(), "facts": json.dumps(predictor.facts)}
@@ -63,7 +64,7 @@ def save(predictor: TokenPredictor, gates: Gates, path: Path) -> None:
 
 
 def load(path: Path, gates: Gates, device: torch.device | str = "cpu") -> TokenPredictor:
-    """Raises MissingShardError, CorruptCheckpointError, CheckpointError for one that is another model's."""
+    """Raises MissingShardError, CorruptCheckpointError, or CheckpointError for a predictor of another model."""
     from safetensors import SafetensorError, safe_open
 
     advice = "train it: odmoe train-predictor MODEL"

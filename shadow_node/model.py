@@ -1,4 +1,4 @@
-"""The quantised model that the shadow runs: dense part and every expert, with its routing told layer by layer."""
+"""The shadow's quantised model, dense part and all experts, which reports its routing layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Routed = Callable[[int, list[int], list[float]], None]
 
 
 class ShadowModel:
-    """`scheme`: fp16, int8 or nf4. One expert at a time is held at full precision while it is quantised."""
+    """`scheme` is fp16, int8 or nf4. While quantising, one expert at a time is in memory at full precision."""
 
     def __init__(
         self, store: ExpertStore, scheme: str, device: str = "cpu",
@@ -58,7 +58,7 @@ class ShadowModel:
         return family.new_cache(self.dense.config)
 
     def forward(self, tokens: list[int], cache: Any) -> int:
-        """One pass; the greedy next token. The cache then holds `len(tokens)` positions more."""
+        """Run one pass, which adds `len(tokens)` positions to the cache. Returns the greedy next token."""
         with torch.inference_mode():
             ids = torch.tensor([tokens], device=self.device)
             out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)

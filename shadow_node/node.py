@@ -1,4 +1,4 @@
-"""The shadow node: follows the main model's requests a few layers ahead and tells what it routes (SEP, section 3.2)."""
+"""The shadow node: runs the main model's requests a few layers ahead and sends its routing (SEP, section 3.2)."""
 
 from __future__ import annotations
 
@@ -33,24 +33,27 @@ from wire.sessions import Session, Sessions
 
 
 class _Closed(Exception):
-    """The request was closed in the middle of a pass."""
+    """The request was closed during a pass."""
 
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """One request. `step`: the decode pass to run next; `token`: what it reads unless aligned; `aligned`: alignments
-    that have come for passes not run yet, in parts; `credit`: the last pass that the main model has announced;
-    `waits_since`: when the next pass was found not to be runnable, 0 where it is."""
+    """One request."""
 
     opened: OpenRequest
     policy: Alignment
     cache: Any
     step: int
+    """The next decode pass."""
     token: int = -1
+    """The token that it reads, unless one is aligned."""
     credit: int = -1
+    """The last pass that the main model has announced."""
     aligned: dict[int, list[Align]] = field(default_factory=dict)
+    """Received alignments, in parts, by the pass that they precede."""
     closed: bool = False
     waits_since: float = 0.0
+    """Since when the next pass waits for an alignment; 0 if it does not."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -58,7 +61,7 @@ class _Followed:
         return len(self.opened.prompt) - self.opened.first_step
 
     def runnable(self) -> bool:
-        """May pass `step` run? Where an alignment is due it must have come: the late departure."""
+        """Whether pass `step` may run. A due alignment must have arrived: the late departure."""
         if self.closed or self.token < 0 or self.step >= self.opened.max_new_tokens - 1:
             return False
         if self.policy.due(self.step):
@@ -67,7 +70,7 @@ class _Followed:
 
 
 class Shadow:
-    """One shadow node; serves one main node at a time, the last that connected."""
+    """One shadow node. Serves one main node at a time, the last one that connected."""
 
     def __init__(self, name: str, model: ShadowModel, fingerprint: str, dtype: str, pace: Pace | None = None) -> None:
         self.name = name
@@ -86,7 +89,7 @@ class Shadow:
 
 
 class _Session(Session):
-    """One main node's stream. Every pass runs on one thread, requests in turn, one pass a turn."""
+    """One main node's stream. All passes run on one thread; requests take turns of one pass."""
 
     def __init__(self, shadow: Shadow, reply: Channel) -> None:
         belongs = shadow.fingerprint, shadow.dtype
@@ -150,7 +153,7 @@ class _Session(Session):
     # --- on the passes' thread ----------------------------------------------------------------------------------
 
     def _prefill(self, followed: _Followed) -> None:
-        """The shadow reads the prompt itself, beside the main model's prefill. Nothing is predicted for it."""
+        """Read the prompt, in parallel with the main model's prefill, which needs no predictions."""
         if not followed.closed:
             followed.token = self._run(followed, list(followed.opened.prompt), predict=False)
             self._advance(followed)
@@ -163,7 +166,7 @@ class _Session(Session):
             self._advance(followed)
 
     def _advance(self, followed: _Followed) -> None:
-        """Run a pass if one may run, and come back for the next after whatever else is waiting."""
+        """Run a pass if it may run, and queue the next one behind the waiting jobs."""
         if not followed.runnable():
             return
         self._shadow.pace.begin_pass()
@@ -182,7 +185,7 @@ class _Session(Session):
             self._thread.submit(self._advance, followed)
 
     def _apply(self, followed: _Followed, parts: list[Align]) -> None:
-        """The shadow's token and KV rows become the main model's."""
+        """Replace the shadow's token and KV rows by the main model's."""
         end = followed.prompt_tokens + followed.step
         at = next((part.kv_start for part in parts if part.kv), end)
         for part in parts:
@@ -194,7 +197,8 @@ class _Session(Session):
             raise ProtocolError(f"alignment for decode pass {followed.step} ends at position {at}, not {end}")
 
     def _overwrite(self, cache: Any, part: Align, start: int) -> int:
-        """Where the part's rows end. Raises ProtocolError, with nothing written, where they do not fit."""
+        """Write a part's rows. Returns the position after them. Raises ProtocolError, with nothing written, if they do
+        not fit."""
         if part.kv_start != start:
             raise ProtocolError(f"alignment has KV rows from position {part.kv_start}; {start} comes next")
         return kv.put(cache, start, [tensor_from_bytes(sent.dtype, sent.shape, sent.data) for sent in part.kv])
@@ -225,5 +229,5 @@ class _Session(Session):
 
 
 def _device_name(device: str) -> str:
-    """As a person knows it."""
+    """The model of the processor or GPU."""
     return processor_name() if device == "cpu" else torch.cuda.get_device_name(device)

@@ -1,4 +1,4 @@
-"""How long a layer of the shadow takes: as long as it does, or at least as long as a profile says."""
+"""The time of a shadow's layers: real, or at least as long as in a profile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pace(Protocol):
 
 
 class RealPace:
-    """Things take as long as they take."""
+    """No emulation."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -38,7 +38,7 @@ class RealPace:
 
 
 class ShadowPace:
-    """The shadow: `shadow_layer_s` a layer, passes one after the other."""
+    """Emulates `shadow_layer_s` for each layer, passes one after the other."""
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
@@ -50,13 +50,13 @@ class ShadowPace:
         return self._emulation.now()
 
     def arrived(self) -> None:
-        """On the thread that brings a message which may let a pass start."""
+        """A message that may let a pass start has arrived; called on the thread that delivers it."""
         self._arrived = self._emulation.now()
 
     def begin_pass(self) -> None:
-        """On the thread that runs the model."""
+        """A pass begins; called on the model's thread."""
         self._lane.begin(self._arrived)
 
     def layer(self) -> None:
-        """Likewise, when a layer has routed and before anyone is told."""
+        """A layer has routed and its prediction is not sent yet; called on the model's thread."""
         self._lane.begin(self._lane.end(self._emulation.profile.shadow_layer_s))

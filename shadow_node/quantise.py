@@ -1,10 +1,10 @@
-"""The shadow's weights: every linear layer and every expert quantised, by bitsandbytes where there is a choice.
+"""The shadow's weights: every linear layer and every expert quantised, by bitsandbytes where possible.
 
     fp16   float16 weights
-    int8   LLM.int8(): int8 weights, a scale a row, activations quantised too but for outliers (Linear8bitLt)
+    int8   LLM.int8(): int8 weights, a scale a row, activations quantised except outliers (Linear8bitLt)
     nf4    4-bit NormalFloat, a scale a block, float32 or bfloat16 activations (Linear4bit)
 
-Routers, norms, embeddings and the output head stay as they are. Build that dense model in `compute_dtype(...)`.
+Routers, norms, embeddings and the output head are not quantised. Build that dense model in `compute_dtype(...)`.
 Importing this module does not import bitsandbytes, which takes over a second.
 """
 
@@ -24,13 +24,13 @@ from scheduler.errors import CheckpointError, ConfigError, StoreError
 SCHEMES = ("fp16", "int8", "nf4")
 
 INT8_THRESHOLD = 6.0
-"""Activation columns beyond it are multiplied in floating point: LLM.int8()'s and Transformers' own default."""
+"""Activation columns above it are multiplied in floating point: the default of LLM.int8() and Transformers."""
 
 _NF4_PACK_ROWS = 32
 _FEW_ROWS = 4
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 _NOT_CALLED = frozenset({"dt_proj"})
-"""Linear layers whose weights their family multiplies by itself (Jamba's time steps)."""
+"""Linear layers that are never called: their family multiplies with their weights itself (Jamba's time steps)."""
 _NOISE = {
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast from",
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
@@ -45,10 +45,10 @@ def check_scheme(name: str) -> str:
 
 
 def compute_dtype(scheme: str, device: str | torch.device) -> torch.dtype:
-    """The dtype in which to build the shadow's dense model: that of hidden states, KV rows and what is not quantised.
+    """The dtype of the shadow's dense model, and so of hidden states, KV rows and unquantised weights.
 
-    float32 on a CPU (fast everywhere, and routing is sensitive to rounding); on a GPU float16 for fp16 and int8, which
-    bitsandbytes computes in it anyway, and bfloat16 for nf4. Raises ConfigError.
+    float32 on a CPU: it is fast everywhere, and routing is sensitive to rounding. On a GPU float16 for fp16 and int8,
+    which bitsandbytes uses there anyway, and bfloat16 for nf4. Raises ConfigError.
     """
     check_scheme(scheme)
     if torch.device(device).type == "cpu":
@@ -75,7 +75,7 @@ class HalfLinear(nn.Module):
 
 
 def quantise_linear(weight: Tensor, bias: Tensor | None, scheme: str, device: str | torch.device) -> nn.Module:
-    """A layer [n, in] -> [n, out] that keeps no reference to `weight` [out, in] or `bias` [out].
+    """A quantised layer [n, in] -> [n, out] without references to `weight` [out, in] and `bias` [out].
 
     Raises ConfigError for an unknown scheme, CheckpointError for a weight that is not a matrix of numbers.
     """
@@ -98,7 +98,7 @@ def quantise_linear(weight: Tensor, bias: Tensor | None, scheme: str, device: st
 
 
 def _int8_linear(weight: Tensor) -> Any:
-    """Quantised when moved to a device, and only from the CPU. Rows of float16, as LLM.int8() wants them."""
+    """Quantised when moved from the CPU to a device. Rows are float16, as LLM.int8() needs."""
     nn8 = _bitsandbytes().nn
     out_features, in_features = weight.shape
     layer = nn8.Linear8bitLt(
@@ -108,8 +108,8 @@ def _int8_linear(weight: Tensor) -> Any:
     plain = layer.forward
 
     def forward(x: Tensor) -> Tensor:
-        """What `plain` does, without what it does for training: a third of a small layer's time. bitsandbytes takes at
-        most three dimensions; latent attention has four."""
+        """As `plain`, without its work for training, a third of a small layer's time. Flattens rows, since bitsandbytes
+        takes at most three dimensions and latent attention has four."""
         if layer.state.CB is None or layer.training or not x.numel():
             return plain(x.flatten(0, -2)).unflatten(0, x.shape[:-1]) if x.dim() > 3 else plain(x)
         rows = x.reshape(-1, x.shape[-1])
@@ -125,7 +125,7 @@ def _int8_linear(weight: Tensor) -> Any:
 
 
 def _nf4_linear(weight: Tensor, dtype: torch.dtype) -> Any:
-    """Blocks of 64, or of 32 where only those fill a row: the fused CPU kernel takes no block that spans two rows."""
+    """Blocks of 64, or of 32 if only those fill a row: the fused CPU kernel takes no block that spans two rows."""
     nn4 = _bitsandbytes().nn
     out_features, in_features = weight.shape
     block = 64 if in_features % 64 == 0 or in_features % 32 else 32
@@ -144,8 +144,8 @@ def _nf4_linear(weight: Tensor, dtype: torch.dtype) -> Any:
 def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
     """Replace each nn.Linear of a Transformers model by its quantised form, in place, and move the rest to `device`.
 
-    Left alone: the output head, routers, layers that are never called, and experts modules (empty: their parameters go
-    to `ShadowExperts`).
+    Exceptions are the output head, routers, layers that are never called, and experts modules, which are empty: their
+    parameters go to `ShadowExperts`.
     Raises ConfigError, or CheckpointError for a layer whose weight was not loaded.
     """
     check_scheme(scheme)
@@ -163,8 +163,8 @@ def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
 
 
 class ShadowExperts(nn.Module):
-    """All experts of one MoE layer, quantised. `family` is that layer's own experts module, for what it does between
-    the two products; its parameters are not read."""
+    """All experts of one MoE layer, quantised. `family` is the layer's own experts module; only its computation between
+    the two products is used, not its parameters."""
 
     def __init__(self, family: nn.Module, scheme: str, device: str | torch.device) -> None:
         """Raises ConfigError for an unknown scheme."""
@@ -172,7 +172,7 @@ class ShadowExperts(nn.Module):
         self.scheme = check_scheme(scheme)
         self.device = torch.device(device)
         self.experts = nn.ModuleDict()
-        # Not registered: it may hold us, or be held by the model beside us.
+        # Not registered as a submodule: it may contain us, or belong to the model as we do.
         self._family: tuple[Any] = (family,)
         names = ("gate_up_proj" if self._family[0].has_gate else "up_proj", "down_proj")
         self._names = tuple((name, f"{name}_bias" if self._family[0].has_bias else None) for name in names)
@@ -181,7 +181,7 @@ class ShadowExperts(nn.Module):
         """Quantise one expert from its full-precision parameters, named as in `family` but without the expert
         dimension: `gate_up_proj` [2I, H] or, where the family transposes, [H, 2I], and so on. Keeps none of them.
 
-        Raises CheckpointError when a parameter is missing, or is not one that this arithmetic knows.
+        Raises CheckpointError for a missing or unknown parameter.
         """
         expected = {name for pair in self._names for name in pair if name is not None}
         if expected != tensors.keys():
@@ -197,7 +197,7 @@ class ShadowExperts(nn.Module):
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden [T, H], index and weights [T, k] -> [T, H]. Rows and sums in the order of the family's eager forward.
 
-        Raises StoreError when an expert that is hit was never added.
+        Raises StoreError for a chosen expert that was never added.
         """
         out = torch.zeros_like(hidden)
         for expert in top_k_index.unique().tolist():  # ascending
@@ -220,7 +220,7 @@ class ShadowExperts(nn.Module):
 
 
 def module_bytes(model_or_modules: nn.Module | Iterable[nn.Module]) -> int:
-    """Bytes of every tensor that the modules hold, bitsandbytes' own included; each storage counted once, and whole."""
+    """Bytes of all tensors of the modules, bitsandbytes' own included. Each storage counts once, in full."""
     modules = [model_or_modules] if isinstance(model_or_modules, nn.Module) else list(model_or_modules)
     storages = [t.untyped_storage() for t in _tensors(modules, set()) if not t.is_meta]
     return sum({(s.device, s.data_ptr()): s.nbytes() for s in storages}.values())
@@ -250,7 +250,7 @@ def _quiet(record: logging.LogRecord) -> bool:
 
 
 def _bitsandbytes() -> ModuleType:
-    """bitsandbytes, less two messages: one it would log at every product, one about an optional kernel."""
+    """bitsandbytes without two log messages: one for every product, one about an optional kernel."""
     for name in _NOISE:
         logging.getLogger(name).addFilter(_quiet)
     import bitsandbytes

@@ -19,16 +19,16 @@ _ALONG_ROWS = ("Concatenate", "Chunk", "Transpose")
 
 @dataclass(frozen=True)
 class Group:
-    """Checkpoint tensors that become one parameter by one rule, in the order in which the rule takes them."""
+    """Checkpoint tensors that one rule makes into one parameter, in the rule's order."""
 
     places: dict[str, Place]
     converter: Any
 
     def experts(self, first: int, last: int, count: int) -> dict[str, Place] | None:
-        """What experts first..last - 1 of `count` are made of; None where that cannot be told.
+        """The tensors of experts first..last - 1 of `count`; None if they cannot be separated.
 
-        It can where a tensor is one expert's and the rule stacks them, or where a tensor holds all, one expert a
-        row, and no operation of the rule touches that dimension.
+        They can if each tensor is one expert's and the rule stacks them, or if a tensor has an expert in each row and
+        no operation of the rule touches that dimension.
         """
         rules = list(self.converter.operations) if self.converter else []
         stacks = bool(rules) and type(rules[0]).__name__ == "MergeModulelist" and rules[0].dim == 0
@@ -51,7 +51,7 @@ def _leaves_rows(rule: Any) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """Experts first..last - 1 of one MoE layer, and the bytes that they are made of. `whole`: cannot be less."""
+    """Experts first..last - 1 of one MoE layer and their bytes in the checkpoint. A `whole` part cannot be divided."""
 
     layer: int
     first: int
@@ -120,7 +120,7 @@ class Conversion:
         return family.expert_count(self.modules[layer][1])
 
     def parts(self, layer: int) -> Iterator[Part]:
-        """A layer in parts of some 32 MiB, an expert at least; whole where its experts cannot be told apart."""
+        """A layer in parts of some 32 MiB, at least an expert each; in one part if its experts cannot be separated."""
         count = self.experts(layer)
         groups = self.groups[layer].values()
         size = sum(place.nbytes for group in groups for place in group.places.values())

@@ -22,7 +22,7 @@ _PART_BYTES = 1 << 29
 
 
 def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report: Progress) -> dict[str, str]:
-    """Write the tensors in files of some 512 MiB, and what goes with them. The files' checksums.
+    """Write the tensors in files of some 512 MiB, and the model's other files. Returns the files' checksums.
 
     Memory: 16 MiB at a time. `report("dense", bytes done, of)`. Raises CorruptCheckpointError, OSError.
     """
@@ -73,10 +73,10 @@ def _parts(tensors: dict[str, Place]) -> Iterator[dict[str, Place]]:
 
 
 def _write_part(part: dict[str, Place], file: Path, step: Callable[[int], None]) -> str:
-    """A safetensors file, written as its bytes are read: the library would have all of them in memory. Its checksum."""
+    """Write a safetensors file while reading it, which the library would hold in memory. Returns its checksum."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    # As the library orders them, by falling alignment: then each stands where its dtype may stand.
+    # In the library's order, by descending alignment, which keeps every tensor aligned.
     ordered = sorted(part.items(), key=lambda item: (-_alignment(item[1]), item[0]))
     for key, place in ordered:
         entries[key] = {"dtype": place.dtype, "shape": place.shape, "data_offsets": [end, end + place.nbytes]}

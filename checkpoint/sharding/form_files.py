@@ -1,12 +1,12 @@
-"""Forms are added to a store that is there: a file a layer, then the manifest that makes them part of it.
+"""Adds forms to an existing store: a file a layer, then the manifest that makes the form part of it.
 
 STORE/.int4.partial/
-  lock                     held (flock) by the process that writes
-  journal                  a line for the store and the layout, then one a finished layer
+  lock                     held (flock) by the writing process
+  journal                  a line for the store and the layout, then one for each finished layer
   layer-00000.int4         moved beside the experts' own when all layers are finished
 
-Until the manifest `int4.json` is there the store is as it was. A run that was stopped is taken up again: quantising
-takes a processor seconds for each few million weights. What it finished is read back and compared first.
+Until the manifest `int4.json` exists the store is unchanged. An interrupted run is resumed, since quantising takes
+seconds for each few million weights. Its finished layers are read back and compared first.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from checkpoint.tensors import aligned_buffer
 from scheduler.errors import ConfigError, CorruptStoreError, StoreWriteError
 
 THREADS = 4
-"""Experts that are quantised at a time, at most; each takes several times its float32 size in memory meanwhile."""
+"""The most experts quantised at a time; each needs several times its float32 size in memory."""
 
 
 def add_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | None = None) -> ExpertStore:
-    """The store with these forms, each written unless it is there. Empty names, the full form, are passed over.
+    """The store with these forms; missing ones are written. The empty name, the full form, is skipped.
 
     `progress(form, experts done, of)`. Raises ConfigError for an unknown form, StoreWriteError, CorruptStoreError for
     an expert whose own bytes are damaged, CheckpointError for one that cannot be quantised.
@@ -76,7 +76,7 @@ def _add(store: ExpertStore, form: str, report: Progress) -> None:
 
 
 class _Layers:
-    """The layers of one form, some of them from a run before. `pool`: what quantises, an expert a thread."""
+    """The layers of one form, some of them from an earlier run. `pool` quantises, an expert in each thread."""
 
     def __init__(
         self, store: ExpertStore, form: str, folder: Path, lock: int, report: Progress, pool: ThreadPoolExecutor
@@ -92,7 +92,7 @@ class _Layers:
         self._found: dict[int, LayerSpec] = {}
 
     def written(self) -> dict[int, LayerSpec]:
-        """All layers, whole and synced. Raises OSError, ODMoEError."""
+        """Write the missing layers. Returns all, whole and synced. Raises OSError, ODMoEError."""
         manifest = self._store.manifest
         identity = {
             "format": FORM_FORMAT, "form": self._form, "group": GROUP, "fingerprint": manifest.fingerprint,
@@ -117,7 +117,7 @@ class _Layers:
         number, layer = line.get("layer"), layer_of(line.get("spec"))
         if number not in self._planned or layer is None or not same_places(layer, self._planned[number]):
             return
-        for folder in (self._folder, self._store.path):  # a run may have been stopped while it moved them
+        for folder in (self._folder, self._store.path):  # an earlier run may have stopped while it moved them
             with contextlib.suppress(OSError):
                 if blob_fault(folder, number, layer, lambda nbytes: self._beat(0)) is None:
                     self._found[number] = layer
@@ -166,7 +166,7 @@ class _Layers:
             os.fsync(stream.fileno())
 
     def _beat(self, experts: int) -> None:
-        """Say to whoever waits that we get on."""
+        """Report progress, and touch the lock for a process that waits for it."""
         self._done += experts
         with contextlib.suppress(OSError):
             os.utime(self._lock)
@@ -187,7 +187,7 @@ def _expert(source: int, layer: LayerSpec, number: int, expert: int, buffer: tor
 def _publish(store: ExpertStore, form: str, folder: Path, layers: dict[int, LayerSpec]) -> None:
     """Make the form part of the store. Raises OSError."""
     for layer in layers.values():
-        with contextlib.suppress(FileNotFoundError):  # moved by a run that was stopped then
+        with contextlib.suppress(FileNotFoundError):  # an earlier run has moved it
             (folder / layer.file).replace(store.path / layer.file)
     manifest = store.manifest
     form_spec = Form(FORM_FORMAT, form, manifest.fingerprint, manifest.dtype, FORMS[form], GROUP, layers)

@@ -1,6 +1,6 @@
-"""The experts' files: read, convert and write at once, in memory that is used again and again.
+"""Writes the experts' files: reads, converts and writes concurrently, in memory that is reused.
 
-Fresh memory is what costs most here: its first touch is slower than the disk.
+Fresh memory would cost most here: its first touch is slower than the disk.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TENSOR_ALIGN = 64
 
 
 def planned_layer(plan: Conversion, layer: int) -> LayerSpec:
-    """What a layer's file will look like, but for the checksums, and dtypes that a family keeps wider."""
+    """The layout of a layer's file, except for checksums and for dtypes that a family keeps wider."""
     return _spec(plan, layer, plan.parameters[layer])
 
 
 def _spec(plan: Conversion, layer: int, parameters: dict[str, torch.Tensor]) -> LayerSpec:
-    """Where each parameter (some experts' [n, ...]) stands in a blob, and where the blobs stand in the file."""
+    """The place of each parameter (of some experts, [n, ...]) in a blob, and of the blobs in the file."""
     specs, end = [], 0
     for key, value in parameters.items():
         start = round_up(end, _TENSOR_ALIGN)
@@ -44,7 +44,7 @@ def _spec(plan: Conversion, layer: int, parameters: dict[str, torch.Tensor]) -> 
 
 
 def write_layers(plan: Conversion, partial: Partial, report: Progress) -> None:
-    """Write every layer that is not there yet: its file, synced, then its line in the journal.
+    """Write every missing layer: its file, synced, then its line in the journal.
 
     `report("experts", experts done, of)`. Raises CheckpointError, OSError.
     """
@@ -72,13 +72,13 @@ def write_layers(plan: Conversion, partial: Partial, report: Progress) -> None:
                 finished.result()
         finally:
             if file:
-                writing.submit(os.close, file.descriptor)  # after the writes that are under way
+                writing.submit(os.close, file.descriptor)  # after the queued writes
     report("experts", total, total)
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Copying gains nothing from several, and loses much where a neighbour has their core: they wait for each other."""
+    """Limit torch to one thread: copies gain nothing from more, and lose much if another process has a core."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -88,7 +88,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _finish(partial: Partial, layer: int, file: _LayerFile) -> None:
-    """In the writing thread, so that the next layer is converted while this one is synced. Raises OSError."""
+    """Runs in the writing thread, so that the next layer is converted while this one is synced. Raises OSError."""
     try:
         blobs = tuple(
             replace(file.spec.blobs[n], checksum=checksum.result()) for n, checksum in enumerate(file.written)
@@ -100,9 +100,9 @@ def _finish(partial: Partial, layer: int, file: _LayerFile) -> None:
 
 
 def _read_ahead(parts: list[Part], pool: ThreadPoolExecutor) -> Iterator[tuple[Part, dict[str, torch.Tensor]]]:
-    """Each part with its tensors, good until the next is asked for; that one is being read meanwhile.
+    """Each part with its tensors, valid until the next one, which is read meanwhile.
 
-    Layers that cannot be taken apart are read one at a time: two of them would double the memory.
+    Layers that cannot be divided are read one at a time: two of them would double the memory.
     """
     size = max((buffer_bytes(part.places) for part in parts), default=0)
     count = 1 if any(part.whole for part in parts) else 2
@@ -125,7 +125,7 @@ def _check_finite(plan: Conversion, layer: int, parameters: dict[str, torch.Tens
 
 
 class _LayerFile:
-    """A layer's file being written. `written`: each expert's checksum, once it is on its way to the disk."""
+    """A layer's file being written. `written` has the checksum of each expert whose write has begun."""
 
     def __init__(self, folder: Path, spec: LayerSpec) -> None:
         self.spec = spec
@@ -134,7 +134,7 @@ class _LayerFile:
 
 
 class _Blobs:
-    """Puts experts together in two buffers: one is filled while the other is written."""
+    """Assembles experts in two buffers: one is filled while the other is written."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -142,7 +142,7 @@ class _Blobs:
         self._free: list[tuple[torch.Tensor, Future[str] | None]] = []
 
     def write(self, file: _LayerFile, expert: int, parameters: dict[str, torch.Tensor]) -> None:
-        """Start writing one expert. Raises OSError of an earlier one."""
+        """Start writing one expert. Raises an earlier expert's OSError."""
         blob = file.spec.blobs[expert]
         if self._layout != (blob.length, file.spec.tensors):
             self._layout = (blob.length, file.spec.tensors)

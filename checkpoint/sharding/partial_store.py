@@ -1,12 +1,12 @@
-"""A store in the making: `.NAME.partial` beside its place, one process at a time, taken up again after a crash.
+"""An unfinished store: `.NAME.partial` beside its place, written by one process at a time, resumed after a crash.
 
 .NAME.partial/
-  lock       held (flock) by the process that writes; touched whenever it gets on
-  journal    a line for the checkpoint, then one a finished layer, each with its own checksum
-  store/     what will be renamed into place
+  lock       held (flock) by the writing process; touched at each progress
+  journal    a line for the checkpoint, then one for each finished layer, each with its own checksum
+  store/     the store to be renamed into place
 
-A journaled layer is trusted after every byte of it has been read back and its checksums agree: that costs a third of
-writing it, and holds after a power cut or a fault of the disk too.
+A journaled layer is trusted after all of it was read back and its checksums agree. That costs a third of writing it,
+and is right after a power cut or a disk fault, too.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _POLL_S = 0.1
 
 
 def partial_of(target: Path) -> Path:
-    """Where the store `target` is written until it is whole."""
+    """The folder in which the store `target` is written until it is whole."""
     return target.with_name(f".{target.name}.partial")
 
 
 def begun(target: Path, identity: dict[str, Any]) -> bool:
-    """Has a run from the very same files begun, and stopped? It had checked them."""
+    """Whether an earlier run from the same files was interrupted; it had checked these files."""
     lines = journal_lines(partial_of(target) / "journal")
     return bool(lines) and lines[0].get("identity") == identity
 
 
 class Partial:
-    """The right to write one store. Made by `claim`; `publish`, `keep` or `discard` gives it back."""
+    """The exclusive right to write one store. Made by `claim`; `publish`, `keep` or `discard` returns it."""
 
     def __init__(self, target: Path, lock: int) -> None:
         self.target = target
@@ -58,22 +58,22 @@ class Partial:
 
     @staticmethod
     def claim(target: Path, report: Progress) -> Partial | None:
-        """None when another process has made `target` meanwhile; it is waited for as long as it gets on.
+        """Waits while another process that writes `target` makes progress; None if that one has finished it.
 
-        Raises StoreWriteError when it has not for 60 s, OSError.
+        Raises StoreWriteError after 60 s without progress, OSError.
         """
         lock = claim(partial_of(target), (target / MANIFEST).exists, f"the store {target}", report)
         return None if lock is None else Partial(target, lock)
 
     def beat(self) -> None:
-        """Say to whoever waits that we get on."""
+        """Touch the lock: a sign of progress for a process that waits for it."""
         with contextlib.suppress(OSError):
             os.utime(self._lock)
 
     def resume(self, identity: dict[str, Any], planned: dict[int, LayerSpec], report: Progress) -> None:
-        """Take up what a run from the very same files (`identity`) finished; drop all else.
+        """Keep what an earlier run from the same files (`identity`) finished, and delete the rest.
 
-        `planned`: what each layer will look like, checksums apart. Raises OSError.
+        `planned` are the layouts of the layers, without checksums. Raises OSError.
         """
         lines = journal_lines(self._journal)
         if not lines or lines[0].get("identity") != identity:
@@ -128,35 +128,35 @@ class Partial:
         self.beat()
 
     def publish(self, manifest: str) -> None:
-        """Rename the whole store into its place. Raises OSError, StoreError when what stands there is none."""
+        """Rename the finished store into its place. Raises OSError, or StoreError if the place has no valid store."""
         with (self.store / MANIFEST).open("w") as stream:
             stream.write(manifest)
             stream.flush()
             os.fsync(stream.fileno())
         sync_directory(self.store)
         try:
-            self.store.rename(self.target)  # takes the place of an empty directory
+            self.store.rename(self.target)  # replaces an empty directory
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            ExpertStore.open(self.target)  # on a file system whose locks do not reach its other users
+            ExpertStore.open(self.target)  # another host was faster, on a file system without shared locks
         sync_directory(self.target.parent)
         self.discard()
 
     def keep(self) -> None:
-        """Leave what is finished for the next run."""
+        """Keep the finished layers for the next run."""
         os.close(self._lock)
 
     def discard(self) -> None:
-        """Leave nothing."""
+        """Delete everything."""
         discard(self.folder)
         os.close(self._lock)
 
 
 def claim(folder: Path, there: Callable[[], bool], what: str, report: Progress) -> int | None:
-    """The lock of `folder`, where `what` is written until it is `there`; None when another process has made it.
+    """The lock of `folder`, in which `what` is written until it is `there`; None if another process has finished it.
 
-    That one is waited for as long as it gets on. Raises StoreWriteError when it has not for 60 s, OSError.
+    Waits while another process makes progress. Raises StoreWriteError after 60 s without any, OSError.
     """
     seen, since = None, time.monotonic()
     while not there():
@@ -173,7 +173,7 @@ def claim(folder: Path, there: Callable[[], bool], what: str, report: Progress) 
             seen, since = state, time.monotonic()
         if time.monotonic() - since > IDLE_S:
             raise StoreWriteError(
-                f"another process{_owner_of(folder / 'lock')} is writing {what} and has not got on for "
+                f"another process{_owner_of(folder / 'lock')} is writing {what} and has made no progress for "
                 f"{IDLE_S:.0f} s; end it and try again, or choose another place"
             )
         report("wait", 0, 1)
@@ -182,7 +182,7 @@ def claim(folder: Path, there: Callable[[], bool], what: str, report: Progress) 
 
 
 def sweep(folder: Path, older_s: float) -> None:
-    """Remove what runs that nobody will take up left in `folder`: unlocked, and not touched for `older_s` seconds."""
+    """Remove abandoned runs from `folder`: those that are unlocked and untouched for `older_s` seconds."""
     for found in folder.glob(".*.partial"):
         with contextlib.suppress(OSError):
             if time.time() - (found / "lock").stat().st_mtime < older_s:
@@ -194,7 +194,7 @@ def sweep(folder: Path, older_s: float) -> None:
 
 
 def discard(folder: Path) -> None:
-    """All but the lock first: whoever comes meanwhile finds it locked, or gone, never half of a store unlocked."""
+    """Delete the folder, its lock last: another process never finds part of a store unlocked."""
     shutil.rmtree(folder / "store", ignore_errors=True)
     for name in ("journal", "journal.new", "lock"):
         with contextlib.suppress(OSError):
@@ -204,7 +204,7 @@ def discard(folder: Path) -> None:
 
 
 def _try_lock(file: Path) -> int | None:
-    """A locked descriptor; None while another process holds the lock, or has just removed it. Raises OSError."""
+    """A locked descriptor; None if another process holds the lock or has just removed it. Raises OSError."""
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:
@@ -238,7 +238,7 @@ def _owner_of(lock: Path) -> str:
 
 
 def journal_lines(journal: Path) -> list[dict[str, Any]]:
-    """The journal's lines up to the first that is torn or damaged."""
+    """The journal's lines before the first incomplete or damaged one."""
     found: list[dict[str, Any]] = []
     with contextlib.suppress(OSError, ValueError, RecursionError):
         for line in journal.read_text().splitlines():
@@ -250,7 +250,7 @@ def journal_lines(journal: Path) -> list[dict[str, Any]]:
 
 
 def layer_of(fields: Any) -> LayerSpec | None:
-    """What `asdict` made of a LayerSpec; None where it cannot be one."""
+    """A LayerSpec from its `asdict` fields; None if they are invalid."""
     try:
         spec = layer_from(fields)
         return spec if possible(spec) else None

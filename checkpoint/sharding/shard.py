@@ -1,7 +1,7 @@
-"""`odmoe shard`: a Hugging Face checkpoint becomes an expert store. Transformers' own conversion does the renaming.
+"""`odmoe shard`: makes an expert store from a Hugging Face checkpoint. Transformers' own conversion renames weights.
 
-A few experts are in memory at a time: while some are converted, the next are read and the last are written. The store
-is written beside its place and renamed into it when it is whole (`checkpoint/sharding/partial_store.py`).
+Only a few experts are in memory: while some are converted, the next are read and the previous written. The store is
+written beside its place and renamed when whole (`checkpoint/sharding/partial_store.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scheduler.errors import CheckpointError, CorruptCheckpointError, StoreMisma
 
 @dataclass(frozen=True)
 class Made:
-    """A store, and how it came about: `written` by this call or found, `resumed` layers from a run that had stopped."""
+    """A store; whether this call has `written` it or found it; how many layers it `resumed` from an earlier run."""
 
     store: ExpertStore
     written: bool
@@ -33,17 +33,17 @@ class Made:
 
 
 def shard(source: Source, target: Path, dtype: str | None = None, progress: Progress | None = None) -> ExpertStore:
-    """`make_store`, without how it came about."""
+    """The store of `make_store`."""
     return make_store(source, target, dtype, progress).store
 
 
 def make_store(source: Source, target: Path, dtype: str | None = None, progress: Progress | None = None) -> Made:
-    """Write the expert store of a checkpoint. `dtype`: the experts', as stored when None.
+    """Write the expert store of a checkpoint. `dtype` is the experts'; None for the checkpoint's.
 
-    An existing store of the same checkpoint and dtype is returned as it is; layers that a killed run finished are taken
-    over. `progress(what, done, total)`: verify, wait, resume, experts, dense. Raises CheckpointError (NotMoEError,
-    CorruptCheckpointError, ...), StoreMismatchError when another model's store is at `target`, StoreWriteError; what
-    was finished before a StoreWriteError or an interrupt stays for the next run.
+    An existing store of the same checkpoint and dtype is returned unchanged. Layers that an interrupted run finished
+    are kept. `progress(what, done, total)` reports verify, wait, resume, experts and dense. Raises CheckpointError
+    (NotMoEError, CorruptCheckpointError, ...), StoreMismatchError if another model's store is at `target`, or
+    StoreWriteError. After a StoreWriteError or an interrupt finished layers stay for the next run.
     """
     config = family.config_from_dict(source.config)
     if quantised := source.config.get("quantization_config"):
@@ -52,7 +52,7 @@ def make_store(source: Source, target: Path, dtype: str | None = None, progress:
     torch_dtype = family.parse_dtype(dtype) if dtype else family.stored_dtype(config)
     name = family.dtype_name(torch_dtype)
     try:
-        target = target.resolve()  # `.`, or a link to where the store shall be
+        target = target.resolve()  # for `.`, or a link to the store's place
         if found := _there(source, target, name):
             return Made(found, False, 0)
         report = progress or (lambda what, done, total: None)
@@ -92,14 +92,14 @@ def check_same(store: ExpertStore, source: Source | None, dtype: str | None) -> 
         )
     if dtype and manifest.dtype != dtype:
         raise StoreMismatchError(
-            f"the store at {store.path} holds {manifest.dtype} experts, {dtype} was asked for; "
+            f"the store at {store.path} holds {manifest.dtype} experts, not {dtype}; "
             f"make another with: odmoe shard {source.path if source else 'MODEL'} STORE --dtype {dtype}"
         )
     return store
 
 
 def _there(source: Source, target: Path, dtype: str) -> ExpertStore | None:
-    """The store that is at `target`; None when the place is free. Raises StoreError, OSError."""
+    """The store at `target`; None if the place is free. Raises StoreError, OSError."""
     if (target / MANIFEST).exists():
         return check_same(ExpertStore.open(target), source, dtype)
     if target.exists() and not target.is_dir():
@@ -112,7 +112,7 @@ def _there(source: Source, target: Path, dtype: str) -> ExpertStore | None:
 
 
 def _fill(plan: Conversion, partial: Partial, identity: dict[str, Any], manifest: Manifest, report: Progress) -> int:
-    """Write what is missing and publish. The number of layers that were there. Raises OSError, ODMoEError."""
+    """Write what is missing and publish. Returns the number of resumed layers. Raises OSError, ODMoEError."""
     planned = {layer: planned_layer(plan, layer) for layer in plan.layers}
 
     def beat(what: str, done: int, total: int) -> None:
@@ -140,7 +140,7 @@ def _fill(plan: Conversion, partial: Partial, identity: dict[str, Any], manifest
 def _stopped(
     plan: Conversion, partial: Partial, planned: dict[int, LayerSpec], kept: bool, error: OSError
 ) -> StoreWriteError:
-    """Why the file system stopped us, what is missing, and what became of that which is finished."""
+    """An error with the file system's reason, the missing bytes, and whether finished layers are kept."""
     message = f"cannot write the store {partial.target}: {_reason(error)}"
     if error.errno == errno.ENOSPC:
         message += f", {_missing_bytes(plan, partial, planned):,} bytes are to be written yet, "
@@ -158,7 +158,7 @@ def _reason(error: OSError) -> str:
 
 
 def _missing_bytes(plan: Conversion, partial: Partial, planned: dict[int, LayerSpec]) -> int:
-    """Bytes that are to be written yet, roughly where small files are concerned."""
+    """Bytes left to write, with an estimate for small files."""
     blobs = sum(b.length for layer, spec in planned.items() if layer not in partial.layers for b in spec.blobs)
     if partial.dense:
         return blobs

@@ -1,4 +1,4 @@
-"""A Hugging Face model directory: its files, checked before anything is read from them."""
+"""A Hugging Face model directory, whose files are checked before they are read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Source:
 
 
 def find_model(name: str) -> Path:
-    """A directory as given, or a Hub repository's snapshot (`org/name`; HF_HOME and HF_HUB_OFFLINE are honoured)."""
+    """A directory, or the snapshot of a Hub repository (`org/name`; HF_HOME and HF_HUB_OFFLINE apply)."""
     path = Path(os.path.expanduser(name))
     if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
         return path
@@ -65,7 +65,7 @@ def find_model(name: str) -> Path:
 
 
 def open_source(path: Path) -> Source:
-    """Check a model directory: everything named is there, and every file is as long as its header says.
+    """Check a model directory: all files exist and have the length of their headers.
 
     Raises CheckpointError, MissingShardError or CorruptCheckpointError. Reads headers only.
     """
@@ -93,7 +93,7 @@ def open_source(path: Path) -> Source:
 
 
 def _sample(file: Path) -> bytes:
-    """Bytes from all over a weight file: trainings of one architecture share the header, not the weights."""
+    """Bytes from all over a weight file. Trainings of one architecture have the same header but other weights."""
     size = file.stat().st_size
     step = max(size // _SAMPLES, 1)
     with file.open("rb") as stream:
@@ -154,7 +154,7 @@ def read_header(file: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def published_digests(source: Source) -> dict[Path, str]:
-    """SHA-256 of the weight files, where whoever published them said it: in SHA256SUMS, or as a Hub blob's name."""
+    """Published SHA-256 digests of the weight files: from SHA256SUMS, or from the names of Hub blobs."""
     found: dict[Path, str] = {}
     sums = source.path / "SHA256SUMS"
     if sums.is_file():
@@ -172,7 +172,7 @@ def published_digests(source: Source) -> dict[Path, str]:
 
 
 def verify_bytes(source: Source, progress: Callable[[int, int], None] | None = None) -> bool:
-    """Compare weight files with their published digests. False when none were published.
+    """Compare weight files with their published digests. False if there are none.
 
     `progress(bytes read, of)`. Raises CorruptCheckpointError, MissingShardError naming the file.
     """

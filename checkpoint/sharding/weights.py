@@ -1,4 +1,4 @@
-"""Where each tensor of a checkpoint lies in its files, and reading it into memory that is used again and again."""
+"""Finds each tensor of a checkpoint in its files and reads it into memory that is reused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Place:
 def places(source: Source) -> dict[str, Place]:
     """Every tensor of a checkpoint, in the order of `source.files`. Raises CorruptCheckpointError.
 
-    The safetensors library has looked at each header: lengths, order and gaps are as they should be.
+    The safetensors library has checked each header for lengths, order and gaps.
     """
     found: dict[str, Place] = {}
     for file in source.weight_files():
@@ -93,7 +93,7 @@ class Pieces:
         self._buffer = aligned_buffer(PIECE_BYTES + PAGE)
 
     def of(self, place: Place) -> Iterator[torch.Tensor]:
-        """The bytes of a tensor, uint8 [<= 16 MiB] at a time, each good until the next is asked for."""
+        """The bytes of a tensor as uint8 pieces of at most 16 MiB, each valid until the next one."""
         with contextlib.ExitStack() as stack:
             descriptor = _open(place.file, stack)
             for done in range(0, place.nbytes, PIECE_BYTES):
@@ -121,7 +121,8 @@ def _bytes(descriptor: int, place: Place, buffer: torch.Tensor) -> torch.Tensor:
 
 
 def finite(data: torch.Tensor) -> bool:
-    """No NaN and no infinity. Extremes carry both, at memory's speed; `isfinite` is forty times slower in bfloat16."""
+    """Whether a tensor has no NaN and no infinity. Minimum and maximum show both, forty times faster than `isfinite`
+    in bfloat16."""
     if not data.is_floating_point() or not data.numel():
         return True
     wide = data.float() if data.itemsize == 1 else data
@@ -130,7 +131,7 @@ def finite(data: torch.Tensor) -> bool:
 
 
 def finite_bytes(place: Place, data: torch.Tensor) -> bool:
-    """The same of raw bytes (uint8) of a tensor; True for a dtype that has neither."""
+    """The same for raw bytes (uint8) of a tensor; True for a dtype without NaN and infinity."""
     dtype: Any = _DTYPES.get(place.dtype, torch.uint8)
     aligned = data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
     return finite(aligned.view(dtype))

@@ -115,7 +115,7 @@ def test_a_store_may_be_given_as_the_model(model: Path, made: list[Path]) -> Non
     made.clear()
     assert prepare_store(str(store.path), None, None).path == store.path
     assert prepare_store(str(store.path), None, "float32").path == store.path
-    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, bfloat16 was asked for; .*odmoe shard"):
+    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, not bfloat16; .*odmoe shard"):
         prepare_store(str(store.path), None, "bfloat16")
     assert made == []
 
@@ -132,7 +132,7 @@ def test_explicit_store_is_made_when_missing(model: Path, tmp_path: Path, cache:
 def test_explicit_store_of_another(model: Path, tiny: Path, tmp_path: Path) -> None:
     where = tmp_path / "store"
     prepare_store(str(model), str(where), None)
-    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, float16 was asked for"):
+    with pytest.raises(StoreMismatchError, match=r"holds float32 experts, not float16"):
         prepare_store(str(model), str(where), "float16")
     config = model / "config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05'))

@@ -51,7 +51,7 @@ def test_made_then_found(shard: Any, tmp_path: Path, read: list[Path]) -> None:
     assert first["written_s"] >= 0
     second = shard()
     assert second == {k: v for k, v in first.items() if k not in ("layers_resumed", "written_s")}
-    assert read == [], "what was just written is not read again unless that is asked for"
+    assert read == [], "a new store is not read again without --verify"
 
 
 @pytest.mark.parametrize("fresh", [True, False])
