@@ -1,10 +1,10 @@
 """`odmoe certs`: a cluster's CA, a certificate for each of its hosts, and its secret.
 
-What lies in the folder afterwards (directories 700, keys and secrets 600):
+The folder afterwards (directories 700, keys and secrets 600):
 
-    ca.pem, ca.key      the CA; the key signs hosts in, and stays where it was made
+    ca.pem, ca.key      the CA; the key admits hosts to the cluster and never leaves this machine
     secret              the cluster's
-    <address>/          what that host needs, all of it and nothing else: ca.pem, node.pem, node.key, secret
+    <address>/          all that this host needs: ca.pem, node.pem, node.key, secret
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 CA_KEY_FILE, SECRET_FILE = "ca.key", "secret"
 
 RENEW_BEFORE = datetime.timedelta(days=30)
-"""A certificate that has no longer than this is made anew."""
+"""A certificate with less time left is renewed."""
 
 BACKDATED = datetime.timedelta(days=1)
-"""Certificates are valid from so long ago, since the clocks of a LAN differ."""
+"""Certificates are valid from this long ago, since the clocks of a LAN differ."""
 
 MAX_DAYS = 3650
 
@@ -60,9 +60,9 @@ def run_certs(
     renew: bool,
     terminal: Terminal,
 ) -> Path:
-    """For the hosts of a cluster file, and those given as "NAME=ADDRESS". Returns the folder.
+    """Make certificates for the hosts of a cluster file and those given as "NAME=ADDRESS". Returns the folder.
 
-    Raises ConfigError for hosts, days or a folder that cannot be, CertificateError for a CA that cannot be used.
+    Raises ConfigError for invalid hosts, days or folder, CertificateError for an unusable CA.
     """
     cluster = read_cluster_file(cluster_file) if cluster_file else None
     hosts_named = [(host.name, host.address) for host in cluster.hosts] if cluster else []
@@ -79,7 +79,7 @@ def run_certs(
         {
             "in": str(folder),
             "each host gets": f"{folder}/<its address>, mode 700; settings: tls",
-            "nobody gets": f"{folder}/{CA_KEY_FILE}: whoever has it can sign hosts into the cluster",
+            "keep private": f"{folder}/{CA_KEY_FILE}: it can admit hosts to the cluster",
         },
     )
     return folder
@@ -105,11 +105,11 @@ def _parsed(text: str) -> tuple[str, str]:
 def ensure_certs(
     folder: Path, hosts: Iterable[tuple[str, str]], days: int = 825, ca_days: int = 3650, renew: bool = False
 ) -> list[str]:
-    """A CA where there is none, and for each (name, address) a good certificate. Returns what was done, in words.
+    """Make a CA if there is none, and a good certificate for each (name, address). Returns what was done, in words.
 
-    A certificate is made anew where it ends within 30 days, is not of this CA or for another address, or does not fit
-    its key; with `renew` in any case. A CA is never replaced. Each file is written whole or not at all.
-    Raises ConfigError for what cannot be asked for, CertificateError for a CA that cannot be used.
+    A certificate is replaced if it ends within 30 days, is of another CA, for another address, or does not match its
+    key; with `renew` always. A CA is never replaced. Each file is written whole or not at all.
+    Raises ConfigError for invalid arguments, CertificateError for an unusable CA.
     """
     hosts_named = [(_checked_name(name), _checked_address(address)) for name, address in hosts]
     for what, count in (("--days", days), ("ca_days", ca_days)):
@@ -120,7 +120,7 @@ def ensure_certs(
         key, certificate = _authority(folder, ca_days, done)
         for name, address in hosts_named:
             host = folder / address
-            why = "renewed, as asked for" if renew else _why_anew(host, name, address, certificate)
+            why = "renewed (--renew)" if renew else _why_anew(host, name, address, certificate)
             if why:
                 _make(host, name, address, days, key, certificate)
                 done.append(f"{name} ({address}): a certificate until {_until(host / CHAIN_FILE)}; {why}")
@@ -129,7 +129,7 @@ def ensure_certs(
 
 
 def write_cluster_secret(folder: Path) -> Path:
-    """A random secret, where there is none. Returns its file."""
+    """Make a random secret if there is none. Returns its file."""
     file = folder / SECRET_FILE
     with _one_at_a_time(folder):
         if not file.exists():
@@ -138,7 +138,7 @@ def write_cluster_secret(folder: Path) -> Path:
 
 
 def give_secret(folder: Path, addresses: Iterable[str]) -> None:
-    """Into each host's directory, beside its certificate."""
+    """Copy the secret into each host's directory, beside its certificate."""
     secret = write_cluster_secret(folder).read_bytes()
     for address in addresses:
         _write(folder / _checked_address(address) / SECRET_FILE, secret, 0o600)
@@ -151,7 +151,7 @@ def _authority(folder: Path, days: int, done: list[str]) -> tuple[ec.EllipticCur
         if file.exists():
             raise CertificateError(
                 f"{file} is there, but not its key {key_file.name}; bring it back, or move {folder} away and make "
-                "all certificates anew"
+                "all certificates again"
             )
         _write(key_file, _pem(ec.generate_private_key(ec.SECP256R1())), 0o600)
     key = _read_key(key_file)
@@ -164,13 +164,13 @@ def _authority(folder: Path, days: int, done: list[str]) -> tuple[ec.EllipticCur
         raise CertificateError(f"{key_file} is not the key of {file}; bring the right one back")
     if certificate.not_valid_after_utc < _now() + RENEW_BEFORE:
         raise CertificateError(
-            f"the CA in {file} ends on {_until(file)}; move {folder} away and make all certificates anew"
+            f"the CA in {file} ends on {_until(file)}; move {folder} away and make all certificates again"
         )
     return key, certificate
 
 
 def _why_anew(host: Path, name: str, address: str, authority: x509.Certificate) -> str:
-    """Why the certificate in `host` will not do; nothing where it will."""
+    """Why the certificate in `host` must be replaced; empty if it is good."""
     if not (host / CHAIN_FILE).exists() or not (host / KEY_FILE).exists():
         return "there was none"
     try:
@@ -199,7 +199,7 @@ def _why_anew(host: Path, name: str, address: str, authority: x509.Certificate) 
 
 
 def _sign_authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
-    """It may sign hosts, and nothing else; its name is its own, so that two clusters' are told apart."""
+    """A CA that may sign hosts only. Its name is unique, to distinguish the CAs of two clusters."""
     name = _named(f"odmoe cluster {secrets.token_hex(4)}")
     end = _now() + datetime.timedelta(days=days)
     return (
@@ -225,7 +225,7 @@ def _make(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    # Between the two a certificate does not fit its key: whoever is stopped there makes both anew next time.
+    # Between the two writes the certificate does not match its key: a run interrupted here is repaired by the next.
     _write(host / KEY_FILE, _pem(key), 0o600)
     _write(host / CHAIN_FILE, _pem(certificate), 0o644)
 
@@ -261,10 +261,10 @@ def _now() -> datetime.datetime:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Nobody else makes certificates in `folder` meanwhile. Raises ConfigError."""
+    """Lock `folder` against other runs of `odmoe certs`. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not any(folder.iterdir()):  # it may be one that others look into, and is not ours to close
+        if not any(folder.iterdir()):  # an existing folder with content keeps its mode: others may use it
             folder.chmod(0o700)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -279,13 +279,13 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _write(file: Path, content: bytes, mode: int, done: list[str] | None = None) -> None:
-    """Whole or not at all; its directory is this user's alone. Does nothing where it is so already."""
+    """Write a file, whole or not at all, in a directory of this user alone. Does nothing if it is right already."""
     try:
         file.parent.mkdir(exist_ok=True, mode=0o700)
         if file.exists() and file.read_bytes() == content and file.stat().st_mode & 0o777 == mode:
             return
         if done is not None and file.exists():
-            done.append(f"{file} was another's, or damaged: written anew")
+            done.append(f"{file} was another's, or damaged: written again")
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as partial:
             try:
                 os.fchmod(partial.fileno(), mode)
@@ -331,8 +331,8 @@ def _until(file: Path) -> str:
 
 
 def _checked_name(name: str) -> str:
-    if not _HOST.fullmatch(name) or len(name) > 64:  # what a certificate's common name may have
-        raise ConfigError(f"the host name {name!r} cannot be; allowed: up to 64 letters, digits, - and .")
+    if not _HOST.fullmatch(name) or len(name) > 64:  # the limit of a certificate's common name
+        raise ConfigError(f"the host name {name!r} is invalid; allowed: up to 64 letters, digits, - and .")
     return name
 
 
@@ -340,4 +340,4 @@ def _checked_address(address: str) -> str:
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:
-        raise ConfigError(f"the address {address!r} cannot be; allowed: an IP address, such as 192.168.1.13") from None
+        raise ConfigError(f"the address {address!r} is invalid; allowed: an IP address, such as 192.168.1.13") from None

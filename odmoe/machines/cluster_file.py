@@ -1,4 +1,4 @@
-"""A cluster file: which machine has which role. The same file that `ray up` takes; no ray here."""
+"""Reads a cluster file: which machine has which role. `ray up` takes the same file; ray is not imported here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 
 ROLES = ("main_node", "shadow_node", "worker_node")
-"""Also the names of Ray's node types, and of the custom resource that each of them has one of."""
+"""Also the names of Ray's node types and of their custom resources."""
 
 OWN_SETTINGS = ("slots", "loader", "threads")
-"""What may be said of one machine, besides its address: settings that hold there and nowhere else."""
+"""Settings that a cluster file may give for one machine alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. `number`: of a worker, in the order of the file; 0 for others. `group`: of a worker, from 0."""
+    """One machine. A worker has a `number`, in the file's order, and a `group`, both from 0. Other roles have number
+    0."""
 
     role: str
     number: int
@@ -39,7 +40,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """What a cluster file says of machines and how to reach them. `key`: of ssh, where one is named."""
+    """The machines of a cluster file and how to reach them. `key` is the ssh key, if the file names one."""
 
     path: Path
     name: str
@@ -75,7 +76,7 @@ def read_cluster_file(path: Path) -> ClusterFile:
 
 
 def parse_cluster(found: Any, path: Path) -> ClusterFile:
-    """A cluster file's content, as YAML gives it. Raises ConfigError."""
+    """A cluster file from its parsed YAML. Raises ConfigError."""
     name, provider, auth = (_part(found, key, kind, path) for key, kind in _PARTS)
     hosts = tuple(read_hosts(_part(provider, "hosts", dict, path), str(path)))
     user, key = _part(auth, "ssh_user", str, path), auth.get("ssh_private_key")
@@ -101,9 +102,9 @@ def _part(found: Any, key: str, kind: type, path: Path) -> Any:
 
 
 def read_hosts(roles: dict[str, Any], where: str) -> Iterator[Host]:
-    """Main, shadow if there is one, workers. Raises ConfigError.
+    """The main node, the shadow if there is one, then workers. Raises ConfigError.
 
-    A role has an address or a mapping with `host` and settings of its own; workers are a list of these, or of groups.
+    A host is an address, or a mapping with `host` and settings of its own. Workers are a list of hosts or of groups.
     """
     strangers = [role for role in roles if role not in ROLES]
     if strangers:

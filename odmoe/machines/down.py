@@ -1,4 +1,4 @@
-"""`odmoe down`: the nodes and Ray end on every host, and it is seen to that nothing is left."""
+"""`odmoe down`: ends the nodes and Ray on every host, and checks that no process of theirs is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Say = Callable[[str], None]
 
 
 def down(file: Path, terminal: Terminal) -> None:
-    """Raises ConfigError; LaunchError: a host could not be reached, or something is left there; each has been named."""
+    """End a cluster. Raises ConfigError, or LaunchError if a host is unreachable or still runs something; such hosts
+    are printed before."""
 
     def say(text: str) -> None:
         terminal.console.print(text, markup=False, soft_wrap=True)
@@ -62,7 +63,7 @@ def _asked(ssh: Ssh, hosts: tuple[Host, ...]) -> list[tuple[Host, Any]]:
 
 
 def _ended(host: Host, asked: Any, ended: Any, say: Say, complain: Say) -> bool:
-    """Says what had to be ended beyond `ray down`, and why a host may still run something."""
+    """Print the processes that `ray down` left and that were killed, and why a host may still run something."""
     error = next((found for found in (asked, ended) if isinstance(found, HostError)), None)
     if error is not None:
         complain(f"{host.name} ({host.address}): not stopped: {cause(error)}")

@@ -1,4 +1,4 @@
-"""The head of a cluster file, asked over ssh: what its nodes are doing, and to start or stop them."""
+"""Talks to a cluster's head over ssh: states of the nodes, start and stop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from scheduler.errors import ClusterError, HostError, LaunchError, LinkError, OD
 
 AT_HEAD = ". ~/odmoe/code/env.sh && exec python -m odmoe.cli.at_head"
 HERE_ONLY = frozenset({"cluster", "model", "store", "tls", "secret", "host", "node_port"})
-"""Settings whose values mean something on the machine where they were said."""
+"""Settings whose values are valid on this machine only; they are not sent to the head."""
 IDLE_S = 60.0
-"""Longest silence of a head that was told to start its nodes: it says something every second once it is there."""
+"""Longest silence of a head that starts its nodes; it sends a line every second."""
 
 HostStates = dict[str, Any]
 
@@ -28,23 +28,23 @@ class Head:
         self._ssh, self._host = ssh, cluster.main
 
     def status(self, deadline_s: float) -> HostStates:
-        """Raises HostError, ClusterError: it does not answer, or no Ray runs there."""
+        """The states of all hosts. Raises HostError, or ClusterError if it does not answer or no Ray runs there."""
         found: HostStates = {}
         for found in self._asked({"do": "status"}, time.monotonic() + deadline_s, deadline_s):  # noqa: B007 - the last
             pass
         if not found:
-            raise LaunchError(f"{self._host.name} ({self._host.address}): it said nothing of its nodes; see there")
+            raise LaunchError(f"{self._host.name} ({self._host.address}): it sent no state of its nodes; see its logs")
         return found
 
     def stop(self, deadline_s: float) -> None:
-        """The nodes; Ray goes on. Raises HostError, ClusterError."""
+        """End the nodes; Ray keeps running. Raises HostError, ClusterError."""
         for _ in self._asked({"do": "stop"}, time.monotonic() + deadline_s, deadline_s):
             pass
 
     def start(self, settings: Settings, store: str, until: float) -> Iterator[HostStates]:
-        """What it says while the nodes start, the last when they are ready. `until`: on the monotonic clock.
+        """Start the nodes. Yields states meanwhile, the last when all are ready. `until` is on the monotonic clock.
 
-        Raises the error of our tree that stopped it, LinkError: nothing was heard, or not ready by `until`.
+        Raises the error that stopped the head, or LinkError if it is silent or the nodes are not ready by `until`.
         """
         given = settings.model_dump(mode="json", exclude_unset=True)
         sent = {name: value for name, value in given.items() if name not in HERE_ONLY}
@@ -71,7 +71,7 @@ class Head:
 
 @contextlib.contextmanager
 def _after(failure: Any) -> Iterator[None]:
-    """An exit code says less than the error that came before it."""
+    """Raise the head's own error in place of that of its exit code."""
     try:
         yield
     except (HostError, LinkError):
@@ -81,7 +81,7 @@ def _after(failure: Any) -> Iterator[None]:
 
 
 def _snapshot(line: str) -> HostStates | None:
-    """None: something else, that a library has printed."""
+    """The states in a line of output; None for a line that a library has printed."""
     with contextlib.suppress(ValueError):
         found = json.loads(line)
         if isinstance(found, dict) and isinstance(found.get("hosts"), list):
@@ -90,7 +90,7 @@ def _snapshot(line: str) -> HostStates | None:
 
 
 def error_of(facts: dict[str, Any]) -> ODMoEError:
-    """The error that the head has met, as one of ours."""
+    """The head's error as an exception of the same class."""
     kind = getattr(scheduler.errors, str(facts.get("type")), None)
     if isinstance(kind, type) and issubclass(kind, ODMoEError):
         return kind(str(facts.get("message")))

@@ -1,4 +1,4 @@
-"""What the launching machine keeps of a cluster: its certificates, secrets and known hosts."""
+"""The launching machine's directory of a cluster: certificates, secrets and known hosts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from scheduler.errors import ConfigError, LaunchError, StoreWriteError
 
 
 def cluster_dir(name: str) -> Path:
-    """`$XDG_CONFIG_HOME/odmoe/clusters/<name>`, `~/.config/...` where that is not set."""
+    """`$XDG_CONFIG_HOME/odmoe/clusters/<name>`; without that variable below `~/.config`."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "odmoe" / "clusters" / name
 
 
 def token_file(folder: Path) -> Path:
-    """Of Ray's token, in a cluster's directory and in a host's directory of keys."""
+    """The file of Ray's token in a cluster's directory, or in a host's directory of keys."""
     return folder / "ray_token"
 
 
 def write_token(folder: Path) -> Path:
-    """Of Ray, made where there is none. Raises StoreWriteError."""
+    """Make Ray's token if there is none. Returns its file. Raises StoreWriteError."""
     token = token_file(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -37,7 +37,7 @@ def write_token(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Nobody else of this machine brings the cluster up or down meanwhile. Raises LaunchError, ConfigError."""
+    """Lock a cluster against another `odmoe up` or `down` of this machine. Raises LaunchError, ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

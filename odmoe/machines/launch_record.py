@@ -1,4 +1,4 @@
-"""What a cluster was launched with: by this machine's own record, and by what Ray's launcher left on the head."""
+"""How a cluster was launched: from this machine's record and from the configuration that Ray left on the head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ_S = 20.0
 
 
 def as_launched(ssh: Ssh, cluster: ClusterFile) -> bool:
-    """Whether the head was launched with these hosts, in these roles, groups and settings, and with these commands."""
+    """Whether the head was launched with the same hosts, roles, groups, settings and commands."""
     with contextlib.suppress(HostError, ConfigError, OSError, UnicodeDecodeError, yaml.YAMLError):
         found = yaml.safe_load(ssh.run(cluster.main, f"cat {ON_HEAD}", READ_S))
         wanted = yaml.safe_load(cluster.path.read_text())
@@ -35,20 +35,20 @@ def as_launched(ssh: Ssh, cluster: ClusterFile) -> bool:
 
 
 def remember(folder: Path, cluster: ClusterFile) -> None:
-    """That something runs on these hosts from now on. `folder`: what this machine keeps of the cluster."""
-    with contextlib.suppress(OSError):  # without the record, hosts that leave the file are not ended: no more than that
+    """Record that these hosts run something. `folder` is this machine's directory of the cluster."""
+    with contextlib.suppress(OSError):  # without the record only hosts that leave the file are missed
         (folder / RECORD).write_text(json.dumps({host.address: host.role for host in cluster.hosts}))
 
 
 def forget(folder: Path) -> None:
-    """All of it was ended."""
+    """Remove the record: nothing runs any more."""
     with contextlib.suppress(OSError):
         (folder / RECORD).unlink(missing_ok=True)
 
 
 def end_former(ssh: Ssh, cluster: ClusterFile, folder: Path, say: Callable[[str], None]) -> None:
-    """End what runs on hosts that the cluster file no longer names: a head that is one no more would go on starting Ray
-    on the others. Left alone: a host that has another cluster's token by now."""
+    """End what runs on hosts that left the cluster file: a former head would keep starting Ray on the others. A host
+    that has another cluster's token by now is left alone."""
     present = {host.address for host in cluster.hosts}
     former = [Host(str(role), 0, address) for address, role in _record(folder).items() if address not in present]
     if not former:

@@ -1,4 +1,4 @@
-"""What every machine of a cluster has, asked of all at once, and whether it is fit for its node."""
+"""Inspects all machines of a cluster at once and checks that each is fit for its node."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ exec(compile({source!r}, "probe", "exec"))
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a host must have. `versions`: of packages, by name. `code`: a digest; None before `ray up`, which brings the
-    code and makes an environment that is missing, or older than `lock_time`. `store`: (name, digest of the manifest,
-    bytes), or None."""
+    """Requirements of a host.
+
+    `versions` are package versions by name. `code` is a digest, or None before `ray up`, which copies the code and
+    makes an environment that is missing or older than `lock_time`. `store` is (name, digest of the manifest, bytes) or
+    None.
+    """
 
     versions: dict[str, str]
     code: str | None = None
@@ -46,7 +49,7 @@ class Requirements:
 
 
 def probe(ssh: Ssh, host: Host) -> Facts:
-    """What `odmoe.machines.probe` says there, and `skew_s`: by how much its clock is ahead of ours. Raises
+    """The facts of `odmoe.machines.probe` on a host, and `skew_s`, by how much its clock is ahead of ours. Raises
     HostError."""
     before = time.time()
     facts = _ask(ssh, host, "facts", PROBE_S)
@@ -57,14 +60,14 @@ def probe(ssh: Ssh, host: Host) -> Facts:
 
 
 def stop_processes(ssh: Ssh, host: Host) -> Facts:
-    """End there all that was started for the cluster: {"stopped": names, "left": names}. Raises HostError."""
+    """End all of the cluster's processes on a host: {"stopped": names, "left": names}. Raises HostError."""
     return _ask(ssh, host, "stop", STOP_S)
 
 
 def _ask(ssh: Ssh, host: Host, what: str, deadline_s: float) -> Facts:
     source = Path(__file__).with_name("probe.py").read_text()
     output = ssh.run(host, f"python3 - {what}", deadline_s, _START.format(source=source).encode())
-    lines = [line for line in output.splitlines() if line.startswith("{")]  # a login shell may have greeted
+    lines = [line for line in output.splitlines() if line.startswith("{")]  # a login shell may print other lines
     try:
         found = json.loads(lines[-1])
     except (IndexError, ValueError):
@@ -73,7 +76,7 @@ def _ask(ssh: Ssh, host: Host, what: str, deadline_s: float) -> Facts:
 
 
 def preflight(ssh: Ssh, hosts: Iterable[Host], required: Requirements) -> tuple[dict[str, Facts], dict[str, HostError]]:
-    """By address: what the fit hosts have, and what is wrong with the others. Bounded; all hosts at once."""
+    """The facts of the fit hosts and the errors of the others, by address. Bounded; all hosts at once."""
 
     def one(host: Host) -> Facts:
         facts = probe(ssh, host)
@@ -91,7 +94,7 @@ def preflight(ssh: Ssh, hosts: Iterable[Host], required: Requirements) -> tuple[
 
 
 def check(host: Host, facts: Facts, required: Requirements) -> None:
-    """Raises HostError: all that is wrong, in one message."""
+    """Raises HostError with all faults in one message."""
     faults = list(_faults(facts, required))
     if faults:
         causes, advice = zip(*faults, strict=True)
@@ -99,7 +102,7 @@ def check(host: Host, facts: Facts, required: Requirements) -> None:
 
 
 def _faults(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
-    """(cause, advice) of each. A Python too old to be asked anything else is the only one then."""
+    """(cause, advice) of each fault. If Python is too old for the probe, that is the only one."""
     venv = facts.get("venv")
     newest = (venv or facts)["python"]
     if _version(newest) < OLDEST:
@@ -158,7 +161,7 @@ def _room(facts: Facts, name: str, manifest: str, size: int) -> Iterable[tuple[s
 
 
 def pinned_versions(root: Path = ROOT) -> dict[str, str]:
-    """Of the packages that pyproject.toml asks for, as requirements.lock has them. Raises ConfigError."""
+    """Locked versions of the packages in pyproject.toml. Raises ConfigError."""
     try:
         asked = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
         locked = dict(re.findall(r"^([\w.-]+)==(\S+)$", (root / "requirements.lock").read_text(), re.MULTILINE))

@@ -1,4 +1,4 @@
-"""What one machine of a cluster has. Sent over ssh to its python3, so the standard library only, of Python 3.7 on.
+"""Inspects one machine of a cluster. It is sent to its python3 over ssh: only the standard library of Python 3.7.
 
 `python3 - facts` and `python3 - stop`: each prints one JSON object.
 """
@@ -20,7 +20,7 @@ import time
 
 HOME = os.path.expanduser("~")
 OURS = os.path.join(HOME, "odmoe")
-# In the environment of everything that was started after env.sh, and of nothing else on the machine.
+# In the environment of everything started after env.sh, and of nothing else on the machine.
 MARK = ("RAY_AUTH_TOKEN_PATH=" + os.path.join(OURS, "keys", "ray_token")).encode()
 ASK_S, KILL_S = 8.0, 5.0
 
@@ -34,7 +34,7 @@ def read(path, most=1 << 20):
 
 
 def environment():
-    """Python's version, those of the packages in ~/odmoe/venv, and when make was done with it (0: never); or None."""
+    """Versions of Python and the packages in ~/odmoe/venv, and when make finished it (0 for never); None without it."""
     venv = os.path.join(OURS, "venv")
     if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
         return None
@@ -58,8 +58,7 @@ def certificate():
 
 
 def store(folder):
-    """What a store's manifest says, and whether its files are there in full size, those of its forms too; None: no
-    store."""
+    """A store's manifest, and whether its files, forms included, have their full size; None if there is no store."""
     text = read(os.path.join(folder, "manifest.json"), 1 << 28)
     if not text:
         return None
@@ -99,7 +98,7 @@ def stores():
 
 
 def memory():
-    """Bytes, in all and to be had."""
+    """Total and available bytes."""
     kilobytes = dict(re.findall(r"^(\w+): +(\d+) kB$", read("/proc/meminfo"), re.MULTILINE))
     return {
         "total": int(kilobytes.get("MemTotal", 0)) * 1024,
@@ -126,7 +125,7 @@ def gpus():
 
 
 def processes():
-    """{number: name} of what was started for the cluster: Ray's, and our nodes'."""
+    """{pid: name} of the cluster's processes: Ray's and our nodes'."""
     found = {}
     for folder in glob.glob("/proc/[0-9]*"):
         try:
@@ -147,7 +146,7 @@ def processes():
 
 
 def own_line():
-    """This process and those that it comes from, whatever a login shell has put into their environment."""
+    """This process and its ancestors, which are never ended, whatever is in their environment."""
     number = os.getpid()
     while number > 0:
         yield number
@@ -169,7 +168,7 @@ def name_of(words):
 
 
 def clocks():
-    """How long the machine has run says whether it started again in between."""
+    """The time, and the uptime, which shows a restart in between."""
     return {"time": time.time(), "up_s": float(read("/proc/uptime").split(" ")[0] or 0)}
 
 
@@ -194,7 +193,7 @@ def has_venv():
 
 
 def stop():
-    """End every process that was started for the cluster: asked first, then killed."""
+    """End all of the cluster's processes: SIGTERM first, then SIGKILL."""
     asked = processes()
     for number, wait_s in ((signal.SIGTERM, ASK_S), (signal.SIGKILL, KILL_S)):
         end = time.time() + wait_s
@@ -206,7 +205,7 @@ def stop():
             time.sleep(0.1)
             left = processes()
             if number == signal.SIGKILL:
-                for process in left:  # those that were born in between
+                for process in left:  # started in between
                     with contextlib.suppress(OSError):
                         os.kill(process, number)
     return {"stopped": sorted(asked.values()), "left": sorted(processes().values())}

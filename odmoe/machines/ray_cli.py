@@ -1,4 +1,4 @@
-"""`ray up` and `ray down` as programs: bounded, their output in a file, and what of it tells why they failed."""
+"""Runs `ray up` and `ray down` with a deadline, logs their output, and finds the cause of a failure in it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ NOISE = re.compile(
     r"Traceback|^\s*(File|raise|return|at)\b|\(reraise|usage_lib|^\s*[\^~]+\s*$|Full command is|Running `|"
     r"SSH command failed|Failed to setup head node|New status|Exception details|bashrc|PS1: unbound"
 )
-"""What every failure is followed by, and what says nothing about this one."""
+"""Lines that follow every failure and do not explain it."""
 
 
 def run_ray(cluster: ClusterFile, folder: Path, verb: str, deadline_s: float, show: Callable[[str], None]) -> str:
-    """`ray up` or `ray down` for a cluster file: what it says, which goes by the line to `show` and to ray-<verb>.log
-    in `folder`. Raises LaunchError: it failed, or had not ended after `deadline_s`."""
+    """Run `ray up` or `ray down` for a cluster file. Returns its output, which also goes line by line to `show` and to
+    ray-<verb>.log in `folder`. Raises LaunchError if it fails or has not ended after `deadline_s`."""
     command = [str(RAY), verb, "-y", *(["--no-config-cache"] if verb == "up" else []), str(cluster.path)]
     log = folder / f"ray-{verb}.log"
     environment = os.environ | {
@@ -77,15 +77,15 @@ def run_ray(cluster: ClusterFile, folder: Path, verb: str, deadline_s: float, sh
 
 
 def telling(lines: list[str], most: int = 2) -> str:
-    """Those of the last lines that say what went wrong; the very last where none does."""
+    """The last lines that explain the failure; the very last one if none does."""
     known = list(dict.fromkeys(_bare(line) for line in lines if line.strip() and not NOISE.search(line)))
     found = [line for line in known if TELLING.search(line)][-most:] or known[-1:]
-    return " / ".join(found) or "nothing was said"
+    return " / ".join(found) or "no message"
 
 
 def ray_says(ssh: Ssh, head: Host, missing: list[Host]) -> dict[str, str]:
-    """By address: why Ray has not joined there, by its own log on that host, or by the launcher's on the head. Nothing
-    of hosts that do not answer."""
+    """Why Ray has not joined on each of `missing`, by address: from its log on that host, or the launcher's log on the
+    head. Hosts that do not answer are left out."""
     command = (
         f"find {LOGS}/ -name 'raylet.[oe]*' -mmin -{RECENT_MIN} -exec tail -qc {LOG_BYTES} {{}} + 2>/dev/null || true"
     )
@@ -105,7 +105,7 @@ def ray_says(ssh: Ssh, head: Host, missing: list[Host]) -> dict[str, str]:
 
 
 def _monitor(ssh: Ssh, head: Host) -> list[str]:
-    """What the launcher on the head has written; it speaks of every host, so lines that name none are of no use."""
+    """The launcher's log on the head. It is about all hosts, so lines without an address are dropped."""
     files = " ".join(f"{LOGS}/monitor.{name}" for name in ("log", "out", "err"))
     command = f"tail -qc {LOG_BYTES} {files} 2>/dev/null || true"
     try:
@@ -115,7 +115,7 @@ def _monitor(ssh: Ssh, head: Host) -> list[str]:
 
 
 def _bare(line: str) -> str:
-    """Less colours, times and levels."""
+    """A log line without colours, time and level."""
     line = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line)
     line = re.sub(r"^\[[^\]]*\] \(\w+\) \S+:\s+(An unexpected system state.*?fix it\.\s+)?", "", line)
     line = re.sub(r"^\s*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\s+)?([A-Z]+ \S+\.py:\d+ --? )?", "", line)

@@ -1,4 +1,4 @@
-"""What goes to the hosts: the code as one archive, each host's keys, the expert store."""
+"""Copies the code (one archive), each host's keys and the expert store to the hosts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class _File:
 
 
 def code_archive(path: Path) -> str:
-    """Write the project's code to `path` as tar.gz, if another is there or none; its digest, which is also in its file
-    SHIPPED. The same sources make the same bytes. Raises ConfigError, StoreWriteError."""
+    """Write the project's code to `path` as tar.gz, unless it is there. Returns its digest, which is also in the
+    archive's file SHIPPED. The same sources make the same bytes. Raises ConfigError, StoreWriteError."""
     files = _files()
     digest = _digest(files)
     newest = max(file.mtime for file in files)
@@ -60,7 +60,7 @@ def code_archive(path: Path) -> str:
 
 
 def code_digest() -> str:
-    """What SHIPPED says on a host that has this code. Raises ConfigError."""
+    """The content of SHIPPED on a host that has this code. Raises ConfigError."""
     return _digest(_files())
 
 
@@ -74,8 +74,8 @@ def shipped(archive: Path) -> str:
 
 
 def push_keys(ssh: Ssh, host: Host, folder: Path) -> None:
-    """A host's own certificate and key, the cluster's secret and Ray's token; nothing else of `folder`. Raises
-    HostError, ConfigError: one of them is not there."""
+    """Copy a host's certificate and key, the cluster's secret and Ray's token, nothing else of `folder`. Raises
+    HostError, or ConfigError if one of them is missing."""
     sources = [folder / host.address / name for name in NODE_KEYS] + [folder / name for name in CLUSTER_KEYS]
     missing = [source for source in sources if not source.is_file()]
     if missing:
@@ -91,8 +91,8 @@ def push_store(
     facts: dict[str, dict[str, Any]],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, HostError]:
-    """The store to every host that does not have it; by address, what failed. An interrupted copy is no store there,
-    and is taken up again. `facts`: of the hosts, by address; `progress(done, total)`: bytes on all hosts together."""
+    """Copy the store to every host without it. Returns the failures by address. An interrupted copy is no store, and
+    the next run continues it. `facts` are by address; `progress(done, total)` is in bytes, of all hosts together."""
     wanted = manifest_digest(store)
     behind = [host for host in hosts if not has_store(facts[host.address], store.name, wanted)]
     size = size_of([store])
@@ -116,31 +116,30 @@ def push_store(
 
 
 def has_store(facts: dict[str, Any], name: str, manifest: str) -> bool:
-    """All of it, in full size. Its bytes are read and checked by the node that opens it."""
+    """Whether a host has the whole store, by file sizes. The node that opens it checks the bytes."""
     there = facts["stores"].get(name) or {}
     return there.get("manifest") == manifest and there.get("fault") is None
 
 
 def manifest_digest(store: Path) -> str:
-    """Of its manifest and those of its forms, as `odmoe.machines.probe` gives it: a form that was added since is to be
-    copied, too."""
+    """A digest of a store's manifest and those of its forms, as in `odmoe.machines.probe`. A new form changes it."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(store.glob("*.json")))).hexdigest()
 
 
 def certificate_digest(keys: Path) -> str | None:
-    """Of a host's certificate and the authority's, as `odmoe.machines.probe` gives it; None where there is none."""
+    """A digest of a host's certificate and the CA's, as in `odmoe.machines.probe`; None if one is missing."""
     with contextlib.suppress(OSError):
         return hashlib.sha256((keys / "node.pem").read_bytes() + (keys / "ca.pem").read_bytes()).hexdigest()
     return None
 
 
 def lock_time() -> float:
-    """When the lock file was written, to the second, as it is on a host that has this code. Raises ConfigError."""
+    """Modification time of the lock file in seconds, which the archive preserves. Raises ConfigError."""
     return float(next(file.mtime for file in _files() if file.name == "requirements.lock"))
 
 
 def _files() -> list[_File]:
-    """Sorted by name. Raises ConfigError: this is not all of the project."""
+    """The files of the code, sorted by name. Raises ConfigError if this is no whole checkout."""
     found = [(file, str(file.relative_to(ROOT))) for package in PACKAGES for file in _within(ROOT / package)]
     environment = Path(ENVIRONMENT).name
     here = ROOT / environment  # a host of a cluster may launch another
@@ -170,7 +169,7 @@ def _within(package: Path) -> list[Path]:
 
 
 def _digest(files: list[_File]) -> str:
-    """Of names, modes and contents; when a file was written is no part of what it is."""
+    """A digest of names, modes and contents, without times."""
     digest = hashlib.sha256()
     for file in files:
         content = hashlib.sha256(file.data).hexdigest()
@@ -179,7 +178,7 @@ def _digest(files: list[_File]) -> str:
 
 
 def _packed(files: list[_File]) -> bytes:
-    """Times are kept: make compares them, to see whether an environment is older than the lock."""
+    """The archive. It keeps times, because make compares an environment's with the lock file's."""
     packed = io.BytesIO()
     with gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
         for file in files:
@@ -190,7 +189,7 @@ def _packed(files: list[_File]) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """So that whoever reads sees the old file or the new one."""
+    """Replace a file atomically: readers see the old content or the new."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

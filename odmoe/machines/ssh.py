@@ -1,4 +1,4 @@
-"""Other machines, by OpenSSH and rsync: a command, a stream, a copy. Every wait has a bound, every failure a name."""
+"""Commands, streams and copies on other machines, by OpenSSH and rsync. Every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scheduler.errors import ConfigError, HostError
 
 PORT = 22
 CONNECT_S = 10
-ALIVE_S = 5  # between two signs of life of a connection; three that are missed end it
+ALIVE_S = 5  # between two keepalives of a connection; three missed ones end it
 IDLE_S = 30  # longest pause of a copy
 SLOWEST = 250_000  # bytes a second below which a copy is given up
 AT_ONCE = 32
@@ -33,12 +33,12 @@ Progress = Callable[[int, int], None]
 
 
 class Ssh:
-    """The connections of one cluster: one to each host, shared by all that goes there, until `close`."""
+    """The connections of one cluster until `close`: one to each host, shared by all its commands and copies."""
 
     def __init__(self, user: str, key: Path | None, known_hosts: Path, port: int | None = None) -> None:
-        """`known_hosts`: the cluster's own file; a host's key is taken on first sight and held to from then on.
+        """`known_hosts` is the cluster's own file. A host's key is trusted on first use and must not change later.
 
-        Raises ConfigError: the key is not there.
+        Raises ConfigError if `key` does not exist.
         """
         if key is not None and not key.is_file():
             raise ConfigError(f"the ssh key {key} is not there; make one: ssh-keygen -t ed25519 -f {key}")
@@ -52,7 +52,7 @@ class Ssh:
 
     @classmethod
     def of(cls, cluster: ClusterFile, folder: Path) -> Ssh:
-        """As a cluster file says. `folder`: what this machine keeps of the cluster. Raises ConfigError."""
+        """For a cluster file. `folder` is this machine's directory of the cluster. Raises ConfigError."""
         return cls(cluster.user, cluster.key, folder / "known_hosts")
 
     def __enter__(self) -> Ssh:
@@ -62,9 +62,9 @@ class Ssh:
         self.close()
 
     def run(self, host: Host, command: str, deadline_s: float, data: bytes | None = None) -> str:
-        """What a shell command there writes to standard output; `data` is its standard input. Raises HostError.
+        """Run a shell command on a host with `data` as standard input. Returns its standard output. Raises HostError.
 
-        After `deadline_s` it is ended, there as well.
+        After `deadline_s` it is ended, on the host, too.
         """
         there = f"timeout -k 5 {math.ceil(deadline_s)} sh -c {shlex.quote(command)}"
         code, out, stderr = self._finish(host, self._ssh(host, there), deadline_s + 1, data, command)
@@ -75,8 +75,8 @@ class Ssh:
         return out
 
     def start(self, host: Host, command: str, grace_s: float = 5.0) -> Remote:
-        """A command there whose streams are pipes here. When its standard input ends, be it that this process is gone,
-        it has `grace_s` to end by itself. Needs python3 there. Raises HostError."""
+        """Start a command on a host with its streams as pipes here. When its standard input ends, or this process dies,
+        it has `grace_s` to exit. The host needs python3. Raises HostError."""
         words = ["python3", "-c", LEASH, f"{grace_s:g}", command]
         process = self._spawn(host, self._ssh(host, shlex.join(words)), subprocess.PIPE)
         return Remote(process, lambda code, stderr: refused(self.door, host, command, code, stderr), self._forget)
@@ -92,11 +92,11 @@ class Ssh:
         modes: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Copy files, and what is in directories that end in `/`, to the directory `target` there; what is there
-        already is kept, a copy that was cut short is taken up again. Raises HostError.
+        """Copy files, and the content of directories that end in `/`, to the directory `target` on a host. Equal files
+        are skipped; an interrupted copy continues. Raises HostError.
 
-        `delete`: what the sources do not have. `last`: a file that is copied when all others are there. `modes`: as
-        chmod takes them. `progress(done, total)`: bytes.
+        `delete` removes files that the sources do not have. `last` is a file to copy after all others. `modes` are
+        chmod's. `progress(done, total)` is in bytes.
         """
         total = size_of(sources)
         options = ["--delete"] if delete else []
@@ -111,7 +111,7 @@ class Ssh:
             progress(total, total)
 
     def each(self, hosts: Iterable[Host], job: Callable[[Host], T], at_once: int = AT_ONCE) -> dict[str, T | HostError]:
-        """`job` for every host, some at a time: by address what it gave, or how it failed."""
+        """Run `job` for every host, some at a time. Returns results or errors by address."""
 
         def one(host: Host) -> T | HostError:
             try:
@@ -129,7 +129,7 @@ class Ssh:
                 raise
 
     def close(self) -> None:
-        """End everything that runs, and the connections."""
+        """End all running commands and the connections."""
         with self._changing:
             running, self._closed = list(self._running), True
         for process in running:
@@ -141,7 +141,7 @@ class Ssh:
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     def options(self) -> list[str]:
-        """Of ssh, less the host."""
+        """Options of ssh, without the host."""
         door = self.door
         options = {
             "BatchMode": "yes", "ConnectTimeout": CONNECT_S, "ConnectionAttempts": 1, "ServerAliveInterval": ALIVE_S,
@@ -195,7 +195,7 @@ class Ssh:
                         pipe.close()
 
     def _spawn(self, host: Host, command: list[str], stdin: int) -> subprocess.Popen[bytes]:
-        """In a session of its own: Ctrl-C is for this process, which then ends them in order."""
+        """Start a program in its own session, so that Ctrl-C reaches only this process, which ends them in order."""
         environment = os.environ | {"LC_ALL": "C"}
         try:
             with self._changing:
@@ -216,7 +216,7 @@ class Ssh:
 
 
 def size_of(sources: Sequence[Path | str]) -> int:
-    """Bytes of files, and of all that is in directories. Raises ConfigError: one is not there."""
+    """Bytes of files and of the content of directories. Raises ConfigError if one does not exist."""
     total = 0
     for source in map(Path, sources):
         if not source.exists():
@@ -227,12 +227,12 @@ def size_of(sources: Sequence[Path | str]) -> int:
 
 
 def _beneath_home(path: str) -> str:
-    """`~/a b` as a shell there takes it."""
+    """Quote `~/a b` for the host's shell."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 def _watch(stream: IO[bytes], step: Callable[[int], None]) -> threading.Thread:
-    """Tell `step` the bytes that rsync says it has come to."""
+    """Pass rsync's progress in bytes to `step`."""
 
     def follow() -> None:
         with contextlib.suppress(OSError, ValueError), stream:
@@ -246,7 +246,7 @@ def _watch(stream: IO[bytes], step: Callable[[int], None]) -> threading.Thread:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The program and what it started."""
+    """Kill a program and its children."""
     if process.poll() is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -255,7 +255,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _short_directory() -> Path:
-    """Where a socket's whole name stays below the 108 bytes that it may have."""
+    """A directory in which a socket's path stays below its limit of 108 bytes."""
     for base in (tempfile.gettempdir(), "/tmp"):
         if len(base) <= 25:
             return Path(tempfile.mkdtemp(prefix="odmoe-", dir=base))

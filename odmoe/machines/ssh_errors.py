@@ -1,4 +1,4 @@
-"""What ssh and rsync say when they fail, as one error that names the machine, the cause and what to do."""
+"""Turns a failure of ssh or rsync into one error with the machine, the cause and advice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = 100  # characters of a command
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """How the machines of one cluster are reached."""
+    """ssh's user, key, port and known hosts for one cluster."""
 
     user: str
     key: Path | None
@@ -22,7 +22,7 @@ class Door:
     port: int
 
     def known_as(self, host: Host) -> str:
-        """In a file of known hosts."""
+        """The host's name in a file of known hosts."""
         return host.address if self.port == 22 else f"[{host.address}]:{self.port}"
 
 
@@ -30,7 +30,7 @@ _CAUSES = (
     (
         r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed",
         "its host key is not the one that it first had",
-        "if the machine was installed anew, forget the old key: ssh-keygen -f {known} -R '{name}'; if it was not, "
+        "if the machine was reinstalled, remove the old key: ssh-keygen -f {known} -R '{name}'; if it was not, "
         "another machine answers at this address",
     ),
     (
@@ -67,7 +67,7 @@ _CAUSES = (
 
 
 def refused(door: Door, host: Host, command: str, code: int, stderr: str) -> HostError:
-    """Of a command's exit code other than 0; `stderr`: standard error. ssh's own failures have 255."""
+    """The error of a command's nonzero exit code and standard error. ssh's own failures have 255."""
     last = _last(stderr)
     if code == 255 and (known := _reached(door, host, stderr)):
         return known
@@ -77,11 +77,11 @@ def refused(door: Door, host: Host, command: str, code: int, stderr: str) -> Hos
         return _error(host, f"there is no command {what}", f"install {_package(what)} there")
     if code < 0:
         return _error(host, f"`{_short(command)}` was ended here by signal {-code}", "try again")
-    return _error(host, f"`{_short(command)}` ended with exit code {code}: {last or 'nothing was said'}", "see there")
+    return _error(host, f"`{_short(command)}` ended with exit code {code}: {last or 'no message'}", "see there")
 
 
 def copy_failed(door: Door, host: Host, target: str, code: int, stderr: str, idle_s: float) -> HostError:
-    """Of rsync's exit code other than 0."""
+    """The error of rsync's nonzero exit code."""
     if code in (12, 255) and (known := _reached(door, host, stderr)):
         return known
     if code in (12, 127) and re.search(r"rsync: .*not found|not found.*rsync", stderr):
@@ -108,7 +108,7 @@ def no_program(name: str, error: OSError) -> ConfigError:
 
 
 def _reached(door: Door, host: Host, stderr: str) -> HostError | None:
-    """What ssh itself found wrong."""
+    """The error of ssh itself, or None."""
     words = {
         "user": door.user, "key": door.key or "that ssh has by itself", "port": door.port, "address": host.address,
         "known": door.known_hosts, "name": door.known_as(host),
@@ -137,7 +137,7 @@ def _last(stderr: str) -> str:
 
 
 def _first(stderr: str) -> str:
-    return (_lines(stderr) or ["nothing was said"])[0]
+    return (_lines(stderr) or ["no message"])[0]
 
 
 def _package(command: str) -> str:

@@ -37,8 +37,8 @@ code = child.wait()
 sys.stdout.flush()
 os._exit(code if code >= 0 else 128 - code)
 """
-"""Runs there, between ssh and the command, which need not watch its standard input: without a terminal, sshd leaves a
-command alone when its connection has gone."""
+"""Runs on the host, between ssh and the command, and ends the command when standard input ends: without a terminal,
+sshd does not end a command whose connection has gone."""
 
 
 class Remote:
@@ -68,19 +68,19 @@ class Remote:
         return _pipe(self.process.stderr)
 
     def failure(self, code: int, stderr: str) -> HostError:
-        """What an exit code other than 0 means; `stderr`: standard error."""
+        """The error of a nonzero exit code and standard error."""
         return self._failed(code, stderr)
 
     def send(self, text: str) -> None:
-        """To standard input. One that has ended is found out by whoever reads."""
+        """Write to standard input. If the command has ended, reading its output raises the error."""
         with contextlib.suppress(OSError):
             self.stdin.write(text.encode())
             self.stdin.flush()
 
     def lines(self, idle_s: float, until: float) -> Iterator[str]:
-        """Lines of standard output as they come. `until`: on the monotonic clock.
+        """Lines of standard output as they arrive. `until` is on the monotonic clock.
 
-        Raises LinkError: silence for `idle_s`, or not ended by `until`; HostError: an exit code other than 0.
+        Raises LinkError after `idle_s` of silence or at `until`, HostError for a nonzero exit code.
         """
         found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._follow(self.stderr, lambda line: self._tail.append(line or ""))
@@ -97,7 +97,7 @@ class Remote:
         self.end()
 
     def end(self, deadline_s: float = 10.0) -> None:
-        """Wait for its end. Raises HostError: an exit code other than 0."""
+        """Wait for the command to end. Raises HostError for a nonzero exit code."""
         try:
             code = self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -110,7 +110,7 @@ class Remote:
             raise self._failed(code, "\n".join(self._tail))
 
     def close(self, deadline_s: float = 12.0) -> None:
-        """End standard input, by which the command there ends too; what is left here then is killed."""
+        """Close standard input, which ends the command, then kill what is left here."""
         with contextlib.suppress(OSError):
             self.stdin.close()
         try:

@@ -1,4 +1,4 @@
-"""`odmoe status`: a row a host, from the host itself and from the head; one that does not answer is a row with why."""
+"""`odmoe status`: a row for each host, from the host and from the head; without an answer the row has the reason."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ AT_HEAD_NAME = "odmoe.cli.at_head"
 
 
 def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
-    """Print what every host is doing to standard output, with `watch` again and again; whether all was ready the last
-    time. Raises ConfigError."""
+    """Print the state of every host to standard output, with `watch` repeatedly. Returns whether all were ready the
+    last time. Raises ConfigError."""
     cluster = read_cluster_file(file)
     console = Console(file=sys.stdout, highlight=False)
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
@@ -50,13 +50,13 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
 
 
 def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, dict[str, Any]]:
-    """All hosts and the head, asked at once."""
+    """Inspect all hosts and the head at once."""
     with ThreadPoolExecutor(1) as pool:
         try:
             asked = pool.submit(_head, ssh, cluster)
             facts = ssh.each(cluster.hosts, lambda host: probe(ssh, host))
             seen = asked.result()
-        except BaseException:  # Ctrl-C: the head's answer need not be waited for
+        except BaseException:  # Ctrl-C: do not wait for the head's answer
             ssh.close()
             raise
     seen = _put_simply(seen, facts[cluster.main.address], cluster)
@@ -74,7 +74,7 @@ def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, 
 
 
 def _head(ssh: Ssh, cluster: ClusterFile) -> HostStates:
-    """What the head says; no hosts and the error where it says nothing."""
+    """The head's states; on failure no hosts, and the error."""
     try:
         return Head(ssh, cluster).status(HEAD_S)
     except ODMoEError as error:
@@ -83,7 +83,7 @@ def _head(ssh: Ssh, cluster: ClusterFile) -> HostStates:
 
 
 def _put_simply(seen: HostStates, head: dict[str, Any] | HostError, cluster: ClusterFile) -> HostStates:
-    """What failed on a head where nothing runs is of no interest."""
+    """Replace the error of a head on which nothing runs by a plain message."""
     if isinstance(head, HostError) or not seen.get("error") or _runs(head):
         return seen
     message = f"nothing runs on {cluster.main.name} ({cluster.main.address}); odmoe up {cluster.path} changes that"
@@ -91,12 +91,12 @@ def _put_simply(seen: HostStates, head: dict[str, Any] | HostError, cluster: Clu
 
 
 def _runs(facts: dict[str, Any]) -> bool:
-    """Whether anything of the cluster does there; what we ask the head by is nothing of it."""
+    """Whether a process of the cluster runs on a host, apart from our own request to the head."""
     return any(name != AT_HEAD_NAME for name in facts.get("processes", ()))
 
 
 def _own(facts: dict[str, Any], row: Row) -> Row:
-    """What the host itself knows, beside what the head says of it."""
+    """Add the host's own facts to its row from the head."""
     if "processes" not in facts:
         return {"state": "unfit", "detail": f"its Python is {facts['python']}, 3.11 or newer is needed"}
     runs = _runs(facts)

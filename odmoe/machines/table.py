@@ -1,4 +1,4 @@
-"""A row a host: drawn anew in a terminal while things change, a line for each change elsewhere."""
+"""A table of hosts: redrawn at each change in a terminal, a line for each change elsewhere."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from scheduler.errors import HostError
 COLORS = {"ready": "green", "failed": "red", "lost": "red", "unreachable": "red"}
 COLUMNS = ("host", "address", "state", "ray", "store", "slots", "loads", "memory", "trip", "device", "detail")
 WIDE = 120
-"""Characters of a terminal that has room for the devices too."""
+"""From this width on a terminal shows the devices, too."""
 NARROW = 94
-"""Of one that has no room for addresses and memory."""
+"""Below this width a terminal shows no addresses and no memory."""
 STORE = 12
 """Characters of a store's name that a terminal shows."""
 
@@ -41,7 +41,7 @@ class HostTable:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Drawn while this lasts, where that is a terminal."""
+        """Draw the table while the context lasts, on a terminal."""
         if not self._console.is_terminal:
             yield
             return
@@ -58,12 +58,12 @@ class HostTable:
         self.change(address, state=state, detail=cause(error))
 
     def see(self, snapshot: dict[str, Any]) -> None:
-        """What the head says of all hosts."""
+        """Update all rows from the head's states."""
         for row in snapshot["hosts"]:
             self.change(row["address"], **{key: value for key, value in row.items() if key != "address"})
 
     def drawn(self, width: int | None = None) -> Group:
-        """For a terminal: a line a host, and below what there is to say of some."""
+        """For a terminal: a line for each host, and details of some below."""
         width = width or self._console.width
         left_out = (
             {"detail"} | ({"device"} if width < WIDE else set()) | ({"address", "memory"} if width < NARROW else set())
@@ -93,7 +93,7 @@ class HostTable:
         )
 
     def _say(self, address: str) -> None:
-        """Where nobody draws it: what has changed of a host's state."""
+        """Without a terminal: print the change of a host's state."""
         row = self.rows[address]
         detail = f": {row['detail']}" if row["detail"] else ""
         text = f"{row['name']} ({address}) {row['state']}{detail}"
@@ -105,7 +105,7 @@ class HostTable:
 
 
 def empty_row(host: Host | None, address: str = "") -> Row:
-    """What is known of a host before it was asked."""
+    """The row of a host before its first answer."""
     return {
         "name": host.name if host else "joined", "role": host.role if host else None,
         "address": host.address if host else address, "number": host.number if host else None, "state": "waiting",
@@ -130,13 +130,13 @@ def cells(row: Row) -> list[str]:
 
 
 def cause(error: HostError) -> str:
-    """Its message, less the host that the row names already."""
+    """The error's message without the host, which the row has."""
     return str(error).partition("): ")[2] or str(error)
 
 
 @contextlib.contextmanager
 def copying(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
-    """A callback `(done, total)` in bytes, and a bar with bytes and the time left; a line a tenth elsewhere."""
+    """A callback `(done, total)` in bytes that draws a bar; without a terminal it prints a line for each tenth."""
     if not console.is_terminal:
         yield _in_lines(console, what)
         return

@@ -1,4 +1,4 @@
-"""`odmoe up`: from machines that answer ssh to nodes that are ready, or which host is not and why."""
+"""`odmoe up`: takes machines that answer ssh to ready nodes, or names each host that is not ready, with the reason."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODM
 from scheduler.policies.registry import forms_of
 
 SILENT_S = 60.0
-"""A node that was not heard of for that long is said to be."""
+"""A node that has sent nothing for this long is shown as silent."""
 STATUS_S = 30.0
 AGAIN_S = 2.0
 
 
 @dataclass
 class _Turns:
-    """Where the time went."""
+    """The time of each step."""
 
     spent: dict[str, float] = field(default_factory=dict)
     last: float = field(default_factory=time.monotonic)
@@ -55,10 +55,11 @@ class _Turns:
 
 
 def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 300.0) -> None:
-    """Bring up the cluster of a file with the model in `settings`. What already is as it should be is left alone.
+    """Bring up the cluster of a file with the model in `settings`. What is right already is left alone.
 
-    `timeout_s`: from `ray up` until every node is ready; a copy of the store may take as long as it moves. Raises
-    ConfigError, CheckpointError, StoreError; LaunchError when a host is not fit or not ready: each has been named.
+    `timeout_s` limits the time from `ray up` until every node is ready. A copy of the store may take as long as it
+    makes progress. Raises ConfigError, CheckpointError, StoreError, or LaunchError if a host is not fit or not ready;
+    such hosts are printed before.
     """
     if not settings.model:
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
@@ -88,14 +89,14 @@ class _BringUp:
         self._say(f"ready in {total:.1f} s: {self._turns}")
 
     def _fit(self) -> dict[str, Facts]:
-        """Every host, asked at once."""
+        """Inspect all hosts at once. Returns their facts by address."""
         facts, failed = preflight(self._ssh, self._cluster.hosts, self._wanted)
         self._turns.end("preflight")
         self._give_up(failed, "not fit")
         return facts
 
     def _keys(self) -> None:
-        """Certificates, secret and token: made where missing, renewed where old, and brought to each host."""
+        """Make missing certificates, secret and token, renew old ones, and copy them to each host."""
         from odmoe.machines.certs import ensure_certs, write_cluster_secret
 
         hosts = self._cluster.hosts
@@ -108,7 +109,7 @@ class _BringUp:
         self._give_up({a: error for a, error in found.items() if isinstance(error, HostError)}, "without keys")
 
     def _store(self, facts: dict[str, Facts]) -> Path:
-        """Here, made if need be, and on every host."""
+        """Make the store if there is none, and copy it to every host."""
         settings = self._settings
         with self._terminal.progress() as progress:
             store = prepare_store(
@@ -146,8 +147,8 @@ class _BringUp:
         self._turns.end("ray up")
 
     def _runs(self, facts: dict[str, Facts]) -> bool:
-        """The head runs this very code for this very file, and none that is there runs another, or with other keys:
-        those that are still missing are on their way, by the head's doing."""
+        """Whether the head runs this code for this file, and no host runs other code or other keys. Missing hosts are
+        then being started by the head."""
         digest = self._digest = code_digest()
         head = facts[self._cluster.main.address]
         if not head["processes"] or head["code"] != digest or not as_launched(self._ssh, self._cluster):
@@ -167,7 +168,7 @@ class _BringUp:
         )
 
     def _nodes(self, store: str, until: float, timeout_s: float) -> None:
-        """Wait until all are ready, and show them meanwhile."""
+        """Wait until all nodes are ready, and show their states meanwhile."""
         try:
             with self._table.shown():
                 ready = self._started(store, until)
@@ -181,8 +182,8 @@ class _BringUp:
         self._turns.end("nodes")
 
     def _started(self, store: str, until: float) -> bool:
-        """Whether all became ready. The nodes cannot be placed before Ray is on every host, which is some time after
-        `ray up` has ended: until then they are started again."""
+        """Whether all nodes became ready. They cannot be placed before Ray runs on every host, some time after `ray up`
+        has ended; until then their start is repeated."""
         head = Head(self._ssh, self._cluster)
         while True:
             joined, ready = self._joined(), False
@@ -204,7 +205,7 @@ class _BringUp:
         return all(self._table.rows[host.address]["ray"] == "alive" for host in self._cluster.hosts)
 
     def _explained(self, message: str) -> LaunchError:
-        """Every host that is not ready, with what can be found out about it."""
+        """An error with every host that is not ready, and the reasons that can be found."""
         behind = [
             host for host in self._cluster.hosts if self._table.rows[host.address]["state"] not in ("ready", "unused")
         ]
@@ -228,7 +229,7 @@ class _BringUp:
         return LaunchError(f"{message}; not ready: {names}; odmoe status {self._cluster.path} shows the hosts")
 
     def _give_up(self, failed: dict[str, HostError], how: str) -> None:
-        """Names every host that failed. Raises LaunchError if one did."""
+        """Print every host that failed. Raises LaunchError if any did."""
         for error in failed.values():
             self._complain(str(error))
         if failed:

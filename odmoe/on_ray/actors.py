@@ -1,5 +1,5 @@
-"""The processes of a cluster, as Ray actors: each holds a plain node. Ray starts, places and watches them and carries
-no embeddings; workers and shadow are served over gRPC."""
+"""The processes of a cluster, as Ray actors with a plain node each. Ray starts, places and watches them; embeddings go
+over gRPC, by which workers and shadow are served."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Serving(NamedTuple):
-    """What runs: with which settings, from which store (its path on every host), of which model and dtype."""
+    """The running nodes' settings, store (its path on every host), model and dtype."""
 
     settings: Settings
     store: str
@@ -44,9 +44,9 @@ class Serving(NamedTuple):
 
 
 class Main(NodeProcess):
-    """The main node. Its generator's steps stream back to whoever asked.
+    """The main node. The steps of its generator stream to the caller.
 
-    Where Ray has made it anew since its process died, it starts by itself, and takes the nodes over that are there.
+    When Ray has restarted its process, it starts by itself and takes over the existing nodes.
     """
 
     def __init__(self, settings: Settings, store: str) -> None:
@@ -62,8 +62,8 @@ class Main(NodeProcess):
             threading.Thread(target=self._start_by_itself, name="main-start", daemon=True).start()
 
     def start(self) -> None:
-        """Connect to every worker; the shadow joins when it is ready. Does nothing where that was done before; where
-        it fails nothing is left of it. Raises ODMoEError."""
+        """Connect to every worker; the shadow joins when it is ready. Does nothing if already started. A failed start
+        leaves nothing behind. Raises ODMoEError."""
         with self._starting:
             if self._stopped.is_set():
                 raise LaunchError("the main node was stopped; start the cluster again")
@@ -73,15 +73,15 @@ class Main(NodeProcess):
     def _start_by_itself(self) -> None:
         try:
             self.start()
-        except Exception:  # noqa: BLE001 - a dead thread would stop all that is to come
-            _log.exception("the main node was made anew and does not start; whoever asks next starts it")
+        except Exception:  # noqa: BLE001 - a dead thread would block every later start
+            _log.exception("the main node was restarted but does not start; the next request starts it")
 
     def _start(self) -> None:
         from odmoe.clusters.event_log import record
         from odmoe.clusters.nodes import emulation_of, make_engine
         from odmoe.on_ray.fleet import Fleet
 
-        check_access(own_host(self._settings), *credentials(self._settings))  # what no node could do without
+        check_access(own_host(self._settings), *credentials(self._settings))  # needed by every node
         store, emulation = open_verified(self._store), emulation_of(self._settings)
         size = group_size(hosts_of_launcher().values()) if self._settings.joined else None
         if size and "group_size" not in self._settings.model_fields_set:
@@ -101,11 +101,11 @@ class Main(NodeProcess):
         from main_node.shadow_start import ShadowStart
         from odmoe.clusters.nodes import make_main
 
-        if self._stopped.is_set():  # before it could end this fleet
+        if self._stopped.is_set():  # stop() came before it could end this fleet
             raise LaunchError("the main node was stopped while it started; start the cluster again")
         seats = fleet.look()
         start = None
-        if ("shadow", 0) in seats:  # its process begins now; it is listened to when this one has no models to load
+        if ("shadow", 0) in seats:  # its process starts now; it is read when this one has loaded its model
             begun = fleet.begin("shadow", 0)
             if not self._settings.joined:
                 start = ShadowStart(partial(fleet.join_first, "shadow", 0, begun))
@@ -113,7 +113,7 @@ class Main(NodeProcess):
         main = make_main(self._settings, store, engine, start)
         if start is not None:
             start.begin()
-        if self._settings.joined:  # whoever does not come is no failure here: it is asked for until it does
+        if self._settings.joined:  # a missing node is no failure here: the reconnector keeps trying
             for kind, number in seats:
                 fleet.reconnector.lost(kind, number)
             fleet.watch()
@@ -123,22 +123,22 @@ class Main(NodeProcess):
         return main
 
     def generate(self, key: str, request: dict[str, Any]) -> Iterator[Step]:
-        """`request`: the arguments of `MainNode.generate`."""
-        if self._main is None:  # made anew since whoever asks has found it
+        """`request` has the arguments of `MainNode.generate`."""
+        if self._main is None:  # restarted since the caller found it
             self.start()
         main: Any = self._main
         main.engine.peers.wait_for_worker(WORKER_S)
         answer = main.generate(**request)
         with self._answers.under_way(key, answer):
-            for step in answer:  # noqa: UP028 - Ray asks by `send`, which an answer does not have
+            for step in answer:  # noqa: UP028 - Ray calls `send`, which an answer does not have
                 yield step
 
     def hold(self, keys: list[str]) -> None:
-        """The answers to `keys` are still wanted."""
+        """The callers of these answers still read them."""
         self._answers.hold(keys)
 
     def cancel(self, key: str) -> None:
-        """The answer to `key` is no longer wanted, be it under way or yet to begin."""
+        """Cancel the answer to `key`, whether it has begun or not."""
         self._answers.cancel(key)
 
     def trace(self) -> list[Span]:
@@ -154,7 +154,7 @@ class Main(NodeProcess):
         return Serving(self._settings, self._store, manifest.fingerprint, manifest.dtype)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Every worker and the shadow; empty before `start` is done."""
+        """Facts of every worker and the shadow; empty before `start` has finished."""
         return self._fleet.facts() if self._fleet is not None and self._main is not None else []
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Asking actors: with a deadline, and errors of our own tree."""
+"""Calls to actors, with a deadline and with errors of our own tree."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from main_node.answer import Step
 from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
 
 STEP_S = 600.0
-"""Most time between two tokens. Every wait inside the main node is shorter; this is for one that is gone."""
+"""The most time between two tokens. Every wait inside the main node is shorter; this detects a dead one."""
 CONTROL_S = 30.0
-"""Most time for an answer about the cluster itself."""
+"""The most time for a call about the cluster itself."""
 QUICK: dict[str, Any] = {"concurrency_group": "control"}
 START: dict[str, Any] = {"concurrency_group": "start"}
-"""Options of a call that must not wait for answers under way: the main node has threads that no answer takes."""
+"""Options of a call that must not queue behind open answers: it has threads of its own in the main node."""
 GROUPS = {"control": 4, "start": 2}
-"""How many: one that starts, which may take minutes, keeps nobody from asking how it goes."""
+"""Threads of each group: a start, which may take minutes, does not block calls about the state."""
 
 
 def get(pending: Any, deadline_s: float, who: str, if_dead: str = "") -> Any:
-    """`ray.get` with a deadline. Errors of our tree come out as themselves; LinkError: the actor's process is gone.
+    """`ray.get` with a deadline. Raises errors of our tree unchanged, and LinkError if the actor's process is gone.
 
-    `if_dead`: what to do where Ray does not make it anew.
+    `if_dead` is the advice for an actor that Ray does not restart.
     """
     try:
         return ray.get(pending, timeout=deadline_s)
@@ -45,10 +45,10 @@ def get(pending: Any, deadline_s: float, who: str, if_dead: str = "") -> Any:
 
 
 class RayAnswer(Iterator[Step]):
-    """One answer, streamed from the main node's process. It is asked for with the first token."""
+    """One answer, streamed from the main node's process. The request is sent with the first `next`."""
 
     def __init__(self, main: Any, key: str, request: dict[str, Any], open_ones: set[RayAnswer]) -> None:
-        """`open_ones`: those under way, of which it is one as long as it lasts."""
+        """`open_ones` is the set of open answers; this one is in it until it ends."""
         self.key = key
         self._open = open_ones
         self._main = main

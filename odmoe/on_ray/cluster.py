@@ -1,7 +1,7 @@
-"""A cluster of Ray actors: on this machine (`local`), or on a running Ray cluster, where its nodes go on when this
-process ends and the next one finds them.
+"""A cluster of Ray actors: on this machine (`local`), or on a running Ray cluster, where the nodes outlive this process
+and the next one finds them.
 
-A node stands where its custom resource is: `main_node`, `shadow_node` or `worker_node`.
+A node is placed on a host that offers its role as a resource: `main_node`, `shadow_node` or `worker_node`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ SERVED = (
     "placement", "precision", "alpha", "prefetch", "token_predictor", "prefill", "align_token", "align_kv", "dtype",
     "loader", "profile", "mini_batch", "threads", "ctx_size",
 )  # fmt: skip
-"""Settings that hold as long as the nodes run."""
+"""Settings that are fixed while the nodes run."""
 OPEN = ("workers", "group_size", "dtype")
-"""Of these, what the cluster or the store has is taken where nobody said anything."""
+"""Those of them that default to what the cluster or the store has."""
 
 
 class RayCluster:
-    """One actor a node. `local` starts Ray on this machine and stops it again; otherwise Ray must be running, and
-    nodes that run there already are asked. `store`: None takes whichever model is served.
+    """One actor for each node. `local` starts Ray on this machine and stops it again. Otherwise Ray must be running,
+    and nodes that already run are used. With `store` None any served model will do.
 
-    `replace`: nodes that serve otherwise than `settings` want are ended, and started anew.
+    `replace` restarts running nodes whose settings differ from `settings`.
     """
 
     def __init__(
@@ -88,20 +88,19 @@ class RayCluster:
             raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
 
     def _attach(self, settings: Settings, store: ExpertStore | None) -> bool:
-        """Whether nodes run here already; then they are what is asked. Raises LaunchError where they are others than
-        the ones that are wanted."""
+        """Whether nodes run here already and will be used. Raises LaunchError if they differ from what is requested."""
         try:
             self._main = ray.get_actor(MAIN, NAMESPACE)
         except ValueError:
             return False
         try:
             unlike = _differs(self._serving(settings.launch_s), settings, store, whole=self._replace)
-        except ODMoEError as error:  # its store was removed, say
+        except ODMoEError as error:  # its store was removed, for example
             if not self._replace:
                 raise
             unlike = str(error)
         if unlike and self._replace:
-            self._say(f"ending the nodes that are there: {unlike}")
+            self._say(f"ending the running nodes: {unlike}")
             stop_nodes()
             return False
         if unlike:
@@ -125,15 +124,15 @@ class RayCluster:
         try:
             self._main = made.remote(settings, store)
         except ActorAlreadyExistsError as error:
-            raise LaunchError("somebody else has just begun to start nodes on this cluster; ask again") from error
-        ended, self._ends = self._ends, True  # what does not come up is not left behind
+            raise LaunchError("another process is starting nodes on this cluster; try again") from error
+        ended, self._ends = self._ends, True  # a failed start leaves nothing behind
         get(self._main.start.options(**START).remote(), 2 * settings.launch_s, "the main node")
         self._wait_for_nodes(settings, REST_S)
         self._ends = ended
 
     def _wait_for_nodes(self, settings: Settings, rest_s: float) -> None:
-        """Until every node is ready; `rest_s` after the first worker without the others. Raises LaunchError where there
-        is no worker within `launch_s`. Nodes of `local` were waited for by the main node."""
+        """Wait until every node is ready, or until `rest_s` after the first worker. Raises LaunchError if no worker is
+        ready within `launch_s`. For `local` the main node has already waited."""
         begun, serves = time.monotonic(), None
         while settings.joined:
             nodes = self.nodes()
@@ -152,10 +151,10 @@ class RayCluster:
             time.sleep(0.5)
 
     def _check_room(self, settings: Settings) -> None:
-        """Enough hosts of each role at all, and free within FREE_S: those of a run that has just ended take a while."""
+        """Check that there are enough hosts of each role, free within FREE_S: those of an ended run take a while."""
         wanted = {"main_node": 1, "shadow_node": int(settings.shadowed)}
         wanted["worker_node"] = settings.workers if settings.workers_given else 1
-        if settings.joined and hosts_of_launcher():  # the others are on their way
+        if settings.joined and hosts_of_launcher():  # the launcher is starting the others
             wanted = {"main_node": 1}
         found = ray.cluster_resources()
         for role, count in wanted.items():
@@ -171,7 +170,7 @@ class RayCluster:
             time.sleep(0.5)
 
     def _hold(self, main: Any) -> None:
-        """Tell the main node which answers are still wanted, as long as this process lives."""
+        """Confirm the open answers to the main node while this process lives."""
         while not self._closed.wait(HELD_S / LOOKS):
             keys = [answer.key for answer in self._answers.copy()]
             if keys:
@@ -187,15 +186,15 @@ class RayCluster:
         return int(get(ray.get_actor(seat["name"], NAMESPACE).pid.remote(), CONTROL_S, name))
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Every worker and the shadow: where it stands, and how it is."""
+        """Every worker and the shadow, with host and state."""
         return list(get(self._main.nodes.options(**QUICK).remote(), CONTROL_S, "the main node"))
 
     def store(self) -> Path:
-        """Of the model that is served; the path is that of every host."""
+        """The store of the served model, at the same path on every host."""
         return Path(self._serving(CONTROL_S).store)
 
     def serves(self) -> Settings:
-        """With which settings the nodes run."""
+        """The settings of the running nodes."""
         return self._serving(CONTROL_S).settings
 
     def _serving(self, deadline_s: float) -> Serving:
@@ -213,8 +212,8 @@ class RayCluster:
         return bytes(get(self._main.recording.options(**QUICK).remote(), WORKER_S, "the main node"))
 
     def close(self) -> None:
-        """Stop the nodes, where they were not to last, and Ray where we started it. Bounded: a node that does not
-        answer is killed. A second Ctrl-C does not cut it short: that would leave Ray's processes behind."""
+        """Stop the nodes unless they are to last, and Ray if we started it. A node that does not answer in time is
+        killed. A second Ctrl-C does not interrupt this, or Ray's processes would be left behind."""
         self._closed.set()
         with undisturbed():
             if not ray.is_initialized():
@@ -230,13 +229,13 @@ class RayCluster:
 
 
 def _common() -> dict[str, Any]:
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of an answer that nobody waits for any more
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of cancelled answers
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
 
 
 def connect_ray(address: str) -> None:
-    """To a Ray cluster that runs: `auto` or host:port. Raises LaunchError."""
+    """Connect to a running Ray cluster: `auto` or host:port. Raises LaunchError."""
     check_reachable(address)
     try:
         ray.init(address=address, **_common())
@@ -249,7 +248,8 @@ def connect_ray(address: str) -> None:
 
 
 def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole: bool = False) -> str | None:
-    """In words, what runs otherwise than somebody has said it should; `whole`: or otherwise than the defaults."""
+    """The first difference between the running nodes and the given settings, in words; None if there is none. With
+    `whole`, settings that were not given count as their defaults."""
     if store is not None and store.manifest.fingerprint != served.fingerprint:
         return f"the cluster serves another model, {served.store}"
     for name in SERVED:

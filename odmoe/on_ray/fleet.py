@@ -1,5 +1,5 @@
-"""The workers and the shadow of a main node: where they stand, and how each comes to the engine, at first, when a host
-joins, and whenever one was lost."""
+"""The workers and the shadow of a main node: their seats, and how each joins the engine, at first, when a host joins,
+and after a loss."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from scheduler.errors import LinkError, ODMoEError
 from wire.base import Role
 from wire.rpc.client import connect
 
-TRIES = 3  # how often a node whose process dies while the cluster starts is asked again
-AGAIN_S = 2.0  # how long the address that a lost node had is tried, before Ray is asked where it is now
-LOOK_S = 2.0  # how often is looked for hosts that have joined
+TRIES = 3  # starts of a node whose process dies while the cluster starts
+AGAIN_S = 2.0  # how long a lost node's last address is tried before Ray is asked for the new one
+LOOK_S = 2.0  # between two looks for new hosts
 
 
 class Fleet:
-    """`store`: its path on every host. `engine` is told of every node that comes."""
+    """Adds nodes to `engine` as they join. `store` is its path on every host."""
 
     def __init__(self, engine: Engine, settings: Settings, store: str, emulation: Emulation | None) -> None:
         self.reconnector = Reconnector(self.join)
@@ -55,8 +55,7 @@ class Fleet:
     # --- where nodes stand --------------------------------------------------------------------------------------
 
     def look(self) -> list[tuple[Role, int]]:
-        """Give every seat that is new a number, the one that it has in the cluster file where it is in one; the nodes
-        that are to stand there."""
+        """Give every new seat a number, that of the cluster file if it is there. Returns the nodes for these seats."""
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
         most: dict[Role, float] = {
@@ -81,7 +80,7 @@ class Fleet:
         return max([reserved - 1, *self._seats[kind]], default=-1) + 1
 
     def watch(self) -> None:
-        """Look for hosts that join, until closed: a thread."""
+        """Look for new hosts in a thread, until closed."""
         threading.Thread(target=self._watch, name="fleet-watch", daemon=True).start()
 
     def _watch(self) -> None:
@@ -91,14 +90,14 @@ class Fleet:
                     self.reconnector.lost(*node)
 
     def actor(self, kind: Role, number: int) -> Any:
-        """The process on a node's seat; made where there is none. A detached one is found again by its name.
+        """The process on a node's seat, created if there is none. A detached one is found by its name.
 
-        Raises LinkError: no Ray, or closed, after which none is made that nobody would end.
+        Raises LinkError without Ray, or when closed, since nothing would end a process created after that.
         """
         seat = self._seats[kind][number]
         with self._lock:
             if self.reconnector.closing.is_set():
-                raise LinkError(f"the main node was closed before {seat.name} was asked for")
+                raise LinkError(f"the main node was closed before {seat.name} was started")
             if seat not in self._actors:
                 try:
                     self._actors[seat] = self._made(seat)
@@ -115,18 +114,19 @@ class Fleet:
         return made.remote(self._settings_of(seat), self._store)
 
     def _forget(self, seat: Seat) -> None:
-        """Its process is gone for good: its constructor failed, say, or somebody ended it. Next time one is made."""
+        """Forget a process that is gone for good, because its constructor failed or it was killed. The next use creates
+        another."""
         with self._lock:
             self._actors.pop(seat, None)
 
     def _settings_of(self, seat: Seat) -> Settings:
-        """With what the cluster file says of that host alone."""
+        """The settings, with those of the cluster file for this host alone."""
         host = self._declared_hosts.get(seat.address)
         return self._settings.but(**host.settings) if host else self._settings
 
     def facts(self) -> list[dict[str, Any]]:
-        """Every seat: its host, how its node is, what that said of itself, what went wrong last. Hosts of the cluster
-        file that are not there yet are `missing`."""
+        """For every seat: its host, its node's state, the node's own facts, its last error. Hosts of the cluster file
+        that have not joined are `missing`."""
         known = {(node.role, node.number): asdict(node) for node in self._engine.peers.nodes()}
         rows = [
             self._fact(kind, number, seat, known.get((kind, number), {}))
@@ -162,7 +162,7 @@ class Fleet:
         return self.actor(kind, number).start.remote(kind, number)
 
     def join(self, kind: Role, number: int, begun: Any = None) -> None:
-        """One attempt, of at most `launch_s` for the process and as long for the stream. Raises ODMoEError."""
+        """One attempt to join, of at most `launch_s` for the process and for the stream each. Raises ODMoEError."""
         seat = self._seats[kind][number]
         try:
             if begun is not None or not self._join_again(kind, number, seat):
@@ -173,7 +173,7 @@ class Fleet:
             raise
 
     def _join_again(self, kind: Role, number: int, seat: Seat) -> bool:
-        """A node that was only out of reach, and not gone, answers where it was: Ray would take longer to say so."""
+        """Try the node's last address: one that was only unreachable is still there, and Ray takes longer to say so."""
         address = self._addresses.get(seat)
         if address is None:
             return False
@@ -208,7 +208,7 @@ class Fleet:
             self._engine.peers.add_worker(number, to, self._settings.launch_s)
 
     def join_first(self, kind: Role, number: int, begun: Any = None) -> None:
-        """As `join`, but a process that dies on the way is asked again."""
+        """As `join`, but a process that dies meanwhile is started again."""
         for left in reversed(range(TRIES)):
             try:
                 return self.join(kind, number, begun)
@@ -218,7 +218,7 @@ class Fleet:
                 begun = None
 
     def close(self) -> None:
-        """Ask for no node any more, and end every process. Bounded: one that does not answer is killed."""
+        """Start no more nodes and end every process. One that does not answer in time is killed."""
         self.reconnector.close()
         with self._lock:
             actors = list(self._actors.values())

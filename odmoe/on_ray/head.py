@@ -1,4 +1,4 @@
-"""The head's side of `odmoe up`, `status` and `down`: what the launching machine sees and asks by one line over ssh."""
+"""The head's side of `odmoe up`, `status` and `down`: one line of JSON from the launching machine, lines in answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KIND_OF = {"worker_node": "worker", "shadow_node": "shadow"}
 
 
 def start(settings: Settings, store: Path) -> Iterator[dict[str, Any]]:
-    """Start the nodes, or find them running; a snapshot a second until all are ready, or something has failed."""
+    """Start the nodes, or find them running. Yields a snapshot a second until all are ready or one has failed."""
     opened = ExpertStore.open(store)
     failure: list[ODMoEError] = []
     made: list[RayCluster] = []
@@ -37,7 +37,7 @@ def start(settings: Settings, store: Path) -> Iterator[dict[str, Any]]:
             made.append(RayCluster(settings, opened, replace=True))
         except ODMoEError as error:
             failure.append(error)
-        except Exception as error:  # noqa: BLE001 - as where a stream is read: it ends, and both ends hear of it
+        except Exception as error:  # noqa: BLE001 - reported below, as every error of the start
             failure.append(ClusterError(f"the nodes were not started: {error!r}"))
 
     thread = threading.Thread(target=run, daemon=True)
@@ -52,7 +52,7 @@ def start(settings: Settings, store: Path) -> Iterator[dict[str, Any]]:
 
 
 def status() -> dict[str, Any]:
-    """One snapshot. Raises LaunchError where no Ray runs."""
+    """One snapshot. Raises LaunchError if no Ray runs."""
     connect_ray("auto")
     served = None
     with contextlib.suppress(ValueError, ClusterError):
@@ -61,13 +61,13 @@ def status() -> dict[str, Any]:
 
 
 def stop() -> None:
-    """End the nodes; Ray goes on."""
+    """End the nodes; Ray keeps running."""
     connect_ray("auto")
     stop_nodes()
 
 
 def snapshot() -> dict[str, Any]:
-    """Every host that should be there, or is: whether Ray runs on it, and how its node is."""
+    """Every expected or joined host: whether Ray runs on it, and its node's state."""
     declared_hosts = hosts_of_launcher()
     with contextlib.suppress(RayError):
         nodes = ray.nodes()
@@ -105,7 +105,7 @@ def _state(role: str, there: str, main: str, fact: dict[str, Any] | None) -> dic
 
 
 def _nodes() -> tuple[str, list[dict[str, Any]]]:
-    """The main node's state, and what it says of the others."""
+    """The main node's state, and its facts about the other nodes."""
     try:
         main = ray.get_actor(MAIN, NAMESPACE)
         facts = list(get(main.nodes.options(**QUICK).remote(), ANSWER_S, MAIN))
@@ -125,12 +125,12 @@ def _role(node: dict[str, Any]) -> str:
 
 
 def say(line: dict[str, Any]) -> None:
-    """A line for the launching machine."""
+    """Print a line of JSON for the launching machine."""
     print(json.dumps(line), flush=True)
 
 
 def serve(request: dict[str, Any], settings: Callable[[dict[str, Any]], Settings]) -> int:
-    """Do what was asked. `settings`: what holds on this host, from those that were said there. The exit code."""
+    """Serve one request. `settings` gives the effective settings on this host for those sent. Returns the exit code."""
     try:
         if request.get("do") == "start":
             wanted = settings({**request["settings"], "cluster": "auto", "model": request["store"]})

@@ -1,4 +1,4 @@
-"""What is done around Ray without importing it: is a cluster there, may strangers use it, what has it left behind."""
+"""Checks around Ray that do not import it: reachability, a missing token, leftover processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_reachable(address: str) -> None:
-    """Ray itself would try for minutes. Raises LaunchError when nothing at `address` speaks gRPC."""
+    """Raises LaunchError if nothing at `address` speaks gRPC. Ray itself would try for minutes."""
     if address == "auto" or os.environ.get("RAY_USE_TLS") == "1":
         return
     with grpc.insecure_channel(address) as channel:
@@ -32,21 +32,21 @@ def check_reachable(address: str) -> None:
 
 
 def warn_of_strangers(address: str) -> None:
-    """Whoever reaches a Ray cluster without a token can run what he likes on it."""
+    """Warn of a Ray cluster without a token, on which everyone who reaches it can run programs."""
     if os.environ.get("RAY_AUTH_MODE") != "token" and not is_loopback(address.rpartition(":")[0].strip("[]")):
         _log.warning(
-            "the Ray cluster at %s is joined without a token: whoever reaches it can run programs on its hosts; "
+            "the Ray cluster at %s is joined without a token: everyone who reaches it can run programs on its hosts; "
             "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every host and here", address,
         )  # fmt: skip
 
 
 def kill_half_started(home: str) -> None:
-    """What `ray.init` had begun when it was given up: Ray itself forgets the raylet's own children. `home`: Ray's."""
+    """Kill the processes of an interrupted `ray.init`: Ray forgets the raylet's children. `home` is Ray's directory."""
     import psutil  # type: ignore[import-untyped]  # comes with ray
 
     def kill(process: Any) -> None:
         with contextlib.suppress(psutil.Error):
-            process.suspend()  # so that it starts no more
+            process.suspend()  # so that it starts no more children
             for child in process.children():
                 kill(child)
             process.kill()

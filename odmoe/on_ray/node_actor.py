@@ -1,4 +1,4 @@
-"""A node in a process of its own, a Ray actor, served over gRPC."""
+"""A Ray actor with one node, served over gRPC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NodeProcess:
-    """What every process of ours does first."""
+    """Common setup of all our processes."""
 
     def __init__(self, settings: Settings, store: str) -> None:
         prepare_process()
@@ -33,7 +33,7 @@ class NodeProcess:
 
 
 class NodeActor(NodeProcess):
-    """A node of one role, served over gRPC once `start` has been called. Ray makes a new one where it has died."""
+    """A node of one role, served over gRPC after `start`. Ray restarts it when its process dies."""
 
     def __init__(self, settings: Settings, store: str) -> None:
         super().__init__(settings, store)
@@ -43,7 +43,7 @@ class NodeActor(NodeProcess):
         self._stopped = False
 
     def start(self, role: Role, number: int) -> str:
-        """Build the node and serve it; the address. A node that runs already says its address again."""
+        """Build the node and serve it. Returns its address, also if it runs already."""
         with self._starting:
             if self._stopped:
                 raise LaunchError(f"the {role} was stopped; start the cluster again")
@@ -76,5 +76,5 @@ class NodeActor(NodeProcess):
 
 
 def own_host(settings: Settings) -> str:
-    """Where this node's server listens: loopback for `local`, this host's cluster address otherwise."""
+    """The address of this node's server: loopback for `local`, else this host's address in the cluster."""
     return str(ray.util.get_node_ip_address()) if settings.joined else settings.host

@@ -1,8 +1,8 @@
 """Ray's cluster launcher on machines of one's own: `ray up cluster.yaml` with a role for each host.
 
-Ray's own `local` provider knows one node type only, so no roles, and its autoscaler starts one worker too few and then
-forgets the head. This is that provider with a node type for each role and group, made from `provider.hosts`, and with a
-`ray down` that stops every host. An external provider, by Ray's word; made for the Ray that is pinned.
+Ray's own `local` provider has one node type, so no roles, and its autoscaler starts one worker too few and then forgets
+the head. This one extends it by a node type for each role and group, made from `provider.hosts`, and by a `ray down`
+that stops every host. Ray calls it an external provider. It is made for the pinned Ray.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class OnPremises(LocalNodeProvider):
-    """`provider_config`: the `provider` block of a cluster file. A node's id is its address."""
+    """`provider_config` is the `provider` block of a cluster file. A node's id is its address."""
 
     def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
         types = _types(provider_config)
@@ -65,7 +65,7 @@ class OnPremises(LocalNodeProvider):
             code_archive(cluster_dir(cluster_name) / "code.tar.gz")
 
     def _record_head(self, address: str) -> None:
-        """Only the launcher has seen the head being made; the autoscaler would think that it is gone."""
+        """Record the head, which only the launcher has seen; the autoscaler would take it for lost."""
         tags = {
             TAG_RAY_NODE_KIND: NODE_KIND_HEAD, TAG_RAY_USER_NODE_TYPE: HEAD, TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE,
             TAG_RAY_NODE_NAME: f"ray-{self.cluster_name}-head",
@@ -73,7 +73,7 @@ class OnPremises(LocalNodeProvider):
         self.state.put(address, {"tags": tags, "state": "running"})
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
-        """Take up to `count` hosts of the type that `tags` name into use."""
+        """Start up to `count` hosts of the type in `tags`."""
         for address in node_config["hosts"]:
             if count > 0 and self.state.get().get(address, {}).get("state", "terminated") == "terminated":
                 self._wait_until_missed(address)
@@ -81,8 +81,8 @@ class OnPremises(LocalNodeProvider):
                 count -= 1
 
     def _wait_until_missed(self, address: str) -> None:
-        """Until the autoscaler has looked and not found a node that has ended: one that is there again by then counts
-        as ending for ever, since its name is the same."""
+        """Wait until the autoscaler has seen that a node has ended. If the node returned earlier, it would count as
+        terminating for ever, since its id is the same."""
         with self._looked:
             self._looked.wait_for(lambda: self._looks >= self._ended.get(address, -LOOKS) + LOOKS, MISSED_S)
 
@@ -97,7 +97,7 @@ class OnPremises(LocalNodeProvider):
         self.terminate_nodes([node_id])
 
     def terminate_nodes(self, node_ids: list[str]) -> None:
-        """Stop Ray on these hosts, all at once; one that does not answer in time is given up."""
+        """Stop Ray on these hosts, all at once. One that does not answer in time is skipped."""
         with ThreadPoolExecutor(len(node_ids) or 1) as pool:
             list(pool.map(self._stop, node_ids))
         for node_id in node_ids:
@@ -131,15 +131,15 @@ class OnPremises(LocalNodeProvider):
         return _Runner(log_prefix, node_id, self, auth_config, cluster_name, process_runner, use_internal_ip)
 
     def prepare_for_head_node(self, cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """The configuration that the head's autoscaler reads."""
+        """The configuration for the head's autoscaler."""
         provider = cluster_config["provider"]
         ssh = {**provider["ssh"], "key": HEAD_KEY if provider["ssh"]["key"] else None}
-        # Each kind's own setup commands have these in front already, and would have them twice.
+        # The setup commands of each node type already begin with these.
         return {**cluster_config, "provider": {**provider, "ssh": ssh, "on_head": True}, "setup_commands": []}
 
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """The whole configuration from what the cluster file says. Called before Ray checks it."""
+        """Complete a cluster file's configuration. Ray calls this before it checks the result."""
         try:
             return complete(cluster_config)
         except ODMoEError as error:  # an exception would become a warning, and another error later
@@ -151,7 +151,7 @@ class OnPremises(LocalNodeProvider):
 
 
 class _Runner(SSHCommandRunner):
-    """Every command finds the environment: `ray exec` and `ray attach` as well."""
+    """Runs every command in our environment, those of `ray exec` and `ray attach` included."""
 
     def run(self, cmd: str | None = None, *args: Any, **kwargs: Any) -> str:
         if cmd:
@@ -160,7 +160,7 @@ class _Runner(SSHCommandRunner):
 
 
 def complete(config: dict[str, Any]) -> dict[str, Any]:
-    """What Ray's launcher wants to be said, and a cluster file of ours need not say. Raises ConfigError,
+    """Add the fields that Ray's launcher requires and a cluster file need not have. Raises ConfigError,
     StoreWriteError."""
     cluster = parse_cluster(config, Path(f"the cluster {config.get('cluster_name')}"))
     types = _types(config["provider"])

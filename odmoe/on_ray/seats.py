@@ -1,4 +1,4 @@
-"""Where nodes can stand: a seat for each unit of a role's resource that a Ray host offers. No ray here."""
+"""Seats of nodes: one for each unit of a role's resource that a Ray host offers. No ray here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAIN = "main node"
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """`place`: which of its host's seats of that role, from 0."""
+    """One seat; `place` numbers its host's seats of that role, from 0."""
 
     role: str
     address: str
@@ -28,17 +28,17 @@ class Seat:
 
     @property
     def name(self) -> str:
-        """Of the actor that stands there, which is the same for every run."""
+        """Name of the actor on this seat, the same in every run."""
         return f"{self.role} at {self.address}" + (f", place {self.place}" if self.place else "")
 
     @property
     def resources(self) -> dict[str, float]:
-        """What pins an actor to this host: Ray gives every host a resource of its own."""
+        """Resources that pin an actor to this host: Ray gives every host one of its own."""
         return {self.role: 1, f"node:{self.address}": 0.001}
 
 
 def offered(nodes: Iterable[Mapping[str, Any]], role: str, order: Iterable[str] = ()) -> list[Seat]:
-    """The seats of a role on the hosts that are alive, as `ray.nodes()` lists them: first those in `order`, then by
+    """The seats of a role on the live hosts of `nodes` (as from `ray.nodes()`): first those in `order`, then by
     address."""
     first = {address: rank for rank, address in enumerate(order)}
     counts: dict[str, int] = {}
@@ -58,7 +58,7 @@ def _numeric(address: str) -> tuple[int, str]:
 
 
 def group_size(hosts: Iterable[Host]) -> int | None:
-    """How many workers the cluster file puts into a group; None where it says nothing, or groups differ."""
+    """The size of the cluster file's groups; None if it has none, or if they differ in size."""
     counts: dict[int | None, int] = {}
     for host in hosts:
         if host.role == "worker_node":
@@ -68,9 +68,9 @@ def group_size(hosts: Iterable[Host]) -> int | None:
 
 
 def hosts_of_launcher(file: Path | None = None) -> dict[str, Host]:
-    """The hosts of the cluster file that this cluster was launched with, by address; empty where there was none.
+    """The hosts of the cluster file with which this cluster was launched, by address; empty if there was none.
 
-    Ray's launcher leaves its configuration on the head.
+    They come from the configuration that Ray's launcher leaves on the head.
     """
     file = file or Path.home() / "ray_bootstrap_config.yaml"
     try:

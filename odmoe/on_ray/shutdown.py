@@ -1,4 +1,4 @@
-"""Ending actors. Those of a lasting cluster outlive whoever made them: they are found by their names."""
+"""Ends actors. Those of a lasting cluster outlive the process that made them, so they are found by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAIN_STOP_S = 15.0  # it ends the others first
 
 
 def end(actors: Collection[Any]) -> None:
-    """Stop nodes, and end their processes for good. Bounded: one that does not answer is killed."""
+    """Stop nodes and end their processes for good. One that does not answer in time is killed."""
     with contextlib.suppress(RayError):
         stops = [actor.stop.remote() for actor in actors]
         if stops:
@@ -28,8 +28,8 @@ def end(actors: Collection[Any]) -> None:
 
 
 def end_orphans() -> None:
-    """Where there is no main node, whatever serves for one that is gone: it keeps seats from others, and serves as that
-    one wanted. Raises RayError."""
+    """If there is no main node, end the nodes of an earlier one: they occupy seats, with that one's settings. Raises
+    RayError."""
     named = ray.util.list_named_actors(all_namespaces=True)
     names = [str(actor["name"]) for actor in named if actor["namespace"] == NAMESPACE]
     if MAIN in names:
@@ -42,8 +42,8 @@ def end_orphans() -> None:
 
 
 def stop_nodes() -> None:
-    """End the main node's process and, by it, those of the others; then those that it does not know of, because it is
-    gone, or was made anew a moment ago."""
+    """End the main node's process, which ends the others, then those that it does not know because it is gone or has
+    just been restarted."""
     with contextlib.suppress(RayError, ValueError):
         main = ray.get_actor(MAIN, NAMESPACE)
         with contextlib.suppress(RayError):

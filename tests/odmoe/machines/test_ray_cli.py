@@ -12,7 +12,7 @@ def test_what_ray_prints_is_told_by_its_telling_lines() -> None:
     ]  # fmt: skip
     assert ray_cli.telling([*lines[:2], lines[-1]]) == "done"
     assert ray_cli.telling([*lines, "Failed to start"]) == "Failed to start"
-    assert ray_cli.telling([]) == "nothing was said"
+    assert ray_cli.telling([]) == "no message"
 
 
 def test_of_ray_s_own_log_the_grave_line_is_told() -> None:

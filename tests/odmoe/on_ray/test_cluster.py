@@ -73,7 +73,7 @@ class Comparison:
         except TakenError:
             return ""
         except MadeError:
-            ending = "ending the nodes that are there: "
+            ending = "ending the running nodes: "
             return next(line.removeprefix(ending) for line in told if line.startswith(ending))
         except LaunchError as error:
             return str(error).removesuffix("; odmoe up with these settings changes that")

@@ -81,7 +81,7 @@ def test_hosts_at_once_and_those_that_fail_beside_those_that_do_not(hosts: SshHo
     [
         ("echo some; echo first >&2; echo the reason >&2; exit 3", r"main \(127.0.99.1\): .*exit code 3: the reason"),
         ("no-such-tool --now", r"main \(127.0.99.1\): there is no command no-such-tool; install no-such-tool there"),
-        ("exit 7", "exit code 7: nothing was said"),
+        ("exit 7", "exit code 7: no message"),
     ],
 )
 def test_a_failing_command_names_host_code_and_reason(hosts: SshHosts, ssh: Ssh, command: str, message: str) -> None:
