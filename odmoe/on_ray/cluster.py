@@ -170,7 +170,7 @@ class RayCluster:
             time.sleep(0.5)
 
     def _hold(self, main: Any) -> None:
-        """Confirm the open answers to the main node while this process lives."""
+        """Renew the open answers while this process lives."""
         while not self._closed.wait(HELD_S / LOOKS):
             keys = [answer.key for answer in self._answers.copy()]
             if keys:

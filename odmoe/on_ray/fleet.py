@@ -30,7 +30,7 @@ from wire.base import Role
 from wire.rpc.client import connect
 
 TRIES = 3  # starts of a node whose process dies while the cluster starts
-AGAIN_S = 2.0  # how long a lost node's last address is tried before Ray is asked for the new one
+AGAIN_S = 2.0  # how long a lost node's last address is tried before a call to Ray for the new one
 LOOK_S = 2.0  # between two looks for new hosts
 
 
