@@ -47,7 +47,7 @@ class World:
         if self.failure is not None:
             raise self.failure
         made: Any = Closable()
-        made.engine = SimpleNamespace(wait_for_worker=lambda seconds: True)
+        made.engine = SimpleNamespace(peers=SimpleNamespace(wait_for_worker=lambda seconds: True))
         made.generate = lambda **request: Reply()
         return made
 

@@ -58,7 +58,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
 @pytest.fixture
 def fleet(ray: PretendedRay) -> Fleet:
     """Of two workers that are known."""
-    engine: Any = SimpleNamespace(nodes=list)
+    engine: Any = SimpleNamespace(peers=SimpleNamespace(nodes=list))
     made = Fleet(engine, SETTINGS, "store", None)
     assert made.look() == [("worker", 0), ("worker", 1)]
     return made
