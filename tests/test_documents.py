@@ -1,0 +1,52 @@
+"""Every `odmoe` command in the documents is one that the command line has, with flags that it has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from odmoe.cli.main import app
+from support.paths import ROOT
+
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^ {4,}(?:.*\| )?(?:sudo )?(?:\.venv/bin/)?odmoe ([a-z].*)$", re.M)
+INLINE = re.compile(r"`(?:sudo )?(?:\.venv/bin/)?odmoe ([a-z][^`]*)`")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Words after `odmoe`, of indented lines (a comment apart) and of code within a paragraph."""
+    joined = re.sub(r"\s*\\\n\s*", " ", text)
+    for found in BLOCK.findall(joined):
+        yield shlex.split(found, comments=True)
+    for found in INLINE.findall(re.sub(r"\n(?! {4})", " ", joined)):
+        yield found.split()
+
+
+def fault(words: list[str]) -> str | None:
+    """What the command line does not have: the command, or one of the flags."""
+    group: Any = typer.main.get_command(app)
+    name, *rest = [word.rstrip(",;.") for word in words]
+    command = group.commands.get(name)
+    if command is None:
+        return f"odmoe {name}"
+    flags = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)} | {"--help", "-h"}
+    unknown = [word for word in rest if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in flags]
+    return f"odmoe {name} {unknown[0]}" if unknown else None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_its_commands_are_commands(document: Path) -> None:
+    faults = [found for words in commands(document.read_text()) if (found := fault(words))]
+    assert not faults, f"{document.name} names what there is not: {', '.join(faults)}"
+
+
+def test_the_documents_have_commands_and_a_wrong_one_is_found() -> None:
+    assert sum(len(list(commands(document.read_text()))) for document in DOCUMENTS) > 60
+    text = '    odmoe generate --cluster x "A B"   # --nothing\n\nSee `odmoe\nplan --slot 2`, `odmoe fly`.\n'
+    assert [fault(words) for words in commands(text)] == [None, "odmoe plan --slot", "odmoe fly"]
