@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from checkpoint import family, kv
 from scheduler.errors import UnsupportedFamilyError
+from scheduler.types import ModelSize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -20,37 +20,11 @@ _SHAPES = "odmoe_shapes"
 _NOT_QUANTISED = frozenset({"gate", "router", "shared_expert_gate"})
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Numbers of elements, but for the cache, which is bytes in `dtype`.
+def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str = "model") -> ModelSize:
+    """With a cache of `context` tokens, or as many as the model can take.
 
-    `depth`: layers of any kind. `expert`: one expert, the largest; `experts_all`: all of them; `dense`: all else;
-    `read`: of that, what one token's pass reads (not the input embeddings, unless they are the head as well);
-    `linear`: of that, what a quantised shadow quantises. `cache_token_bytes`: keys, values and states after one token,
-    all layers; `cache_bytes`: after `context` tokens. `context_max`: the model's own limit.
+    Raises CheckpointError, NotMoEError or UnsupportedFamilyError.
     """
-
-    family: str
-    dtype: str
-    item_bytes: int
-    depth: int
-    moe_layers: tuple[int, ...]
-    experts: int
-    top_k: int
-    hidden: int
-    expert: int
-    experts_all: int
-    dense: int
-    read: int
-    linear: int
-    cache_token_bytes: int
-    cache_bytes: int
-    context: int
-    context_max: int
-
-
-def count(config: PreTrainedConfig, dtype: torch.dtype, context: int) -> Counts:
-    """Raises CheckpointError, NotMoEError or UnsupportedFamilyError."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     model = family.meta_model(config, dtype)
@@ -68,12 +42,13 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int) -> Counts:
         head_elements = _elements(head.parameters())
         dense -= head_elements if head.weight is not embedding.weight else 0
     context = min(context, shape.context)
-    return Counts(
-        family=config.model_type,
-        dtype=family.dtype_name(dtype),
+    dtype_name = family.dtype_name(dtype)
+    return ModelSize(
+        name=f"{name} ({config.model_type}, {dtype_name})",
+        dtype=dtype_name,
         item_bytes=dtype.itemsize,
         depth=config.get_text_config().num_hidden_layers,
-        moe_layers=shape.layers,
+        layers=len(shape.layers),
         experts=shape.experts,
         top_k=shape.top_k,
         hidden=shape.hidden,
@@ -82,10 +57,9 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int) -> Counts:
         dense=dense,
         read=dense - (0 if tied else _elements(embedding.parameters())),
         linear=_quantisable(model, head),
-        cache_token_bytes=_cache_bytes(model, config, 1, dtype),
-        cache_bytes=_cache_bytes(model, config, context, dtype),
+        cache_token=_cache_bytes(model, config, 1, dtype) // dtype.itemsize,
+        cache=_cache_bytes(model, config, context, dtype) // dtype.itemsize,
         context=context,
-        context_max=shape.context,
     )
 
 

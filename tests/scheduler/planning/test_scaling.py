@@ -23,6 +23,7 @@ from scheduler.planning.scaling import (
     scaled,
     speed,
     workers_needed,
+    workspace_bytes,
 )
 from scheduler.timing.load_budget import load_budget
 from scheduler.timing.profile import Profile, find_profile
@@ -179,7 +180,7 @@ def test_memory_that_holds_no_expert_is_refused_with_what_it_takes() -> None:
 
 def test_slots_leave_room_to_compute_a_mini_batch() -> None:
     """704.6 MB an expert and 24.1 MB of rows on their way through it."""
-    needed = 2 * MIXTRAL.expert_bytes + MIXTRAL.workspace_bytes
+    needed = 2 * MIXTRAL.expert_bytes + workspace_bytes(MIXTRAL)
     assert needed == memory(PAPER, 2)["worker"]
     assert Hardware(PROFILE, 8, device_bytes=needed).slots(MIXTRAL) == 2
     assert Hardware(PROFILE, 8, device_bytes=needed - 1).slots(MIXTRAL) == 1
