@@ -39,18 +39,32 @@ class Configuration:
 
 def configure(settings: Settings, store: ExpertStore) -> Configuration:
     """Raises ConfigError where slots do not suffice."""
-    core, found = core_config(settings, model_shape(store)), resources(settings, store)
-    if found.workers is not None:
-        residency_of(core.shape, core.system).check(core.shape, found.workers * found.slots)
-    return Configuration(core, found)
+    found = Configuration(core_config(settings, model_shape(store)), resources(settings, store))
+    if found.resources.workers is None and _keeps_all(settings) and not settings.given("slots"):
+        raise ConfigError(
+            f"--residency all needs a slot for every expert, and how many workers --cluster {settings.cluster} has is "
+            "not known here; give --workers or --slots"
+        )
+    _check_slots(found)
+    return found
 
 
 def check_fits(settings: Settings, store: ExpertStore) -> None:
-    """What no node need be started for to know. Raises ConfigError where slots do not suffice, or a predictor has no
-    weights."""
-    configure(settings, store)
+    """What no node need be started for to know; the nodes of a cluster may run already. Raises ConfigError where slots
+    do not suffice, or a predictor has no weights."""
+    _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store)))
     if not settings.joined:
         find_token_predictor(settings, store)
+
+
+def _check_slots(found: Configuration) -> None:
+    core, workers = found.core, found.resources.workers
+    if workers is not None:
+        residency_of(core.shape, core.system).check(core.shape, workers * found.resources.slots)
+
+
+def _keeps_all(settings: Settings) -> bool:
+    return settings.system_config.residency == "all"
 
 
 def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
@@ -73,8 +87,8 @@ def resources(settings: Settings, store: ExpertStore) -> Resources:
     experts = sum(len(layer.blobs) for layer in store.manifest.layers.values())
     if settings.device_memory is not None:
         return Resources(workers, _slots_in(settings.device_memory, settings, store, forms, experts), forms)
-    everything = settings.system_config.residency == "all" and not settings.given("slots")
-    slots = -(-experts // workers) if everything and workers is not None else settings.slots
+    enough = _keeps_all(settings) and not settings.given("slots") and workers is not None
+    slots = -(-experts // settings.workers) if enough else settings.slots
     return Resources(workers, slots, forms)
 
 

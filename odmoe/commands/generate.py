@@ -178,9 +178,7 @@ def system_of(settings: Settings) -> str:
     """Its name, and what was chosen otherwise: `fate + residency lru`."""
     chosen = dataclasses.asdict(settings.preset.config)
     changed = [
-        f"{name} {value}"
-        for name, value in dataclasses.asdict(settings.system_config).items()
-        if value != chosen[name]
+        f"{name} {value}" for name, value in dataclasses.asdict(settings.system_config).items() if value != chosen[name]
     ]
     return " + ".join([settings.system, *changed])
 

@@ -41,6 +41,9 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
     settings, origin = found.settings, found.origin
     # A file that `odmoe config` has written gives every default; such a one is refused only as a flag.
     different = [name for name in origin if getattr(settings, name) != declared(Settings, name).default]
+    for name in {"align_token", "align_kv"} & {*different, *flags}:
+        if settings.system_config.predictor == "sep" and not settings.shadowed and (period := getattr(settings, name)):
+            raise ConfigError(f"{origin[name]} is {period} with shadow none; there is nothing to align")
     check_read([*different, *flags], settings, settings.system_config, lambda name: origin.get(name, flag(name)))
     return found
 

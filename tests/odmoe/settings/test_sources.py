@@ -126,6 +126,7 @@ def test_texts_in_the_environment() -> None:
             "ODMOE_SHADOW is nf4, which --predictor cross-layer does not read; sep does",
         ),
         ({"system": "fate", "align_kv": 2}, "ODMOE_ALIGN_KV is 2, which --predictor cross-layer does not read; sep "),
+        ({"shadow": "none", "align_kv": 2}, "ODMOE_ALIGN_KV is 2 with shadow none; there is nothing to align"),
         ({"device_memory": "200%"}, "ODMOE_DEVICE_MEMORY is '200%'; allowed: a share of all experts .above 0%, at"),
         ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; it is shared"),
     ],
@@ -202,11 +203,11 @@ GIVEN: dict[str, st.SearchStrategy[Any]] = {
 def test_what_config_prints_says_the_same_again(values: dict[str, Any]) -> None:
     import tempfile
 
-    found = effective(values, None, {"XDG_CONFIG_HOME": "/nonexistent"})
+    found = merged(values, None, {"XDG_CONFIG_HOME": "/nonexistent"})
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(dump(found))
         file.flush()
-        assert effective({}, file.name, {}).settings == found.settings
+        assert merged({}, file.name, {}).settings == found.settings
 
 
 def test_printed_lines_are_yaml_with_their_origin(cli: CommandLine, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from scheduler.eventlog import recording as module
 from scheduler.eventlog.recording import Recorder, Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
-from scheduler.policies.system_config import CoreConfig
+from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.simulation.recorded_routes import recorded_workload, recorded_workloads
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
@@ -315,6 +315,27 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
 def test_what_is_wrong_is_said(tmp_path: Path, log: bytes, where: tuple[Any, ...], value: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read(tmp_path, packed(changed(objects(log), where, value)))
+
+
+OLD_HEAD = bytes.fromhex("84a6666f726d6174af6f646d6f65207265636f7264696e67a776657273696f6e02a561626f757480a4636f726580")
+"""{"format": "odmoe recording", "version": 2, "about": {}, "core": {}}"""
+
+
+def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> None:
+    says = (
+        f"recording {tmp_path / 'log'} has version 2, and this odmoe reads version 3; record the run again: "
+        "odmoe generate --record FILE"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, OLD_HEAD)
+    assert str(caught.value) == says
+
+
+def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
+    head = objects(log)[0]
+    assert (head["format"], head["version"]) == ("odmoe recording", 3)
+    assert set(head["core"]) == {"shape", "group_size", "alignment", "mini_batch", "system"}
+    assert SystemConfig(**head["core"]["system"]) == SystemConfig()
 
 
 def test_what_follows_the_end_is_refused(tmp_path: Path, log: bytes) -> None:

@@ -25,6 +25,7 @@ from scheduler.planning.scaling import (
     workers_needed,
     workspace_bytes,
 )
+from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.load_budget import load_budget
 from scheduler.timing.profile import Profile, find_profile
 from support.scheduling.paper_setup import ATTENTION, EXPERT, MIXTRAL, PAPER, PROFILE, few_layers, on
@@ -137,7 +138,7 @@ def test_speed_is_what_the_paper_measured(paper: Plan) -> None:
 
 def test_the_first_token_comes_as_in_the_paper_where_one_thing_follows_the_other() -> None:
     """1.345 and 3.143 s; at most 0.95 and 1.6 with loads running ahead."""
-    in_turn = replace(PAPER, policy=replace(PAPER.policy, prefill="in-turn"))
+    in_turn = replace(PAPER, policy=replace(PAPER.policy, chosen=SystemConfig(prefill="in-turn")))
     for tokens, printed, ahead in ((16, 1.345, 0.95), (128, 3.143, 1.6)):
         assert outcome(in_turn, 2, 1, 2, tokens).ttft_s == pytest.approx(printed, rel=0.2)
         assert outcome(PAPER, 2, 1, 2, tokens).ttft_s <= ahead
