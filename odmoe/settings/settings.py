@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from odmoe.settings.system_settings import SystemSettings
-from odmoe.settings.table import Count, Number, Table, count, declared, flag, one_of, setting
+from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
 from odmoe.settings.units import MEMORY, Memory
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
@@ -128,7 +128,7 @@ class Settings(SystemSettings):
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
         named = named or flag
         chosen = _chosen(values)
-        Table.__init__(self, named, **(chosen | values))
+        super().__init__(named, **(chosen | values))
         self.__pydantic_fields_set__.difference_update(chosen)
         self._check_together(named)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
-from odmoe.settings.table import Count, Number, Table, one_of, setting
+from odmoe.settings.table import Count, Number, Table, flag, one_of, setting
 from scheduler.errors import ConfigError
-from scheduler.policies.registry import CHOICES, is_read, readers
+from scheduler.policies.registry import CHOICES, check, is_read, readers
 from scheduler.policies.system_config import SystemConfig
-from scheduler.policies.systems import SYSTEMS, Preset
+from scheduler.policies.systems import SYSTEMS, Preset, preset_of
 
 CHOSEN = tuple(field.name for field in fields(SystemConfig))
 """The settings that make a system."""
@@ -23,17 +23,13 @@ def _declare(field: Field[Any]) -> tuple[Any, Any]:
     more = field.metadata
     if field.name in CHOICES:
         default: Any = field.default
-        return str, one_of(default, CHOICES[field.name], more["about"], heading=more["heading"])
-    least, most = more["bounds"]
+        return str, one_of(default, CHOICES[field.name], more["about"], heading=more["heading"], registered=True)
     kind: Any = Count if more["kind"] is int else Number
-    return kind | None, setting(None, more["allowed"], more["about"], heading=more["heading"], ge=least, le=most)
+    return kind | None, setting(None, more["allowed"], more["about"], heading=more["heading"])
 
 
 if TYPE_CHECKING:
-
-    class _Chosen(Table):
-        pass
-
+    _Chosen = Table
 else:
     _Chosen = create_model("_Chosen", __base__=Table, **{field.name: _declare(field) for field in fields(SystemConfig)})
 
@@ -41,7 +37,12 @@ else:
 class SystemSettings(_Chosen):
     """A preset, and a setting for every field of SystemConfig."""
 
-    system: str = one_of("od-moe", SYSTEMS, "Preset of policies", heading="Cluster", common=True)
+    system: str = one_of("od-moe", SYSTEMS, "Preset of policies", heading="Cluster", common=True, registered=True)
+
+    def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
+        super().__init__(named, **values)
+        preset_of(self.system, (named or flag)("system"))
+        check(self.system_config, named or flag)
 
     @property
     def system_config(self) -> SystemConfig:

@@ -36,6 +36,8 @@ class Declared:
     """What the help shows for its value, if not the type."""
     names: tuple[str, ...] = ()
     """All that it may be, where that is a list."""
+    registered: bool = False
+    """Its names are those of the scheduler's registry, which checks them."""
     bounds: dict[str, Any] = field(default_factory=dict)
     """As arguments of pydantic's Field."""
 
@@ -72,11 +74,11 @@ def count(default: int | None, about: str, *flags: str, heading: str, common: bo
     return setting(default, allowed, about, *flags, heading=heading, common=common, ge=least)
 
 
-def one_of(default: str | None, names: Iterable[str], about: str, *, heading: str, common: bool = False) -> Any:
-    """One of some names; the type is str."""
+def one_of(default: str | None, names: Iterable[str], about: str, *, heading: str, **more: Any) -> Any:
+    """One of some names; the type is str. `more`: fields of `Declared`."""
     names = tuple(names)
     return Declared(
-        default=default, allowed=", ".join(names), about=about, heading=heading, common=common, names=names
+        default=default, allowed=", ".join(names), about=about, heading=heading, names=names, **more
     ).field()
 
 
@@ -118,8 +120,8 @@ class Table(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_listed(cls, value: Any, info: ValidationInfo) -> Any:
-        names = declared(cls, str(info.field_name)).names
-        if names and value is not None and value not in names:
+        found = declared(cls, str(info.field_name))
+        if found.names and not found.registered and value is not None and value not in found.names:
             raise ValueError("it is none of the names")
         return value
 

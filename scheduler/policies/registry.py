@@ -150,10 +150,14 @@ CHOICES: dict[str, Mapping[str, Choice[Any]]] = {
 """Field of SystemConfig -> its names."""
 
 
-def check(system: SystemConfig) -> None:
-    """Every name and number is one that there is. Raises ConfigError naming the flag."""
+def _flag(name: str) -> str:
+    return f"--{name}"
+
+
+def check(system: SystemConfig, named: Callable[[str], str] = _flag) -> None:
+    """Every name and number is one that there is. `named`: how messages call a field. Raises ConfigError."""
     for declared in fields(SystemConfig):
-        value, label = getattr(system, declared.name), f"--{declared.name}"
+        value, label = getattr(system, declared.name), named(declared.name)
         if (names := CHOICES.get(declared.name)) is not None:
             if value not in names:
                 raise ConfigError(unknown(label, value, names, "odmoe systems"))

@@ -80,8 +80,8 @@ SYSTEMS: dict[str, Preset] = {
 }
 
 
-def preset_of(name: str) -> Preset:
-    """Raises ConfigError."""
+def preset_of(name: str, label: str = "--system") -> Preset:
+    """`label`: how a message calls the setting. Raises ConfigError."""
     if name not in SYSTEMS:
-        raise ConfigError(unknown("--system", name, SYSTEMS, "odmoe systems"))
+        raise ConfigError(unknown(label, name, SYSTEMS, "odmoe systems"))
     return SYSTEMS[name]
