@@ -41,7 +41,10 @@ def up(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Start the cluster of a file: keys, code, expert store, Ray and a node on every machine."""
+    """Start the cluster of a file.
+
+    Brings keys, code and expert store to every machine, and starts Ray and a node there.
+    """
     from odmoe.machines.up import up as bring_up
     from odmoe.terminal import Terminal
 
@@ -54,7 +57,10 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (with --watch one a line)")] = False,
 ) -> None:
-    """Show the state of every machine and its node. The exit code is 1 unless all are ready."""
+    """Show the state of every machine and its node.
+
+    The exit code is 1 unless all are ready.
+    """
     from odmoe.machines.status import status as show
 
     if not show(file, watch, as_json):
@@ -62,7 +68,7 @@ def status(
 
 
 def down(file: File, quiet: Quiet = False, debug: Debug = False) -> None:
-    """Stop the cluster of a file: nodes and Ray on every machine."""
+    """Stop nodes and Ray on every machine of a file."""
     from odmoe.machines.down import down as take_down
     from odmoe.terminal import Terminal
 
@@ -79,7 +85,10 @@ def certs(
     days: Annotated[int, typer.Option(help="Days that a host's certificate is valid")] = 825,
     renew: Annotated[bool, typer.Option("--renew", help="Renew the hosts' certificates, not the CA")] = False,
 ) -> None:
-    """Create a certificate for each host of a cluster, and the certificate authority if there is none."""
+    """Create certificates for the hosts of a cluster.
+
+    Creates the certificate authority, too, if there is none.
+    """
     from odmoe.machines.certs import run_certs
     from odmoe.terminal import Terminal
 

@@ -81,7 +81,7 @@ def generate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Answer a prompt: text to standard output, figures to standard error.
+    """Answer a prompt, or a file of prompts.
 
     odmoe systems lists systems and policies, odmoe config the settings.
     """
@@ -106,7 +106,10 @@ def generate(
 @app.command()
 @with_settings(Settings)
 def config(flags: dict[str, Any], config: Config = None) -> None:
-    """Show effective settings and their source: a flag, ODMOE_*, the configuration file or the default."""
+    """Show effective settings and their source.
+
+    A flag wins over ODMOE_*, that over the configuration file, that over the default.
+    """
     print(dump(effective(flags, config)), end="")
 
 
@@ -129,7 +132,10 @@ def shard(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Split a model into dense weights and an expert store. Resumes where it was interrupted."""
+    """Split a model into dense weights and an expert store.
+
+    Resumes where it was interrupted.
+    """
     from odmoe.commands.shard import run_shard
     from odmoe.terminal import Output
 

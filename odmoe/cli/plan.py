@@ -28,7 +28,9 @@ def plan(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", rich_help_panel="Output")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", rich_help_panel="Output")] = False,
 ) -> None:
-    """Plan a cluster for a model: whether loads keep up, tokens/s, memory, and what would help most.
+    """Plan a cluster for a model.
+
+    Says whether loads keep up, tokens/s, memory, and what would help most.
 
     The exit code is 1 if --device-memory is too small.
     """

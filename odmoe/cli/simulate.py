@@ -24,9 +24,9 @@ def simulate(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", rich_help_panel="Output")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", rich_help_panel="Output")] = False,
 ) -> None:
-    """Simulate how fast a system answers and where the time goes; or replay a recording.
+    """Simulate a system, or replay a recording.
 
-    odmoe systems lists systems and policies.
+    Says how fast it answers and where the time goes. odmoe systems lists systems and policies.
     """
     settings = SimulateSettings(**flags)
     from odmoe.commands.simulate import run_replay, run_simulation

@@ -23,7 +23,7 @@ def systems(
     name: Annotated[str | None, typer.Argument(help="Show the policies of this system only")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False,
 ) -> None:
-    """List systems (--system NAME) and policies (--predictor NAME and so on)."""
+    """List systems and policies."""
     chosen = SYSTEMS if name is None else {name: preset_of(name)}
     if as_json:
         facts = {
