@@ -60,6 +60,7 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str 
         cache_token=_cache_bytes(model, config, 1, dtype) // dtype.itemsize,
         cache=_cache_bytes(model, config, context, dtype) // dtype.itemsize,
         context=context,
+        context_max=shape.context,
     )
 
 

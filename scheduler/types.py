@@ -72,6 +72,8 @@ class ModelSize:
     cache: int
     """The same after `context` tokens."""
     context: int
+    context_max: int
+    """The model's own limit."""
 
     @property
     def expert_bytes(self) -> int:

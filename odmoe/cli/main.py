@@ -22,10 +22,10 @@ from odmoe.cli.machines import add_commands
 from odmoe.cli.plan import add_plan
 from odmoe.cli.prompts import read_prompts
 from odmoe.cli.simulate import add_simulate
+from odmoe.cli.systems import add_systems
 from odmoe.cli.trace import add_trace
 from odmoe.cli.train_predictor import add_train_predictor
 from odmoe.cli.verify import add_verify
-from odmoe.cli.systems import add_systems
 from odmoe.settings.settings import DTYPES, MAX_PARALLEL, Settings
 from odmoe.settings.sources import dump, effective
 from scheduler.errors import ConfigError

@@ -140,6 +140,11 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def shown(value: Any) -> str:
+    """A value in a message: a number as it is written, though a flag's is text."""
+    return value if isinstance(value, str) and _NUMBER.fullmatch(value) else repr(value)
+
+
 def _explain(table: type[Table], error: ValidationError, named: Callable[[str], str]) -> str:
     """The first thing that is wrong, in one line."""
     first = error.errors(include_url=False)[0]
@@ -150,5 +155,5 @@ def _explain(table: type[Table], error: ValidationError, named: Callable[[str], 
     found, value = declared(table, name), first["input"]
     if found.names:
         return unknown(named(name), value, found.names, "odmoe systems")
-    shown = value if isinstance(value, str) and _NUMBER.fullmatch(value) else repr(value)
-    return f"{named(name)} is {'not fit to be shown' if name == 'secret' else shown}; allowed: {found.allowed}"
+    text = "not fit to be shown" if name == "secret" else shown(value)
+    return f"{named(name)} is {text}; allowed: {found.allowed}"
