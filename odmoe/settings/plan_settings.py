@@ -18,9 +18,10 @@ class PlanSettings(Table):
     model: str = again(Settings, "model", about="Model directory, config.json or org/name")
     dtype: str | None = again(Settings, "dtype", about="Data type of the weights; as config.json says when not given")
     context: Count | None = count(
-        None, f"Tokens that the KV caches have room for; {CONTEXT}, or the model's limit, when not given",
+        None,
+        f"Tokens that the KV caches have room for; {CONTEXT}, or the model's limit, when not given",
         heading="Model",
-    )  # fmt: skip
+    )
 
     workers: Count | None = again(Settings, "workers", default=None, about="Worker nodes; the profile's when not given")
     load_bandwidth: Rate | None = setting(
@@ -36,9 +37,13 @@ class PlanSettings(Table):
 
     shadow: str = again(Settings, "shadow")
     recall: Number | None = setting(
-        None, "a number from 0 to 1", "Recall of the shadow's predictions; the paper's when not given",
-        heading="Prediction", ge=0, le=1,
-    )  # fmt: skip
+        None,
+        "a number from 0 to 1",
+        "Recall of the shadow's predictions; the paper's when not given",
+        heading="Prediction",
+        ge=0,
+        le=1,
+    )
 
     device_memory: Bytes | None = setting(
         None, SIZE, "Device memory of a worker: 1GB", heading="Memory", common=True, metavar="SIZE"

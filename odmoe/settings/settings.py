@@ -32,36 +32,52 @@ class Settings(SystemSettings):
     dtype: str | None = one_of(None, DTYPES, "Data type of the weights", heading="Model")
 
     cluster: str = setting(
-        "embedded", f"{', '.join(CLUSTERS)}, a Ray head's host:port or a cluster file (.yaml)",
-        "embedded (default), local or a file.yaml", heading="Cluster", common=True,
-    )  # fmt: skip
+        "embedded",
+        f"{', '.join(CLUSTERS)}, a Ray head's host:port or a cluster file (.yaml)",
+        "embedded (default), local or a file.yaml",
+        heading="Cluster",
+        common=True,
+    )
     workers: Count = count(8, "Worker nodes", heading="Cluster", common=True)
     group_size: Count | None = count(
         None, "Workers that serve a layer together; the model's top-k when not given", heading="Cluster"
     )
     threads: Count | None = count(
-        None, "Threads of a node; all cores, or half of them if nodes share a machine, when not given",
+        None,
+        "Threads of a node; all cores, or half of them if nodes share a machine, when not given",
         heading="Cluster",
-    )  # fmt: skip
+    )
     launch_timeout: Number = setting(
         600.0, "a number from 1 to 1000000", "Seconds to wait for a node to be ready", heading="Cluster", ge=1, le=1e6
     )
     host: str = setting(
-        "127.0.0.1", "an address of this machine", "Address that nodes of a local cluster listen on",
+        "127.0.0.1",
+        "an address of this machine",
+        "Address that nodes of a local cluster listen on",
         heading="Cluster",
-    )  # fmt: skip
+    )
     node_port: Count = setting(
-        0, "0 (any that is free), 1, ... 65535", "Port that workers and shadow of a Ray cluster listen on; 0: any",
-        heading="Cluster", ge=0, le=65535,
-    )  # fmt: skip
-    tls: str | None = setting(
-        None, "a directory", "Directory of ca.pem, node.pem, node.key and secret; needed off loopback (odmoe certs)",
+        0,
+        "0 (any that is free), 1, ... 65535",
+        "Port that workers and shadow of a Ray cluster listen on; 0: any",
         heading="Cluster",
-    )  # fmt: skip
+        ge=0,
+        le=65535,
+    )
+    tls: str | None = setting(
+        None,
+        "a directory",
+        "Directory of ca.pem, node.pem, node.key and secret; needed off loopback (odmoe certs)",
+        heading="Cluster",
+    )
     secret: str | None = setting(
-        None, "a text that others do not know", "Shared secret of nodes off loopback", heading="Cluster", min_length=1,
+        None,
+        "a text that others do not know",
+        "Shared secret of nodes off loopback",
+        heading="Cluster",
+        min_length=1,
         repr=False,
-    )  # fmt: skip
+    )
 
     shadow: str = one_of("int8", SHADOWS, "Precision of the shadow model", heading="Prediction")
     align_token: Count = setting(
@@ -71,9 +87,11 @@ class Settings(SystemSettings):
         1, "0 (never), 1, 2, ...", "Align the shadow's KV cache every N tokens; 0: never", heading="Prediction", ge=0
     )
     token_predictor: str | None = setting(
-        None, "a file", "Weights of the token-wise predictor; token_predictor.safetensors of the model when not given",
+        None,
+        "a file",
+        "Weights of the token-wise predictor; token_predictor.safetensors of the model when not given",
         heading="Prediction",
-    )  # fmt: skip
+    )
 
     device_memory: Memory | None = setting(
         None, MEMORY, "Memory for experts, all workers: 25%, 2GB", heading="Memory", common=True, metavar="SIZE"
@@ -83,26 +101,42 @@ class Settings(SystemSettings):
 
     max_new_tokens: Count = count(128, "Most tokens to generate", "-n", heading="Sampling", common=True)
     temperature: Number | None = setting(
-        None, "a number of at least 0", "Temperature (or --temp); 0: greedy", "--temp", heading="Sampling",
-        common=True, ge=0,
-    )  # fmt: skip
+        None,
+        "a number of at least 0",
+        "Temperature (or --temp); 0: greedy",
+        "--temp",
+        heading="Sampling",
+        common=True,
+        ge=0,
+    )
     ctx_size: Count | None = count(
-        None, "Most tokens of prompt and answer together", "-c", heading="Sampling",
+        None,
+        "Most tokens of prompt and answer together",
+        "-c",
+        heading="Sampling",
         least=2,
-    )  # fmt: skip
+    )
     sample: bool = setting(False, "true, false", "Sample with the model's own generation settings", heading="Sampling")
     top_k: Count | None = count(None, "Sample among the k likeliest tokens; 0: all", heading="Sampling", least=0)
     top_p: Number | None = setting(
-        None, "a number above 0, at most 1", "Sample among the likeliest tokens up to this total probability",
-        heading="Sampling", gt=0, le=1,
-    )  # fmt: skip
+        None,
+        "a number above 0, at most 1",
+        "Sample among the likeliest tokens up to this total probability",
+        heading="Sampling",
+        gt=0,
+        le=1,
+    )
     repetition_penalty: Number | None = setting(
         None, "a number above 0", "Divide the scores of tokens that occurred before; 1: off", heading="Sampling", gt=0
     )
     seed: Count | None = setting(
-        None, "0, 1, ... 2^63 - 1", "Random seed of the sampling", heading="Sampling",
-        ge=0, lt=1 << 63,
-    )  # fmt: skip
+        None,
+        "0, 1, ... 2^63 - 1",
+        "Random seed of the sampling",
+        heading="Sampling",
+        ge=0,
+        lt=1 << 63,
+    )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = setting(
         (), "text of at least one character", "Stop before this text; repeatable", heading="Sampling"
     )
@@ -118,9 +152,10 @@ class Settings(SystemSettings):
     )
 
     mini_batch: Count | None = count(
-        None, "Most rows of an expert's computation in prefill; 16, in at most 8 parts, when not given",
+        None,
+        "Most rows of an expert's computation in prefill; 16, in at most 8 parts, when not given",
         heading="Experiments",
-    )  # fmt: skip
+    )
     profile: str | None = setting(
         None, "a name or a file", "Emulate the timings of a hardware profile", heading="Experiments"
     )

@@ -39,9 +39,14 @@ class SimulateSettings(SystemSettings):
     )
 
     recall: Number | None = setting(
-        None, "a number from 0 to 1", f"Recall of the shadow (default: {RECALL})", heading="Prediction",
-        common=True, ge=0, le=1,
-    )  # fmt: skip
+        None,
+        "a number from 0 to 1",
+        f"Recall of the shadow (default: {RECALL})",
+        heading="Prediction",
+        common=True,
+        ge=0,
+        le=1,
+    )
     align_token: Count = again(Settings, "align_token")
     align_kv: Count = again(Settings, "align_kv")
 
