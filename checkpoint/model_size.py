@@ -1,10 +1,9 @@
-"""The size of a model, from its configuration alone: it is built and run on the meta device, without bytes."""
+"""How large a model is, from its configuration alone: built and run on the meta device, where tensors have no bytes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from checkpoint import family, kv
 from scheduler.errors import UnsupportedFamilyError
+from scheduler.types import ModelSize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -20,40 +20,11 @@ _SHAPES = "odmoe_shapes"
 _NOT_QUANTISED = frozenset({"gate", "router", "shared_expert_gate"})
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The shape of a model and the sizes of its parts: parameters as numbers of elements, the cache in bytes."""
+def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str = "model") -> ModelSize:
+    """With a cache of `context` tokens, or as many as the model can take.
 
-    family: str
-    dtype: str
-    item_bytes: int
-    depth: int
-    """Layers of any kind."""
-    moe_layers: tuple[int, ...]
-    experts: int
-    top_k: int
-    hidden: int
-    expert: int
-    """Elements of the largest expert."""
-    experts_all: int
-    """Elements of all experts."""
-    dense: int
-    """Elements of everything else."""
-    read: int
-    """Those of `dense` that a token's pass reads: not the input embeddings, unless they are the head as well."""
-    linear: int
-    """Those of `read` that a quantised shadow quantises."""
-    cache_token_bytes: int
-    """Keys, values and states of all layers after one token."""
-    cache_bytes: int
-    """The same after `context` tokens."""
-    context: int
-    context_max: int
-    """The model's own limit."""
-
-
-def count(config: PreTrainedConfig, dtype: torch.dtype, context: int) -> Counts:
-    """Raises CheckpointError, NotMoEError or UnsupportedFamilyError."""
+    Raises CheckpointError, NotMoEError or UnsupportedFamilyError.
+    """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     model = family.meta_model(config, dtype)
@@ -71,12 +42,13 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int) -> Counts:
         head_elements = _elements(head.parameters())
         dense -= head_elements if head.weight is not embedding.weight else 0
     context = min(context, shape.context)
-    return Counts(
-        family=config.model_type,
-        dtype=family.dtype_name(dtype),
+    dtype_name = family.dtype_name(dtype)
+    return ModelSize(
+        name=f"{name} ({config.model_type}, {dtype_name})",
+        dtype=dtype_name,
         item_bytes=dtype.itemsize,
         depth=config.get_text_config().num_hidden_layers,
-        moe_layers=shape.layers,
+        layers=len(shape.layers),
         experts=shape.experts,
         top_k=shape.top_k,
         hidden=shape.hidden,
@@ -85,8 +57,8 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int) -> Counts:
         dense=dense,
         read=dense - (0 if tied else _elements(embedding.parameters())),
         linear=_quantisable(model, head),
-        cache_token_bytes=_cache_bytes(model, config, 1, dtype),
-        cache_bytes=_cache_bytes(model, config, context, dtype),
+        cache_token=_cache_bytes(model, config, 1, dtype) // dtype.itemsize,
+        cache=_cache_bytes(model, config, context, dtype) // dtype.itemsize,
         context=context,
         context_max=shape.context,
     )
@@ -110,8 +82,8 @@ def _quantisable(model: Any, head: nn.Module | None) -> int:
 
 
 def _cache_bytes(model: Any, config: PreTrainedConfig, tokens: int, dtype: torch.dtype) -> int:
-    """Size of the family's cache after a pass over `tokens` tokens. For a family that cannot run on shapes alone, it is
-    that of ordinary attention. Raises UnsupportedFamilyError if its configuration has no heads either."""
+    """Of the family's own cache after a pass over so many tokens; where a family has no pass over shapes alone, that
+    of ordinary attention. Raises UnsupportedFamilyError where its configuration has no heads either."""
     cache = family.new_cache(config)
     ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
     with contextlib.suppress(Exception), torch.inference_mode():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, dataclass_transform
 
 _T = TypeVar("_T")
+_PAGE = 4096
 
 
 class ExpertId(NamedTuple):
@@ -39,6 +40,45 @@ class ModelShape:
     def count(self, ordinal: int) -> int:
         """E of the `ordinal`-th MoE layer."""
         return self.by_layer[ordinal] if self.by_layer else self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """How large a model is: numbers of elements, of all layers together unless noted."""
+
+    name: str
+    """For people, with family and dtype."""
+    dtype: str
+    item_bytes: int
+    depth: int
+    """Layers of any kind."""
+    layers: int
+    """Layers with experts."""
+    experts: int
+    """Of the layer that has most."""
+    top_k: int
+    hidden: int
+    expert: int
+    """One expert, the largest."""
+    experts_all: int
+    dense: int
+    """All that is not an expert."""
+    read: int
+    """Of `dense`, what one token's pass reads: not the input embeddings, unless they are the head as well."""
+    linear: int
+    """Of `dense`, what a quantised shadow quantises."""
+    cache_token: int
+    """Keys, values and states after one token."""
+    cache: int
+    """The same after `context` tokens."""
+    context: int
+    context_max: int
+    """The model's own limit."""
+
+    @property
+    def expert_bytes(self) -> int:
+        """One expert's, as it travels: a slot, and a blob of the store, are whole pages."""
+        return -(-self.expert * self.item_bytes // _PAGE) * _PAGE
 
 
 @dataclass_transform(frozen_default=True)

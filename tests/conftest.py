@@ -143,7 +143,7 @@ def embedded(
 
     def build(dtype: str = "float32", **settings: Any) -> Any:
         chosen = Settings(model=str(DEMO), threads=1, **settings)
-        made.append(EmbeddedCluster(chosen, with_forms(demo_store(dtype), forms_of(chosen.precision))))
+        made.append(EmbeddedCluster(chosen, with_forms(demo_store(dtype), forms_of(chosen.system_config))))
         return made[-1]
 
     monkeypatch.setattr("shadow_node.model.ShadowModel", model)

@@ -12,12 +12,12 @@ from typing import Any
 from odmoe.cli.exit import outcome
 from odmoe.clusters.process import prepare_process, prepare_ray
 from odmoe.settings.settings import Settings
-from odmoe.settings.sources import effective
+from odmoe.settings.sources import merged
 
 
 def settings_here(given: dict[str, Any]) -> Settings:
     """The launching machine's settings, with directories and ports from this host's environment."""
-    return effective(given).settings
+    return merged(given).settings
 
 
 def _generate(request: dict[str, Any]) -> int:

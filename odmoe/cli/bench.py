@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from odmoe.settings.table import shown
 from odmoe.settings.units import parse_bytes
 from scheduler.errors import ConfigError
 
@@ -73,9 +74,12 @@ def bench(
 
 def _size(text: str) -> int:
     """Whole pages of 4096 bytes, as O_DIRECT wants them."""
-    pages = int(parse_bytes(text, "--expert-bytes")) // 4096
+    try:
+        pages = parse_bytes(text) // 4096
+    except ValueError:
+        pages = 0
     if not 1 <= pages <= 1 << 18:
-        raise ConfigError(f"--expert-bytes is {text}; allowed: 4KiB to 1GiB")
+        raise ConfigError(f"--expert-bytes is {shown(text)}; allowed: 4KiB to 1GiB")
     return pages * 4096
 
 

@@ -1,68 +1,122 @@
-"""Settings as flags of the command line, made from the table in `odmoe.settings.settings`."""
+"""Flags of the command line, made from a table of settings."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, get_args
 
 import typer
 
-from odmoe.settings.settings import Settings, about, flag
+from odmoe.settings.table import HEADINGS, Declared, Table, declared, flag
 
 NOT_FLAGS = frozenset({"secret"})
 """What a process list would show to everyone on the machine."""
+_LISTED = 6
+"""So many names are listed in the help of a flag; of more only the first ones."""
+_FILES = ("a file", "a path", "a directory")
+_PLAIN = {float: "g"}
+
+Command = Callable[..., None]
 
 
-def with_settings(command: Callable[..., None], only: Sequence[str] = ()) -> Callable[..., None]:
-    """`command(flags, ...)` as a command with a flag for every setting, or `only` for some. `flags` holds those that
-    were given."""
-    declared = inspect.signature(command, eval_str=True).parameters.values()
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in declared if p.name != "flags"]
-    names = [name for name in only or Settings.model_fields if name not in NOT_FLAGS]
-    parameters = [_parameter(name) for name in names]
-    ordered = [*(p for p in own if _is_argument(p)), *parameters, *(p for p in own if not _is_argument(p))]
+def with_settings(table: type[Table], only: Sequence[str] = ()) -> Callable[[Command], Command]:
+    """Makes `command(flags, ...)` a command with a flag for every setting, or for `only` some. `flags`: those that are
+    given."""
+    names = [name for name in table.names() if name not in NOT_FLAGS and (not only or name in only)]
+    settings = [parameter for name in names for parameter in _parameters(table, name)]
 
-    def call(**given: Any) -> None:
-        flags = {name: given.pop(name) for name in names}
-        command(flags={name: value for name, value in flags.items() if value is not None}, **given)
+    def wrap(command: Command) -> Command:
+        own = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.name != "flags"
+        ]
+        arguments = [parameter for parameter in own if _is_argument(parameter)]
+        options = [*settings, *(parameter for parameter in own if parameter not in arguments)]
+        ordered = [*arguments, *sorted(options, key=_place)]
 
-    call.__name__, call.__doc__ = command.__name__, command.__doc__
-    call.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in ordered}
-    return call
+        def call(**given: Any) -> None:
+            flags: dict[str, Any] = {}
+            for parameter in settings:
+                if (value := given.pop(parameter.name)) is not None:
+                    flags[parameter.name.removeprefix(_ALIAS)] = value
+            command(flags=flags, **given)
+
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+        return call
+
+    return wrap
 
 
 def _is_argument(parameter: inspect.Parameter) -> bool:
     return any(isinstance(part, typer.models.ArgumentInfo) for part in get_args(parameter.annotation))
 
 
-def _parameter(name: str) -> inspect.Parameter:
-    """Every flag is None when it is not given, so that the environment and the file can be asked. Values are text:
-    `Settings` reads them, and says what is wrong in the same words wherever they were said."""
-    field, more = Settings.model_fields[name], about(name)
-    default = field.default
-    text = str(field.description).rstrip(".")
-    if more["listed"]:
-        text += f": {more['allowed']}"
-    if default not in (None, "", (), False):
-        text += f" (default: {default})"
-    flag_names = f"{flag(name)}/--no-{flag(name)[2:]}" if field.annotation is bool else flag(name)
-    kind: Any = bool if field.annotation is bool else list[str] if name == "stop" else str
-    option = typer.Option(*more["flags"], flag_names, help=text, show_default=False, metavar=_metavar(field.annotation))
+def _place(parameter: inspect.Parameter) -> int:
+    """Where the part of the help that has it comes; the common flags first."""
+    option: Any = next(part for part in get_args(parameter.annotation) if isinstance(part, typer.models.OptionInfo))
+    return HEADINGS.index(option.rich_help_panel) if option.rich_help_panel else -1
+
+
+_ALIAS = "alias_of_"
+
+
+def _parameters(table: type[Table], name: str) -> Iterator[inspect.Parameter]:
+    """The flag of a setting. A second spelling and the --no-X of a bool are hidden, since they would make the columns
+    of the help wide.
+
+    Every flag is None when it is not given, so that the environment and the file can be asked. Values are text: the
+    table reads them, and refuses them in the same words wherever they come from.
+    """
+    field, found = table.model_fields[name], declared(table, name)
+    truth, several = field.annotation is bool, isinstance(found.default, tuple)
+    kind: Any = bool if truth else list[str] if several else str
+    short = [other for other in found.flags if not other.startswith("--")]
+    hidden = [f" /--no-{flag(name)[2:]}"] if truth else [other for other in found.flags if other not in short]
+    shown = typer.Option(
+        *short, flag(name), help=_help(found), show_default=False, metavar=_metavar(field.annotation, found),
+        rich_help_panel=None if found.common else found.heading,
+    )  # fmt: skip
+    yield _parameter(name, kind, shown)
+    if hidden:
+        yield _parameter(_ALIAS + name, kind, typer.Option(*hidden, hidden=True))
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
 
+def _help(found: Declared) -> str:
+    """With the names that it can be, or the first ones, and its default."""
+    if not found.names:
+        shown = found.default not in (None, "", (), False) and "default" not in found.about
+        return (
+            f"{found.about} (default: {found.default:{_PLAIN.get(type(found.default), '')}})" if shown else found.about
+        )
+    if found.common and len(found.names) > _LISTED:
+        return f"{found.about} (default: {found.default})"
+    names = found.names if len(found.names) <= _LISTED else found.names[:3]
+    marked = [f"{name} (default)" if name == found.default else name for name in names]
+    return f"{found.about}: {', '.join(marked)}{', ... (odmoe systems)' if len(names) < len(found.names) else ''}"
+
+
+def _metavar(annotation: Any, found: Declared) -> str | None:
+    if found.metavar:
+        return found.metavar
+    parts = _parts(annotation)
+    if bool in parts:
+        return None
+    return "N" if int in parts else "X" if float in parts else "PATH" if found.allowed in _FILES else "TEXT"
+
+
 def _parts(annotation: Any) -> set[Any]:
-    """Every type in an annotation, and those of the values of a Literal."""
+    """Every type in an annotation."""
     found = {annotation if isinstance(annotation, type) else type(annotation)}
     for part in get_args(annotation):
         found |= _parts(part)
     return found
-
-
-def _metavar(annotation: Any) -> str | None:
-    parts = _parts(annotation)
-    return None if bool in parts else "N" if int in parts else "X" if float in parts else "TEXT"

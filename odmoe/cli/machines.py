@@ -8,17 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from odmoe.cli.flags import with_settings
+from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 
-File = Annotated[Path, typer.Argument(help="The cluster file, such as the project's cluster.yaml.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from, and what the libraries say.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing that is no error.")]
+File = Annotated[Path, typer.Argument(help="Cluster file, such as cluster.yaml")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show tracebacks and the libraries' messages", rich_help_panel="Output")
+]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only")]
 
 
 def add_commands(app: typer.Typer) -> None:
     """`odmoe certs, up, status, down`."""
     app.command()(certs)
-    app.command()(with_settings(up))
+    app.command()(with_settings(Settings)(up))
     app.command()(status)
     app.command()(down)
 
@@ -26,12 +29,22 @@ def add_commands(app: typer.Typer) -> None:
 def up(
     flags: dict[str, Any],
     file: File,
-    timeout: Annotated[float, typer.Option(help="Most seconds for Ray and the nodes to come up.", min=1)] = 300.0,
-    config: Annotated[str | None, typer.Option("--config", help="Settings as YAML, as for generate.")] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for Ray and the nodes", min=1, rich_help_panel="Cluster", metavar="X")
+    ] = 300.0,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", help="YAML file of settings, as for generate", rich_help_panel="Cluster", metavar="PATH"
+        ),
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Bring up the machines of a cluster file: keys, store, code, Ray, and a node on each, ready to answer."""
+    """Start the cluster of a file.
+
+    Brings keys, code and expert store to every machine, and starts Ray and a node there.
+    """
     from odmoe.machines.up import up as bring_up
     from odmoe.terminal import Terminal
 
@@ -41,10 +54,13 @@ def up(
 
 def status(
     file: File,
-    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (with --watch one a line).")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (with --watch one a line)")] = False,
 ) -> None:
-    """Show every machine of a cluster file and how its node is. Exit code 1 unless all are ready."""
+    """Show the state of every machine and its node.
+
+    The exit code is 1 unless all are ready.
+    """
     from odmoe.machines.status import status as show
 
     if not show(file, watch, as_json):
@@ -52,7 +68,7 @@ def status(
 
 
 def down(file: File, quiet: Quiet = False, debug: Debug = False) -> None:
-    """End the nodes and Ray on every machine of a cluster file, and see to it that nothing is left."""
+    """Stop nodes and Ray on every machine of a file."""
     from odmoe.machines.down import down as take_down
     from odmoe.terminal import Terminal
 
@@ -60,17 +76,19 @@ def down(file: File, quiet: Quiet = False, debug: Debug = False) -> None:
 
 
 def certs(
-    file: Annotated[Path | None, typer.Argument(help="A cluster file; or give --host.")] = None,
-    host: Annotated[
-        list[str] | None, typer.Option(help="NAME=ADDRESS; may be given several times.", show_default=False)
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(help="Cluster file; or give --host")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="NAME=ADDRESS; repeatable", show_default=False)] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to; ~/.config/odmoe/clusters/NAME when not given.", show_default=False)
+        Path | None,
+        typer.Option(help="Output directory; ~/.config/odmoe/clusters/NAME when not given", show_default=False),
     ] = None,
-    days: Annotated[int, typer.Option(help="How long a host's certificate is valid.")] = 825,
-    renew: Annotated[bool, typer.Option("--renew", help="Make the hosts' certificates anew; never the CA.")] = False,
+    days: Annotated[int, typer.Option(help="Days that a host's certificate is valid")] = 825,
+    renew: Annotated[bool, typer.Option("--renew", help="Renew the hosts' certificates, not the CA")] = False,
 ) -> None:
-    """Make a cluster's certificate authority, where there is none, and a certificate for each host."""
+    """Create certificates for the hosts of a cluster.
+
+    Creates the certificate authority, too, if there is none.
+    """
     from odmoe.machines.certs import run_certs
     from odmoe.terminal import Terminal
 

@@ -22,24 +22,32 @@ from odmoe.cli.machines import add_commands
 from odmoe.cli.plan import add_plan
 from odmoe.cli.prompts import read_prompts
 from odmoe.cli.simulate import add_simulate
+from odmoe.cli.systems import add_systems
 from odmoe.cli.trace import add_trace
 from odmoe.cli.train_predictor import add_train_predictor
 from odmoe.cli.verify import add_verify
-from odmoe.settings.settings import DTYPES, MAX_PARALLEL
+from odmoe.settings.settings import DTYPES, MAX_PARALLEL, Settings
 from odmoe.settings.sources import dump, effective
 from scheduler.errors import ConfigError
 
 app = typer.Typer(
-    help="Run a Mixture-of-Experts model on a handful of weak machines.",
+    help="Run Mixture-of-Experts models that fit on none of your machines.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from, and what the libraries say.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but the answer.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show tracebacks and the libraries' messages", rich_help_panel="Output")
+]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only")]
 Config = Annotated[
     str | None,
-    typer.Option("--config", help="Settings as YAML; else ODMOE_CONFIG, else ~/.config/odmoe/config.yaml."),
+    typer.Option(
+        "--config",
+        help="YAML file of settings; ODMOE_CONFIG or ~/.config/odmoe/config.yaml when not given",
+        rich_help_panel="Cluster",
+        metavar="PATH",
+    ),
 ]
 
 
@@ -51,28 +59,32 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
-    show: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")] = False,
 ) -> None:
-    """Run a Mixture-of-Experts model on a handful of weak machines."""
+    """Run Mixture-of-Experts models that fit on none of your machines."""
 
 
 @app.command()
-@with_settings
+@with_settings(Settings)
 def generate(
     flags: dict[str, Any],
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input when not given.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Prompt; standard input when not given")] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts, one a line; text, or JSON strings.", show_default=False)
+        Path | None,
+        typer.Option(help="File of prompts, one a line", show_default=False, metavar="PATH"),
     ] = None,
-    parallel: Annotated[int, typer.Option(help="With --prompts: how many are answered at once.")] = 4,
+    parallel: Annotated[
+        int, typer.Option(help="Prompts of --prompts answered at once", rich_help_panel="Output", metavar="N")
+    ] = 4,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object (one a line) instead of text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object an answer")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Answer a prompt; the text streams as it comes."""
+    """Answer a prompt, or a file of prompts.
+
+    odmoe systems lists systems and policies, odmoe config the settings.
+    """
     settings = effective(flags, config).settings
     if not settings.model and not settings.joined:
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
@@ -92,29 +104,38 @@ def generate(
 
 
 @app.command()
-@with_settings
+@with_settings(Settings)
 def config(flags: dict[str, Any], config: Config = None) -> None:
-    """Print the settings that hold and where each was said: flags, then ODMOE_*, then the file, then defaults."""
+    """Show effective settings and their source.
+
+    A flag wins over ODMOE_*, that over the configuration file, that over the default.
+    """
     print(dump(effective(flags, config)), end="")
 
 
 @app.command()
 def shard(
-    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
-    store: Annotated[str, typer.Argument(help="Where to write the expert store.")],
+    model: Annotated[str, typer.Argument(help="Model directory or org/name on the Hub")],
+    store: Annotated[str, typer.Argument(help="Directory of the new expert store")],
     dtype: Annotated[
-        str | None, typer.Option(help=f"{', '.join(DTYPES)}; as stored unless said.", show_default=False)
+        str | None,
+        typer.Option(
+            help=f"Data type of the weights: {', '.join(DTYPES)}; the checkpoint's when not given", show_default=False
+        ),
     ] = None,
     forms: Annotated[
         str | None,
-        typer.Option(help="Add smaller forms of every expert: int4, int2, or int4,int2.", show_default=False),
+        typer.Option(help="Add smaller forms of every expert: int4, int2 or int4,int2", show_default=False),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every expert back and compare its checksum.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object about the store.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every expert back and compare its checksum")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Split a model into dense weights and an expert store; takes up where one that was interrupted stopped."""
+    """Split a model into dense weights and an expert store.
+
+    Resumes where it was interrupted.
+    """
     from odmoe.commands.shard import run_shard
     from odmoe.terminal import Output
 
@@ -128,6 +149,7 @@ add_commands(app)
 add_bench(app)
 add_plan(app)
 add_simulate(app)
+add_systems(app)
 add_trace(app)
 add_train_predictor(app)
 add_verify(app)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,14 +10,15 @@ import typer
 from odmoe.cli.flags import with_settings
 from odmoe.cli.prompts import read_prompts
 from odmoe.sample_prompts import sample_prompts
+from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
+from odmoe.settings.system_settings import CHOSEN
 from scheduler.errors import ConfigError
 
 SAMPLES = 3
 SETTINGS = (
-    "system", "cluster", "workers", "slots", "device_memory", "shadow", "dtype", "loader", "predictor", "residency",
-    "router", "placement", "precision", "prefill", "alpha", "prefetch", "token_predictor", "group_size", "align_token",
-    "align_kv", "mini_batch", "threads", "store",
+    "system", *CHOSEN, "cluster", "workers", "slots", "device_memory", "shadow", "dtype", "loader", "token_predictor",
+    "group_size", "align_token", "align_kv", "mini_batch", "threads", "store",
 )  # fmt: skip
 """Settings of `generate` that could change an answer, or how it comes about."""
 
@@ -28,7 +28,7 @@ def add_verify(app: typer.Typer) -> None:
     app.command()(verify)
 
 
-@functools.partial(with_settings, only=SETTINGS)
+@with_settings(Settings, SETTINGS)
 def verify(
     flags: dict[str, Any],
     model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],

@@ -12,6 +12,7 @@ from main_node.answer import Answer
 from main_node.sampling import How
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.base import Say
+from odmoe.clusters.configuration import configure
 from odmoe.clusters.event_log import record, taken
 from odmoe.clusters.host_place import make_host
 from odmoe.clusters.nodes import emulation_of, make_engine, make_main, make_shadow, make_worker, travelled, travelling
@@ -36,14 +37,15 @@ class EmbeddedCluster:
         self._closed = False
         say(f"loading the main model and {settings.workers} worker(s)")
         emulation = self._emulation = emulation_of(settings)
-        engine = make_engine(settings, store, emulation)
+        configuration = configure(settings, store)
+        engine = make_engine(settings, store, configuration, emulation)
         self._travelled = travelled(emulation, engine)
-        self._recorder = record(engine, settings, store)
+        self._recorder = record(engine, settings, store, configuration)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
         shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
         try:
             for number in range(settings.workers):
-                worker = make_worker(number, settings, store, arithmetic, emulation)
+                worker = make_worker(number, settings, store, arithmetic, emulation, configuration.resources)
                 self._nodes.append(worker)
                 engine.peers.add_worker(number, self._travelled(_to(worker)), settings.launch_s)
             host = make_host(settings, store, arithmetic, emulation)

@@ -20,13 +20,14 @@ def hosted(settings: Settings, profile: Profile | None) -> bool:
 
     Raises ConfigError where a second place was asked for by its flag and there is none.
     """
-    if settings.placement == "device" or settings.cluster != "embedded":
+    placement = settings.system_config.placement
+    if placement == "device" or settings.cluster != "embedded":
         return False
     if profile.host_s is not None if profile is not None else settings.loader == "cuda":
         return True
-    if "placement" in settings.model_fields_set:
+    if settings.given("placement"):
         raise ConfigError(
-            f"--placement {settings.placement} needs a second place to compute experts, and there is one only: take "
+            f"--placement {placement} needs a second place to compute experts, and there is one only: take "
             "--loader cuda where there is a GPU, or --profile with one that has times for the host (rtx3090-pcie3)"
         )
     return False

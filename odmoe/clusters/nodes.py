@@ -13,17 +13,13 @@ from main_node.engine.pace import MainPace
 from main_node.engine.peers import Connect
 from main_node.node import MainNode
 from main_node.shadow_start import ShadowStart
-from main_node.shape import model_shape
-from odmoe.clusters.budget import find_token_predictor, slots_of
-from odmoe.clusters.event_log import choices_of
+from odmoe.clusters.configuration import Configuration, Resources, find_token_predictor
 from odmoe.clusters.timed_streams import MainWay, TimedChannel, TimedHandler, TimedNode
 from odmoe.settings.settings import Settings
 from odmoe.text import make_stopper
 from scheduler.build import make_core
 from scheduler.emulation.clock import Emulation
 from scheduler.emulation.expected_predictions import ExpectedPredictions
-from scheduler.policies.choices import Choices
-from scheduler.policies.registry import forms_of, residency_of
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
 from shadow_node.pace import ShadowPace
@@ -37,7 +33,7 @@ def emulation_of(settings: Settings) -> Emulation | None:
     """The time that --profile keeps, one for all nodes of a process. Raises ConfigError for a profile that is none."""
     if settings.profile is None:
         return None
-    return Emulation(find_profile(settings.profile), duplex=settings.prefill == "ahead")
+    return Emulation(find_profile(settings.profile), duplex=settings.system_config.prefill == "ahead")
 
 
 def travelling(node: Node, emulation: Emulation | None) -> Node:
@@ -58,38 +54,30 @@ def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect]
     return timed
 
 
-def make_engine(settings: Settings, store: ExpertStore, emulation: Emulation | None = None) -> Engine:
-    """The scheduler with its choices, and the engine around it. Raises ConfigError where slots do not suffice."""
+def make_engine(
+    settings: Settings, store: ExpertStore, configuration: Configuration, emulation: Emulation | None = None
+) -> Engine:
+    """The scheduler, and the engine around it. Raises ConfigError."""
     if settings.shadowed and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
-    choices = choices_of(settings, model_shape(store))
-    _check_slots(settings, store, choices)
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
-    return Engine(make_core(choices), hello, pace=MainPace(emulation) if emulation else None)
-
-
-def check_fits(settings: Settings, store: ExpertStore) -> None:
-    """What no node need be started for to know. Raises ConfigError where slots do not suffice, or a predictor has no
-    weights."""
-    _check_slots(settings, store, choices_of(settings, model_shape(store)))
-    if not settings.joined:
-        find_token_predictor(settings, store)
-
-
-def _check_slots(settings: Settings, store: ExpertStore, choices: Choices) -> None:
-    if settings.workers_given:
-        residency_of(choices).check(choices.shape, settings.workers * slots_of(settings, store))
+    return Engine(make_core(configuration.core), hello, pace=MainPace(emulation) if emulation else None)
 
 
 def make_worker(
-    number: int, settings: Settings, store: ExpertStore, arithmetic: ExpertArithmetic, emulation: Emulation | None
+    number: int,
+    settings: Settings,
+    store: ExpertStore,
+    arithmetic: ExpertArithmetic,
+    emulation: Emulation | None,
+    resources: Resources,
 ) -> Node:
     """Raises LaunchError where the loader's memory does not suffice."""
     name = settings.loader if emulation is None else "emulated"
-    slots, forms = slots_of(settings, store), forms_of(settings.precision)
-    loader = make_loader(name, store, emulation, settings.loader, forms)
-    return travelling(Worker(f"worker {number}", store, arithmetic, loader, slots, forms), emulation)
+    loader = make_loader(name, store, emulation, settings.loader, resources.forms)
+    worker = Worker(f"worker {number}", store, arithmetic, loader, resources.slots, resources.forms)
+    return travelling(worker, emulation)
 
 
 def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | None) -> Node:

@@ -19,6 +19,7 @@ from odmoe.clusters.process import prepare_process
 from odmoe.commands.checks import check_early
 from odmoe.commands.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
+from odmoe.settings.system_settings import CHOSEN
 from odmoe.start import start_cluster
 from odmoe.terminal import Output, Terminal, counted
 from scheduler.errors import ODMoEError, PromptError, RequestError
@@ -67,7 +68,7 @@ class Job:
         return {
             "text": text, **dataclasses.asdict(report), "cluster": self.served.cluster,
             "shadow": shadow_of(self.served), "dtype": self.dtype, "system": self.served.system,
-            **{choice: getattr(self.served, choice) for choice in (*CHOICES, *NUMBERS)},
+            **dataclasses.asdict(self.served.system_config),
             "device_memory": self.served.device_memory,
         }  # fmt: skip
 
@@ -117,9 +118,9 @@ def _start(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepa
     with terminal.progress("opening the model") as progress:
         from odmoe.stores import prepare_store
 
-        forms = forms_of(settings.precision)
+        forms = forms_of(settings.system_config)
         store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
-    from odmoe.clusters.nodes import check_fits
+    from odmoe.clusters.configuration import check_fits
 
     check_fits(settings, store)
     with terminal.status() as say:
@@ -173,15 +174,13 @@ def _write_records(settings: Settings, job: Job) -> None:
             raise
 
 
-CHOICES = ("predictor", "residency", "router", "placement", "precision", "prefill")
-NUMBERS = ("alpha", "prefetch")
-
-
 def system_of(settings: Settings) -> str:
     """Its name, and what was chosen otherwise: `fate + residency lru`."""
-    preset = settings.preset
-    changed = [name for name in (*CHOICES, *NUMBERS) if getattr(settings, name) != getattr(preset, name)]
-    return " + ".join([settings.system, *(f"{name} {getattr(settings, name)}" for name in changed)])
+    chosen = dataclasses.asdict(settings.preset.config)
+    changed = [
+        f"{name} {value}" for name, value in dataclasses.asdict(settings.system_config).items() if value != chosen[name]
+    ]
+    return " + ".join([settings.system, *changed])
 
 
 def shadow_of(settings: Settings) -> str:
@@ -192,7 +191,7 @@ def shadow_of(settings: Settings) -> str:
 def about(settings: Settings) -> dict[str, Any]:
     """What a trace says of itself."""
     shown = (
-        "model", "cluster", "workers", "slots", "device_memory", "system", *CHOICES, *NUMBERS, "align_token",
+        "model", "cluster", "workers", "slots", "device_memory", "system", *CHOSEN, "align_token",
         "align_kv", "dtype", "loader",
     )  # fmt: skip
     values = {name: getattr(settings, name) for name in shown}

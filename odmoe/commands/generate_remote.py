@@ -93,7 +93,7 @@ def _served(settings: Settings, cluster: ClusterFile) -> bool:
             return False
     if seen.get("fingerprint") is None:
         return False
-    store = prepare_store(settings.model, settings.store, settings.dtype, forms=forms_of(settings.precision))
+    store = prepare_store(settings.model, settings.store, settings.dtype, forms=forms_of(settings.system_config))
     if seen["fingerprint"] != store.manifest.fingerprint:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scheduler.errors import CheckpointError, MissingShardError
-from scheduler.planning.scaling import Model
-
-if TYPE_CHECKING:
-    from checkpoint.model_size import Counts
+from scheduler.types import ModelSize
 
 _CONFIG = "config.json"
 _STORE = "manifest.json"
@@ -56,32 +53,11 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def model_of(name: str, fields: dict[str, Any], dtype: str | None, context: int) -> Model:
+def model_of(name: str, fields: dict[str, Any], dtype: str | None, context: int) -> ModelSize:
     """Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError."""
     from checkpoint.family import config_from_dict, parse_dtype, stored_dtype
     from checkpoint.model_size import count
 
     config = config_from_dict(fields)
-    counts = count(config, parse_dtype(dtype) if dtype else stored_dtype(config), context)
-    return as_model(Path(name).name.removesuffix(".json") or name, counts)
-
-
-def as_model(name: str, counts: Counts) -> Model:
-    """What a plan needs of the counts."""
-    return Model(
-        name=f"{name} ({counts.family}, {counts.dtype})",
-        depth=counts.depth,
-        layers=len(counts.moe_layers),
-        experts=counts.experts,
-        top_k=counts.top_k,
-        hidden=counts.hidden,
-        expert=counts.expert,
-        experts_all=counts.experts_all,
-        dense=counts.dense,
-        read=counts.read,
-        linear=counts.linear,
-        cache_token=counts.cache_token_bytes // counts.item_bytes,
-        cache=counts.cache_bytes // counts.item_bytes,
-        context=counts.context,
-        item_bytes=counts.item_bytes,
-    )
+    label = Path(name).name.removesuffix(".json") or name
+    return count(config, parse_dtype(dtype) if dtype else stored_dtype(config), context, label)

@@ -31,7 +31,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "tried": [{"group_size": g, "slots": s, "tokens_per_s": v} for (g, s), v in plan.tried.items()],
         "shadow": plan.setup.policy.shadow,
         "recall": plan.setup.policy.expected if plan.setup.policy.shadow != "none" else None,
-        "prefill": plan.setup.policy.prefill,
+        "prefill": plan.setup.policy.chosen.prefill,
         "decode_tokens_per_s": plan.tokens_per_s,
         "decode_luck": plan.luck,
         "decode_tokens_per_s_if_loads_took_no_time": plan.ideal_tokens_per_s,

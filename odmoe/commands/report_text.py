@@ -162,7 +162,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         Line(
             "hits",
             f"{report.hits / max(1, report.named):.1%} of the experts used were in a slot when the gate fired",
-            shown=report.hits > 0 or served.residency != "none",
+            shown=report.hits > 0 or served.system_config.residency != "none",
         ),
         Line(
             "demand loads",

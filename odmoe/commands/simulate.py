@@ -1,25 +1,27 @@
-"""What `odmoe simulate` does: flags to scenarios, scenarios to figures."""
+"""What `odmoe simulate` does: settings to scenarios, scenarios to figures."""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from odmoe.commands.checks import check_writable
 from odmoe.commands.simulate_text import show
+from odmoe.settings.simulate_settings import SimulateSettings
+from odmoe.settings.system_settings import CHOSEN, check_read
+from odmoe.settings.table import flag
 from odmoe.terminal import Terminal
 from scheduler.alignment import Alignment
 from scheduler.core.stats import RecallCounts
 from scheduler.errors import ConfigError
-from scheduler.eventlog.recording import MAX_COUNT, MAX_EXPERTS, Recording, read_recording
+from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
-from scheduler.policies.registry import heeding
-from scheduler.policies.systems import preset_of
+from scheduler.policies.system_config import CoreConfig
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
-from scheduler.simulation.scenario import PROFILE, RECALL, Scenario
+from scheduler.simulation.scenario import RECALL, Scenario
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.time_breakdown import bound_by
 from scheduler.simulation.workload import Workload, random_workload
@@ -28,24 +30,8 @@ from scheduler.timing.profile import Profile, find_profile
 from scheduler.trace import write_trace
 from scheduler.types import WorkerJoined
 
-_CHOICES = ("predictor", "residency", "prefill", "router", "placement", "precision", "alpha", "prefetch")
 _OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k")
-"""What a recording says itself."""
-_MOST = {"tokens": MAX_COUNT, "prompt_tokens": MAX_COUNT} | dict.fromkeys(
-    ("layers", "experts", "workers", "slots", "top_k"), MAX_EXPERTS
-)
-"""Beyond that a slip of the keyboard would fill the memory, or run for years."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenFlags:
-    """`flags`: those that were given, by name; `routes`: a recording's file."""
-
-    flags: dict[str, Any]
-    routes: Path | None = None
-
-    def get(self, name: str, otherwise: Any) -> Any:
-        return self.flags.get(name, otherwise)
+"""Settings that a recording has itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +54,21 @@ def run_replay(file: Path, as_json: bool) -> bool:
     return done.difference is None
 
 
-def run_simulation(given: GivenFlags, as_json: bool, terminal: Terminal) -> None:
+def run_simulation(given: SimulateSettings, as_json: bool, terminal: Terminal) -> None:
     """Raises ConfigError."""
-    for name, most in _MOST.items():
-        if (count := given.get(name, 1)) > most:
-            raise ConfigError(f"--{name.replace('_', '-')} is {count}; allowed: 1 to {most}")
-    trace = given.get("trace", None)
+    trace = given.trace
     if trace is not None:
-        check_writable("--trace", str(trace))
-    runs = _recorded_runs(given, given.routes) if given.routes is not None else [_random_run(given)]
+        check_writable("--trace", trace)
+    runs = _recorded_runs(given, Path(given.routes)) if given.routes is not None else [_random_run(given)]
     began = time.perf_counter()
     outcomes = _simulated(runs, trace is not None, terminal)
     facts = _facts(runs, outcomes, time.perf_counter() - began, given)
     if trace is not None:
         p = facts["profile"]
         shown = {key: value for key, value in facts.items() if key not in ("where_ms", "requests")}
-        write_trace(trace, outcomes[0].spans, shown | {"cluster": f"simulated: {p}", "shadow": facts["predictor"]})
+        write_trace(
+            Path(trace), outcomes[0].spans, shown | {"cluster": f"simulated: {p}", "shadow": facts["predictor"]}
+        )
     if as_json:
         print(json.dumps(facts))
     else:
@@ -109,120 +94,110 @@ def _simulated(runs: list[Run], spans: bool, terminal: Terminal) -> list[Outcome
 # --- flags to scenarios -----------------------------------------------------------------------------------------
 
 
-def _random_run(given: GivenFlags) -> Run:
-    profile = find_profile(given.get("profile", PROFILE))
-    layers, experts, top_k = (given.get(name, getattr(profile, name)) for name in ("layers", "experts", "top_k"))
-    for flag, count in (("--layers", layers), ("--experts", experts), ("--top-k", top_k)):
-        if count < 1:
-            raise ConfigError(f"{flag} is {count}; allowed: 1, 2, ...")
-    profile = replace(profile, layers=layers, experts=experts, top_k=top_k)
+def _random_run(given: SimulateSettings) -> Run:
+    profile = find_profile(given.profile)
+    profile = replace(
+        profile,
+        layers=given.layers or profile.layers,
+        experts=given.experts or profile.experts,
+        top_k=given.top_k or profile.top_k,
+    )
     if profile.top_k > profile.experts:
         raise ConfigError(f"--top-k is {profile.top_k} with {profile.experts} experts; allowed: 1 to {profile.experts}")
-    scenario = _scenario(given, profile, {}, given.get("prompt_tokens", 16), given.get("tokens", 64))
-    recall = given.get("recall", RECALL if scenario.predictor == "sep" else None)
-    return Run(scenario, random_workload(scenario, recall, given.get("seed", 0)))
+    scenario = _scenario(given, profile, None, given.prompt_tokens, given.tokens)
+    recall = RECALL if given.recall is None and scenario.system.predictor == "sep" else given.recall
+    return Run(scenario, random_workload(scenario, recall, given.seed))
 
 
 def _scenario(
-    given: GivenFlags, profile: Profile, otherwise: dict[str, Any], prompt_tokens: int, tokens: int
+    given: SimulateSettings, profile: Profile, recording: Recording | None, prompt_tokens: int, tokens: int
 ) -> Scenario:
-    """`otherwise`: what holds where neither a flag nor a system says anything."""
-    name = given.get("system", None)
-    chosen: dict[str, Any] = {"alignment": (1, 1), "mini_batch": None} | _unsaid("od-moe")
-    chosen |= otherwise | (_unsaid(name) if name is not None else {})
-    workers = given.get("workers", chosen.get("workers", profile.workers))
-    top_k = min(profile.top_k, max(1, workers)) if "top_k" in given.flags else None
-    group_size = given.get("group_size", chosen.get("group_size", top_k))
-    if "group_size" not in given.flags and group_size is not None:
-        group_size = min(group_size, max(1, workers))  # the recording's, on fewer workers
+    """A given setting holds, then the given preset's, then the recording's, then the default."""
+    core = recording.core_config if recording else None
+    system = given.preset.config if given.given("system") or core is None else core.system
+    system = replace(system, **{name: getattr(given, name) for name in CHOSEN if given.given(name)})
+    check_read(given.model_fields_set, given, system, flag)
+    joined = _joined(recording) if recording else {}
+    single = given.given("system") and given.preset.single_machine
+    workers = given.workers or (1 if single else len(joined) or profile.workers)
+    alignment = core.alignment if core else Alignment()
     scenario = Scenario(
-        profile, prompt_tokens, tokens, workers, 1, group_size,
-        Alignment(given.get("align_token", chosen["alignment"][0]), given.get("align_kv", chosen["alignment"][1])),
-        **{choice: given.get(choice, chosen[choice]) for choice in (*_CHOICES, "mini_batch")},
-    )  # fmt: skip
-    scenario = replace(scenario, host=profile.host_s is not None and scenario.placement != "device")
-    for flag, about in (("recall", "predictions"), ("align_token", "token"), ("align_kv", "KV cache")):
-        if flag in given.flags and scenario.predictor != "sep":
-            profile_name = f"--{flag.replace('_', '-')} is about the shadow's {about}"
-            raise ConfigError(f"{profile_name}, and --predictor is {scenario.predictor}: there is no shadow")
-    _check_heeded(given, scenario)
-    enough = -(-profile.layers * profile.experts // workers) if scenario.residency == "all" else 1
-    return replace(scenario, slots=given.get("slots", max(enough, chosen.get("slots", 1))))
-
-
-def _check_heeded(given: GivenFlags, scenario: Scenario) -> None:
-    """Raises ConfigError for a flag without effect."""
-    for name, made in (("alpha", (scenario.predictor, scenario.router)), ("prefetch", (scenario.predictor,))):
-        if name in given.flags and not set(heeding(name)) & set(made):
-            raise ConfigError(
-                f"--{name} is {given.flags[name]}, which {' with '.join(made)} does not heed; "
-                f"{', '.join(heeding(name))} do: leave it out, or choose one of those"
-            )
-    if "placement" in given.flags and scenario.placement != "device" and not scenario.host:
+        profile,
+        prompt_tokens,
+        tokens,
+        workers,
+        group_size=given.group_size or _group_size(given, core, profile, workers),
+        alignment=Alignment(
+            given.align_token if given.given("align_token") else alignment.token_period,
+            given.align_kv if given.given("align_kv") else alignment.kv_period,
+        ),
+        mini_batch=given.mini_batch if given.given("mini_batch") or core is None else core.mini_batch,
+        host=profile.host_s is not None and system.placement != "device",
+        system=system,
+    )
+    if given.given("placement") and system.placement != "device" and not scenario.host:
         raise ConfigError(
-            f"--placement {scenario.placement} needs a second place to compute experts, and profile "
-            f"{scenario.profile.name} has no times for a host; take one that has, as rtx3090-pcie3"
+            f"--placement {system.placement} needs a second place to compute experts, and profile {profile.name} has "
+            "no times for a host; take one that has, as rtx3090-pcie3"
         )
+    enough = -(-profile.layers * profile.experts // workers) if system.residency == "all" else 1
+    return replace(scenario, slots=given.slots if given.given("slots") else max([enough, *joined.values()]))
 
 
-def _unsaid(system: str) -> dict[str, Any]:
-    """What a system chooses. Raises ConfigError for a name that is none."""
-    return dict.fromkeys(_CHOICES) | preset_of(system).values()
+def _group_size(given: SimulateSettings, core: CoreConfig | None, profile: Profile, workers: int) -> int | None:
+    """That of the recording, or one worker for each expert of a token, on as many workers as there are. None: the
+    profile's."""
+    if core is not None:
+        return min(core.group_size, workers)
+    return min(profile.top_k, workers) if given.given("top_k") else None
 
 
-def _recorded_runs(given: GivenFlags, file: Path) -> list[Run]:
-    """Every recorded request, on the profile's timings, with the recording's own choices but for what was said."""
+def _joined(recording: Recording) -> dict[int, int]:
+    """Worker -> its slots, less host places."""
+    joined = (event for _, event in recording.events if isinstance(event, WorkerJoined))
+    return {event.worker: event.slots for event in joined if event.slots}
+
+
+def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
+    """Every recorded request, on the profile's timings; what is not given is as in the recording."""
     for name in _OF_ROUTES:
-        if name in given.flags:
-            raise ConfigError(f"--{name.replace('_', '-')} is given with --routes; {file} says that itself")
+        if given.given(name):
+            raise ConfigError(f"{flag(name)} is given with --routes; {file} says that itself")
     recording = read_recording(file)
     workloads = recorded_workloads(recording)
     if not workloads:
         raise ConfigError(f"recording {file} has no request whose prefill is whole; nothing can be simulated")
-    profile_name = given.get("profile", recording.about.get("profile") or PROFILE)
-    shape = recording.choices.shape
+    profile_name = given.profile if given.given("profile") else recording.about.get("profile") or given.profile
+    shape = recording.core_config.shape
     profile = replace(
         find_profile(str(profile_name)), layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k
     )
-    otherwise = _recorded_choices(recording)
     runs = []
     for one in workloads:
-        one.recall, one.seed = given.get("recall", None), given.get("seed", 0)
-        tokens = given.get("tokens", one.tokens)
+        one.recall, one.seed = given.recall, given.seed
+        tokens = given.tokens if given.given("tokens") else one.tokens
         if tokens > one.tokens:
             raise ConfigError(
                 f"--tokens is {tokens}; allowed: 1 to {one.tokens}, as request {one.number} of {file} has"
             )
-        scenario = _scenario(given, profile, otherwise, one.prompt_tokens, tokens)
+        scenario = _scenario(given, profile, recording, one.prompt_tokens, tokens)
         _check_predictions(scenario, recording, one, file)
         runs.append(Run(scenario, one, one))
     return runs
 
 
-def _recorded_choices(recording: Recording) -> dict[str, Any]:
-    joined = {
-        event.worker: event.slots for _, event in recording.events if isinstance(event, WorkerJoined) and event.slots
-    }
-    choices = recording.choices
-    return {
-        "workers": len(joined), "slots": max(joined.values(), default=1), "group_size": choices.group_size,
-        "alignment": (choices.alignment.token_period, choices.alignment.kv_period),
-        "mini_batch": choices.mini_batch, **{name: getattr(choices, name) for name in _CHOICES},
-    }  # fmt: skip
-
-
 def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWorkload, file: Path) -> None:
     """What a shadow said depends on how it was aligned. Raises ConfigError."""
-    if scenario.predictor != "sep" or one.recall is not None or scenario.tokens == 1:
+    if scenario.system.predictor != "sep" or one.recall is not None or scenario.tokens == 1:
         return
-    was, simulated = recording.choices.alignment, scenario.alignment
-    for flag, before, now in (
+    was, simulated = recording.core_config.alignment, scenario.alignment
+    for label, before, now in (
         ("--align-token", was.token_period, simulated.token_period),
         ("--align-kv", was.kv_period, simulated.kv_period),
     ):
         if before != now:
             raise ConfigError(
-                f"{flag} is {now}, and the predictions in {file} are those of a shadow aligned every {before}; "
+                f"{label} is {now}, and the predictions in {file} are those of a shadow aligned every {before}; "
                 "leave it out, or give --recall to draw others"
             )
     if not one.predictions:
@@ -232,7 +207,7 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
 # --- outcomes to figures ----------------------------------------------------------------------------------------
 
 
-def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: GivenFlags) -> dict[str, Any]:
+def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: SimulateSettings) -> dict[str, Any]:
     """What --json prints: means over requests, each token counting alike."""
     scenario, p = runs[0].scenario, runs[0].scenario.profile
     decoded = sum(len(outcome.token_s) for outcome in outcomes)
@@ -248,9 +223,9 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Given
     return {
         "profile": p.name, "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},
         "workers": scenario.worker_count, "slots": scenario.slots, "group_size": scenario.group,
-        **{name: getattr(scenario, name) for name in _CHOICES}, "host": scenario.host,
+        **asdict(scenario.system), "host": scenario.host,
         "align_token": scenario.alignment.token_period, "align_kv": scenario.alignment.kv_period,
-        "mini_batch": scenario.mini_batch, "seed": given.get("seed", 0),
+        "mini_batch": scenario.mini_batch, "seed": given.seed,
         "prompt_tokens": [run.scenario.prompt_tokens for run in runs],
         "tokens": [run.scenario.tokens for run in runs],
         "ttft_s": sum(outcome.ttft_s for outcome in outcomes) / len(outcomes),
@@ -262,7 +237,7 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Given
         "recall": recall, "where_ms": {cause: seconds * 1e3 for cause, seconds in where.items()},
         "bound": bound_by(where) if decoded else None,
         "requests": [_beside(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)],
-        "trace": str(given.get("trace", "")) or None,
+        "trace": given.trace,
         "events": sum(outcome.events for outcome in outcomes), "wall_s": took_s,
         "simulated_tokens_per_s": tokens / took_s,
     }  # fmt: skip

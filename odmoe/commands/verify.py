@@ -36,12 +36,13 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     stored = check_checkpoint(path)
     check_memory(path, settings.dtype or stored)
     prepare_libraries(settings.threads_a_node)
-    from odmoe.clusters.nodes import check_fits
+    from odmoe.clusters.configuration import check_fits
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
     with terminal.progress() as progress:
-        store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms_of(settings.precision))
+        forms = forms_of(settings.system_config)
+        store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
         check_fits(settings, store)
         tokenizer = load_tokenizer(store.dense)
         ids = encode_prompts(tokenizer, prompts, tokens, settings, store)
@@ -142,7 +143,8 @@ def _by_design(reports: list[Any], settings: Settings) -> str:
     ignored = sorted({name for report in reports for name in report.ignored})
     if ignored:
         return f"the model's generation settings {', '.join(ignored)} are not supported"
-    chosen = {"router": (settings.router, "top-k"), "precision": (settings.precision, "full")}
+    system = settings.system_config
+    chosen = {"router": (system.router, "top-k"), "precision": (system.precision, "full")}
     changing = [f"{name} {value}" for name, (value, exact) in chosen.items() if value != exact]
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"
 

@@ -11,7 +11,7 @@ from checkpoint.sharding.source import open_source
 from scheduler.errors import CheckpointError, ConfigError, DoesNotFitError
 
 if TYPE_CHECKING:
-    from checkpoint.model_size import Counts
+    from scheduler.types import ModelSize
 
 SPARE = 1 << 30
 """Bytes left to activations, the KV cache and everything else of the process."""
@@ -32,7 +32,7 @@ def check_checkpoint(path: Path) -> str:
     return dtype_name(stored_dtype(config_from_dict(open_source(path).config)))
 
 
-def check_memory(path: Path, dtype: str) -> Counts:
+def check_memory(path: Path, dtype: str) -> ModelSize:
     """The model's size. Raises DoesNotFitError, with both sizes, where it does not fit in this machine's memory."""
     from checkpoint.family import config_from_dict, parse_dtype
     from checkpoint.model_size import count

@@ -113,7 +113,7 @@ class _BringUp:
         settings = self._settings
         with self._terminal.progress() as progress:
             store = prepare_store(
-                settings.model, settings.store, settings.dtype, progress, forms_of(settings.precision)
+                settings.model, settings.store, settings.dtype, progress, forms_of(settings.system_config)
             ).path.resolve()
         self._turns.end("store here")
         wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))

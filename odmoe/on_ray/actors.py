@@ -77,6 +77,7 @@ class Main(NodeProcess):
             _log.exception("the main node was restarted but does not start; the next request starts it")
 
     def _start(self) -> None:
+        from odmoe.clusters.configuration import configure
         from odmoe.clusters.event_log import record
         from odmoe.clusters.nodes import emulation_of, make_engine
         from odmoe.on_ray.fleet import Fleet
@@ -86,8 +87,9 @@ class Main(NodeProcess):
         size = group_size(hosts_of_launcher().values()) if self._settings.joined else None
         if size and "group_size" not in self._settings.model_fields_set:
             self._settings = self._settings.but(group_size=size)
-        engine = make_engine(self._settings, store, emulation)
-        self._recorder = record(engine, self._settings, store)
+        configuration = configure(self._settings, store)
+        engine = make_engine(self._settings, store, configuration, emulation)
+        self._recorder = record(engine, self._settings, store, configuration)
         fleet = self._fleet = Fleet(engine, self._settings, self._store, emulation)
         try:
             self._main = self._begin(store, engine, fleet)

@@ -26,16 +26,17 @@ from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, RayAnswer, get
 from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
-from odmoe.settings.settings import MAX_PARALLEL, Settings, flag
+from odmoe.settings.settings import MAX_PARALLEL, Settings
+from odmoe.settings.system_settings import CHOSEN
+from odmoe.settings.table import flag
 from scheduler.errors import LaunchError, ODMoEError
 from scheduler.trace import Span
 
 FREE_S = 15.0
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 SERVED = (
-    "workers", "group_size", "slots", "device_memory", "shadow", "system", "predictor", "residency", "router",
-    "placement", "precision", "alpha", "prefetch", "token_predictor", "prefill", "align_token", "align_kv", "dtype",
-    "loader", "profile", "mini_batch", "threads", "ctx_size",
+    "workers", "group_size", "slots", "device_memory", "shadow", "system", *CHOSEN, "token_predictor", "align_token",
+    "align_kv", "dtype", "loader", "profile", "mini_batch", "threads", "ctx_size",
 )  # fmt: skip
 """Settings that are fixed while the nodes run."""
 OPEN = ("workers", "group_size", "dtype")

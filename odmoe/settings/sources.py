@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +10,11 @@ from typing import Any
 
 import yaml
 
-from odmoe.settings.settings import Settings, flag
+from odmoe.settings.settings import Settings
+from odmoe.settings.system_settings import check_read
+from odmoe.settings.table import declared, flag
 from scheduler.errors import ConfigError
-from scheduler.policies.registry import PREDICTORS, heeding
+from scheduler.unknown_names import nearest
 
 PREFIX = "ODMOE_"
 
@@ -35,9 +36,21 @@ _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG"]
 
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
-    """The settings that hold. `flags`: those that were given; `file`: --config, else ODMOE_CONFIG, else the one under
-    `$XDG_CONFIG_HOME/odmoe` where there is one. Raises ConfigError naming where the wrong value was said, or one that
-    nobody would heed."""
+    """As `merged`. Raises ConfigError also for a setting that the system does not read."""
+    found = merged(flags, file, environ)
+    settings, origin = found.settings, found.origin
+    # A file that `odmoe config` has written gives every default; such a one is refused only as a flag.
+    different = [name for name in origin if getattr(settings, name) != declared(Settings, name).default]
+    for name in {"align_token", "align_kv"} & {*different, *flags}:
+        if settings.system_config.predictor == "sep" and not settings.shadowed and (period := getattr(settings, name)):
+            raise ConfigError(f"{origin[name]} is {period} with shadow none; there is nothing to align")
+    check_read([*different, *flags], settings, settings.system_config, lambda name: origin.get(name, flag(name)))
+    return found
+
+
+def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
+    """The settings from all sources. `flags`: those that are given; `file`: --config, else ODMOE_CONFIG, else the one
+    under `$XDG_CONFIG_HOME/odmoe` if there is one. Raises ConfigError naming where a wrong value comes from."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     path = file or environ.get(PREFIX + "CONFIG")
@@ -47,34 +60,15 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
             values[name], origin[name] = value, f"{name.replace('_', '-')} in {where}"
     strangers = [key for key in environ if key.startswith(PREFIX) and key not in _VARIABLES]
     if strangers:
-        near = difflib.get_close_matches(strangers[0], _VARIABLES, 1)
-        hint = f"; is {near[0]} meant?" if near else ""
-        raise ConfigError(f"{strangers[0]} is set in the environment and is no setting{hint}")
+        near = nearest(strangers[0], _VARIABLES)
+        raise ConfigError(f"{strangers[0]} is set in the environment and is no setting{near}")
     for name in Settings.model_fields:
         text = environ.get(variable(name))
         if text is not None:
             values[name], origin[name] = _from_text(name, text), variable(name)
     for name, value in flags.items():
         values[name], origin[name] = value, flag(name)
-    found = Effective(Settings(lambda name: origin.get(name, flag(name)), **values), origin)
-    _check_heeded(found)
-    return found
-
-
-def _check_heeded(found: Effective) -> None:
-    settings, origin = found.settings, found.origin
-    predictor, router = f"--predictor {settings.predictor}", f"--router {settings.router}"
-    token_wise = tuple(name for name in PREDICTORS if name.startswith("token-wise"))
-    for name, heeded, chosen, those in (
-        ("alpha", heeding("alpha"), (settings.predictor, settings.router), f"{predictor} with {router} does"),
-        ("prefetch", heeding("prefetch"), (settings.predictor,), f"{predictor} does"),
-        ("token_predictor", token_wise, (settings.predictor,), f"{predictor} does"),
-    ):
-        if getattr(settings, name) is not None and name in origin and not set(heeded) & set(chosen):
-            raise ConfigError(
-                f"{origin[name]} is {getattr(settings, name)}, which {those} not heed; {', '.join(heeded)} do: "
-                "leave it out, or choose one of those"
-            )
+    return Effective(Settings(lambda name: origin.get(name, flag(name)), **values), origin)
 
 
 def default_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -127,7 +121,8 @@ def dump(found: Effective) -> str:
     lines = []
     settings = found.settings
     chosen = settings.preset.values() if "system" in found.origin else {}
-    for name, value in found.settings.model_dump().items():
+    for name in Settings.names():
+        value = getattr(settings, name)
         shown: Any = list(value) if isinstance(value, tuple) else value
         if name == "secret" and value:
             lines.append(f"# secret: not shown  # {found.origin.get(name, 'default')}")
@@ -138,6 +133,8 @@ def dump(found: Effective) -> str:
             lines.append(f"{line}  # {found.origin[name]}")
         elif name == "slots" and settings.device_memory is not None:
             lines.append("# slots: as many as device-memory has room for")
+        elif name == "slots" and settings.system_config.residency == "all":
+            lines.append("# slots: one for every expert")
         else:
             lines.append(f"# {line}  # by system {settings.system}" if name in chosen else f"{line}  # default")
     return "\n".join(lines) + "\n"

@@ -1,40 +1,72 @@
-"""Sizes and rates as people write them: 512MiB, 25GB/s, 2.5Gbit."""
+"""Sizes, shares and rates as people write them: 512MiB, 40%, 25GB/s, 2.5Gbit. All raise ValueError."""
 
 from __future__ import annotations
 
 import math
 import re
+from typing import Annotated, Any
 
-from scheduler.errors import ConfigError
+from pydantic import BeforeValidator
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([kKMmGgTt]i?)?"
 _BYTES = re.compile(_NUMBER + r"(?:[Bb]|bytes)?", re.ASCII)
 _RATE = re.compile(_NUMBER + r"(?:B|bytes)?(?:/s|ps)?", re.ASCII)  # b would be bits
 _LINK = re.compile(_NUMBER + r"(?:b|bit|bits)?(?:/s|ps)?", re.ASCII)  # B would be bytes
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
-
-def parse_bytes(text: str, named: str) -> float:
-    """`1GB` (10^9), `512MiB` (2^20 each), `704643072`. Raises ConfigError; `named`: the flag."""
-    return _parse(_BYTES, text, named, "a size such as 1GB, 512MiB or 704643072 (bytes)")
-
-
-def parse_rate(text: str, named: str) -> float:
-    """Bytes a second: `25GB/s`, `3.5 GB/s`, `900MB`. Raises ConfigError."""
-    return _parse(_RATE, text, named, "bytes a second such as 25GB/s or 500MB/s (B for bytes)")
+SIZE = "a size such as 1GB, 512MiB or 704643072 (bytes)"
+RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
+LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
+MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
 
-def parse_link(text: str, named: str) -> float:
-    """Bits a second: `1Gbit`, `2.5 Gbit/s`, `100Mbps`. Raises ConfigError."""
-    return _parse(_LINK, text, named, "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)")
+def parse_bytes(text: Any) -> int:
+    """`1GB` (10^9), `512MiB` (2^20 each), `704643072`: at least one byte."""
+    size = int(_parse(_BYTES, text, SIZE))
+    if size < 1:
+        raise ValueError(SIZE)
+    return size
 
 
-def _parse(form: re.Pattern[str], text: str, named: str, allowed: str) -> float:
-    match = form.fullmatch(text.strip())
+def parse_rate(text: Any) -> float:
+    """Bytes a second: `25GB/s`, `3.5 GB/s`, `900MB`."""
+    return _parse(_RATE, text, RATE)
+
+
+def parse_link(text: Any) -> float:
+    """Bits a second: `1Gbit`, `2.5 Gbit/s`, `100Mbps`."""
+    return _parse(_LINK, text, LINK)
+
+
+def parse_memory(text: Any, whole: int) -> int:
+    """Bytes, as `parse_bytes`, or `40%`: a share of `whole` bytes, above 0% and at most 100%."""
+    match = _SHARE.fullmatch(str(text).strip())
+    if match is None:
+        return parse_bytes(text)
+    if not 0 < float(match[1]) <= 100:
+        raise ValueError(MEMORY)
+    return int(float(match[1]) / 100 * whole)
+
+
+def _memory(text: Any) -> str:
+    parse_memory(text, 1)
+    return str(text)
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Rate = Annotated[float, BeforeValidator(parse_rate)]
+Link = Annotated[float, BeforeValidator(parse_link)]
+Memory = Annotated[str, BeforeValidator(_memory)]
+"""Kept as text, since a share is one of a store that is not open yet."""
+
+
+def _parse(form: re.Pattern[str], text: Any, allowed: str) -> float:
+    match = form.fullmatch(str(text).strip())
     if match:
         prefix = (match[2] or "").lower()
         base = 1024 if prefix.endswith("i") else 1000
         value = float(match[1]) * base ** (_POWERS[prefix[0]] if prefix else 0)
         if 0 < value < math.inf:
             return value
-    raise ConfigError(f"{named} is {text!r}; allowed: {allowed}")
+    raise ValueError(allowed)

@@ -22,15 +22,13 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.errors import ConfigError
-from scheduler.policies.choices import Choices
+from scheduler.limits import MAX_COUNT, MAX_EXPERTS
+from scheduler.policies.system_config import CoreConfig, SystemConfig
 
-FORMAT, VERSION = "odmoe recording", 2
+FORMAT, VERSION = "odmoe recording", 3
 LIMIT_BYTES = 256 << 20
 """A record grows no further in memory; one that would is refused when it is asked for."""
 _MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16
-MAX_EXPERTS = 1 << 16
-MAX_COUNT = 1 << 22
-"""Tokens, rows, slots: no more are believed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Recording:
     """`about`: what ran, for people. `events`: (now, event); `commands`: of each event, those that followed."""
 
     about: dict[str, Any]
-    choices: Choices
+    core_config: CoreConfig
     events: list[tuple[float, t.Event]]
     commands: list[list[t.Command]]
 
@@ -46,8 +44,8 @@ class Recording:
 class Recorder:
     """Keeps every event, from a scheduler's first on. One thread at a time tells it; any may take."""
 
-    def __init__(self, about: dict[str, Any], choices: Choices) -> None:
-        core = dataclasses.asdict(choices)
+    def __init__(self, about: dict[str, Any], core_config: CoreConfig) -> None:
+        core = dataclasses.asdict(core_config)
         self._head = msgpack.packb({"format": FORMAT, "version": VERSION, "about": about, "core": core})
         self._parts: list[bytes] = []
         self._bytes = 0
@@ -80,6 +78,8 @@ def read_recording(path: Path) -> Recording:
             return _read(_objects(unpacker))
     except OSError as error:
         raise ConfigError(f"recording {path} cannot be read: {error}") from error
+    except _VersionError as error:
+        raise ConfigError(f"recording {path} {error}; record the run again: odmoe generate --record FILE") from error
     except _WrongError as error:
         made = "make one with odmoe generate --record FILE"
         raise ConfigError(f"{path} is no recording of ours: {error}; {made}") from error
@@ -87,6 +87,10 @@ def read_recording(path: Path) -> Recording:
 
 class _WrongError(Exception):
     """What is wrong with a file."""
+
+
+class _VersionError(Exception):
+    """A recording of another version of the format."""
 
 
 def _objects(unpacker: Any) -> Iterator[Any]:
@@ -101,19 +105,19 @@ def _objects(unpacker: Any) -> Iterator[Any]:
 
 
 def _read(objects: Iterator[Any]) -> Recording:
-    about, choices = _read_head(next(objects, None))
+    about, core_config = _read_head(next(objects, None))
     events: list[tuple[float, t.Event]] = []
     commands: list[list[t.Command]] = []
     for row in objects:
         if type(row) is int:
             _check_end(row, len(events), next(objects, None))
-            return Recording(about, choices, events, commands)
+            return Recording(about, core_config, events, commands)
         try:
             now, event, followed = row
             if type(now) is not float or not math.isfinite(now) or (events and now < events[-1][0]):
                 raise _WrongError(f"its time is {now!r}, after {events[-1][0] if events else 'nothing'}")
-            events.append((now, _fact(event, _EVENTS, choices.shape)))
-            commands.append([_fact(command, _COMMANDS, choices.shape) for command in _tuple(followed)])
+            events.append((now, _fact(event, _EVENTS, core_config.shape)))
+            commands.append([_fact(command, _COMMANDS, core_config.shape) for command in _tuple(followed)])
         except (_WrongError, TypeError, ValueError) as error:
             raise _WrongError(f"event {len(events)} of it: {error}") from error
     raise _WrongError(f"it is cut off after {len(events)} events")
@@ -126,11 +130,11 @@ def _check_end(declared: int, found: int, beyond: Any) -> None:
         raise _WrongError("something follows its end")
 
 
-def _read_head(head: Any) -> tuple[dict[str, Any], Choices]:
+def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig]:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise _WrongError("it does not begin as one" if head is not None else "it is empty or cut off")
     if head.get("version") != VERSION:
-        raise _WrongError(f"its version is {head.get('version')!r}, and {VERSION} is read here")
+        raise _VersionError(f"has version {head.get('version')!r}, and this odmoe reads version {VERSION}")
     about, core = head.get("about"), head.get("core")
     if not isinstance(about, dict) or not isinstance(core, dict):
         raise _WrongError("it does not say what ran")
@@ -139,11 +143,12 @@ def _read_head(head: Any) -> tuple[dict[str, Any], Choices]:
         if not _possible(shape):  # before a scheduler makes room for it
             raise _WrongError(f"no model has the shape {shape!r:.200}")
         alignment = _made(Alignment, core["alignment"])
-        choices = _made(Choices, core | {"shape": shape, "alignment": alignment})
-        make_core(choices)
+        system = _made(SystemConfig, core["system"])
+        core_config = _made(CoreConfig, core | {"shape": shape, "alignment": alignment, "system": system})
+        make_core(core_config)
     except (_WrongError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise _WrongError(f"no scheduler can be made as it says ({error})") from error
-    return about, choices
+    return about, core_config
 
 
 def _possible(shape: t.ModelShape) -> bool:
@@ -201,7 +206,7 @@ _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     int: _int, int | None: _or_none(_int),
     float: _finite, str: _typed(str), bool: _typed(bool), t.Visit: _fixed(t.Visit, _int, _int, _int),
     t.ExpertId: _fixed(t.ExpertId, _int, _int), tuple[int, ...]: _several(_int), Alignment: _typed(Alignment),
-    t.ModelShape: _typed(t.ModelShape), float | None: _or_none(_finite),
+    t.ModelShape: _typed(t.ModelShape), float | None: _or_none(_finite), SystemConfig: _typed(SystemConfig),
     tuple[tuple[int, int], ...]: _several(_fixed(lambda *pair: pair, _int, _int)),
     tuple[tuple[int, ...], ...]: _several(_several(_int)), tuple[tuple[float, ...], ...]: _several(_several(_finite)),
 }  # fmt: skip

@@ -27,7 +27,7 @@ class Replayed:
 def replay(recording: Recording) -> Replayed:
     """Tell a new core what the recorded one was told, at the same times. Raises ConfigError where no scheduler could
     have been told that, or it was told nothing: that would be identical whatever it does."""
-    core = make_core(recording.choices)
+    core = make_core(recording.core_config)
     heap = [(now, number, event) for number, (now, event) in enumerate(recording.events)]
     heapq.heapify(heap)
     compared = 0

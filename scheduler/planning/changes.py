@@ -106,7 +106,7 @@ def _kept(setup: Setup, group_size: int) -> _Different:
     model, workers = setup.model, setup.hardware.workers
     slots = -(-model.layers * model.experts // workers)
     price = f"{slots} slots, {size_text(memory(setup, slots)['worker'])} a worker"
-    other = at_once(replace(setup, policy=replace(setup.policy, residency="all")))
+    other = at_once(replace(setup, policy=replace(setup.policy, chosen=replace(setup.policy.chosen, residency="all"))))
     return "every expert kept on a worker (--residency all)", price, other, group_size, slots
 
 

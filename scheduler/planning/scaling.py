@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError, DoesNotFitError
+from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.load_budget import LoadBudget, load_budget
 from scheduler.timing.profile import Profile
+from scheduler.types import ModelSize
 
-PAGE = 4096
 MINI_BATCH = 128
 PROMPTS = (16, 128)
 RECALLS = {"fp16": 0.9994, "int8": 0.9734, "nf4": 0.9567}
@@ -39,39 +40,6 @@ _SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """Numbers of elements, for all layers together where not said; see `checkpoint.model_size.Counts`. `depth`: layers
-    of any kind; `layers`: those with experts. `cache_token`, `cache`: elements of keys, values and states after one
-    token and after `context` tokens."""
-
-    name: str
-    depth: int
-    layers: int
-    experts: int
-    top_k: int
-    hidden: int
-    expert: int
-    experts_all: int
-    dense: int
-    read: int
-    linear: int
-    cache_token: int
-    cache: int
-    context: int
-    item_bytes: int
-
-    @property
-    def expert_bytes(self) -> int:
-        """One expert's, as it travels: a slot, and a blob of the store, are whole pages."""
-        return -(-self.expert * self.item_bytes // PAGE) * PAGE
-
-    @property
-    def workspace_bytes(self) -> int:
-        """What a worker needs beside its slots: a mini-batch going through an expert."""
-        return MINI_BATCH * (self.expert // self.hidden + self.hidden) * self.item_bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Hardware:
     """`base`: whose timings are scaled. None: as in `base`; of `device_bytes`, as much as one slot needs.
     `main`, `worker`, `shadow`, `messages`: how many times as fast as there."""
@@ -86,13 +54,13 @@ class Hardware:
     shadow: float = 1.0
     messages: float = 1.0
 
-    def slots(self, model: Model) -> int:
+    def slots(self, model: ModelSize) -> int:
         """How many experts fit on a worker. Raises DoesNotFitError where not even one does."""
         if self.device_bytes is None:
             return 1
-        found = int((self.device_bytes - model.workspace_bytes) // model.expert_bytes)
+        found = int((self.device_bytes - workspace_bytes(model)) // model.expert_bytes)
         if found < 1:
-            whole = size_text(model.expert_bytes + model.workspace_bytes)
+            whole = size_text(model.expert_bytes + workspace_bytes(model))
             raise DoesNotFitError(
                 f"--device-memory is {size_text(self.device_bytes)}, and one expert of {model.name} takes {whole} "
                 f"({size_text(model.expert_bytes)} and room to compute {MINI_BATCH} rows); give workers that much, "
@@ -103,16 +71,22 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`shadow`: a scheme of SHADOW_BYTES, or none. `recall`: of its predictions; as the paper's when None.
-    `group_size`, `slots` None: the best are looked for."""
+    """How the cluster is to be run."""
 
     shadow: str = "int8"
+    """A scheme of SHADOW_BYTES, or none."""
     recall: float | None = None
-    prefill: str = "ahead"
-    residency: str = "none"
+    """Of the shadow's predictions; None: as the paper measured it."""
+    chosen: SystemConfig = field(default_factory=SystemConfig)
     alignment: Alignment = field(default_factory=lambda: Alignment(1, 1))
     group_size: int | None = None
+    """None: the best one is searched for, as of `slots`."""
     slots: int | None = None
+
+    @property
+    def system(self) -> SystemConfig:
+        """As chosen; without a shadow nothing is predicted."""
+        return replace(self.chosen, predictor="none") if self.shadow == "none" else self.chosen
 
     @property
     def expected(self) -> float:
@@ -123,7 +97,7 @@ class Policy:
 class Setup:
     """All that a figure depends on."""
 
-    model: Model
+    model: ModelSize
     hardware: Hardware
     policy: Policy
 
@@ -139,6 +113,11 @@ class Change:
     price: str = ""
     real: bool = True
     alone: bool = False
+
+
+def workspace_bytes(model: ModelSize) -> int:
+    """What a worker needs beside its slots: a mini-batch going through an expert."""
+    return MINI_BATCH * (model.expert // model.hidden + model.hidden) * model.item_bytes
 
 
 def scaled(setup: Setup) -> Profile:
@@ -186,7 +165,7 @@ def _rest(seconds: float, amount: float, rate: float) -> float:
     return max(0.0, seconds - amount / rate)
 
 
-def _shadow_read(model: Model, shadow: str) -> float:
+def _shadow_read(model: ModelSize, shadow: str) -> float:
     """Bytes that a shadow reads for one token, a layer with experts."""
     item = SHADOW_BYTES.get(shadow, 0.0)
     dense = model.linear * item + (model.read - model.linear) * _REST_BYTES
@@ -215,7 +194,7 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
     model, shadow = setup.model, setup.policy.shadow
     cache = model.cache * model.item_bytes
     main = model.dense * model.item_bytes + cache
-    worker = slots * model.expert_bytes + model.workspace_bytes
+    worker = slots * model.expert_bytes + workspace_bytes(model)
     held = 0
     if shadow != "none":
         quantised, rest = model.linear + model.experts_all, model.dense - model.linear
@@ -235,9 +214,7 @@ def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
     scenario = Scenario(
         scaled(setup), prompt_tokens=prompt_tokens, tokens=tokens, workers=setup.hardware.workers, slots=slots,
-        group_size=group_size, alignment=setup.policy.alignment,
-        predictor="none" if setup.policy.shadow == "none" else "sep",
-        residency=setup.policy.residency, prefill=setup.policy.prefill, mini_batch=None,
+        group_size=group_size, alignment=setup.policy.alignment, system=setup.policy.system,
     )  # fmt: skip
     return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
 

@@ -1,10 +1,11 @@
-"""What each choice's name stands for. Adding a policy of your own takes a class, and a line here."""
+"""What the name of a policy stands for. A policy of your own takes a class, and an entry here."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
 
 from scheduler.errors import ConfigError
 from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Hybrid, Placement, PrefillPipeline, ResidentOnly
@@ -21,70 +22,189 @@ from scheduler.policies.residency.scores import RecentScore, ScoreWindow
 from scheduler.policies.residency.shares import Shares
 from scheduler.policies.routers import ExpertCache, Router, Skip, TopK
 from scheduler.policies.strategy import Strategy
-
-if TYPE_CHECKING:
-    from scheduler.policies.choices import Choices
+from scheduler.policies.system_config import SystemConfig
+from scheduler.types import ModelShape
+from scheduler.unknown_names import unknown
 
 T = TypeVar("T")
-
-PREDICTORS: dict[str, Callable[[Choices], Predictor]] = {
-    "sep": lambda c: Silent(c.shape),  # what it says comes from the shadow, as events
-    "none": lambda c: Silent(c.shape),
-    "random": lambda c: RandomPredictor(c.shape),
-    "next-gate": lambda c: NextGate(c.shape, c.prefetch),
-    "cross-layer": lambda c: CrossLayer(c.shape),
-    "impact": lambda c: Impact(c.shape, **_given(prefetch=c.prefetch)),
-    "next-layer": lambda c: NextLayer(c.shape, c.alpha),
-    "stacked": lambda c: Stacked(c.shape, c.prefetch),
-    "token-wise": lambda c: TokenWise(c.shape, **_given(prefetch=c.prefetch)),
-    "token-wise-adaptive": lambda c: TokenWise(c.shape, adaptive=True, **_given(prefetch=c.prefetch)),
-    "token-wise-flex": lambda c: TokenWise(c.shape, flex=True, **_given(prefetch=c.prefetch)),
-    "path": lambda c: _from("predictors.history").ActivationPath(c.shape),
-    "traces": lambda c: _from("predictors.history").RequestTraces(c.shape),
-}
-RESIDENCIES: dict[str, Callable[[Choices], Residency]] = {
-    "none": lambda c: Cacheless(),
-    "all": lambda c: Everything(),
-    "lru": lambda c: LRU(c.shape),
-    "layer-lru": lambda c: Shares(c.shape),
-    "lfu": lambda c: LFU(c.shape),
-    "arc": lambda c: ARC(c.shape),
-    "static": lambda c: Static(c.shape),
-    "shallow-arc": lambda c: ShallowARC(c.shape),
-    "score": lambda c: ScoreWindow(c.shape),
-    "mrs": lambda c: RecentScore(c.shape),
-    "frequent": lambda c: _from("residency.frequency").Frequent(c.shape),
-    "traces": lambda c: ActivationAware(c.shape),
-    "sensitive": lambda c: _from("residency.sensitivity").LayerShares(c.shape),
-}
-ROUTERS: dict[str, Callable[[Choices], Router]] = {
-    "top-k": lambda c: TopK(),
-    "expert-cache": lambda c: ExpertCache(**_given(alpha=c.alpha)),
-    "skip": lambda c: Skip(**_given(threshold=c.alpha)),
-}
-PLACEMENTS: dict[str, Callable[[Choices], Placement]] = {
-    "device": lambda c: DeviceOnly(),
-    "host": lambda c: HostOnly(),
-    "resident": lambda c: ResidentOnly(),
-    "balance": lambda c: Balance(),
-    "split": lambda c: PrefillPipeline(),
-    "hybrid": lambda c: Hybrid(),
-}
-PRECISIONS: dict[str, Callable[[], Precision]] = {
-    "full": Full,
-    "int4": lambda: Uniform("int4"),
-    "int2": lambda: Uniform("int2"),
-    "popular": Popular,
-    "mixed": Mixed,
-}
+SHADOW = ("shadow", "align_token", "align_kv", "recall")
 
 
-def heeding(number: str) -> tuple[str, ...]:
-    """Predictors and routers that are made with that number of the choices, `alpha` or `prefetch`: those whose line
-    above reads it, and those of which that cannot be seen."""
-    makers: list[tuple[str, Any]] = [*PREDICTORS.items(), *ROUTERS.items()]
-    read = {name: getattr(getattr(make, "__code__", None), "co_names", (number,)) for name, make in makers}
-    return tuple(name for name, names in read.items() if number in names)
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[T]):
+    """One policy that can be chosen by name."""
+
+    about: str
+    """One line for people, with the paper's section where it has one."""
+    make: Callable[..., T]
+    """From the model's shape and the system's configuration; of a precision from nothing."""
+    reads: tuple[str, ...] = ()
+    """Settings that only some policies read. One that no chosen policy reads is refused."""
+
+
+PREDICTORS: dict[str, Choice[Predictor]] = {
+    "sep": Choice("A quantised shadow of the model (OD-MoE 3)", lambda shape, c: Silent(shape), SHADOW),
+    "none": Choice("No prediction: loads begin at the gate", lambda shape, c: Silent(shape)),
+    "random": Choice("Random experts (OD-MoE Fig. 8)", lambda shape, c: RandomPredictor(shape)),
+    "next-gate": Choice(
+        "The next layer's gate on this layer's gate input", lambda shape, c: NextGate(shape, c.prefetch), ("prefetch",)
+    ),
+    "cross-layer": Choice("Cross-layer gate above a percentile (Fate 4.2)", lambda shape, c: CrossLayer(shape)),
+    "impact": Choice(
+        "Gates of three layers, by hidden load time (HybriMoE)",
+        lambda shape, c: Impact(shape, **_given(prefetch=c.prefetch)),
+        ("prefetch",),
+    ),
+    "next-layer": Choice(
+        "The next layer's attention and gate (Importance 5.2)",
+        lambda shape, c: NextLayer(shape, c.alpha),
+        ("alpha",),
+    ),
+    "stacked": Choice("Gates of three layers (HOBBIT)", lambda shape, c: Stacked(shape, c.prefetch), ("prefetch",)),
+    "token-wise": Choice(
+        "A trained network a layer, N experts (SMOE IV-D)",
+        lambda shape, c: TokenWise(shape, **_given(prefetch=c.prefetch)),
+        ("prefetch", "token_predictor"),
+    ),
+    "token-wise-adaptive": Choice(
+        "The same, N follows the recall (SMOE IV-E)",
+        lambda shape, c: TokenWise(shape, adaptive=True, **_given(prefetch=c.prefetch)),
+        ("prefetch", "token_predictor"),
+    ),
+    "token-wise-flex": Choice(
+        "The same, only where a prefetch pays (SMOE IV-E)",
+        lambda shape, c: TokenWise(shape, flex=True, **_given(prefetch=c.prefetch)),
+        ("prefetch", "token_predictor"),
+    ),
+    "path": Choice(
+        "Which experts followed which before (EAP)",
+        lambda shape, c: _from("predictors.history").ActivationPath(shape),
+    ),
+    "traces": Choice(
+        "Activations of similar requests before (MoE-Infinity)",
+        lambda shape, c: _from("predictors.history").RequestTraces(shape),
+    ),
+}
+RESIDENCIES: dict[str, Choice[Residency]] = {
+    "none": Choice("No cache: an expert leaves once computed (OD-MoE)", lambda shape, c: Cacheless()),
+    "all": Choice("Every expert stays; needs a slot for each", lambda shape, c: Everything()),
+    "lru": Choice("The least recently used expert leaves", lambda shape, c: LRU(shape)),
+    "layer-lru": Choice("LRU in equal shares of the layers", lambda shape, c: Shares(shape)),
+    "lfu": Choice("The least frequently used expert leaves", lambda shape, c: LFU(shape)),
+    "arc": Choice("ARC over the experts of all layers", lambda shape, c: ARC(shape)),
+    "static": Choice("What the first prompt used most stays for good", lambda shape, c: Static(shape)),
+    "shallow-arc": Choice("The first layers whole, ARC in the others (Fate 4.4)", lambda shape, c: ShallowARC(shape)),
+    "score": Choice("The lowest mean score leaves (Importance 5.3)", lambda shape, c: ScoreWindow(shape)),
+    "mrs": Choice("The lowest smoothed score leaves (HybriMoE)", lambda shape, c: RecentScore(shape)),
+    "frequent": Choice(
+        "Equal shares of the layers, by frequency (SMOE IV-E)",
+        lambda shape, c: _from("residency.frequency").Frequent(shape),
+    ),
+    "traces": Choice("The lowest activation ratio leaves (MoE-Infinity)", lambda shape, c: ActivationAware(shape)),
+    "sensitive": Choice(
+        "Shares of the layers by dynamic programming (AdapMoE)",
+        lambda shape, c: _from("residency.sensitivity").LayerShares(shape),
+    ),
+}
+ROUTERS: dict[str, Choice[Router]] = {
+    "top-k": Choice("The model's own", lambda shape, c: TopK()),
+    "expert-cache": Choice(
+        "Residents replace unimportant experts (Importance)",
+        lambda shape, c: ExpertCache(**_given(alpha=c.alpha)),
+        ("alpha",),
+    ),
+    "skip": Choice(
+        "Leaves out the least experts of a row (AdapMoE)",
+        lambda shape, c: Skip(**_given(threshold=c.alpha)),
+        ("alpha",),
+    ),
+}
+PLACEMENTS: dict[str, Choice[Placement]] = {
+    "device": Choice("On the device, after a load", lambda shape, c: DeviceOnly()),
+    "host": Choice("On the host", lambda shape, c: HostOnly()),
+    "resident": Choice("Resident experts on the device, the others on the host", lambda shape, c: ResidentOnly()),
+    "balance": Choice("Balanced between device and host (Importance, Alg. 2)", lambda shape, c: Balance()),
+    "split": Choice("Split in prefill, then misses on the host (SMOE, Alg. 1)", lambda shape, c: PrefillPipeline()),
+    "hybrid": Choice("Greedy schedule of device and host (HybriMoE)", lambda shape, c: Hybrid()),
+}
+PRECISIONS: dict[str, Choice[Precision]] = {
+    "full": Choice("As the store has them", Full),
+    "int4": Choice("HQQ at four bits", lambda: Uniform("int4")),
+    "int2": Choice("HQQ at two bits", lambda: Uniform("int2")),
+    "popular": Choice("int4, and int2 for unpopular experts in prefill (Fate)", Popular),
+    "mixed": Choice("Fewer bits for less important experts (HOBBIT)", Mixed),
+}
+PREFILLS: dict[str, Choice[str]] = {
+    "ahead": Choice("Every expert is loaded ahead of its gate", lambda shape, c: "ahead"),
+    "pipelined": Choice("Loads begin at the gate and overlap computations", lambda shape, c: "pipelined"),
+    "in-turn": Choice("Loads, transfers and computations one after the other", lambda shape, c: "in-turn"),
+}
+CHOICES: dict[str, Mapping[str, Choice[Any]]] = {
+    "predictor": PREDICTORS,
+    "residency": RESIDENCIES,
+    "router": ROUTERS,
+    "placement": PLACEMENTS,
+    "precision": PRECISIONS,
+    "prefill": PREFILLS,
+}
+"""Field of SystemConfig -> its names."""
+
+
+def _flag(name: str) -> str:
+    return f"--{name}"
+
+
+def check(system: SystemConfig, named: Callable[[str], str] = _flag) -> None:
+    """Every name and number is one that there is. `named`: how messages call a field. Raises ConfigError."""
+    for declared in fields(SystemConfig):
+        value, label = getattr(system, declared.name), named(declared.name)
+        if (names := CHOICES.get(declared.name)) is not None:
+            if value not in names:
+                raise ConfigError(unknown(label, value, names, "odmoe systems"))
+        elif value is not None and not declared.metadata["bounds"][0] <= value <= declared.metadata["bounds"][1]:
+            raise ConfigError(f"{label} is {value:g}; allowed: {declared.metadata['allowed']}")
+
+
+def readers(setting: str) -> tuple[str, ...]:
+    """The policies that read a setting; none where every system does."""
+    return tuple(name for names in CHOICES.values() for name, choice in names.items() if setting in choice.reads)
+
+
+def is_read(setting: str, system: SystemConfig) -> bool:
+    """Whether a chosen policy reads the setting, or every system does."""
+    chosen = (names[getattr(system, field)] for field, names in CHOICES.items())
+    return not readers(setting) or any(setting in choice.reads for choice in chosen)
+
+
+def strategy_of(shape: ModelShape, system: SystemConfig) -> Strategy:
+    """New policies for one scheduler. Raises ConfigError."""
+    check(system)
+    return Strategy(
+        PREDICTORS[system.predictor].make(shape, system),
+        RESIDENCIES[system.residency].make(shape, system),
+        ROUTERS[system.router].make(shape, system),
+        PLACEMENTS[system.placement].make(shape, system),
+        PRECISIONS[system.precision].make(),
+        predicts=system.predictor not in ("sep", "none"),
+    )
+
+
+def residency_of(shape: ModelShape, system: SystemConfig) -> Residency:
+    """The cache policy alone. Raises ConfigError."""
+    check(system)
+    return RESIDENCIES[system.residency].make(shape, system)
+
+
+def forms_of(system: SystemConfig) -> tuple[str, ...]:
+    """The forms in which experts are loaded. Raises ConfigError."""
+    check(system)
+    return PRECISIONS[system.precision].make().forms
+
+
+def is_exact(system: SystemConfig) -> bool:
+    """Whether the answer is the model's own. Raises ConfigError."""
+    check(system)
+    return ROUTERS[system.router].make(None, system).exact and PRECISIONS[system.precision].make().exact
 
 
 def _from(module: str) -> Any:
@@ -92,40 +212,6 @@ def _from(module: str) -> Any:
     return importlib.import_module(f"scheduler.policies.{module}")
 
 
-def strategy_of(choices: Choices) -> Strategy:
-    """Five new objects, of one scheduler. Raises ConfigError."""
-    return Strategy(
-        _made(PREDICTORS, "predictor", choices.predictor, choices),
-        residency_of(choices),
-        _made(ROUTERS, "router", choices.router, choices),
-        _made(PLACEMENTS, "placement", choices.placement, choices),
-        _precision_of(choices.precision),
-        predicts=choices.predictor not in ("sep", "none"),
-    )
-
-
-def residency_of(choices: Choices) -> Residency:
-    """Raises ConfigError."""
-    return _made(RESIDENCIES, "residency", choices.residency, choices)
-
-
-def forms_of(precision: str) -> tuple[str, ...]:
-    """In which forms experts travel, by the name of the choice. Raises ConfigError."""
-    return _precision_of(precision).forms
-
-
-def _precision_of(name: str) -> Precision:
-    if name not in PRECISIONS:
-        raise ConfigError(f"--precision is {name!r}; allowed: {', '.join(PRECISIONS)}")
-    return PRECISIONS[name]()
-
-
-def _made(of: dict[str, Callable[[Choices], T]], flag: str, name: str, choices: Choices) -> T:
-    if name not in of:
-        raise ConfigError(f"--{flag} is {name!r}; allowed: {', '.join(of)}")
-    return of[name](choices)
-
-
 def _given(**options: Any) -> dict[str, Any]:
-    """Those that were said; a policy's own default holds for the others."""
+    """Those that are given; a policy's own default holds for the others."""
     return {name: value for name, value in options.items() if value is not None}

@@ -1,81 +1,87 @@
-"""Systems by name: five choices each, and nothing more. Any of them can be said otherwise."""
+"""Systems by name: the configuration of each, and whose it is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from scheduler.errors import ConfigError
+from scheduler.policies.system_config import SystemConfig
+from scheduler.unknown_names import unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`about`: whose it is, for people. `machine`: made for one machine, so with one worker unless said."""
+    """A system that a paper describes, or one to compare with."""
 
     about: str
-    predictor: str
-    residency: str
-    router: str = "top-k"
-    placement: str = "device"
-    precision: str = "full"
-    prefill: str = "ahead"
-    machine: bool = True
-    alpha: float | None = None
-    prefetch: int | None = None
+    """One line for people."""
+    config: SystemConfig
+    single_machine: bool = True
+    """Made for one machine: one worker unless more are given."""
 
     def values(self) -> dict[str, Any]:
-        """As settings; what it leaves open is not there."""
-        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
-        kept = {name: value for name, value in chosen.items() if name not in ("about", "machine") and value is not None}
-        return kept | ({"workers": 1} if self.machine else {})
+        """As settings, less the numbers that it leaves to its policies."""
+        chosen = {name: value for name, value in asdict(self.config).items() if value is not None}
+        return chosen | ({"workers": 1} if self.single_machine else {})
 
 
 SYSTEMS: dict[str, Preset] = {
-    "od-moe": Preset("OD-MoE: no cache, a quantised shadow predicts", "sep", "none", machine=False),
-    "sep-arc": Preset("OD-MoE's shadow, and ARC in place of no cache", "sep", "arc", machine=False),
-    "random-prefetch": Preset("OD-MoE Fig. 8, case 5: any experts are prefetched", "random", "none", machine=False),
-    "on-demand": Preset("loads each expert when its gate has named it", "none", "none", machine=False),
-    "fully-cached": Preset("every expert stays in a slot of its own", "none", "all", machine=False),
+    "od-moe": Preset("OD-MoE: no cache, a quantised shadow predicts", SystemConfig(), single_machine=False),
+    "sep-arc": Preset("OD-MoE's shadow with an ARC cache", SystemConfig(residency="arc"), single_machine=False),
+    "random-prefetch": Preset(
+        "OD-MoE Fig. 8, case 5: prefetches random experts", SystemConfig("random"), single_machine=False
+    ),
+    "on-demand": Preset("Loads an expert once its gate has chosen it", SystemConfig("none"), single_machine=False),
+    "fully-cached": Preset(
+        "Every expert stays in a slot of its own", SystemConfig("none", "all"), single_machine=False
+    ),
     "importance": Preset(
-        "Importance-Driven Expert Scheduling", "next-layer", "score", "expert-cache", "balance", alpha=0.3
+        "Importance-Driven Expert Scheduling",
+        SystemConfig("next-layer", "score", "expert-cache", "balance", alpha=0.3),
     ),
     "smoe": Preset(
-        "SMOE: Dynamic Expert Caching", "token-wise", "frequent", placement="split", prefill="pipelined", prefetch=1
+        "SMOE: Dynamic Expert Caching",
+        SystemConfig("token-wise", "frequent", placement="split", prefill="pipelined", prefetch=1),
     ),
     "smoe-flex": Preset(
-        "SMOE-Flex: prefetches only where it pays", "token-wise-flex", "frequent", placement="split",
-        prefill="pipelined", prefetch=2,
+        "SMOE-Flex: prefetches only where it pays",
+        SystemConfig("token-wise-flex", "frequent", placement="split", prefill="pipelined", prefetch=2),
     ),
     "fate": Preset(
-        "Fate: Cross-Layer Gate", "cross-layer", "shallow-arc", precision="popular", prefill="pipelined"
+        "Fate: Cross-Layer Gate", SystemConfig("cross-layer", "shallow-arc", precision="popular", prefill="pipelined")
     ),
     "mixtral-offloading": Preset(
-        "Mixtral-offloading: LRU, speculative next gate, quantised experts", "next-gate", "layer-lru", precision="int4",
-        prefill="pipelined",
+        "Mixtral-offloading: LRU, next gate, quantised experts",
+        SystemConfig("next-gate", "layer-lru", precision="int4", prefill="pipelined"),
     ),
     "moe-infinity": Preset(
-        "MoE-Infinity: request-level activation traces", "traces", "traces", prefill="pipelined"
+        "MoE-Infinity: request-level activation traces", SystemConfig("traces", "traces", prefill="pipelined")
     ),
-    "eap": Preset("Expert activation path, as Fate's baseline", "path", "shallow-arc", prefill="pipelined"),
+    "eap": Preset(
+        "Expert activation path, as Fate's baseline", SystemConfig("path", "shallow-arc", prefill="pipelined")
+    ),
     "hobbit": Preset(
-        "HOBBIT: mixed-precision loads, stacked gates", "stacked", "layer-lru", precision="mixed", prefill="pipelined"
+        "HOBBIT: mixed-precision loads, stacked gates",
+        SystemConfig("stacked", "layer-lru", precision="mixed", prefill="pipelined"),
     ),
     "adapmoe": Preset(
-        "AdapMoE: skips by sensitivity, adaptive cache", "next-gate", "sensitive", "skip", prefill="pipelined"
+        "AdapMoE: skips by sensitivity, adaptive cache",
+        SystemConfig("next-gate", "sensitive", "skip", prefill="pipelined"),
     ),
     "hybrimoe": Preset(
-        "HybriMoE: impact-driven prefetch, score-aware cache, hybrid schedule", "impact", "mrs", placement="hybrid",
-        prefill="pipelined", prefetch=1,
+        "HybriMoE: impact-driven prefetch, hybrid schedule",
+        SystemConfig("impact", "mrs", placement="hybrid", prefill="pipelined", prefetch=1),
     ),
     "static": Preset(
-        "A static hot set, as KTransformers and llama.cpp place experts", "none", "static", placement="resident",
-        prefill="pipelined",
+        "Static hot set, as in KTransformers and llama.cpp",
+        SystemConfig("none", "static", placement="resident", prefill="pipelined"),
     ),
-}  # fmt: skip
+}
 
 
-def preset_of(name: str) -> Preset:
-    """Raises ConfigError."""
+def preset_of(name: str, label: str = "--system") -> Preset:
+    """`label`: how a message calls the setting. Raises ConfigError."""
     if name not in SYSTEMS:
-        raise ConfigError(f"--system is {name!r}; allowed: {', '.join(SYSTEMS)}")
+        raise ConfigError(unknown(label, name, SYSTEMS, "odmoe systems"))
     return SYSTEMS[name]

@@ -84,7 +84,7 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
     found: list[_Reader] = []
     for (now, event), commands in zip(recording.events, recording.commands, strict=True):
         if isinstance(event, t.RequestOpened):
-            readers[event.request] = _Reader(recording.choices.shape, event)
+            readers[event.request] = _Reader(recording.core_config.shape, event)
             found.append(readers[event.request])
         for command in commands:
             if isinstance(command, t.Resume) and command.visit.request in readers:
@@ -94,7 +94,7 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
             if number in readers:
                 readers[number].take(event, now)
     whole = [one for reader in found if (one := reader.workload()) is not None]
-    foresight = strategy_of(recording.choices).predictor.foresight
+    foresight = strategy_of(recording.core_config.shape, recording.core_config.system).predictor.foresight
     for one in whole:
         one.foresight = foresight
     return whole

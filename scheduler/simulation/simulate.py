@@ -13,6 +13,7 @@ from scheduler.build import make_core
 from scheduler.core.stats import RequestStats
 from scheduler.errors import ConfigError
 from scheduler.policies.strategy import Strategy
+from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.time_breakdown import TimeBreakdown, bound_by
 from scheduler.simulation.workload import Workload
@@ -60,15 +61,15 @@ def simulate(
 
     Raises ConfigError where slots do not suffice for what stays, or somebody reads scores that the workload has not.
     """
-    profile = scenario.profile
-    core = make_core(scenario.choices)
+    profile, system = scenario.profile, scenario.system
+    core = make_core(scenario.core_config)
     core.strategy.residency.check(scenario.shape, scenario.worker_count * scenario.slots)
-    _check_scores(scenario, core.strategy, workload)
-    waits = TimeBreakdown(profile.load_s, scenario.predictor != "none")
+    _check_scores(system, core.strategy, workload)
+    waits = TimeBreakdown(profile.load_s, system.predictor != "none")
     kept: list[Span] | None = [] if spans else None
-    links = MainLinks(profile, duplex=scenario.prefill == "ahead")
+    links = MainLinks(profile, duplex=system.prefill == "ahead")
     world = World(core, profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept)
-    world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep", scenario.host)
+    world.start(scenario.worker_count, scenario.slots, system.predictor == "sep", scenario.host)
     for count in range(1, scenario.tokens + 1):
         if not world.run(count):
             raise ConfigError(f"the simulated request stopped after {count - 1} tokens: nothing can happen any more")
@@ -81,13 +82,13 @@ def simulate(
     return Outcome(first, rest, stats, kept or [], where, world.events)
 
 
-def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) -> None:
+def _check_scores(system: SystemConfig, strategy: Strategy, workload: Workload) -> None:
     """Raises ConfigError naming the flag whose choice reads what the workload does not know."""
     needed = strategy.predictor.foresight
     readers = [
-        ("router", scenario.router, strategy.router.wants_scores),
-        ("residency", scenario.residency, strategy.residency.wants_scores),
-        ("precision", scenario.precision, strategy.precision.wants_scores),
+        ("router", system.router, strategy.router.wants_scores),
+        ("residency", system.residency, strategy.residency.wants_scores),
+        ("precision", system.precision, strategy.precision.wants_scores),
     ]
     for flag, name, reads in readers:
         if reads and not workload.scored:
@@ -97,6 +98,6 @@ def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) ->
             )
     if needed is not None and workload.foresight != needed:
         raise ConfigError(
-            f"--predictor {scenario.predictor} reads what the main model foresees ({needed}), and these routes come "
+            f"--predictor {system.predictor} reads what the main model foresees ({needed}), and these routes come "
             f"with {workload.foresight or 'none of it'}; simulate those (--routes) of a run with this predictor"
         )

@@ -152,7 +152,7 @@ class Bench:
         found: set[str] = set()
         for name in self.variants:
             with contextlib.suppress(ConfigError):  # told when it is asked for
-                found |= set(forms_of(self.settings(model, name, 100).precision))
+                found |= set(forms_of(self.settings(model, name, 100).system_config))
         return found
 
     def identity(self, model: str) -> dict[str, str]:

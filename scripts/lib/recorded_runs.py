@@ -53,12 +53,13 @@ def requests(path: Path, prompts: list[list[int]], tokens: int) -> list[Recorded
     lengths = [(one.prompt_tokens, one.tokens) for one in found]
     if lengths != [(len(prompt), tokens) for prompt in prompts]:
         raise SystemExit(f"{path} holds {lengths} tokens of prompts and answers; --fresh makes it again")
-    wanted = (tokens - 1) * len(recording.choices.shape.layers) if recording.choices.predictor == "sep" else 0
+    core = recording.core_config
+    wanted = (tokens - 1) * len(core.shape.layers) if core.system.predictor == "sep" else 0
     if any(len(one.predictions) < wanted for one in found):
         raise SystemExit(f"{path} lacks predictions of its shadow; --fresh makes it again")
     return found
 
 
-def simulated(profile: Profile, of: RecordedWorkload, **choices: Any) -> Outcome:
-    """As `Settings.alignment` and the rest say in `choices`; see `scheduler.simulation.simulate.Scenario`."""
-    return simulate(Scenario(profile, prompt_tokens=of.prompt_tokens, tokens=of.tokens, **choices), of)
+def simulated(profile: Profile, of: RecordedWorkload, **fields: Any) -> Outcome:
+    """`fields`: of the `scheduler.simulation.scenario.Scenario`."""
+    return simulate(Scenario(profile, prompt_tokens=of.prompt_tokens, tokens=of.tokens, **fields), of)

@@ -105,14 +105,14 @@ def compare(
 def _compare(
     recording: Recording, one: RecordedWorkload, ttft_s: float, decode_s: float | None, profile: str
 ) -> dict[str, Any]:
-    """`recording`: its choices are those that are simulated; the model's shape, too."""
-    shape, made = recording.choices.shape, recording.choices
+    """What is simulated has the recording's configuration and the model's shape."""
+    shape, made = recording.core_config.shape, recording.core_config
     fitted = recorded_runs.of_shape(find_profile(profile), shape)
     outcome = recorded_runs.simulated(
-        fitted, one, alignment=made.alignment, predictor=made.predictor, residency=made.residency,
-        prefill=made.prefill, mini_batch=made.mini_batch, group_size=made.group_size, **joined(recording),
+        fitted, one, alignment=made.alignment, system=made.system, mini_batch=made.mini_batch,
+        group_size=made.group_size, **joined(recording),
     )  # fmt: skip
-    row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.prefill}
+    row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.system.prefill}
     row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.stats.overall.recall}
     row["unpredicted"] = outcome.stats.unpredicted
     if decode_s is not None:
@@ -160,7 +160,7 @@ class Measure:
         replayed = replay(recording)
         return {
             "answers": compare(recording, prompts, times, profile), "profile": profile,
-            "prefill": recording.choices.prefill, "events": replayed.events, "commands": replayed.commands,
+            "prefill": recording.core_config.system.prefill, "events": replayed.events, "commands": replayed.commands,
             "difference": replayed.difference,
         }  # fmt: skip
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
+from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
@@ -91,12 +92,12 @@ class Measure:
 
     def _simulate(self, params: dict[str, Any]) -> dict[str, Any]:
         settings = self._settings(params["case"])
-        case = params["case"] if settings.predictor == "sep" else 1
+        case = params["case"] if settings.system_config.predictor == "sep" else 1
         found = recorded_runs.requests(self.recording(case), self._prompts, self._args.tokens)
         outcomes = [
             recorded_runs.simulated(
                 self._profile, one, alignment=Alignment(settings.align_token, settings.align_kv),
-                predictor=settings.predictor,
+                system=SystemConfig(settings.system_config.predictor),
             )
             for one in found
         ]  # fmt: skip

@@ -11,18 +11,19 @@ import pytest
 import torch
 
 from checkpoint.family import config_from_dict, stored_dtype
-from checkpoint.model_size import Counts, count
+from checkpoint.model_size import count
 from checkpoint.sharding.source import read_header
+from scheduler.types import ModelSize
 from support.paths import CONFIGS
 
 
-def counts(name: str, context: int = 4096) -> Counts:
+def counts(name: str, context: int = 4096) -> ModelSize:
     config = config_from_dict(json.loads((CONFIGS / f"{name}.json").read_text()))
     return count(config, stored_dtype(config), context)
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, Counts]:
+def known() -> dict[str, ModelSize]:
     return {path.stem: counts(path.stem) for path in CONFIGS.glob("*.json")}
 
 
@@ -36,17 +37,17 @@ def known() -> dict[str, Counts]:
     ],
 )
 def test_parameters_are_those_of_the_model_card(
-    known: dict[str, Counts], name: str, total: float, active: float, tolerance: float
+    known: dict[str, ModelSize], name: str, total: float, active: float, tolerance: float
 ) -> None:
     found = known[name]
-    one = found.dense + len(found.moe_layers) * found.top_k * found.expert
+    one = found.dense + found.layers * found.top_k * found.expert
     one -= found.dense - found.read if name.startswith("gpt") else 0
     assert (found.dense + found.experts_all) / 1e9 == pytest.approx(total, rel=0.005)
     assert one / 1e9 == pytest.approx(active, rel=tolerance)
 
 
-def test_shapes_are_those_of_the_configuration(known: dict[str, Counts]) -> None:
-    shapes = {n: (c.depth, len(c.moe_layers), c.experts, c.top_k, c.hidden, c.dtype) for n, c in known.items()}
+def test_shapes_are_those_of_the_configuration(known: dict[str, ModelSize]) -> None:
+    shapes = {n: (c.depth, c.layers, c.experts, c.top_k, c.hidden, c.dtype) for n, c in known.items()}
     assert shapes == {
         "mixtral-8x7b": (32, 32, 8, 2, 4096, "float32"),
         "qwen3-30b-a3b": (48, 48, 128, 8, 2048, "bfloat16"),
@@ -56,16 +57,16 @@ def test_shapes_are_those_of_the_configuration(known: dict[str, Counts]) -> None
     assert known["mixtral-8x7b"].expert == 3 * 4096 * 14336
 
 
-def test_caches_are_those_of_the_attention(known: dict[str, Counts]) -> None:
+def test_caches_are_those_of_the_attention(known: dict[str, ModelSize]) -> None:
     """Eight heads of 128, keys and values, in float32: the paper's 8 KB a token a layer. DeepSeek-V3 keeps a latent of
     512 and 64 rotary elements; of gpt-oss every other layer forgets all but the last 127 tokens."""
-    tokens = {name: found.cache_token_bytes for name, found in known.items()}
+    tokens = {name: found.cache_token * found.item_bytes for name, found in known.items()}
     assert tokens["mixtral-8x7b"] == 32 * 8192
     assert tokens["qwen3-30b-a3b"] == 48 * 2 * 4 * 128 * 2
     assert tokens["deepseek-v3"] == 61 * (512 + 64) * 2
     assert tokens["gpt-oss-120b"] == 36 * 2 * 8 * 64 * 2
-    assert known["mixtral-8x7b"].cache_bytes == 4096 * 32 * 8192
-    assert known["gpt-oss-120b"].cache_bytes == 18 * (4096 + 127) * 2 * 8 * 64 * 2
+    assert known["mixtral-8x7b"].cache * 4 == 4096 * 32 * 8192
+    assert known["gpt-oss-120b"].cache * 2 == 18 * (4096 + 127) * 2 * 8 * 64 * 2
 
 
 def test_a_context_beyond_the_models_own_is_its_own() -> None:

@@ -21,11 +21,10 @@ from checkpoint.token_predictor import TokenPredictor
 from main_node.engine.gate_watch import GateWatch
 from main_node.engine.layer import LayerWork
 from scheduler import types as t
-from scheduler.alignment import Alignment
 from scheduler.build import make_core
-from scheduler.policies.choices import Choices
 from scheduler.policies.strategy import Strategy
 from support.models.families import build_dispatching
+from support.scheduling.scenarios import core_config_of
 from wire import messages as w
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60]
@@ -43,7 +42,7 @@ def shape_of(model: Any) -> t.ModelShape:
 
 
 def strategy(model: Any, **names: str) -> Strategy:
-    return make_core(Choices(shape_of(model), 2, Alignment(), **names)).strategy  # type: ignore[arg-type]
+    return make_core(core_config_of(shape_of(model), 2, **names)).strategy  # type: ignore[arg-type]
 
 
 def eager(model: Any, layer: int, *rows: torch.Tensor) -> torch.Tensor:

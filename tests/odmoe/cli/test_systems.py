@@ -15,13 +15,15 @@ QUICK = ("--threads", "1", "-n", "3")
 
 
 WRONG: list[tuple[list[str], str]] = [
-    (["--system", "fats"], "--system is 'fats'; allowed: od-moe, "),
-    (["--alpha", "0.3"], "--alpha is 0.3, which --predictor sep with --router top-k does not heed; next-layer, "),
+    (["--system", "fats"], "--system is 'fats'; did you mean fate? odmoe systems lists all 16 names"),
+    (["--alpha", "0.3"], "--alpha is 0.3, which neither --predictor sep nor --router top-k reads; next-layer, "),
     (["--system", "fate", "--token-predictor", "f"], "--token-predictor is f, which --predictor cross-layer does not"),
     (["--placement", "balance"], "--placement balance needs a second place to compute experts, and there is one only"),
     (["--placement", "host", "--profile", "rtx3090-1gbe"], "--placement host needs a second place to compute experts"),
     (["--placement", "host", "--loader", "cuda", "--profile", "rtx3090-1gbe"], "--placement host needs a second"),
-    (["--system", "fully-cached"], "64 slots are needed, 8 are there; give more (--slots, or --device-memory 100%)"),
+    (["--predictor", "xyz"], "--predictor is 'xyz'; odmoe systems lists all 13 names"),
+    (["--system", "fully-cached", "--slots", "7"], "64 slots are needed, 56 are there; give more"),
+    (["--system", "fate", "--align-token", "2"], "--align-token is 2, which --predictor cross-layer does not read"),
     (["--system", "fully-cached", "--device-memory", "30%"], "64 slots are needed, 16 are there; give more"),
     (["--system", "eap", "--device-memory", "0.1%"], "--device-memory 0.1% is 21233 bytes for 1 worker(s), and one"),
     (["--system", "eap", "--device-memory", "40"], "give at least 331776 bytes, or is 40% meant?"),

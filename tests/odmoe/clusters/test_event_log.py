@@ -68,7 +68,7 @@ def test_a_real_run_replays_to_the_same_commands(
         pairs = [(n, layer) for n in range(COUNT - 1) for layer in range(8)]
         right = sum(len(set(workload.predict(*pair) or ()) & set(workload.routes(*pair))) for pair in pairs)
         assert report.recall == pytest.approx(right / (2 * len(pairs)))
-    assert (report.recall is None) == (recording.choices.predictor == "none")
+    assert (report.recall is None) == (recording.core_config.system.predictor == "none")
 
 
 def test_answers_at_once_and_one_given_up(demo_store: Callable[[str], Any], reference: Any, tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_what_would_destroy_another_file_is_refused(cli: CommandLine, demo: Path
 
 
 def test_a_shadow_that_does_not_run_is_not_reported(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
-    """Though --shadow says which it would be."""
+    """Though the settings have a precision for it."""
     log, trace = tmp_path / "log", tmp_path / "trace"
-    flags = ["--predictor", "random", "--shadow", "nf4", "--record", str(log), "--trace", str(trace)]
+    flags = ["--predictor", "random", "--record", str(log), "--trace", str(trace)]
     answer = cli("generate", "-q", "--json", "-m", str(demo), "-n", "3", "--threads", "1", *flags, "HAMLET")
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)

@@ -194,8 +194,8 @@ def test_a_plan_takes_the_flags(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("value", [4.2e3, 9.87654e6, 123e6, 1e9, 1.2345e9, 99.95e9, 4.7e11])
 def test_rates_are_read_back_to_three_digits(value: float) -> None:
-    assert parse_rate(rate_text(value), "") == pytest.approx(value, rel=5e-3)
-    assert parse_link(link_text(value), "") == pytest.approx(value, rel=5e-3)
+    assert parse_rate(rate_text(value)) == pytest.approx(value, rel=5e-3)
+    assert parse_link(link_text(value)) == pytest.approx(value, rel=5e-3)
 
 
 def test_the_file_system_is_that_of_the_deepest_mount(tmp_path: Path) -> None:

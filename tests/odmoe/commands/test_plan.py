@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from odmoe.commands.plan_model import model_of
-from odmoe.settings.units import parse_bytes, parse_link, parse_rate
-from scheduler.errors import ConfigError
 from scheduler.planning.scaling import Hardware, Policy, Setup, memory, outcome
 from scheduler.timing.profile import PROFILES, find_profile
 from shadow_node.model import ShadowModel
@@ -208,30 +206,3 @@ def test_a_wrong_path_is_answered_before_torch_is_there(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "MissingShardError" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1GB", 1e9), ("512MiB", 512 * 1024**2), ("704643072", 704643072), ("1.5 gb", 1.5e9), ("8Gi", 8 * 1024**3)],
-)
-def test_sizes(text: str, value: float) -> None:
-    assert parse_bytes(text, "--x") == value
-
-
-@pytest.mark.parametrize(("text", "value"), [("25GB/s", 25e9), ("3.5 GB/s", 3.5e9), ("900MB", 9e8), ("2e9", 2e9)])
-def test_bytes_a_second(text: str, value: float) -> None:
-    assert parse_rate(text, "--x") == value
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("1Gbit", 1e9), ("2.5 Gbit/s", 2.5e9), ("100Mbps", 1e8), ("1Gb", 1e9), ("1000000", 1e6)]
-)
-def test_bits_a_second(text: str, value: float) -> None:
-    assert parse_link(text, "--x") == value
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "GB", "1 1", "nan", "inf", "1e999", "1XB", "\u0661GB", "1GB GB"])
-def test_no_sizes(text: str) -> None:
-    for parse in (parse_bytes, parse_rate, parse_link):
-        with pytest.raises(ConfigError, match="--x is"):
-            parse(text, "--x")

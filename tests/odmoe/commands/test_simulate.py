@@ -16,7 +16,7 @@ from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.eventlog.recording import Recorder
 from scheduler.files import write_whole
-from scheduler.policies.choices import Choices
+from scheduler.policies.system_config import CoreConfig
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate
@@ -42,8 +42,8 @@ def facts(cli: CommandLine, *flags: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording, of a simulated run."""
-    choices: Choices = SCENARIO.choices
-    core, recorder = make_core(choices), Recorder({"profile": PAPER.name}, choices)
+    config: CoreConfig = SCENARIO.core_config
+    core, recorder = make_core(config), Recorder({"profile": PAPER.name}, config)
     decide = core.handle
 
     def handle(event: Any, now: float) -> Any:
@@ -181,7 +181,7 @@ def test_luck_is_how_far_other_draws_are(cli: CommandLine) -> None:
 
 def test_a_replay_of_nothing_is_no_success(cli: CommandLine, tmp_path: Path) -> None:
     """A scheduler that was told nothing decides nothing, whatever it is like."""
-    write_whole(tmp_path / "empty", Recorder({}, SCENARIO.choices).take())
+    write_whole(tmp_path / "empty", Recorder({}, SCENARIO.core_config).take())
     answer = cli("simulate", "--replay", str(tmp_path / "empty"))
     assert (answer.code, answer.out) == (2, "")
     assert "0 events and no command; nothing can be compared" in answer.err
@@ -202,26 +202,26 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
     ("flags", "says"),
     [
         (["--profile", "none"], "no profile 'none'; allowed: rtx"),
-        (["--system", "odmoe"], "--system is 'odmoe'; allowed: od-moe, sep-arc, random-prefetch"),
+        (["--system", "odmoe"], "--system is 'odmoe'; did you mean od-moe or "),
         (["--recall", "1.5"], "--recall is 1.5; allowed: a number from 0 to 1"),
-        (["--recall", "0.5", "--system", "on-demand"], "--recall is about the shadow's predictions"),
-        (["--tokens", "0"], "--tokens is 0; allowed: 1, 2, ..."),
+        (["--recall", "0.5", "--system", "on-demand"], "--recall is 0.5, which --predictor none does not read"),
+        (["--tokens", "0"], "--tokens is 0; allowed: 1 to 4194304"),
         (["--tokens", "99999999999"], "--tokens is 99999999999; allowed: 1 to 4194304"),
         (["--experts", "1000000"], "--experts is 1000000; allowed: 1 to 65536"),
-        (["--align-kv", "2", "--system", "on-demand"], "--align-kv is about the shadow's KV cache, and --predictor is"),
-        (["--alpha", "0.3"], "--alpha is 0.3, which sep with top-k does not heed; next-layer, expert-cache, skip do"),
-        (["--system", "eap", "--prefetch", "2"], "--prefetch is 2, which path does not heed; next-gate, "),
+        (["--align-kv", "2", "--system", "on-demand"], "--align-kv is 2, which --predictor none does not read"),
+        (["--alpha", "0.3"], "--alpha is 0.3, which neither --predictor sep nor --router top-k reads; "),
+        (["--system", "eap", "--prefetch", "2"], "--prefetch is 2, which --predictor path does not read; next-gate, "),
         (["--router", "topk"], "--router is 'topk'; allowed: top-k, expert-cache, skip"),
-        (["--system", "importance", "--alpha", "2"], "--alpha is 2.0; allowed for the router expert-cache"),
+        (["--system", "importance", "--alpha", "2"], "--alpha is 2; allowed: a number from 0 to 1"),
         (["--placement", "host"], "--placement host needs a second place to compute experts, and profile rtx3090-1gbe"),
         (["--trace", "FIFO"], "allowed: a file in a directory"),
-        (["--tokens", "many"], "Invalid value for '--tokens'"),
+        (["--tokens", "many"], "--tokens is 'many'; allowed: 1 to 4194304"),
         (["--top-k", "9"], "--top-k is 9 with 8 experts; allowed: 1 to 8"),
-        (["--layers", "0"], "--layers is 0; allowed: 1, 2, ..."),
-        (["--workers", "0"], "--workers is 0; allowed: 1, 2, ..."),
+        (["--layers", "0"], "--layers is 0; allowed: 1 to 65536"),
+        (["--workers", "0"], "--workers is 0; allowed: 1 to 65536"),
         (["--workers", "4", "--group-size", "5"], "--group-size is 5; allowed: 1 to --workers (4)"),
         (["--align-token", "-1"], "--align-token is -1; allowed: 0 (never), 1"),
-        (["--predictor", "oracle"], "--predictor is 'oracle'; allowed: sep, none, random, "),
+        (["--predictor", "oracle"], "--predictor is 'oracle'; did you mean traces? odmoe systems lists all 13 names"),
         (["--residency", "all", "--slots", "1"], "256 slots are needed, 8 are there"),
         (["--trace", "/none/t.json"], "--trace is '/none/t.json'; allowed: a file in a directory"),
         (["--routes", "/none"], "recording /none cannot be read"),

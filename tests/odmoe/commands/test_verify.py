@@ -172,7 +172,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     model = str(demo)
     for args, code, kind, words in (
         ((model, "-n", "0"), 2, "ConfigError", ["--tokens is 0", "allowed: 1, 2, ..."]),
-        ((model, "--workers", "0"), 2, "ConfigError", ["--workers is '0'"]),
+        ((model, "--workers", "0"), 2, "ConfigError", ["--workers is 0;"]),
         ((model, "--cluster", "cluster.yaml"), 2, "ConfigError", ["cluster.yaml", "embedded, local"]),
         ((model, ""), 1, "PromptError", ["the prompt is empty"]),
         ((model, "-n", "1020"), 1, "PromptError", ["context of 1024", "allowed for --tokens: 1 to "]),

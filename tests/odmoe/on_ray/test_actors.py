@@ -64,6 +64,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(actors.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(actors, "open_verified", lambda store: None)
     monkeypatch.setattr("odmoe.on_ray.fleet.Fleet", made.fleet)
+    monkeypatch.setattr("odmoe.clusters.configuration.configure", lambda *_: None)
     monkeypatch.setattr("odmoe.clusters.nodes.make_engine", made.engine)
     monkeypatch.setattr("odmoe.clusters.nodes.make_main", lambda settings, *rest: made.main(*rest))
     return made

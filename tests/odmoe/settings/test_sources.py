@@ -13,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odmoe.settings.settings import Settings
-from odmoe.settings.sources import dump, effective, read_file
+from odmoe.settings.sources import dump, effective, merged, read_file
 from scheduler.errors import ConfigError
-from scheduler.policies.choices import PREFILLS
-from scheduler.policies.registry import PLACEMENTS, PRECISIONS, PREDICTORS, RESIDENCIES, ROUTERS
 from scheduler.policies.systems import SYSTEMS
 from support.machines.cli import CommandLine
 
@@ -92,7 +90,7 @@ def test_wrong_files(text: str, words: list[str], tmp_path: Path) -> None:
 def test_wrong_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ODMOE_SLOTS is 'x'; allowed: 1, 2, \.\.\."):
         effective({}, None, {"ODMOE_SLOTS": "x"})
-    with pytest.raises(ConfigError, match="--slots is '0'"):
+    with pytest.raises(ConfigError, match="--slots is 0; allowed"):
         effective({"slots": "0"}, None, {})
     with pytest.raises(ConfigError, match="cannot be read"):
         effective({}, str(tmp_path / "none.yaml"), {})
@@ -103,7 +101,9 @@ def test_wrong_elsewhere(tmp_path: Path) -> None:
 
 
 def test_misspelt_in_the_environment() -> None:
-    with pytest.raises(ConfigError, match="ODMOE_WORKER is set in the environment and is no setting; is ODMOE_WORKERS"):
+    with pytest.raises(
+        ConfigError, match="ODMOE_WORKER is set in the environment and is no setting; did you mean ODMOE_WORKERS"
+    ):
         effective({}, None, {"ODMOE_WORKER": "3"})
 
 
@@ -116,11 +116,17 @@ def test_texts_in_the_environment() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"alpha": 0.3}, "ODMOE_ALPHA is 0.3, which --predictor sep with --router top-k does not heed; next-layer, "),
-        ({"system": "fate", "prefetch": 2}, "ODMOE_PREFETCH is 2, which --predictor cross-layer does not heed"),
+        ({"alpha": 0.3}, "ODMOE_ALPHA is 0.3, which neither --predictor sep nor --router top-k reads; next-layer, "),
+        ({"system": "fate", "prefetch": 2}, "ODMOE_PREFETCH is 2, which --predictor cross-layer does not read"),
         ({"system": "fate", "token_predictor": "f"}, "ODMOE_TOKEN_PREDICTOR is f, which --predictor cross-layer does"),
-        ({"system": ["fate"]}, r"ODMOE_SYSTEM is \['fate'\]; allowed: od-moe, "),
-        ({"system": {"fate": 1}}, "ODMOE_SYSTEM is {'fate': 1}; allowed: od-moe, "),
+        ({"system": ["fate"]}, r"ODMOE_SYSTEM is \['fate'\]; odmoe systems lists all 16 names"),
+        ({"system": {"fate": 1}}, "ODMOE_SYSTEM is {'fate': 1}; odmoe systems lists all"),
+        (
+            {"system": "fate", "shadow": "nf4"},
+            "ODMOE_SHADOW is nf4, which --predictor cross-layer does not read; sep does",
+        ),
+        ({"system": "fate", "align_kv": 2}, "ODMOE_ALIGN_KV is 2, which --predictor cross-layer does not read; sep "),
+        ({"shadow": "none", "align_kv": 2}, "ODMOE_ALIGN_KV is 2 with shadow none; there is nothing to align"),
         ({"device_memory": "200%"}, "ODMOE_DEVICE_MEMORY is '200%'; allowed: a share of all experts .above 0%, at"),
         ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; it is shared"),
     ],
@@ -147,6 +153,8 @@ def test_what_would_have_no_effect_or_no_sense(given: dict[str, Any], says: str,
         {"system": "hobbit", "prefetch": 1},
         {"system": "hybrimoe", "prefetch": 2},
         {"system": "fully-cached", "router": "expert-cache", "alpha": 0.5},
+        {"system": "sep-arc", "shadow": "nf4", "align_kv": 2},
+        {"system": "fate", "shadow": "none"},
     ],
 )
 def test_numbers_that_are_heeded(given: dict[str, Any]) -> None:
@@ -195,11 +203,11 @@ GIVEN: dict[str, st.SearchStrategy[Any]] = {
 def test_what_config_prints_says_the_same_again(values: dict[str, Any]) -> None:
     import tempfile
 
-    found = effective(values, None, {"XDG_CONFIG_HOME": "/nonexistent"})
+    found = merged(values, None, {"XDG_CONFIG_HOME": "/nonexistent"})
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(dump(found))
         file.flush()
-        assert effective({}, file.name, {}).settings == found.settings
+        assert merged({}, file.name, {}).settings == found.settings
 
 
 def test_printed_lines_are_yaml_with_their_origin(cli: CommandLine, tmp_path: Path) -> None:
@@ -208,24 +216,19 @@ def test_printed_lines_are_yaml_with_their_origin(cli: CommandLine, tmp_path: Pa
     lines = yaml.safe_load(answer.out)
     assert lines["workers"] == 3
     assert lines["stop"] == ["a: b", "#"]
-    assert list(lines) == [name.replace("_", "-") for name in Settings.model_fields]
+    assert list(lines) == [name.replace("_", "-") for name in Settings.names()]
     assert "workers: 3  # --workers\n" in answer.out
     assert "slots: 1  # default\n" in answer.out
     assert "chat: false  # --chat\n" in answer.out
 
 
-def test_help_names_what_can_be_chosen(cli: CommandLine) -> None:
-    text = "".join(cli("generate", "--help").out.split("│")).split()
-    shown = " ".join(text)
-    for names in (SYSTEMS, PREDICTORS, RESIDENCIES, ROUTERS, PLACEMENTS, PRECISIONS, PREFILLS):
-        assert ", ".join(names) in shown
-
-
-def test_every_setting_but_the_secret_has_a_flag(cli: CommandLine) -> None:
-    text = cli("generate", "--help").out
-    for name in Settings.model_fields:
-        flag = "--" + name.replace("_", "-")[:18]
-        assert (flag in text) is (name != "secret"), name
+def test_a_default_is_refused_as_a_flag_only(tmp_path: Path) -> None:
+    """A file that `odmoe config` has written gives every default, and serves any system."""
+    file = file_of(tmp_path, dump(effective({}, None, {})))
+    assert effective({"system": "fate"}, file, {}).settings.shadow == "int8"
+    with pytest.raises(ConfigError, match="--shadow is int8, which --predictor cross-layer does not read; sep does"):
+        effective({"system": "fate", "shadow": "int8"}, None, {})
+    assert merged({"system": "fate", "shadow": "int8"}, None, {}).settings.shadow == "int8"
 
 
 def test_reading_nothing(tmp_path: Path) -> None:

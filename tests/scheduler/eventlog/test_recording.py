@@ -20,7 +20,7 @@ from scheduler.eventlog import recording as module
 from scheduler.eventlog.recording import Recorder, Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
-from scheduler.policies.choices import Choices
+from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.simulation.recorded_routes import recorded_workload, recorded_workloads
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
@@ -29,6 +29,7 @@ from scheduler.simulation.workload import random_workload
 from scheduler.simulation.world import World
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import Profile
+from support.scheduling.scenarios import core_config_of, scenario_of
 
 PROFILE = Profile(
     name="small", layers=4, experts=4, top_k=2, hidden_bytes=100, kv_bytes=10, workers=4, group_size=2,
@@ -36,12 +37,12 @@ PROFILE = Profile(
     shadow_layer_s=2e-3,
 )  # fmt: skip
 SHAPE = t.ModelShape(layers=(1, 2, 5), experts=4, top_k=2, hidden=8, context=100, by_layer=(4, 3, 4))
-CHOICES = Choices(SHAPE, 2, Alignment(1, 2), 16)
+CORE = CoreConfig(SHAPE, 2, Alignment(1, 2), 16)
 
 
-def watched(recorder: Recorder, choices: Choices) -> Core:
+def watched(recorder: Recorder, config: CoreConfig) -> Core:
     """A core that tells a recorder, as the engine does."""
-    core = make_core(choices)
+    core = make_core(config)
     handle = core.handle
 
     def tell(event: t.Event, now: float) -> list[t.Command]:
@@ -55,13 +56,13 @@ def watched(recorder: Recorder, choices: Choices) -> Core:
 
 def recorded(scenario: Scenario, recall: float | None = 0.8) -> tuple[Recorder, Outcome]:
     """A simulated run, and its log."""
-    recorder = Recorder({"model": "none"}, scenario.choices)
-    links = MainLinks(scenario.profile, scenario.prefill == "ahead")
+    recorder = Recorder({"model": "none"}, scenario.core_config)
+    links = MainLinks(scenario.profile, scenario.system.prefill == "ahead")
     workload = random_workload(scenario, recall, 3)
-    core = watched(recorder, scenario.choices)
+    core = watched(recorder, scenario.core_config)
     waits = TimeBreakdown(scenario.profile.load_s, predicted=True)
     world = World(core, scenario.profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits)
-    world.start(scenario.worker_count, scenario.slots, scenario.predictor == "sep")
+    world.start(scenario.worker_count, scenario.slots, scenario.system.predictor == "sep")
     assert world.run(scenario.tokens)
     world.drain()
     return recorder, simulate(scenario, workload)
@@ -89,7 +90,7 @@ def read(tmp_path: Path, data: bytes) -> Recording:
     ],
 )
 def test_a_log_replays_to_the_same_commands(tmp_path: Path, said: dict[str, Any]) -> None:
-    recorder, _ = recorded(Scenario(PROFILE, tokens=5, **said))
+    recorder, _ = recorded(scenario_of(PROFILE, tokens=5, **said))
     found = read(tmp_path, recorder.take())
     done = replay(found)
     assert done.difference is None
@@ -109,34 +110,34 @@ def test_another_scheduler_is_told_apart(tmp_path: Path) -> None:
         lambda commands: commands[::-1],
     ):
         changed = [change(c) if n == at else c for n, c in enumerate(found.commands)]
-        done = replay(Recording(found.about, found.choices, found.events, changed))
+        done = replay(Recording(found.about, found.core_config, found.events, changed))
         assert done.difference is not None
         assert f"event {at + 1}, {type(found.events[at][1]).__name__}(" in done.difference
         assert done.commands == sum(map(len, found.commands[:at])) + min(
             n for n, (a, b) in enumerate(itertools.zip_longest(changed[at], found.commands[at])) if a != b
         )
-    other = Choices(found.choices.shape, 3, found.choices.alignment)
+    other = CoreConfig(found.core_config.shape, 3, found.core_config.alignment)
     assert replay(Recording(found.about, other, found.events, found.commands)).difference is not None
 
 
 def test_a_log_that_cannot_have_happened_is_named() -> None:
     events: list[tuple[float, t.Event]] = [(0.0, t.TokenDecoded(1, 0)), (1.0, t.WorkerJoined(0, -1))]
     with pytest.raises(ConfigError, match=r"event 2 of the recording|-1 slots"):
-        replay(Recording({}, CHOICES, events, [[], []]))
+        replay(Recording({}, CORE, events, [[], []]))
 
 
 def test_a_load_that_takes_next_to_no_time_is_named_and_no_traceback() -> None:
     """As many loads a layer as no integer counts: Fate's budget."""
-    choices = Choices(t.ModelShape((0, 1), 4, 2), 2, Alignment(), predictor="cross-layer")
+    config = core_config_of(t.ModelShape((0, 1), 4, 2), 2, predictor="cross-layer")
     facts: list[t.Event] = [t.WorkerJoined(0, 4, 1e-320), t.RequestOpened(1, 1)]
     facts += [t.PassStarted(1, 0, 1, True), t.TokenDecoded(1, 0), t.PassStarted(1, 1, 1, False)]
     facts += [t.GateFired(t.Visit(1, 1, layer), ((0, 1),)) for layer in (0, 1)]
     facts += [t.TokenDecoded(1, 1), t.PassStarted(1, 2, 1, False)]
-    core = make_core(choices)
+    core = make_core(config)
     log = [(float(now), fact) for now, fact in enumerate(facts)]
     said = [core.handle(fact, now) for now, fact in log[:-1]]
     with pytest.raises(ConfigError, match=r"event 9 of the recording, PassStarted.* cannot have happened"):
-        replay(Recording({}, choices, log, [*said, []]))
+        replay(Recording({}, config, log, [*said, []]))
 
 
 @pytest.mark.parametrize("alignment", [Alignment(1, 1), Alignment(0, 0)])
@@ -154,7 +155,7 @@ def test_recorded_routes_simulate_to_the_same_times(tmp_path: Path, alignment: A
 
 def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:
     """Two, of which the second is cut short in its second decode pass, and a third that never began."""
-    core, recorder = make_core(CHOICES), Recorder({}, CHOICES)
+    core, recorder = make_core(CORE), Recorder({}, CORE)
     clock = itertools.count()
 
     def post(event: t.Event) -> None:
@@ -225,12 +226,12 @@ LOGS = st.lists(st.tuples(st.floats(0, 1e6), facts(t.Event), st.lists(facts(t.Co
 @given(log=LOGS)
 def test_every_event_and_command_is_read_back(tmp_path_factory: pytest.TempPathFactory, log: list[Any]) -> None:
     log.sort(key=lambda row: row[0])
-    recorder = Recorder({"model": "m", "workers": 2}, CHOICES)
+    recorder = Recorder({"model": "m", "workers": 2}, CORE)
     for now, event, commands in log:
         recorder.decided(event, now, commands)
     found = read(tmp_path_factory.mktemp("log"), recorder.take())
     assert found.about == {"model": "m", "workers": 2}
-    assert found.choices == CHOICES
+    assert found.core_config == CORE
     assert found.events == [(now, event) for now, event, _ in log]
     assert found.commands == [commands for _, _, commands in log]
 
@@ -290,10 +291,10 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
     ("where", "value", "says"),
     [
         ((0, "format"), "odmoe trace", "does not begin as one"),
-        ((0, "version"), 1, "version is 1, and 2 is read here"),
+        ((0, "version"), 2, "has version 2, and this odmoe reads version 3; record the run again: odmoe generate"),
         ((0, "about"), [], "does not say what ran"),
         ((0, "core", "group_size"), 0, "no scheduler can be made as it says .*group-size is 0"),
-        ((0, "core", "predictor"), "oracle", "no scheduler can be made"),
+        ((0, "core", "system", "predictor"), "oracle", "no scheduler can be made"),
         ((0, "core", "alignment", "kv_period"), "1", "no scheduler can be made"),
         ((0, "core", "shape", "layers"), [3, 1], "no model has the shape"),
         ((0, "core", "shape", "experts"), 1 << 40, "no model has the shape"),
@@ -316,6 +317,27 @@ def test_what_is_wrong_is_said(tmp_path: Path, log: bytes, where: tuple[Any, ...
         read(tmp_path, packed(changed(objects(log), where, value)))
 
 
+OLD_HEAD = bytes.fromhex("84a6666f726d6174af6f646d6f65207265636f7264696e67a776657273696f6e02a561626f757480a4636f726580")
+"""{"format": "odmoe recording", "version": 2, "about": {}, "core": {}}"""
+
+
+def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> None:
+    says = (
+        f"recording {tmp_path / 'log'} has version 2, and this odmoe reads version 3; record the run again: "
+        "odmoe generate --record FILE"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, OLD_HEAD)
+    assert str(caught.value) == says
+
+
+def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
+    head = objects(log)[0]
+    assert (head["format"], head["version"]) == ("odmoe recording", 3)
+    assert set(head["core"]) == {"shape", "group_size", "alignment", "mini_batch", "system"}
+    assert SystemConfig(**head["core"]["system"]) == SystemConfig()
+
+
 def test_what_follows_the_end_is_refused(tmp_path: Path, log: bytes) -> None:
     with pytest.raises(ConfigError, match="something follows its end"):
         read(tmp_path, log + b"\x01")
@@ -327,7 +349,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_log_that_outgrows_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder({}, CHOICES)
+    recorder = Recorder({}, CORE)
     head = len(recorder.take())
     recorder.decided(t.RequestOpened(0, 10), 0.0, [])
     event_bytes = len(recorder.take()) - head

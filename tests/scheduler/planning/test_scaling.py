@@ -23,7 +23,9 @@ from scheduler.planning.scaling import (
     scaled,
     speed,
     workers_needed,
+    workspace_bytes,
 )
+from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.load_budget import load_budget
 from scheduler.timing.profile import Profile, find_profile
 from support.scheduling.paper_setup import ATTENTION, EXPERT, MIXTRAL, PAPER, PROFILE, few_layers, on
@@ -136,7 +138,7 @@ def test_speed_is_what_the_paper_measured(paper: Plan) -> None:
 
 def test_the_first_token_comes_as_in_the_paper_where_one_thing_follows_the_other() -> None:
     """1.345 and 3.143 s; at most 0.95 and 1.6 with loads running ahead."""
-    in_turn = replace(PAPER, policy=replace(PAPER.policy, prefill="in-turn"))
+    in_turn = replace(PAPER, policy=replace(PAPER.policy, chosen=SystemConfig(prefill="in-turn")))
     for tokens, printed, ahead in ((16, 1.345, 0.95), (128, 3.143, 1.6)):
         assert outcome(in_turn, 2, 1, 2, tokens).ttft_s == pytest.approx(printed, rel=0.2)
         assert outcome(PAPER, 2, 1, 2, tokens).ttft_s <= ahead
@@ -179,7 +181,7 @@ def test_memory_that_holds_no_expert_is_refused_with_what_it_takes() -> None:
 
 def test_slots_leave_room_to_compute_a_mini_batch() -> None:
     """704.6 MB an expert and 24.1 MB of rows on their way through it."""
-    needed = 2 * MIXTRAL.expert_bytes + MIXTRAL.workspace_bytes
+    needed = 2 * MIXTRAL.expert_bytes + workspace_bytes(MIXTRAL)
     assert needed == memory(PAPER, 2)["worker"]
     assert Hardware(PROFILE, 8, device_bytes=needed).slots(MIXTRAL) == 2
     assert Hardware(PROFILE, 8, device_bytes=needed - 1).slots(MIXTRAL) == 1

@@ -12,12 +12,11 @@ import pytest
 from scheduler import types as t
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording
-from scheduler.policies.choices import Choices
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workload
-from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import Gate, random_workload
 from scheduler.timing.profile import Profile, find_profile
+from support.scheduling.scenarios import core_config_of, scenario_of
 
 ONE = Profile(
     name="one", layers=1, experts=3, top_k=3, hidden_bytes=1, kv_bytes=0, workers=1, group_size=1, main_layer_s=4.0,
@@ -30,7 +29,7 @@ PC = find_profile("rtx3090-pcie3")
 
 def run(profile: Profile, spans: bool = False, **said: Any) -> Outcome:
     fields = {"tokens": 6, "prompt_tokens": 1, "slots": 3, "predictor": "none", "prefill": "pipelined"} | said
-    scenario = Scenario(profile, **fields)
+    scenario = scenario_of(profile, **fields)
     return simulate(scenario, random_workload(scenario), spans)
 
 
@@ -159,7 +158,7 @@ def _scores(named: tuple[int, ...], right: bool = True) -> tuple[float, ...]:
 
 def gated(workload: RecordedWorkload, **said: Any) -> Outcome:
     fields = {"tokens": 6, "prompt_tokens": 1, "slots": 6, "prefill": "pipelined"} | said
-    return simulate(Scenario(SHAPE, **fields), workload)
+    return simulate(scenario_of(SHAPE, **fields), workload)
 
 
 def test_a_gate_that_foresees_the_next_one() -> None:
@@ -186,7 +185,7 @@ def test_a_layer_ahead_is_known_a_layer_later_than_a_gate() -> None:
     quick = replace(SHAPE, load_s=1.0)
     fields = {"tokens": 6, "prompt_tokens": 1, "slots": 6, "prefill": "pipelined"}
     gate, attention = (
-        simulate(Scenario(quick, predictor=name, **fields), scored(foresight=kind))
+        simulate(scenario_of(quick, predictor=name, **fields), scored(foresight=kind))
         for kind, name in (("gate", "next-gate"), ("attention", "next-layer"))
     )
     assert gate.stats.overall.recall == attention.stats.overall.recall == 1.0
@@ -204,7 +203,7 @@ def test_a_layer_ahead_is_known_a_layer_later_than_a_gate() -> None:
     ],
 )
 def test_routes_by_chance_have_no_scores(said: dict[str, Any], names: str) -> None:
-    scenario = Scenario(SHAPE, prompt_tokens=1, **({"predictor": "none", "slots": 6} | said))
+    scenario = scenario_of(SHAPE, prompt_tokens=1, **({"predictor": "none", "slots": 6} | said))
     with pytest.raises(ConfigError, match=names):
         simulate(scenario, random_workload(scenario))
 
@@ -223,7 +222,7 @@ def test_another_foresight_than_the_recorded_one() -> None:
 
 def test_a_recording_keeps_what_gates_said() -> None:
     """Prompt of three tokens, two decode passes of two layers, 5 and 8 of the model; each gate tells of the next."""
-    choices = Choices(t.ModelShape((5, 8), 3, 1), 1, predictor="next-gate")
+    choices = core_config_of(t.ModelShape((5, 8), 3, 1), 1, predictor="next-gate")
     events: list[tuple[float, t.Event]] = [(0.0, t.RequestOpened(1, 3))]
     commands: list[list[t.Command]] = [[]]
     for position, tokens in ((0, 3), (3, 1), (4, 1)):

@@ -11,13 +11,13 @@ import pytest
 
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
-from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.load_budget import load_budget
 from scheduler.timing.profile import Profile, load_profile
 from scheduler.trace import read_trace, write_trace
 from support.paths import PROFILES
+from support.scheduling.scenarios import scenario_of
 
 TESTBED = PROFILES / "rtx3090-1gbe.yaml"
 
@@ -28,7 +28,7 @@ def profile() -> Profile:
 
 
 def run(profile: Profile, recall: float | None = None, seed: int = 0, spans: bool = False, **said: Any) -> Outcome:
-    scenario = Scenario(profile, **({"tokens": 40} | said))
+    scenario = scenario_of(profile, **({"tokens": 40} | said))
     return simulate(scenario, random_workload(scenario, recall, seed), spans)
 
 
@@ -181,13 +181,13 @@ def test_a_thousand_workers_and_deepseeks_shape(profile: Profile) -> None:
     [
         ({"tokens": 0}, "--tokens is 0"),
         ({"slots": 0}, "--slots is 0"),
-        ({"predictor": "x"}, "--predictor is 'x'; allowed: sep, none, random"),
+        ({"predictor": "x"}, "--predictor is 'x'; odmoe systems lists all 13"),
         ({"group_size": 9}, r"--group-size is 9; allowed: 1 to --workers \(8\)"),
     ],
 )
 def test_a_wrong_scenario_is_named(profile: Profile, said: dict[str, Any], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
-        Scenario(profile, **said)
+        scenario_of(profile, **said)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from scheduler.alignment import Alignment
-from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import Profile
+from support.scheduling.scenarios import scenario_of
 
 TINY = Profile(
     name="tiny", layers=1, experts=1, top_k=1, hidden_bytes=1, kv_bytes=0, workers=1, group_size=1, main_layer_s=4.0,
@@ -22,7 +22,7 @@ TWO = replace(TINY, experts=2, top_k=2)
 
 
 def run(profile: Profile, recall: float | None = None, spans: bool = False, **said: Any) -> Outcome:
-    scenario = Scenario(profile, prompt_tokens=1, **({"tokens": 6} | said))
+    scenario = scenario_of(profile, prompt_tokens=1, **({"tokens": 6} | said))
     return simulate(scenario, random_workload(scenario, recall, 0), spans)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.eventlog.recording import Recording
-from scheduler.policies.choices import Choices
+from scheduler.policies.system_config import CoreConfig
 from scheduler.types import Event, ModelShape, RequestOpened, WorkerJoined, WorkerLost
 from scripts.measure import agreement
 
@@ -15,7 +15,7 @@ from scripts.measure import agreement
 def recording(*events: Event) -> Recording:
     about: dict[str, Any] = {"workers": 8, "slots": 1}  # as the settings of hosts say that nobody has counted
     return Recording(
-        about, Choices(ModelShape((0,), 4, 2), 2), [(0.0, event) for event in events], [[] for _ in events]
+        about, CoreConfig(ModelShape((0,), 4, 2), 2), [(0.0, event) for event in events], [[] for _ in events]
     )
 
 

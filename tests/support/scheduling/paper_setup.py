@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from scheduler.planning.scaling import Hardware, Model, Policy, Setup
+from scheduler.planning.scaling import Hardware, Policy, Setup
 from scheduler.timing.profile import find_profile
+from scheduler.types import ModelSize
 
 PROFILE = find_profile("rtx3090-1gbe")
 EXPERT = 3 * 4096 * 14336
 ATTENTION = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
 READ = ATTENTION + 32 * (8 * 4096 + 2 * 4096) + 4096 + 4096 * 32000
-MIXTRAL = Model(
-    "Mixtral-8x7B", depth=32, layers=32, experts=8, top_k=2, hidden=4096, expert=EXPERT, experts_all=32 * 8 * EXPERT,
-    dense=READ + 4096 * 32000, read=READ, linear=ATTENTION, cache_token=32 * 2048, cache=512 * 32 * 2048, context=512,
-    item_bytes=4,
+MIXTRAL = ModelSize(
+    "Mixtral-8x7B", dtype="float32", depth=32, layers=32, experts=8, top_k=2, hidden=4096, expert=EXPERT,
+    experts_all=32 * 8 * EXPERT, dense=READ + 4096 * 32000, read=READ, linear=ATTENTION, cache_token=32 * 2048,
+    cache=512 * 32 * 2048, context=512, context_max=32768, item_bytes=4,
 )  # fmt: skip
 PAPER = Setup(MIXTRAL, Hardware(PROFILE, 8), Policy())
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from random import Random
 
 from scheduler.policies import registry
-from scheduler.policies.choices import Choices
 from scheduler.policies.placement import Costs, DeviceOnly, Placement
 from scheduler.policies.precision import FULL, INT4, Full, Importance, Precision
 from scheduler.policies.predictors.base import Forecast, Foresight, Predictor, RandomPredictor, Scores, Silent
 from scheduler.policies.residency.base import Cacheless, Everything, Residency
 from scheduler.policies.routers import Chosen, Router, TopK
+from scheduler.policies.system_config import SystemConfig
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.plan import Plan
 
@@ -184,7 +184,7 @@ def residency_of(plan: Plan) -> Residency:
         case "quota":
             return LayerQuota(plan.shape)
         case _:
-            return registry.residency_of(Choices(plan.shape, plan.group, residency=plan.policy))
+            return registry.residency_of(plan.shape, SystemConfig(residency=plan.policy))
 
 
 def router_of(plan: Plan) -> Router:

@@ -1,0 +1,129 @@
+"""What the nodes of a cluster are made with: settings and a store's model, merged and checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from checkpoint.store import ExpertStore
+from checkpoint.token_predictor import FILE
+from main_node.shape import model_shape
+from odmoe.settings.settings import Settings
+from odmoe.settings.units import parse_memory
+from scheduler.errors import ConfigError
+from scheduler.policies.registry import forms_of, is_read, residency_of
+from scheduler.policies.system_config import CoreConfig
+from scheduler.types import ModelShape
+from worker_node.restorer import restoring_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the workers have."""
+
+    workers: int | None
+    """None: as many as a Ray cluster turns out to have."""
+    slots: int
+    """Of each worker."""
+    forms: tuple[str, ...]
+    """Forms in which experts are loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Of one cluster."""
+
+    core: CoreConfig
+    resources: Resources
+
+
+def configure(settings: Settings, store: ExpertStore) -> Configuration:
+    """Raises ConfigError where slots do not suffice."""
+    found = Configuration(core_config(settings, model_shape(store)), resources(settings, store))
+    if found.resources.workers is None and _keeps_all(settings) and not settings.given("slots"):
+        raise ConfigError(
+            f"--residency all needs a slot for every expert, and how many workers --cluster {settings.cluster} has is "
+            "not known here; give --workers or --slots"
+        )
+    _check_slots(found)
+    return found
+
+
+def check_fits(settings: Settings, store: ExpertStore) -> None:
+    """What no node need be started for to know; the nodes of a cluster may run already. Raises ConfigError where slots
+    do not suffice, or a predictor has no weights."""
+    _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store)))
+    if not settings.joined:
+        find_token_predictor(settings, store)
+
+
+def _check_slots(found: Configuration) -> None:
+    core, workers = found.core, found.resources.workers
+    if workers is not None:
+        residency_of(core.shape, core.system).check(core.shape, workers * found.resources.slots)
+
+
+def _keeps_all(settings: Settings) -> bool:
+    return settings.system_config.residency == "all"
+
+
+def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
+    """Settings and shape, merged. Without a shadow nothing is predicted in its place."""
+    group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_given else shape.top_k)
+    system = settings.system_config
+    if system.predictor == "sep" and not settings.shadowed:
+        system = replace(system, predictor="none")
+    return CoreConfig(shape, group, settings.alignment, settings.mini_batch, system)
+
+
+def resources(settings: Settings, store: ExpertStore) -> Resources:
+    """Slots as given; or as many as --device-memory has room for, all workers' together; or one for every expert where
+    all of them stay. A share of memory is one of all experts in full; where they are loaded in a smaller form, more of
+    them fit, beside the room to restore one.
+
+    Raises ConfigError where not one does.
+    """
+    forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
+    experts = sum(len(layer.blobs) for layer in store.manifest.layers.values())
+    if settings.device_memory is not None:
+        return Resources(workers, _slots_in(settings.device_memory, settings, store, forms, experts), forms)
+    enough = _keeps_all(settings) and not settings.given("slots") and workers is not None
+    slots = -(-experts // settings.workers) if enough else settings.slots
+    return Resources(workers, slots, forms)
+
+
+def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...], experts: int) -> int:
+    manifest = store.manifest
+    size = parse_memory(memory, manifest.expert_bytes)
+    each = max(manifest.form_bytes(form) for form in forms)
+    beside = restoring_bytes(store, forms, "cuda" if settings.loader == "cuda" else "cpu")
+    slots = min((size // settings.workers - beside) // each, -(-experts // settings.workers))
+    if slots < 1:
+        bare = memory.replace(".", "").isdigit()
+        meant = f", or is {memory}% meant?" if bare and float(memory) <= 100 else ""
+        raise ConfigError(
+            f"--device-memory {memory} is {size} bytes for {settings.workers} worker(s), and one that "
+            f"holds one expert needs {each + beside}{f', {beside} of it to restore one' if beside else ''}; "
+            f"give at least {(each + beside) * settings.workers} bytes{meant}"
+        )
+    return slots
+
+
+def find_token_predictor(settings: Settings, store: ExpertStore) -> Path | None:
+    """Weights of the token-wise predictor: as given, or beside the model, or what came into the store with it.
+
+    Raises ConfigError where one is needed and there is none.
+    """
+    predictor = settings.system_config.predictor
+    if not is_read("token_predictor", settings.system_config):
+        return None
+    beside = [Path(settings.model) / FILE, store.dense / FILE]
+    file = (
+        Path(settings.token_predictor) if settings.token_predictor else next((p for p in beside if p.is_file()), None)
+    )
+    if file is None or not file.is_file():
+        raise ConfigError(
+            f"--predictor {predictor} needs trained weights, and {file or beside[0]} is not there; "
+            f"make them: odmoe train-predictor {settings.model}"
+        )
+    return file

@@ -1,0 +1,62 @@
+"""The settings of `odmoe plan`."""
+
+from __future__ import annotations
+
+from odmoe.settings.settings import Settings
+from odmoe.settings.table import Count, Number, Table, again, count, setting
+from odmoe.settings.units import LINK, RATE, SIZE, Bytes, Link, Rate
+from scheduler.errors import ConfigError
+from scheduler.simulation.scenario import PROFILE
+
+CONTEXT = 4096
+
+
+class PlanSettings(Table):
+    """A model, machines that need not exist yet, and how they are to be used. Raises ConfigError naming the setting,
+    its value and what is allowed."""
+
+    model: str = again(Settings, "model", about="Model directory, config.json or org/name")
+    dtype: str | None = again(Settings, "dtype", about="Data type of the weights; as config.json says when not given")
+    context: Count | None = count(
+        None,
+        f"Tokens that the KV caches have room for; {CONTEXT}, or the model's limit, when not given",
+        heading="Model",
+    )
+
+    workers: Count | None = again(Settings, "workers", default=None, about="Worker nodes; the profile's when not given")
+    load_bandwidth: Rate | None = setting(
+        None, RATE, "Load rate of a worker: 25GB/s", heading="Cluster", common=True, metavar="RATE"
+    )
+    link: Link | None = setting(
+        None, LINK, "Network link of every node: 1Gbit", heading="Cluster", common=True, metavar="RATE"
+    )
+    profile: str = again(Settings, "profile", default=PROFILE, heading="Cluster", common=True, about="Hardware profile")
+    group_size: Count | None = again(
+        Settings, "group_size", about="Workers that serve a layer together; the best when not given"
+    )
+
+    shadow: str = again(Settings, "shadow")
+    recall: Number | None = setting(
+        None,
+        "a number from 0 to 1",
+        "Recall of the shadow's predictions; the paper's when not given",
+        heading="Prediction",
+        ge=0,
+        le=1,
+    )
+
+    device_memory: Bytes | None = setting(
+        None, SIZE, "Device memory of a worker: 1GB", heading="Memory", common=True, metavar="SIZE"
+    )
+    slots: Count | None = again(
+        Settings, "slots", default=None, about="Experts that fit on a worker; the best number when not given"
+    )
+
+    prefill: str = again(Settings, "prefill")
+
+    def check_together(self) -> None:
+        """Raises ConfigError."""
+        if not self.model:
+            raise ConfigError("--model is not given; give a model directory, its config.json, a store or org/name")
+        if self.recall is not None and self.shadow == "none":
+            raise ConfigError("--recall is given with --shadow none; it is about the shadow's predictions")

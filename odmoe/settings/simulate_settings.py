@@ -1,0 +1,57 @@
+"""The settings of `odmoe simulate`. Those that are given hold; the rest follows system, recording and profile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from odmoe.settings.settings import Settings
+from odmoe.settings.system_settings import SystemSettings
+from odmoe.settings.table import Count, Number, again, setting
+from scheduler.limits import MAX_COUNT, MAX_EXPERTS
+from scheduler.simulation.scenario import PROFILE, RECALL
+
+
+def _up_to(most: int, default: int | None, about: str, heading: str, common: bool = False) -> Any:
+    return setting(default, f"1 to {most}", about, heading=heading, common=common, ge=1, le=most)
+
+
+class SimulateSettings(SystemSettings):
+    """One simulated request. Raises ConfigError naming the setting, its value and what is allowed."""
+
+    tokens: Count = _up_to(MAX_COUNT, 64, "Tokens to generate", "Workload", common=True)
+    prompt_tokens: Count = _up_to(MAX_COUNT, 16, "Tokens of the prompt", "Workload", common=True)
+    routes: str | None = setting(None, "a file", "Simulate the routes of a recording", heading="Workload", common=True)
+    replay: str | None = setting(
+        None, "a file", "Replay a recording; compare all decisions", heading="Workload", common=True
+    )
+    seed: Count = setting(0, "0, 1, ...", "Seed of routes and mispredictions", heading="Workload", ge=0)
+
+    layers: Count | None = _up_to(MAX_EXPERTS, None, "MoE layers; the profile's when not given", "Model")
+    experts: Count | None = _up_to(MAX_EXPERTS, None, "Experts of a layer; the profile's when not given", "Model")
+    top_k: Count | None = _up_to(MAX_EXPERTS, None, "Experts of a token; the profile's when not given", "Model")
+
+    profile: str = again(Settings, "profile", default=PROFILE, heading="Cluster", common=True, about="Hardware profile")
+    workers: Count | None = _up_to(
+        MAX_EXPERTS, None, "Worker nodes; the profile's when not given", "Cluster", common=True
+    )
+    group_size: Count | None = again(
+        Settings, "group_size", about="Workers that serve a layer together; the profile's or --top-k when not given"
+    )
+
+    recall: Number | None = setting(
+        None,
+        "a number from 0 to 1",
+        f"Recall of the shadow (default: {RECALL})",
+        heading="Prediction",
+        common=True,
+        ge=0,
+        le=1,
+    )
+    align_token: Count = again(Settings, "align_token")
+    align_kv: Count = again(Settings, "align_kv")
+
+    slots: Count = _up_to(
+        MAX_EXPERTS, 1, "Experts that fit on a worker (default: 1, or as many as must stay)", "Memory"
+    )
+    mini_batch: Count | None = again(Settings, "mini_batch")
+    trace: str | None = again(Settings, "trace")

@@ -1,0 +1,70 @@
+"""The settings of a system, made from the declaration of its configuration in `scheduler.policies.system_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import Field, fields
+from typing import TYPE_CHECKING, Any
+
+from pydantic import create_model
+
+from odmoe.settings.table import Count, Number, Table, flag, one_of, setting
+from scheduler.errors import ConfigError
+from scheduler.policies.registry import CHOICES, check, is_read, readers
+from scheduler.policies.system_config import SystemConfig
+from scheduler.policies.systems import SYSTEMS, Preset, preset_of
+
+CHOSEN = tuple(field.name for field in fields(SystemConfig))
+"""The settings that make a system."""
+
+
+def _declare(field: Field[Any]) -> tuple[Any, Any]:
+    """Type and default of a pydantic field."""
+    more = field.metadata
+    if field.name in CHOICES:
+        default: Any = field.default
+        return str, one_of(default, CHOICES[field.name], more["about"], heading=more["heading"], registered=True)
+    kind: Any = Count if more["kind"] is int else Number
+    return kind | None, setting(None, more["allowed"], more["about"], heading=more["heading"])
+
+
+if TYPE_CHECKING:
+    _Chosen = Table
+else:
+    _Chosen = create_model("_Chosen", __base__=Table, **{field.name: _declare(field) for field in fields(SystemConfig)})
+
+
+class SystemSettings(_Chosen):
+    """A preset, and a setting for every field of SystemConfig."""
+
+    system: str = one_of("od-moe", SYSTEMS, "Preset of policies", heading="Cluster", common=True, registered=True)
+
+    def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
+        super().__init__(named, **values)
+        preset_of(self.system, (named or flag)("system"))
+        check(self.system_config, named or flag)
+
+    @property
+    def system_config(self) -> SystemConfig:
+        """The policies that are in effect."""
+        return SystemConfig(**{name: getattr(self, name) for name in CHOSEN})
+
+    @property
+    def preset(self) -> Preset:
+        """The preset that `system` names."""
+        return SYSTEMS[self.system]
+
+
+def check_read(given: Collection[str], values: Table, system: SystemConfig, named: Callable[[str], str]) -> None:
+    """Every setting of `given` has an effect. Raises ConfigError naming one that no policy of the system reads."""
+    for name in given:
+        value = getattr(values, name)
+        if value is None or is_read(name, system) or (name == "shadow" and value == "none"):
+            continue
+        by = readers(name)
+        asked = [f"--{field} {getattr(system, field)}" for field, names in CHOICES.items() if set(by) & set(names)]
+        unread = f"{asked[0]} does not read" if len(asked) == 1 else f"neither {' nor '.join(asked)} reads"
+        raise ConfigError(
+            f"{named(name)} is {value}, which {unread}; {', '.join(by)} {'does' if len(by) == 1 else 'do'}: leave it "
+            "out, or choose one of those"
+        )

@@ -1,0 +1,103 @@
+"""The help of a command: first the flags that most people need, on one screen, the rest under headings."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from odmoe.settings.plan_settings import PlanSettings
+from odmoe.settings.settings import Settings
+from odmoe.settings.simulate_settings import SimulateSettings
+from odmoe.settings.table import HEADINGS, Table, declared
+from scheduler.policies.registry import CHOICES
+from scheduler.policies.systems import SYSTEMS
+from support.machines.cli import CommandLine
+
+SCREEN = 24
+TABLES: dict[str, type[Table]] = {"generate": Settings, "simulate": SimulateSettings, "plan": PlanSettings}
+NUMBER_OF_COMMON = {"generate": 10, "simulate": 9, "plan": 7}
+OWN = {"generate": ("prompts", "json", "quiet"), "simulate": ("json",), "plan": ("json",)}
+
+
+@pytest.fixture
+def shown(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[str]:
+    """The help's lines on a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    answer = cli(request.param, "--help")
+    assert answer.code == 0
+    return answer.out.splitlines()
+
+
+def panel_of(lines: list[str], title: str) -> list[str]:
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"╭─ {title} "))
+    end = next(number for number, line in enumerate(lines[start:], start) if line.startswith("╰"))
+    return lines[start + 1 : end]
+
+
+def flags_in(lines: list[str]) -> list[str]:
+    return [found[1] for line in lines if (found := re.match(r"│ \*? *--([a-z-]+)", line))]
+
+
+@pytest.mark.parametrize(("shown", "command"), [(name, name) for name in TABLES], indirect=["shown"])
+def test_common_flags_come_first_a_line_each(shown: list[str], command: str) -> None:
+    lines = panel_of(shown, "Options")
+    flags = flags_in(lines)
+    assert len(lines) == len(flags), "a flag takes more than a line"
+    table = TABLES[command]
+    common = [name.replace("_", "-") for name in table.names() if declared(table, name).common]
+    assert flags == [*common, *OWN[command], "help"]
+    assert len(flags) - 1 == NUMBER_OF_COMMON[command]
+    assert shown.index(lines[-1]) < SCREEN
+
+
+@pytest.mark.parametrize(("shown", "command"), [(name, name) for name in TABLES], indirect=["shown"])
+def test_every_setting_is_under_its_heading(shown: list[str], command: str) -> None:
+    table = TABLES[command]
+    for name in table.names():
+        found = declared(table, name)
+        title = "Options" if found.common else found.heading
+        if name == "secret":
+            assert "--secret" not in "".join(shown)
+        else:
+            assert name.replace("_", "-") in flags_in(panel_of(shown, title))
+    titles = [found[1] for line in shown if (found := re.match(r"╭─ (\w+) ─", line))]
+    assert [title for title in titles if title in HEADINGS] == [name for name in HEADINGS if name in titles]
+    assert max(map(len, shown)) <= 80
+
+
+@pytest.mark.parametrize("shown", TABLES, indirect=True)
+def test_no_flag_is_a_paragraph(shown: list[str]) -> None:
+    """Three lines at most: long lists of names are in `odmoe systems`."""
+    texts = "\n".join(line for line in shown if line.startswith("│"))
+    assert max(part.count("\n") for part in texts.split("│ --")) <= 3
+
+
+def test_systems_and_policies_are_listed(cli: CommandLine) -> None:
+    """Name and one line for each, none wider than a terminal."""
+    lines = cli("systems").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    named = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert named == [*SYSTEMS, *(name for names in CHOICES.values() for name in names)]
+    assert [line.split()[0] for line in lines if " * " in line] == [
+        "importance", "fate", "mixtral-offloading", "hobbit", "adapmoe",
+    ]  # fmt: skip
+
+
+def test_one_system_is_shown(cli: CommandLine) -> None:
+    answer = cli("systems", "importance")
+    assert answer.out.startswith("importance: Importance-Driven Expert Scheduling; approximate\n")
+    assert "  --alpha     0.3\n" in answer.out
+    found = json.loads(cli("systems", "importance", "--json").out)
+    assert found["systems"]["importance"]["placement"] == "balance"
+    assert set(json.loads(cli("systems", "--json").out)["policies"]) == set(CHOICES)
+    wrong = cli("systems", "importanse")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "did you mean importance?" in wrong.err
+
+
+def test_hidden_spellings(cli: CommandLine) -> None:
+    assert "temperature: 0.5  # --temperature\n" in cli("config", "--temp", "0.5").out
+    assert "chat: false  # --chat\n" in cli("config", "--no-chat").out
+    assert "chat: true  # --chat\n" in cli("config", "--chat").out

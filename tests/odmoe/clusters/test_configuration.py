@@ -1,0 +1,79 @@
+"""What the nodes of a cluster are made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from odmoe.clusters.configuration import Resources, check_fits, configure, core_config, resources
+from odmoe.settings.settings import Settings
+from scheduler.errors import ConfigError
+from scheduler.policies.systems import SYSTEMS
+from scheduler.types import ModelShape
+
+FULL = ("",)
+TOP_10 = ModelShape(layers=(0,), experts=64, top_k=10)
+
+
+@pytest.mark.parametrize(
+    ("given", "group"),
+    [
+        ({"cluster": "auto"}, 10),
+        ({"cluster": "auto", "group_size": 12}, 12),
+        ({"cluster": "auto", "workers": 4}, 4),
+        ({"cluster": "local"}, 8),
+        ({"cluster": "local", "workers": 12}, 10),
+    ],
+)
+def test_groups_of_a_model_of_top_10(given: dict[str, Any], group: int) -> None:
+    """How many workers a Ray cluster has is not known beforehand: the default number bounds nothing there."""
+    assert core_config(Settings(model="m", **given), TOP_10).group_size == group
+
+
+def test_a_core_has_the_settings_own_system() -> None:
+    settings = Settings(model="m", system="importance", alpha=0.1, align_kv=2, mini_batch=3)
+    core = core_config(settings, TOP_10)
+    assert (core.shape, core.alignment, core.mini_batch) == (TOP_10, settings.alignment, 3)
+    assert core.system == settings.system_config
+    assert core.system.alpha == 0.1
+    assert core_config(Settings(model="m", shadow="none"), TOP_10).system == SYSTEMS["on-demand"].config
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, Resources(8, 1, FULL)),
+        ({"slots": 3, "workers": 2}, Resources(2, 3, FULL)),
+        ({"system": "fully-cached"}, Resources(8, 8, FULL)),
+        ({"system": "fully-cached", "workers": 3}, Resources(3, 22, FULL)),
+        ({"residency": "all", "workers": 2, "slots": 40}, Resources(2, 40, FULL)),
+        ({"system": "fully-cached", "device_memory": "100%"}, Resources(8, 8, FULL)),
+        ({"workers": 4, "device_memory": "50%"}, Resources(4, 8, FULL)),
+        ({"workers": 1, "device_memory": "100%"}, Resources(1, 64, FULL)),
+        ({"cluster": "auto", "slots": 2}, Resources(None, 2, FULL)),
+    ],
+    ids=str,
+)
+def test_slots_as_given_or_as_many_as_fit(
+    given: dict[str, Any], found: Resources, demo_store: Callable[[str], Any]
+) -> None:
+    """The demo model has 64 experts in all."""
+    assert resources(Settings(model="demo", **given), demo_store("float32")) == found
+
+
+def test_a_cluster_of_unknown_size_cannot_be_started_to_keep_everything(demo_store: Callable[[str], Any]) -> None:
+    """Where its nodes run already, it can be asked for."""
+    settings, store = Settings(model="demo", cluster="auto", system="fully-cached"), demo_store("float32")
+    check_fits(settings, store)
+    with pytest.raises(ConfigError, match="--cluster auto has is not known here; give --workers or --slots"):
+        configure(settings, store)
+    assert configure(settings.but(workers=4), store).resources.slots == 16
+
+
+def test_too_few_slots_are_refused(demo_store: Callable[[str], Any]) -> None:
+    settings = Settings(model="demo", system="fully-cached", device_memory="50%")
+    for check in (configure, check_fits):
+        with pytest.raises(ConfigError, match="64 slots are needed, 32 are there"):
+            check(settings, demo_store("float32"))
