@@ -38,9 +38,9 @@ def bench(
         Path | None,
         typer.Option(help="With --link, --serve: this host's folder of odmoe certs.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.", metavar="")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
     """Measure loads from disk and to a GPU, and the link, for odmoe plan.
 

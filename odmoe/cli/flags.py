@@ -105,12 +105,12 @@ def _help(found: Declared) -> str:
     return f"{found.about}: {', '.join(marked)}{', ... (odmoe systems)' if len(names) < len(found.names) else ''}"
 
 
-def _metavar(annotation: Any, found: Declared) -> str | None:
+def _metavar(annotation: Any, found: Declared) -> str:
     if found.metavar:
         return found.metavar
     parts = _parts(annotation)
     if bool in parts:
-        return None
+        return ""
     return "N" if int in parts else "X" if float in parts else "PATH" if found.allowed in _FILES else "TEXT"
 
 

@@ -13,9 +13,10 @@ from odmoe.settings.sources import effective
 
 File = Annotated[Path, typer.Argument(help="Cluster file, such as cluster.yaml")]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks and the libraries' messages", rich_help_panel="Output")
+    bool,
+    typer.Option("--debug", help="Show tracebacks and the libraries' messages", rich_help_panel="Output", metavar=""),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only", metavar="")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -54,8 +55,10 @@ def up(
 
 def status(
     file: File,
-    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (with --watch one a line)")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C", metavar="")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (with --watch one a line)", metavar="")
+    ] = False,
 ) -> None:
     """Show the state of every machine and its node.
 
@@ -83,7 +86,9 @@ def certs(
         typer.Option(help="Output directory; ~/.config/odmoe/clusters/NAME when not given", show_default=False),
     ] = None,
     days: Annotated[int, typer.Option(help="Days that a host's certificate is valid")] = 825,
-    renew: Annotated[bool, typer.Option("--renew", help="Renew the hosts' certificates, not the CA")] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Renew the hosts' certificates, not the CA", metavar="")
+    ] = False,
 ) -> None:
     """Create certificates for the hosts of a cluster.
 

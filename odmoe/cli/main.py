@@ -37,9 +37,10 @@ app = typer.Typer(
 )  # fmt: skip
 
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks and the libraries' messages", rich_help_panel="Output")
+    bool,
+    typer.Option("--debug", help="Show tracebacks and the libraries' messages", rich_help_panel="Output", metavar=""),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only", metavar="")]
 Config = Annotated[
     str | None,
     typer.Option(
@@ -59,7 +60,9 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
-    show: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")] = False,
+    show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version", metavar="")
+    ] = False,
 ) -> None:
     """Run Mixture-of-Experts models that fit on none of your machines."""
 
@@ -77,7 +80,7 @@ def generate(
         int, typer.Option(help="Prompts of --prompts answered at once", rich_help_panel="Output", metavar="N")
     ] = 4,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object an answer")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object an answer", metavar="")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -127,8 +130,10 @@ def shard(
         str | None,
         typer.Option(help="Add smaller forms of every expert: int4, int2 or int4,int2", show_default=False),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every expert back and compare its checksum")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every expert back and compare its checksum", metavar="")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:

@@ -24,9 +24,13 @@ def add_plan(app: typer.Typer) -> None:
 
 def plan(
     flags: dict[str, Any],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", rich_help_panel="Output")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", rich_help_panel="Output")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Show no progress", rich_help_panel="Output", metavar="")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks", rich_help_panel="Output", metavar="")
+    ] = False,
 ) -> None:
     """Plan a cluster for a model.
 

@@ -21,7 +21,7 @@ def add_systems(app: typer.Typer) -> None:
 
 def systems(
     name: Annotated[str | None, typer.Argument(help="Show the policies of this system only")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
 ) -> None:
     """List systems and policies."""
     chosen = SYSTEMS if name is None else {name: preset_of(name)}

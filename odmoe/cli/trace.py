@@ -25,7 +25,7 @@ def trace(
         int | None, typer.Option(help="First token to draw (default: one of median length).", show_default=False)
     ] = None,
     tokens: Annotated[int, typer.Option(help="Number of tokens to draw.")] = 1,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
     """Draw a trace as a timeline: one row per node, time to the right.
 

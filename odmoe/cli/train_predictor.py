@@ -32,9 +32,9 @@ def train_predictor(
             "-o", "--output", help="File to write (default: MODEL/token_predictor.safetensors).", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.", metavar="")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
     """Train the token-wise predictor of a model, for --predictor token-wise.
 

@@ -40,9 +40,9 @@ def verify(
     config: Annotated[
         str | None, typer.Option("--config", help="Settings as YAML, as for generate.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.", metavar="")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
     """Compare tokens and logits with those of Transformers on the same checkpoint.
 
