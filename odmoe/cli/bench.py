@@ -22,21 +22,26 @@ def add_bench(app: typer.Typer) -> None:
 
 def bench(
     folder: Annotated[
-        Path | None, typer.Option(help="Directory on the disk to measure (default: the cache).", show_default=False)
+        Path | None,
+        typer.Option(help="Directory on the disk to measure (default: the cache).", show_default=False, metavar="PATH"),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(help="Read this expert store instead of a new file.", show_default=False)
+        Path | None,
+        typer.Option(help="Read this expert store instead of a new file.", show_default=False, metavar="PATH"),
     ] = None,
-    expert_bytes: Annotated[str, typer.Option(help="Size of an expert in the new file.")] = "20MiB",
+    expert_bytes: Annotated[str, typer.Option(help="Size of an expert in the new file.", metavar="TEXT")] = "20MiB",
     link: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a host that runs bench --serve.", show_default=False)
+        str | None,
+        typer.Option(help="HOST:PORT of a host that runs bench --serve.", show_default=False, metavar="TEXT"),
     ] = None,
     serve: Annotated[
-        str | None, typer.Option(help="ADDRESS:PORT: be measured by another host.", show_default=False)
+        str | None, typer.Option(help="ADDRESS:PORT: be measured by another host.", show_default=False, metavar="TEXT")
     ] = None,
     tls: Annotated[
         Path | None,
-        typer.Option(help="With --link, --serve: this host's folder of odmoe certs.", show_default=False),
+        typer.Option(
+            help="With --link, --serve: this host's folder of odmoe certs.", show_default=False, metavar="PATH"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.", metavar="")] = False,

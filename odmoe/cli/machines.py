@@ -80,12 +80,16 @@ def down(file: File, quiet: Quiet = False, debug: Debug = False) -> None:
 
 def certs(
     file: Annotated[Path | None, typer.Argument(help="Cluster file; or give --host")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="NAME=ADDRESS; repeatable", show_default=False)] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="NAME=ADDRESS; repeatable", show_default=False, metavar="TEXT")
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Output directory; ~/.config/odmoe/clusters/NAME when not given", show_default=False),
+        typer.Option(
+            help="Output directory; ~/.config/odmoe/clusters/NAME when not given", show_default=False, metavar="PATH"
+        ),
     ] = None,
-    days: Annotated[int, typer.Option(help="Days that a host's certificate is valid")] = 825,
+    days: Annotated[int, typer.Option(help="Days that a host's certificate is valid", metavar="N")] = 825,
     renew: Annotated[
         bool, typer.Option("--renew", help="Renew the hosts' certificates, not the CA", metavar="")
     ] = False,

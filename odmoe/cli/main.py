@@ -123,12 +123,16 @@ def shard(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help=f"Data type of the weights: {', '.join(DTYPES)}; the checkpoint's when not given", show_default=False
+            help=f"Data type of the weights: {', '.join(DTYPES)}; the checkpoint's when not given",
+            show_default=False,
+            metavar="TEXT",
         ),
     ] = None,
     forms: Annotated[
         str | None,
-        typer.Option(help="Add smaller forms of every expert: int4, int2 or int4,int2", show_default=False),
+        typer.Option(
+            help="Add smaller forms of every expert: int4, int2 or int4,int2", show_default=False, metavar="TEXT"
+        ),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every expert back and compare its checksum", metavar="")

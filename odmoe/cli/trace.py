@@ -19,12 +19,14 @@ def add_trace(app: typer.Typer) -> None:
 def trace(
     file: Annotated[Path, typer.Argument(help="A trace, written by generate or simulate with --trace.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="PNG to write (default: FILE.png).", show_default=False)
+        Path | None,
+        typer.Option("-o", "--output", help="PNG to write (default: FILE.png).", show_default=False, metavar="PATH"),
     ] = None,
     token: Annotated[
-        int | None, typer.Option(help="First token to draw (default: one of median length).", show_default=False)
+        int | None,
+        typer.Option(help="First token to draw (default: one of median length).", show_default=False, metavar="N"),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Number of tokens to draw.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Number of tokens to draw.", metavar="N")] = 1,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
     """Draw a trace as a timeline: one row per node, time to the right.

@@ -21,15 +21,21 @@ def train_predictor(
     model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
     prompts: Annotated[
         Path | None,
-        typer.Option(help="A file of prompts, one a line (default: 20 problems of GSM8K).", show_default=False),
+        typer.Option(
+            help="A file of prompts, one a line (default: 20 problems of GSM8K).", show_default=False, metavar="PATH"
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Most tokens of each answer.")] = 100,
-    steps: Annotated[int, typer.Option(help="Training steps of each layer.")] = 300,
-    seed: Annotated[int, typer.Option(help="Decides which answers are held out.")] = 0,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Most tokens of each answer.", metavar="N")] = 100,
+    steps: Annotated[int, typer.Option(help="Training steps of each layer.", metavar="N")] = 300,
+    seed: Annotated[int, typer.Option(help="Decides which answers are held out.", metavar="N")] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="File to write (default: MODEL/token_predictor.safetensors).", show_default=False
+            "-o",
+            "--output",
+            help="File to write (default: MODEL/token_predictor.safetensors).",
+            show_default=False,
+            metavar="PATH",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,

@@ -34,11 +34,13 @@ def verify(
     model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
     prompt: Annotated[str | None, typer.Argument(help=f"A prompt (default: {SAMPLES} samples).")] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts, one a line: text, or JSON strings.", show_default=False)
+        Path | None,
+        typer.Option(help="A file of prompts, one a line: text, or JSON strings.", show_default=False, metavar="PATH"),
     ] = None,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of each answer.")] = 32,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of each answer.", metavar="N")] = 32,
     config: Annotated[
-        str | None, typer.Option("--config", help="Settings as YAML, as for generate.", show_default=False)
+        str | None,
+        typer.Option("--config", help="Settings as YAML, as for generate.", show_default=False, metavar="TEXT"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.", metavar="")] = False,
