@@ -50,3 +50,31 @@ def test_the_documents_have_commands_and_a_wrong_one_is_found() -> None:
     assert sum(len(list(commands(document.read_text()))) for document in DOCUMENTS) > 60
     text = '    odmoe generate --cluster x "A B"   # --nothing\n\nSee `odmoe\nplan --slot 2`, `odmoe fly`.\n'
     assert [fault(words) for words in commands(text)] == [None, "odmoe plan --slot", "odmoe fly"]
+
+
+STEP = re.compile(r"^\d+\. (`[^:\n]*)", re.M)
+
+
+def missing_names(text: str) -> tuple[int, list[str]]:
+    """How many steps of walks there are, and the files and definitions that they name and the code does not have."""
+    steps, missing = STEP.findall(text), []
+    for step in steps:
+        names = re.findall(r"`([^`]+)`", step)
+        files = [ROOT / name for name in names if name.endswith(".py")]
+        missing += [str(file) for file in files if not file.is_file()]
+        source = "".join(file.read_text() for file in files if file.is_file())
+        missing += [
+            f"{names[0]} {name}"
+            for name in names
+            if not name.endswith(".py") and not re.search(rf"^ *(?:def|class) {re.escape(name)}\b", source, re.M)
+        ]
+    return len(steps), missing
+
+
+def test_the_walks_name_what_is_there() -> None:
+    steps, missing = missing_names((ROOT / "docs" / "architecture.md").read_text())
+    assert steps > 50
+    assert not missing
+    assert missing_names("1. `odmoe/text.py`, `push`, `pull`: x\n2. `odmoe/no.py`, `do`\n") == (
+        2, ["odmoe/text.py pull", str(ROOT / "odmoe/no.py"), "odmoe/no.py do"],
+    )  # fmt: skip
