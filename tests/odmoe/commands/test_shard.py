@@ -117,7 +117,7 @@ def test_errors_have_names(shard: Any, tiny: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05'))
     with pytest.raises(StoreMismatchError, match=f"belongs to another checkpoint .* than {other}"):
         shard(other)
-    with pytest.raises(StoreMismatchError, match="float32 experts, bfloat16"):
+    with pytest.raises(StoreMismatchError, match="holds float32 experts, not bfloat16"):
         shard(dtype="bfloat16")
 
 
