@@ -1,4 +1,4 @@
-"""How much each expert of a layer is wanted, from the scores that gates gave or are expected to give."""
+"""The importance of each expert of a layer for its rows, from the scores that gates gave or are expected to give."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from scheduler.policies.predictors.base import Scores
 from scheduler.policies.predictors.ranking import top_k
 from scheduler.policies.routers import Chosen
 
+_UNRANKED = 1 << 20
+
 
 @dataclass(slots=True)
 class LayerImportance:
-    """`rows`: how many rows want an expert. `score`: its mean among them. `rank`: its best place among a row's.
-    `better`: the least part of a row's chosen weight that better experts of that row have."""
+    """What is known of each expert of a layer. See `Importance` for the quantities."""
 
     prefill: bool
     predicted: bool
@@ -28,27 +29,33 @@ class LayerImportance:
     def of(self, expert: int) -> Importance:
         if not self._share:
             self._share = shares(self.rows)
-        rows = 0 if self.predicted else self.rows.get(expert, 0)
         return Importance(
-            self.prefill, self.predicted, rows, self._share.get(expert, 1.0), self.score.get(expert),
-            self.rank.get(expert, 1 << 20), self.better.get(expert),
-        )  # fmt: skip
+            prefill=self.prefill,
+            predicted=self.predicted,
+            rows=0 if self.predicted else self.rows.get(expert, 0),
+            share=self._share.get(expert, 1.0),
+            score=self.score.get(expert),
+            rank=self.rank.get(expert, _UNRANKED),
+            better=self.better.get(expert),
+        )
 
 
 def shares(rows: Mapping[int, int]) -> dict[int, float]:
-    """For each expert the part of all rows that those computed by more popular ones make up (Fate section 4.5)."""
-    total, before, found = sum(rows.values()), 0, {}
+    """Expert -> the part of all rows that more popular experts have (Fate 4.5). `rows`: expert -> its rows."""
+    total, before, share = sum(rows.values()), 0, {}
     for expert in sorted(rows, key=lambda e: (-rows[e], e)):
-        found[expert] = before / total if total else 0.0
+        share[expert] = before / total if total else 0.0
         before += rows[expert]
-    return found
+    return share
 
 
 def importance_of(
-    scores: Scores, k: int, prefill: bool, named: Mapping[int, int] | None = None, chosen: Chosen = ()
+    scores: Scores, k: int, prefill: bool, rows: Mapping[int, int] | None = None, chosen: Chosen = ()
 ) -> LayerImportance:
-    """`named`: what the gate chose, expert -> rows; None: nothing yet, and each row wants its k best. `chosen`: which
-    of them for each row, where that is known: not all families choose by these scores alone."""
+    """`rows`: the gate's choice, expert -> its rows. None: the gate has not fired, and each row needs its k best.
+
+    `chosen`: each row's experts, where they are known. Not all families choose by these scores alone.
+    """
     totals: dict[int, float] = {}
     rank: dict[int, int] = {}
     better: dict[int, float] = {}
@@ -64,4 +71,4 @@ def importance_of(
             totals[expert] = totals.get(expert, 0.0) + row[expert]
             rank[expert] = min(rank.get(expert, place), place)
     mean = {expert: totals[expert] / counts[expert] for expert in counts}
-    return LayerImportance(prefill, named is None, counts if named is None else named, mean, rank, better)
+    return LayerImportance(prefill, rows is None, counts if rows is None else rows, mean, rank, better)

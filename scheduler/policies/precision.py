@@ -1,59 +1,64 @@
-"""In which form an expert's bytes travel and lie in a slot: full precision, or one that loads faster."""
+"""The form in which an expert is loaded and held in a slot: full precision, or a smaller one that loads faster."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from scheduler.errors import ConfigError
-
 FULL = ""
-"""As the checkpoint has it."""
+"""The checkpoint's own precision."""
 INT4 = "int4"
 INT2 = "int2"
 FORMS = (FULL, INT4, INT2)
-"""All that a store may have, the largest first."""
+"""All forms that a store may have, the largest first."""
 
 
 class Importance(NamedTuple):
-    """A load is about to begin. `rows`: how many rows want the expert, 0 while it is only predicted. `share`: the part
-    of its layer's rows that experts more wanted than it have, from 0 for the most wanted. `score`: its mean score among
-    the rows that chose it, None where nobody said. `rank`: its place among a token's choices, 0 for the best.
-    `better`: the part of a row's routing weight that the choices before it have, of all rows that chose it the least;
-    None where nobody said."""
+    """What is known of an expert when its load is about to begin."""
 
     prefill: bool
     predicted: bool
+    """No gate has chosen it yet."""
     rows: int
+    """Rows that chose it; 0 while it is only predicted."""
     share: float
+    """The part of its layer's rows that more popular experts have; 0 for the most popular."""
     score: float | None
+    """Its mean score among the rows that chose it. None: unknown."""
     rank: int
+    """Its best rank among a row's choices, 0 for the first."""
     better: float | None = None
+    """The part of a row's routing weight that the choices ranked before it have; the least of all rows that chose it.
+    None: unknown."""
 
 
 PREDICTED = Importance(False, True, 0, 0.0, None, 0)
-"""Of a decode pass to come, and nothing more is known."""
+"""An expert of a coming decode pass of which nothing more is known."""
 
 
 class Precision(Protocol):
-    """`forms`: all that it may ask for, the largest first; slots have room for that. `exact`: the full form alone."""
+    """The form in which each expert is loaded."""
 
     @property
-    def forms(self) -> tuple[str, ...]: ...
+    def forms(self) -> tuple[str, ...]:
+        """All forms that it may choose, the largest first. Slots have room for that one."""
 
     @property
-    def exact(self) -> bool: ...
+    def exact(self) -> bool:
+        """It chooses the full form only."""
 
     @property
-    def wants_scores(self) -> bool: ...
+    def wants_scores(self) -> bool:
+        """It reads the gates' scores."""
 
-    def form(self, importance: Importance) -> str: ...
+    def form(self, importance: Importance) -> str:
+        """The form in which to load the expert."""
 
     def serves(self, held: str, importance: Importance) -> bool:
-        """Is an expert in a slot in form `held` good enough, or is it to be loaded again?"""
+        """Is an expert in a slot in form `held` good enough? If not, it is loaded again."""
 
 
 class Full:
-    """Every expert as the checkpoint has it."""
+    """Every expert in the checkpoint's own precision."""
 
     forms: tuple[str, ...] = (FULL,)
     exact = True
@@ -66,41 +71,37 @@ class Full:
         return True
 
 
-def _suffices(held: str, form: str) -> bool:
+def suffices(held: str, form: str) -> bool:
+    """Is an expert in form `held` at least as precise as one in `form`?"""
     return FORMS.index(held) <= FORMS.index(form)
 
 
-def _known(form: str) -> str:
-    """Raises ConfigError."""
-    if form not in FORMS:
-        raise ConfigError(f"a form of experts is {form!r}; allowed: {', '.join(map(repr, FORMS))}")
-    return form
-
-
 class Uniform:
-    """Every expert in one form, whoever wants it."""
+    """Every expert in one form."""
 
     wants_scores = False
 
     def __init__(self, form: str) -> None:
-        self.forms: tuple[str, ...] = (_known(form),)
+        self.forms: tuple[str, ...] = (form,)
         self.exact = form == FULL
 
     def form(self, importance: Importance) -> str:
         return self.forms[0]
 
     def serves(self, held: str, importance: Importance) -> bool:
-        return _suffices(held, self.forms[0])
+        return suffices(held, self.forms[0])
 
 
 class Popular:
-    """Fate's popularity-aware choice (4.5): int4; in prefill, int2 for the least popular experts of a layer, as many as
-    have at most the part `share` of its rows together, predicted rows where the gate has not fired. In decoding every
-    expert is as important: int4 only, and one that is held in int2 since prefill is loaded again.
+    """Fate's popularity-aware choice (4.5): int4 in decoding; in prefill int2 for the least popular experts of a layer.
 
-    Assumed: the proportion is one of rows (as in the paper's Figs 9 and 10), not of experts, and 5 % where nobody says:
-    what its search for the proportion that costs at most 1 % found on models/demo-moe (`scripts/measure/forms.py`). One
-    that turns out to be more popular than predicted is loaded again.
+    The int2 experts are as many as have at most the part `share` of the layer's rows together; rows are predicted ones
+    where the gate has not fired. In decoding all experts are equally important, so one that is held in int2 since
+    prefill is loaded again.
+
+    Assumed: the share is one of rows (as in the paper's Figs 9 and 10), not of experts. It is 5 %, the result of the
+    paper's search for a share that costs at most 1 %, on models/demo-moe (`scripts/measure/forms.py`). An expert that
+    turns out to be more popular than predicted is loaded again.
     """
 
     exact = False
@@ -108,8 +109,6 @@ class Popular:
     forms: tuple[str, ...] = (INT4, INT2)
 
     def __init__(self, share: float = 0.05) -> None:
-        if not 0 <= share <= 1:
-            raise ConfigError(f"popular precision: the share of rows in int2 is {share}; allowed: 0 to 1")
         self.share = share
 
     def form(self, importance: Importance) -> str:
@@ -117,35 +116,4 @@ class Popular:
         return INT2 if unpopular and self.share > 0 else INT4
 
     def serves(self, held: str, importance: Importance) -> bool:
-        return _suffices(held, self.form(importance))
-
-
-class Mixed:
-    """HOBBIT's token-level choice: an expert is fetched in the form `low` where the choices before it already have more
-    than `threshold` of their row's weight ("unimportance"), in `high` elsewhere; a row's best is always `high`.
-
-    Several rows: the one that needs it most decides. Where nobody says what the better choices weigh (an expert that is
-    only predicted): by its place, the best `high`, the others `low`; one held in `low` that then turns out to matter is
-    loaded again. Assumed: in prefill as in decoding; what HOBBIT skips altogether (over 0.9) is fetched in `low`, since
-    skipping is a router's to do.
-    """
-
-    exact = False
-    wants_scores = True
-
-    def __init__(self, threshold: float = 0.6, high: str = FULL, low: str = INT4) -> None:
-        if not 0 <= threshold <= 1:
-            raise ConfigError(f"mixed precision: threshold is {threshold}; allowed: 0 to 1")
-        if FORMS.index(_known(high)) >= FORMS.index(_known(low)):
-            raise ConfigError(f"mixed precision: {high!r} is to be the larger form of the two, {low!r} the smaller")
-        self.threshold = threshold
-        self.forms: tuple[str, ...] = (high, low)
-
-    def form(self, importance: Importance) -> str:
-        high, low = self.forms
-        if importance.better is None:
-            return high if importance.rank == 0 else low
-        return high if importance.better <= self.threshold else low
-
-    def serves(self, held: str, importance: Importance) -> bool:
-        return _suffices(held, self.form(importance))
+        return suffices(held, self.form(importance))

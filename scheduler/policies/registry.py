@@ -8,19 +8,20 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 from scheduler.errors import ConfigError
-from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Hybrid, Placement, PrefillPipeline, ResidentOnly
-from scheduler.policies.precision import Full, Mixed, Popular, Precision, Uniform
+from scheduler.policies.baselines.hobbit import Mixed, Stacked
+from scheduler.policies.baselines.hybrimoe import Hybrid, Impact, RecentScore
+from scheduler.policies.baselines.mixtral_offloading import NextGate
+from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Placement, PrefillPipeline, ResidentOnly
+from scheduler.policies.precision import Full, Popular, Precision, Uniform
 from scheduler.policies.predictors.base import Predictor, RandomPredictor, Silent
-from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked
-from scheduler.policies.predictors.impact import Impact
+from scheduler.policies.predictors.gate_based import CrossLayer, NextLayer
 from scheduler.policies.predictors.token_wise import TokenWise
-from scheduler.policies.residency.activation import ActivationAware
 from scheduler.policies.residency.arc import ARC, ShallowARC
 from scheduler.policies.residency.base import Cacheless, Everything, Residency
 from scheduler.policies.residency.lru import LFU, LRU, Static
-from scheduler.policies.residency.scores import RecentScore, ScoreWindow
+from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.policies.residency.shares import Shares
-from scheduler.policies.routers import ExpertCache, Router, Skip, TopK
+from scheduler.policies.routers import ExpertCache, Router, TopK
 from scheduler.policies.strategy import Strategy
 from scheduler.policies.system_config import SystemConfig
 from scheduler.types import ModelShape
@@ -78,11 +79,11 @@ PREDICTORS: dict[str, Choice[Predictor]] = {
     ),
     "path": Choice(
         "Which experts followed which before (EAP)",
-        lambda shape, c: _from("predictors.history").ActivationPath(shape),
+        lambda shape, c: _from("baselines.eap").ActivationPath(shape),
     ),
     "traces": Choice(
         "Activations of similar requests before (MoE-Infinity)",
-        lambda shape, c: _from("predictors.history").RequestTraces(shape),
+        lambda shape, c: _from("baselines.moe_infinity").RequestTraces(shape),
     ),
 }
 RESIDENCIES: dict[str, Choice[Residency]] = {
@@ -100,10 +101,13 @@ RESIDENCIES: dict[str, Choice[Residency]] = {
         "Equal shares of the layers, by frequency (SMOE IV-E)",
         lambda shape, c: _from("residency.frequency").Frequent(shape),
     ),
-    "traces": Choice("The lowest activation ratio leaves (MoE-Infinity)", lambda shape, c: ActivationAware(shape)),
+    "traces": Choice(
+        "The lowest activation ratio leaves (MoE-Infinity)",
+        lambda shape, c: _from("baselines.moe_infinity").ActivationAware(shape),
+    ),
     "sensitive": Choice(
         "Shares of the layers by dynamic programming (AdapMoE)",
-        lambda shape, c: _from("residency.sensitivity").LayerShares(shape),
+        lambda shape, c: _from("baselines.adapmoe").LayerShares(shape),
     ),
 }
 ROUTERS: dict[str, Choice[Router]] = {
@@ -115,7 +119,7 @@ ROUTERS: dict[str, Choice[Router]] = {
     ),
     "skip": Choice(
         "Leaves out the least experts of a row (AdapMoE)",
-        lambda shape, c: Skip(**_given(threshold=c.alpha)),
+        lambda shape, c: _from("baselines.adapmoe").Skip(**_given(threshold=c.alpha)),
         ("alpha",),
     ),
 }

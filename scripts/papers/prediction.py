@@ -28,7 +28,9 @@ from checkpoint.sharding.source import open_source
 from checkpoint.token_predictor import FILE
 from odmoe.commands.whole_model import load_whole
 from odmoe.text import load_tokenizer
-from scheduler.policies.predictors.gate_based import CrossLayer, NextGate, NextLayer, Stacked
+from scheduler.policies.baselines.hobbit import Stacked
+from scheduler.policies.baselines.mixtral_offloading import NextGate
+from scheduler.policies.predictors.gate_based import CrossLayer, NextLayer
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.types import Visit

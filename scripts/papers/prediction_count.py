@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from scheduler.policies.baselines.eap import ActivationPath
+from scheduler.policies.baselines.moe_infinity import RequestTraces
 from scheduler.policies.predictors.base import Predictor, RandomPredictor
-from scheduler.policies.predictors.history import ActivationPath, RequestTraces
 from scheduler.types import ModelShape, Visit
 
 PLAIN: dict[str, Any] = {"path": ActivationPath, "traces": RequestTraces, "random": RandomPredictor}

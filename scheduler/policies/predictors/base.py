@@ -1,4 +1,4 @@
-"""Who else than the shadow says which experts a pass will need: told what happens, they say what they expect."""
+"""Predictors: which experts a pass will need, where the shadow does not predict them."""
 
 from __future__ import annotations
 
@@ -6,62 +6,71 @@ from collections.abc import Collection, Iterable, Mapping
 from random import Random
 from typing import Literal, NamedTuple, Protocol
 
+from scheduler.errors import ConfigError
 from scheduler.types import ModelShape, Visit
 
 Foresight = Literal["gate", "gates", "attention", "token"]
-"""What the main model computes for a predictor, as `Foreseen` events, once a layer's gate has fired: `gate`, the next
-MoE layer's gate on this layer's gate input (Fate's cross-layer gate); `gates`, those of several next layers on it
-(HOBBIT); `attention`, the next layer's attention and gate on what this layer's resident and shared experts give
-(importance); `token`, a small network of this layer on its gate input, about the next token (SMOE)."""
+"""What the main model computes for a predictor once a layer's gate has fired. It arrives as `Foreseen` events.
+
+- `gate`: the next MoE layer's gate on this layer's gate input (Fate's cross-layer gate).
+- `gates`: the gates of several next layers on this layer's gate input (HOBBIT).
+- `attention`: the next layer's attention and gate on the output of this layer's resident and shared experts
+  (importance).
+- `token`: a small network of this layer on its gate input, for the next token (SMOE).
+"""
 
 Scores = tuple[tuple[float, ...], ...]
-"""For each row, one score an expert."""
+"""One tuple a row, one score an expert."""
 
 
 class Forecast(NamedTuple):
-    """`experts`: what is predicted, best first; recall counts these. `bring`: those that are to be in slots by then, in
-    the order in which they are to be loaded; None: all of `experts`."""
+    """The experts that a predictor expects for one visit."""
 
     visit: Visit
     experts: tuple[int, ...]
+    """All that are predicted, best first. Recall counts these."""
     bring: tuple[int, ...] | None = None
+    """Those that are to be in slots by then, in the order of their loads. None: all of `experts`."""
 
 
 class Predictor(Protocol):
-    """One object serves one core. The same facts get the same forecasts. A forecast for a visit whose gate has fired
-    comes to nothing. `foresight`: what the main model must compute for it."""
+    """One object serves one core. The same events lead to the same forecasts.
+
+    A forecast for a visit whose gate has fired is ignored. `prefill`: the pass is the prompt's.
+    """
 
     @property
-    def foresight(self) -> Foresight | None: ...
+    def foresight(self) -> Foresight | None:
+        """What the main model must compute for this predictor."""
 
-    def begun(self, visit: Visit, rows: int, prefill: bool) -> Iterable[Forecast]:
-        """A pass of so many rows begins; `visit` is that of its first MoE layer."""
+    def begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
+        """A pass of `tokens` tokens begins. `visit`: its first MoE layer."""
 
-    def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
-        """A gate has fired. `named`: expert -> rows, as it chose. `scores`: empty where the core does not get them."""
+    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+        """A gate has fired. `rows`: chosen expert -> its rows. `scores`: empty where the core does not get them."""
 
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
-        """What the main model has computed for it. `resident`: experts of that layer in a slot or on their way."""
+        """The main model's foresight for `visit`. `resident`: experts of that layer in a slot or in flight."""
 
     def paced(self, load_s: float, layer_s: float) -> None:
-        """As measured so far: one expert's load, and what a layer of a decode pass takes without its stalls."""
+        """Measured so far, in seconds: the load of one expert, and a layer of a decode pass without its stalls."""
 
     def closed(self, request: int) -> None:
-        """A request is over; what is still known of it need not be kept."""
+        """The request is over; drop its data."""
 
 
 class Silent:
-    """Says nothing: predictions come from the shadow, as `Predicted` events, or from nobody. A base for others."""
+    """No forecasts: the shadow predicts, as `Predicted` events, or nothing does. The base class of the others."""
 
     foresight: Foresight | None = None
 
     def __init__(self, shape: ModelShape) -> None:
         self.shape = shape
 
-    def begun(self, visit: Visit, rows: int, prefill: bool) -> Iterable[Forecast]:
+    def begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
         return ()
 
-    def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         return ()
 
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
@@ -75,13 +84,13 @@ class Silent:
 
 
 class RandomPredictor(Silent):
-    """Any k experts, each as likely: "workers prefetch experts randomly" (OD-MoE Fig. 8, case 5). Recall is k / E."""
+    """Any k experts, equally likely: "workers prefetch experts randomly" (OD-MoE Fig. 8, case 5). Recall is k / E."""
 
     def __init__(self, shape: ModelShape, seed: int = 0) -> None:
         super().__init__(shape)
         self.seed = seed
 
-    def begun(self, visit: Visit, rows: int, prefill: bool) -> Iterable[Forecast]:
+    def begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
         if prefill:
             return ()
         shape = self.shape
@@ -92,3 +101,10 @@ class RandomPredictor(Silent):
     def _guess(self, visit: Visit, experts: int) -> Forecast:
         number = ((self.seed * 1_000_003 + visit.request) * 1_000_003 + visit.position) * 1_000_003 + visit.layer
         return Forecast(visit, tuple(Random(number).sample(range(experts), min(self.shape.top_k, experts))))
+
+
+def checked_prefetch(prefetch: int | None) -> int | None:
+    """Most experts to prefetch, as it was given. Raises ConfigError."""
+    if prefetch is not None and prefetch < 1:
+        raise ConfigError(f"--prefetch is {prefetch}; allowed: 1, 2, ... experts")
+    return prefetch

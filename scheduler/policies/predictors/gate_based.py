@@ -1,68 +1,36 @@
-"""Predictors that read gates ahead of their time: the scores are tensors' work, what comes of them is decided here."""
+"""Predictors that read gates before their layer is reached. The main model computes the scores; here they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
 from scheduler.policies.predictors.ranking import above_percentile, popularity, top_k
 from scheduler.types import ModelShape, Visit
 
-
-def limited(prefetch: int | None) -> int | None:
-    """Raises ConfigError."""
-    if prefetch is not None and prefetch < 1:
-        raise ConfigError(f"prefetch is {prefetch}: so many experts a predictor brings; allowed: 1 and more")
-    return prefetch
-
-
-class NextGate(Silent):
-    """The next layer's gate on this layer's gate input: its top-k are expected, the best `prefetch` of them brought, or
-    of its ranking where that is more (mixtral-offloading, "speculative expert loading").
-
-    Assumed: the top-k are brought where nobody says (that paper tries 1 and 2 for a top-2 model); of several rows, what
-    most rows want comes first; nothing in prefill, where that paper loads layer by layer.
-    """
-
-    foresight: Foresight | None = "gate"
-
-    def __init__(self, shape: ModelShape, prefetch: int | None = None) -> None:
-        super().__init__(shape)
-        self.prefetch = limited(prefetch)
-
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
-        return [self._forecast(visit, scores)] if scores and not prefill else ()
-
-    def _forecast(self, visit: Visit, scores: Scores) -> Forecast:
-        order, named = popularity(scores, self.shape.top_k)
-        bring = None if self.prefetch is None else tuple(order[: self.prefetch])
-        return Forecast(visit, tuple(e for e in order if named[e]), bring)
+PERCENTILE = 75.0
+"""Fate 4.2: experts whose score exceeds this percentile of their row are expected."""
 
 
 class CrossLayer(Silent):
-    """Fate's cross-layer gate (4.2, 4.3): every expert whose score is over the 75th percentile of its row is expected.
+    """Fate's cross-layer gate (4.2, 4.3): every expert whose score exceeds the 75th percentile of its row is expected.
 
-    Decoding: of those not resident, the best floor(layer / load) are brought, as many loads as a layer's time hides, no
-    limit before anything was measured. That budget is a maximum and may be 0: `least` is a minimum for those who would
-    rather have a load half hidden (the paper: 0). Resident ones among the top-k are to stay. Prefill: by popularity,
-    that is by how many rows have one among their top-k; those that no row has are expected, and not brought.
+    Decoding: the best floor(layer / load) that are not resident are prefetched, as many loads as a layer's time hides.
+    There is no limit before anything was measured, and the limit may be 0. Resident experts of the top-k stay. Prefill:
+    the most popular first, by how many rows have an expert in their top-k; experts that no row has there are expected
+    but not prefetched.
 
-    Assumed: the percentile is numpy's (linear between two scores) and must be exceeded; the top-k are expected in any
-    case, since of 8 experts with top-4 only two are over the percentile.
+    Assumed: the percentile is numpy's (linear between two scores). The top-k are always expected: of 8 experts with
+    top-4 only two exceed the percentile.
     """
 
     foresight: Foresight | None = "gate"
 
-    def __init__(self, shape: ModelShape, percentile: float = 75.0, least: int = 0) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
-        if not 0 <= percentile <= 100:
-            raise ConfigError(f"cross-layer prediction: percentile is {percentile}; allowed: 0 to 100")
-        if least < 0:
-            raise ConfigError(f"cross-layer prediction: at least {least} loads a layer; allowed: 0 and more")
-        self.percentile = percentile
-        self.least = least
         self.budget: int | None = None
+        """Loads that a layer's time hides; None before anything was measured."""
 
     def paced(self, load_s: float, layer_s: float) -> None:
         if load_s > 0 and layer_s > 0:
@@ -71,19 +39,19 @@ class CrossLayer(Silent):
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if not scores:
             return ()
-        order, named = popularity(scores, self.shape.top_k)
-        over = above_percentile(scores, self.percentile)
-        experts = tuple(e for e in order if named[e] or e in over)
+        order, rows = popularity(scores, self.shape.top_k)
+        above = above_percentile(scores, PERCENTILE)
+        experts = tuple(e for e in order if rows[e] or e in above)
         if prefill:
-            return [Forecast(visit, experts, tuple(e for e in experts if named[e]))]
-        return [Forecast(visit, experts, self._bring(experts, named, resident))]
+            return [Forecast(visit, experts, tuple(e for e in experts if rows[e]))]
+        return [Forecast(visit, experts, self._bring(experts, rows, resident))]
 
-    def _bring(self, experts: tuple[int, ...], named: list[int], resident: Collection[int]) -> tuple[int, ...]:
-        loads = len(experts) if self.budget is None else max(self.budget, self.least)
+    def _bring(self, experts: tuple[int, ...], rows: list[int], resident: Collection[int]) -> tuple[int, ...]:
+        loads = len(experts) if self.budget is None else self.budget
         bring = []
         for expert in experts:
             if expert in resident:
-                if named[expert]:
+                if rows[expert]:
                     bring.append(expert)
             elif loads > 0:
                 bring.append(expert)
@@ -92,13 +60,14 @@ class CrossLayer(Silent):
 
 
 class NextLayer(Silent):
-    """The next layer's attention and gate on what this layer's resident and shared experts give: its top-k are brought,
-    the highest score first (importance, 5.2). The core clears what is left of the queue at the gate.
+    """The next layer's attention and gate on the output of this layer's resident and shared experts (importance 5.2).
 
-    `alpha`: bring those only whose score is over (1 + alpha) times the (k+1)-th of their row, as the router would call
-    them top-score; None: the whole top-k. The paper's 5.2 says top-k, its introduction top-score experts only.
-    Assumed: of several rows, an expert's highest score counts, since a row's top-score expert cannot be replaced;
-    nothing in prefill, where 4.1 prefetches the next layer whole.
+    The top-k are prefetched, the highest score first. The core drops queued loads at the gate. With `alpha`, only
+    experts whose score exceeds (1 + alpha) times the (k+1)-th of their row are prefetched: those that the router calls
+    top-score. Section 5.2 says top-k, the paper's introduction top-score experts only.
+
+    Assumed: of several rows an expert's highest score counts, since a row's top-score expert cannot be replaced.
+    Nothing is predicted in prefill, where section 4.1 prefetches the whole next layer. Raises ConfigError.
     """
 
     foresight: Foresight | None = "attention"
@@ -106,14 +75,14 @@ class NextLayer(Silent):
     def __init__(self, shape: ModelShape, alpha: float | None = None) -> None:
         super().__init__(shape)
         if alpha is not None and alpha < 0:
-            raise ConfigError(f"next-layer prediction: alpha is {alpha}; allowed: 0 and more")
+            raise ConfigError(f"--alpha is {alpha}; allowed for the predictor next-layer: 0 and more")
         self.alpha = alpha
 
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if prefill or not scores:
             return ()
         highest: dict[int, float] = {}
-        wanted: set[int] = set()
+        top_score: set[int] = set()
         for row in scores:
             ranking = top_k(row, self.shape.top_k + 1)
             top = ranking[: self.shape.top_k]
@@ -121,41 +90,7 @@ class NextLayer(Silent):
             for expert in top:
                 highest[expert] = max(row[expert], highest.get(expert, row[expert]))
                 if self.alpha is None or row[expert] > (1 + self.alpha) * beta:
-                    wanted.add(expert)
+                    top_score.add(expert)
         experts = tuple(sorted(highest, key=lambda e: (-highest[e], e)))
-        bring = None if self.alpha is None else tuple(e for e in experts if e in wanted)
+        bring = None if self.alpha is None else tuple(e for e in experts if e in top_score)
         return [Forecast(visit, experts, bring)]
-
-
-class Stacked(NextGate):
-    """The gates of several next layers on this layer's gate input, one forecast each (HOBBIT, "stacking computer").
-
-    Loads go to the nearest layer that lacks something of what would be brought. Behind it experts are expected, and
-    those alone that are there or on their way are to stay. Assumed: the forecasts of one gate come nearest layer first;
-    the rest as `NextGate`.
-    """
-
-    foresight: Foresight | None = "gates"
-
-    def __init__(self, shape: ModelShape, prefetch: int | None = None) -> None:
-        super().__init__(shape, prefetch)
-        self._busy: set[int] = set()  # requests for which a nearer layer lacks something since the last gate
-
-    def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
-        self._busy.discard(visit.request)
-        return ()
-
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
-        if prefill or not scores:
-            return ()
-        forecast = self._forecast(visit, scores)
-        wanted = forecast.experts if forecast.bring is None else forecast.bring
-        here = tuple(e for e in wanted if e in resident)
-        if visit.request in self._busy:
-            return [forecast._replace(bring=here)]
-        if len(here) < len(wanted):
-            self._busy.add(visit.request)
-        return [forecast]
-
-    def closed(self, request: int) -> None:
-        self._busy.discard(request)

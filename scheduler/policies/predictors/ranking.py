@@ -1,4 +1,4 @@
-"""Scores to experts, best first. Equal scores: the lower number first."""
+"""Scores to experts, best first. Of equal scores the lower expert number comes first."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from scheduler.policies.predictors.base import Scores
 
 
 def top_k(scores: tuple[float, ...], k: int) -> list[int]:
-    """The k best experts of a row, best first; of equal ones the lower number."""
+    """The k best experts of a row, best first."""
     return nlargest(k, range(len(scores)), key=lambda e: (scores[e], -e))
 
 
 def popularity(scores: Scores, count: int) -> tuple[list[int], list[int]]:
-    """All experts, the most wanted first: by how many rows have one among their `count` best, then by the sum of its
-    scores; and how many rows each expert has. Of one row: its experts in the order of their scores.
+    """All experts in the order of popularity, and for each expert how many rows have it among their `count` best.
 
+    Experts with equally many rows are ordered by the sum of their scores. Of one row: its experts by score.
     `scores`: at least one row, all of one length.
     """
     import numpy as np  # takes a third of a second, and most commands need none of it
 
-    table = np.asarray(scores, dtype=np.float64)
+    table = np.asarray(scores, dtype=np.float64)  # [rows, experts]
     best = np.argsort(-table, axis=1, kind="stable")[:, :count]
-    named = np.bincount(best.ravel(), minlength=table.shape[1])
-    order = np.lexsort((-table.sum(axis=0), -named))
-    return order.tolist(), named.tolist()
+    rows = np.bincount(best.ravel(), minlength=table.shape[1])
+    order = np.lexsort((-table.sum(axis=0), -rows))
+    return order.tolist(), rows.tolist()
 
 
 def above_percentile(scores: Scores, percentile: float) -> set[int]:
-    """Experts whose score in some row is over that percentile of the row's scores (numpy's, linear between two)."""
+    """Experts whose score in some row exceeds that percentile of the row (numpy's, linear between two scores)."""
     import numpy as np
 
     table = np.asarray(scores, dtype=np.float64)
-    over = table > np.percentile(table, percentile, axis=1, keepdims=True)
-    return set(np.flatnonzero(over.any(axis=0)).tolist())
+    above = table > np.percentile(table, percentile, axis=1, keepdims=True)
+    return set(np.flatnonzero(above.any(axis=0)).tolist())

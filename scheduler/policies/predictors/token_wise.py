@@ -4,65 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from scheduler.errors import ConfigError
-from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
-from scheduler.policies.predictors.gate_based import limited
+from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent, checked_prefetch
 from scheduler.policies.predictors.ranking import popularity
 from scheduler.types import ModelShape, Visit
 
+WARM_UP = 16
+"""SMOE-Flex (IV-E) compares so many predictions of each layer before it silences layers. The paper leaves it open."""
+
 
 class TokenWise(Silent):
-    """A small network of a layer says what the next token will want of that layer, a whole pass ahead (SMOE, IV-D).
+    """A small network per layer predicts the next token's experts in that layer, a whole pass ahead (SMOE IV-D).
 
-    The top-k are expected. Brought are `prefetch` experts that are not resident, N of IV-E: down the ranking until
-    there are N of them (fixed-N), or, `adaptive`, those among the top N. `flex`: once `warm_up` predictions of every
-    layer were compared with what came, that half of the layers (rounded down) that was right least often brings nothing
-    any more.
+    The top-k are expected. `prefetch` experts that are not resident are prefetched, the N of IV-E: the first N of the
+    ranking that are not resident (fixed-N), or, `adaptive`, those among the top N. `flex`: once `WARM_UP` predictions
+    of every layer have been compared, the half of the layers (rounded down) with the lowest recall prefetches no more.
 
-    Assumed: N is the top-k where nobody says (the paper finds 2 best, 3 with flex, of top-8); resident ones are not
-    held back from eviction, since there the least frequent goes, predicted or not; half the layers is settled once, and
-    of layers as often right the shallower stop; nothing in prefill.
+    Assumed: N is the top-k unless given (the paper finds 2 best, 3 with flex, of top-8). Resident experts are not
+    shielded from eviction: SMOE evicts the least frequent one, predicted or not. The silent half is chosen once; of
+    layers with equal recall the shallower fall silent. Nothing is predicted in prefill. Raises ConfigError.
     """
 
     foresight: Foresight | None = "token"
 
     def __init__(
-        self,
-        shape: ModelShape,
-        prefetch: int | None = None,
-        adaptive: bool = False,
-        flex: bool = False,
-        warm_up: int = 16,
+        self, shape: ModelShape, prefetch: int | None = None, adaptive: bool = False, flex: bool = False
     ) -> None:
         super().__init__(shape)
-        if warm_up < 1:
-            raise ConfigError(f"token-wise prediction: warm-up is {warm_up} tokens; allowed: 1 and more")
-        self.prefetch = limited(prefetch) or shape.top_k
+        self.prefetch = checked_prefetch(prefetch) or shape.top_k
         self.adaptive = adaptive
         self.flex = flex
-        self.warm_up = warm_up
         self.silent: frozenset[int] | None = None
-        """With `flex`: the layers that bring nothing; None as long as it is not settled."""
-        self._forecasts: dict[int, dict[int, Forecast]] = {}  # request -> layer -> what is not compared yet
-        self._right: dict[int, tuple[int, int, int]] = dict.fromkeys(shape.layers, (0, 0, 0))
+        """With `flex`: the layers that prefetch nothing. None until they are chosen."""
+        self._forecasts: dict[int, dict[int, Forecast]] = {}  # request -> layer -> forecast, not compared yet
+        self._compared: dict[int, tuple[int, int, int]] = dict.fromkeys(shape.layers, (0, 0, 0))
+        """Layer -> (experts predicted rightly, experts activated, predictions compared)."""
 
     def accuracy(self, layer: int) -> float | None:
-        """The part of what the gate named that was expected (recall). None: nothing to compare so far."""
-        right, named, _ = self._right[layer]
-        return right / named if named else None
+        """The layer's recall: predicted rightly over activated. None: nothing compared so far."""
+        right, activated, _ = self._compared[layer]
+        return right / activated if activated else None
 
-    def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         forecast = self._forecasts.get(visit.request, {}).pop(visit.layer, None)
         if forecast is not None and forecast.visit == visit and not prefill:
-            right, total, compared = self._right[visit.layer]
-            hit = sum(expert in forecast.experts for expert in named)
-            self._right[visit.layer] = (right + hit, total + len(named), compared + 1)
+            right, activated, predictions = self._compared[visit.layer]
+            hits = sum(expert in forecast.experts for expert in rows)
+            self._compared[visit.layer] = (right + hits, activated + len(rows), predictions + 1)
             if self.flex and self.silent is None:
-                self._settle()
+                self._choose_silent()
         return ()
 
-    def _settle(self) -> None:
-        if any(compared < self.warm_up for _, _, compared in self._right.values()):
+    def _choose_silent(self) -> None:
+        if any(predictions < WARM_UP for _, _, predictions in self._compared.values()):
             return
         worst = sorted(self.shape.layers, key=lambda layer: (self.accuracy(layer) or 0.0, layer))
         self.silent = frozenset(worst[: len(worst) // 2])
@@ -70,8 +63,8 @@ class TokenWise(Silent):
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if prefill or not scores:
             return ()
-        order, named = popularity(scores, self.shape.top_k)
-        experts = tuple(e for e in order if named[e])
+        order, rows = popularity(scores, self.shape.top_k)
+        experts = tuple(e for e in order if rows[e])
         forecast = Forecast(visit, experts, self._bring(visit.layer, order, resident))
         self._forecasts.setdefault(visit.request, {})[visit.layer] = forecast
         return [forecast]

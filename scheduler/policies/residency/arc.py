@@ -6,55 +6,40 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
 from typing import Generic, TypeVar
 
-from scheduler.errors import ConfigError
-from scheduler.policies.residency.base import PASSING, Cacheless, kept_slots
-from scheduler.policies.residency.shares import Shares, evenly
+from scheduler.policies.residency.base import Cacheless, kept_slots
+from scheduler.policies.residency.shares import Shares, equal_shares
 from scheduler.types import ExpertId, ModelShape
 
 K = TypeVar("K", bound=Hashable)
 
+SHALLOW_PART = 6
+"""Fate 4.4: one in so many layers is shallow. Assumed, after the paper's 4 of 24."""
+
 
 class AdaptiveReplacement(Generic[K]):
-    """ARC(c) of FAST 2003, Fig. 4, for any keys; here others say when a key comes and goes, and who may go.
+    """ARC(c) of FAST 2003, Fig. 4, for any keys. The caller decides when a key enters and leaves, and which may leave.
 
-    `t1`: in the cache, used once lately; `t2`: in the cache, used more often; `b1`, `b2`: left from there, remembered.
-    `p`: the size at which t1 is aimed. All lists begin with the least recently used.
-
-    What is fetched without being asked for (`add` with `referenced` false) stands in t1, but is known as used only by
-    its first use: then it goes where a miss would have gone. Who leaves before that is not remembered. (As ZFS does.)
+    A prefetched key (`add` with `referenced` false) is in t1, but counts as used from its first use on: then it goes
+    where a miss would have gone. A key that leaves before that is not remembered. (As ZFS does.)
     """
 
     def __init__(self, capacity: int = 0) -> None:
         self.capacity = capacity
         self.p = 0.0
-        self._t1: OrderedDict[K, None] = OrderedDict()
-        self._t2: OrderedDict[K, None] = OrderedDict()
-        self._b1: OrderedDict[K, None] = OrderedDict()
-        self._b2: OrderedDict[K, None] = OrderedDict()
+        """Target size of t1."""
+        # The four lists, least recently used first.
+        self.t1: OrderedDict[K, None] = OrderedDict()  # in the cache, used once lately
+        self.t2: OrderedDict[K, None] = OrderedDict()  # in the cache, used more often
+        self.b1: OrderedDict[K, None] = OrderedDict()  # evicted from t1, remembered
+        self.b2: OrderedDict[K, None] = OrderedDict()  # evicted from t2, remembered
         self._fresh: set[K] = set()
-        self._planned: tuple[K, float] | None = None
-
-    @property
-    def t1(self) -> list[K]:
-        return list(self._t1)
-
-    @property
-    def t2(self) -> list[K]:
-        return list(self._t2)
-
-    @property
-    def b1(self) -> list[K]:
-        return list(self._b1)
-
-    @property
-    def b2(self) -> list[K]:
-        return list(self._b2)
+        self._planned: tuple[K, float] | None = None  # the key of the last `choose`, and how far it moves p
 
     def __len__(self) -> int:
-        return len(self._t1) + len(self._t2)
+        return len(self.t1) + len(self.t2)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._t1 or key in self._t2
+        return key in self.t1 or key in self.t2
 
     def resize(self, capacity: int) -> None:
         self.capacity = capacity
@@ -62,64 +47,64 @@ class AdaptiveReplacement(Generic[K]):
         self._trim()
 
     def choose(self, incoming: K, among: Collection[K]) -> K | None:
-        """REPLACE: who of `among` makes room for `incoming`; None where none is in the cache. Nothing changes."""
+        """REPLACE: which of `among` is evicted for `incoming`. None: none of them is in the cache. Nothing changes."""
         step = self._step(incoming)
         self._planned = incoming, step
-        aim, size = self._aim(step), len(self._t1)
-        from_t1 = size > aim or (incoming in self._b2 and size == aim)
-        for queue in (self._t1, self._t2) if from_t1 else (self._t2, self._t1):
+        aim, size = self._aim(step), len(self.t1)
+        from_t1 = size > aim or (incoming in self.b2 and size == aim)
+        for queue in (self.t1, self.t2) if from_t1 else (self.t2, self.t1):
             for key in queue:
                 if key in among:
                     return key
         return None
 
     def add(self, key: K, referenced: bool = True) -> None:
-        """It comes into the cache: because it was asked for, or (not `referenced`) because it may be."""
+        """The key enters the cache: after a miss, or (not `referenced`) as a prefetch."""
         if key in self:
             if referenced:
                 self.use(key)
         elif referenced:
             self._admit(key)
         else:
-            self._t1[key] = None
+            self.t1[key] = None
             self._fresh.add(key)
         self._trim()
 
     def use(self, key: K) -> None:
-        """It was asked for and is there; nothing happens where it is not."""
+        """A hit. A key that is not in the cache is ignored."""
         if key in self._fresh:
             self._fresh.remove(key)
-            del self._t1[key]
+            del self.t1[key]
             self._admit(key)
             self._trim()
-        elif key in self._t1:
-            del self._t1[key]
-            self._t2[key] = None
-        elif key in self._t2:
-            self._t2.move_to_end(key)
+        elif key in self.t1:
+            del self.t1[key]
+            self.t2[key] = None
+        elif key in self.t2:
+            self.t2.move_to_end(key)
 
     def remove(self, key: K) -> None:
-        """It has left the cache, and is remembered; nothing happens where it was not there."""
+        """The key has left the cache, and is remembered. A key that was not in the cache is ignored."""
         if key in self._fresh:
             self._fresh.remove(key)
-            del self._t1[key]
-        elif key in self._t1:
-            del self._t1[key]
-            self._b1[key] = None
-        elif key in self._t2:
-            del self._t2[key]
-            self._b2[key] = None
+            del self.t1[key]
+        elif key in self.t1:
+            del self.t1[key]
+            self.b1[key] = None
+        elif key in self.t2:
+            del self.t2[key]
+            self.b2[key] = None
 
     def is_fresh(self, key: K) -> bool:
-        """In the cache and never asked for."""
+        """In the cache, and never used."""
         return key in self._fresh
 
     def _step(self, key: K) -> float:
-        """How far a miss of it moves p. The sizes are those before anybody makes room for it."""
-        if key in self._b1:
-            return max(1.0, len(self._b2) / len(self._b1))
-        if key in self._b2:
-            return -max(1.0, len(self._b1) / len(self._b2))
+        """How far a miss of this key moves p. Sizes are those before the eviction for it."""
+        if key in self.b1:
+            return max(1.0, len(self.b2) / len(self.b1))
+        if key in self.b2:
+            return -max(1.0, len(self.b1) / len(self.b2))
         return 0.0
 
     def _aim(self, step: float) -> float:
@@ -128,26 +113,26 @@ class AdaptiveReplacement(Generic[K]):
     def _admit(self, key: K) -> None:
         planned, self._planned = self._planned, None
         step = planned[1] if planned is not None and planned[0] == key else self._step(key)
-        if key in self._b1 or key in self._b2:
+        if key in self.b1 or key in self.b2:
             self.p = self._aim(step)
-            self._b1.pop(key, None)
-            self._b2.pop(key, None)
-            self._t2[key] = None
+            self.b1.pop(key, None)
+            self.b2.pop(key, None)
+            self.t2[key] = None
         else:
-            self._t1[key] = None
+            self.t1[key] = None
 
     def _trim(self) -> None:
         """At most c keys in t1 and b1 together, at most 2 c in all four lists."""
-        while self._b1 and len(self._t1) + len(self._b1) > self.capacity:
-            self._b1.popitem(last=False)
-        while self._b2 and len(self) + len(self._b1) + len(self._b2) > 2 * self.capacity:
-            self._b2.popitem(last=False)
-        while self._b1 and len(self) + len(self._b1) > 2 * self.capacity:
-            self._b1.popitem(last=False)
+        while self.b1 and len(self.t1) + len(self.b1) > self.capacity:
+            self.b1.popitem(last=False)
+        while self.b2 and len(self) + len(self.b1) + len(self.b2) > 2 * self.capacity:
+            self.b2.popitem(last=False)
+        while self.b1 and len(self) + len(self.b1) > 2 * self.capacity:
+            self.b1.popitem(last=False)
 
 
 class ARC(Cacheless):
-    """Everybody stays; ARC over the experts of all layers says who makes room. A use is a gate that names the
+    """All experts stay; ARC over the experts of all layers chooses which is evicted. A use is a gate that chooses the
     expert."""
 
     def __init__(self, shape: ModelShape) -> None:
@@ -174,28 +159,22 @@ class ARC(Cacheless):
 
 
 class ShallowARC(Shares):
-    """Fate's cache (section 4.4): the first `shallow` layers are cached whole, in their order as far as the slots go;
-    what is left is shared evenly by the others; in each layer ARC says who makes room. A layer without a share keeps
-    nobody.
+    """Fate's cache (4.4): the first layers are cached whole, in their order as far as the slots go. The others share
+    the rest equally. Each layer evicts by ARC. A layer without a share keeps no expert.
 
-    Assumed: `shallow` None is a sixth of the layers, rounded up, as Fate's 4 of Qwen1.5-MoE's 24; the paper sets it by
-    offline statistics of prefetch accuracy. `passing` slots are kept out of the shares, see Shares; None: as few as
-    there, or where some layer's share would not hold a token's experts, twice those, this layer's and what is fetched
-    for the next one.
+    Assumed: the first sixth of the layers, rounded up, as Fate's 4 of Qwen1.5-MoE's 24; the paper sets the boundary by
+    offline statistics of prefetch accuracy. Where some layer's share would not hold a token's experts, slots for two
+    tokens' experts are in no share: this layer's, and those that are prefetched for the next one.
     """
 
-    def __init__(self, shape: ModelShape, shallow: int | None = None, passing: int | None = None) -> None:
-        super().__init__(shape, PASSING if passing is None else passing)
-        layers = len(shape.layers)
-        if shallow is not None and not 0 <= shallow <= layers:
-            raise ConfigError(f"shallow is {shallow}; allowed: 0 to {layers}, the model's MoE layers")
-        self.shallow = -(-layers // 6) if shallow is None else shallow
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self.shallow = -(-len(shape.layers) // SHALLOW_PART)
         self.lists: dict[int, AdaptiveReplacement[ExpertId]] = {layer: AdaptiveReplacement() for layer in shape.layers}
-        self._chosen = passing is not None
 
     def check(self, shape: ModelShape, slots: int) -> None:
         super().check(shape, slots)
-        if not self._chosen and any(share < shape.top_k for share in self.share.values()):
+        if any(share < shape.top_k for share in self.share.values()):
             self.set_shares(self.shares(kept_slots(shape, slots, 2 * shape.top_k)))
 
     def shares(self, slots: int) -> Sequence[int]:
@@ -203,7 +182,7 @@ class ShallowARC(Shares):
         for count in self.counts[: self.shallow]:
             shares.append(min(count, slots))
             slots -= shares[-1]
-        return shares + evenly(slots, self.counts[self.shallow :])
+        return shares + equal_shares(slots, self.counts[self.shallow :])
 
     def set_shares(self, shares: Sequence[int]) -> None:
         super().set_shares(shares)

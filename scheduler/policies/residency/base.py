@@ -1,4 +1,4 @@
-"""Which experts stay in their slots when nothing needs them any more: policies, told what happens, asked who goes."""
+"""Residency: which experts stay in their slots once nothing needs them, and which is evicted for another."""
 
 from __future__ import annotations
 
@@ -10,53 +10,61 @@ from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Scores
 from scheduler.types import ExpertId, ModelShape, Visit
 
+PASSING_SLOTS = 2
+"""Slots in which no expert stays, for experts that must be loaded and may not stay: one is loaded while the other is
+computed."""
+
+REMEMBERED_REQUESTS = 16
+"""The choices of the last gates are kept for so many requests, the latest."""
+
 
 class Residency(Protocol):
-    """One policy; one object serves one core. An expert that stays is found by whoever needs it next, without a load.
-
-    `homed`: every expert has one worker, the same in prefill and decoding, and is loaded nowhere else.
-    `wants_scores`: it reads the scores of gates.
-    """
+    """One object serves one core. An expert that stays needs no load when it is chosen again: a hit."""
 
     @property
-    def homed(self) -> bool: ...
+    def homed(self) -> bool:
+        """Each expert has one worker, the same in prefill and decoding, and is loaded nowhere else."""
 
     @property
-    def wants_scores(self) -> bool: ...
+    def wants_scores(self) -> bool:
+        """It reads the gates' scores."""
 
     def check(self, shape: ModelShape, slots: int) -> None:
-        """Told at first and whenever workers come or go: `slots` of all workers together. Raises ConfigError where they
-        cannot hold what must stay."""
+        """Called first, and when workers come or go. `slots`: of all workers. Raises ConfigError: too few slots."""
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
-        """Its load begins: may it stay once nothing needs it? If not, it is evicted then. `predicted`: no gate has
-        named it yet."""
+        """A load begins: may the expert stay once nothing needs it? If not, it is evicted then.
 
-    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
-        """A gate has fired, before anything of it is decided: expert -> rows, and for each row the score of every
-        expert (empty where the core does not get them)."""
+        `predicted`: no gate has chosen it yet.
+        """
+
+    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+        """A gate has fired, before anything is decided. `rows`: chosen expert -> its rows. `scores`: of every row, or
+        empty where the core does not get them."""
 
     def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
-        """It is in a slot (or on its way) and a gate has named it. `hit`: no load was begun for this use.
-        `score`: the gate's mean over the rows, where the core gets scores."""
+        """A gate has chosen an expert that is in a slot or in flight. `hit`: no load began for this use. `score`: the
+        gate's mean over the rows, where the core gets scores."""
 
     def left(self, worker: int, expert: ExpertId) -> None:
-        """One that was kept is gone: evicted, or lost with its worker."""
+        """An expert that was kept is gone: evicted, or lost with its worker."""
 
     def full(self, incoming: ExpertId) -> bool:
-        """Its part of the slots is used up: somebody is to make room for it although a slot may be free."""
+        """The share of the slots for `incoming` is used up: another must be evicted even if a slot is free."""
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
-        """Which of `evictable` (not empty; kept, and needed by nobody now, the longest first) makes room for
-        `incoming`. None: nobody; it waits for a free slot. Where a gate has named it and nothing on that worker would
-        ever leave, the first goes all the same."""
+        """Which of `evictable` is evicted for `incoming`. None: none; it waits for a free slot.
+
+        `evictable`: not empty; kept experts that nothing needs, longest unneeded first. For an expert that a gate has
+        chosen the core evicts the first in spite of None where nothing on that worker would ever leave.
+        """
 
     def warm(self, slots: int) -> Iterable[ExpertId]:
-        """Prefill is over: who is to be in the slots when decoding begins, most wanted first; empty: as it is."""
+        """Prefill is over: the experts to load before decoding, most important first. Empty: no change."""
 
 
 class Cacheless:
-    """Nobody stays: an expert is evicted as soon as it was computed, or turned out not to be needed (OD-MoE)."""
+    """No expert stays: each is evicted once it is computed, or turns out not to be needed (OD-MoE)."""
 
     homed = False
     wants_scores = False
@@ -67,7 +75,7 @@ class Cacheless:
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return False
 
-    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         pass
 
     def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
@@ -87,7 +95,7 @@ class Cacheless:
 
 
 class Everything(Cacheless):
-    """Everybody stays, each in a slot of its own: the same cluster, fully cached. Nothing is ever evicted."""
+    """All experts stay, each in a slot of its own: the same cluster, fully cached. Nothing is ever evicted."""
 
     homed = True
 
@@ -95,7 +103,7 @@ class Everything(Cacheless):
         needed = sum(shape.count(ordinal) for ordinal in range(len(shape.layers)))
         if slots < needed:
             raise ConfigError(
-                f"residency all keeps every expert in a slot of its own: {needed} slots are needed, {slots} are there; "
+                f"residency all keeps every expert in a slot of its own: it needs {needed} slots, there are {slots}; "
                 "give more (--slots, or --device-memory 100%), or take more workers"
             )
 
@@ -103,41 +111,35 @@ class Everything(Cacheless):
         return True
 
 
-PASSING = 2
-"""Slots that nobody stays in, for what must be loaded and may not stay: one is loaded while the other is computed."""
-
-
-REQUESTS = 16
-"""Of so many requests, the latest ones, it is known what their last gates named."""
-
-
-class NamedByGates:
-    """What the last gate of each request has named and what is not in use yet: no slot may be taken from it."""
+class ChosenByGates:
+    """Experts that each request's last gate has chosen and that are not in use yet: none of them may be evicted."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[int, set[ExpertId]] = OrderedDict()
+        self._chosen: OrderedDict[int, set[ExpertId]] = OrderedDict()  # request -> experts
 
-    def observed(self, visit: Visit, named: Iterable[int]) -> None:
-        """Whatever an earlier gate of this request named has been computed."""
-        self._of[visit.request] = {ExpertId(visit.layer, number) for number in named}
-        self._of.move_to_end(visit.request)
-        while len(self._of) > REQUESTS:
-            self._of.popitem(last=False)
+    def observed(self, visit: Visit, chosen: Iterable[int]) -> None:
+        """A gate has fired. The choice of the request's gate before it has been computed."""
+        self._chosen[visit.request] = {ExpertId(visit.layer, number) for number in chosen}
+        self._chosen.move_to_end(visit.request)
+        while len(self._chosen) > REMEMBERED_REQUESTS:
+            self._chosen.popitem(last=False)
 
     def used(self, expert: ExpertId) -> None:
-        """From now on it is in use, and the core offers it to nobody."""
-        for experts in self._of.values():
+        """The expert is in use: from now on the core itself does not offer it for eviction."""
+        for experts in self._chosen.values():
             if expert in experts:
                 experts.remove(expert)
                 return
 
     def __contains__(self, expert: object) -> bool:
-        return any(expert in experts for experts in self._of.values())
+        return any(expert in experts for experts in self._chosen.values())
 
 
-def kept_slots(shape: ModelShape, slots: int, passing: int) -> int:
-    """How many of `slots` are for those that stay: all less `passing`, which are at most half; all where every expert
-    has one."""
+def kept_slots(shape: ModelShape, slots: int, passing: int = PASSING_SLOTS) -> int:
+    """How many of `slots` are for experts that stay: all but `passing`, and at least half.
+
+    All of them where every expert has a slot.
+    """
     if slots >= sum(shape.count(ordinal) for ordinal in range(len(shape.layers))):
         return slots
     return slots - min(passing, slots // 2)

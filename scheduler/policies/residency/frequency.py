@@ -1,52 +1,53 @@
-"""SMOE's residency: a share of the slots for each layer, and who goes by frequency."""
+"""SMOE's residency: equal shares of the slots for each layer, eviction by frequency."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.base import PASSING, NamedByGates
+from scheduler.policies.residency.base import ChosenByGates
 from scheduler.policies.residency.shares import Shares
 from scheduler.types import ExpertId, ModelShape, Visit
 
 
 class Frequent(Shares):
-    """SMOE's cache (section IV-E): as many slots for each layer; when prefill is over, filled with the experts that it
-    activated most; in decoding only what was loaded for a prediction comes in, in the place of the layer's least
-    frequently activated expert. What is loaded because its gate named it is evicted once it was computed.
+    """SMOE's cache (IV-E): equally many slots for each layer. After prefill they are filled with the experts that it
+    activated most. In decoding only prefetched experts stay, in place of the layer's least frequently activated expert.
+    An expert that is loaded on demand is evicted once it is computed.
 
-    Fixed-N and adaptive are the predictor's: it says how many are loaded. Activations are counted by rows, in prefill
-    and on through decoding, anew with each request's prefill. Assumed: that, and that slots which do not divide go to
-    the first layers. In prefill those stay that are among their layer's most activated so far, so that little is left
-    to load when it is over. `passing`: see Shares.
+    Fixed-N and adaptive are choices of the predictor, which decides how many are loaded.
+
+    Assumed: activations are counted by rows, in prefill and on through decoding, afresh with each request's prefill.
+    Slots that do not divide go to the first layers. In prefill those experts stay that are among their layer's most
+    activated so far, so that little is left to load when it is over.
     """
 
-    def __init__(self, shape: ModelShape, passing: int = PASSING) -> None:
-        super().__init__(shape, passing)
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
         self._rows = {layer: [0] * count for layer, count in zip(shape.layers, self.counts, strict=True)}
-        self._prompt: int | None = None
+        self._prefill_request: int | None = None
         self._prefill = True
-        self._named = NamedByGates()
+        self._chosen = ChosenByGates()
 
-    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
-        if prefill and visit.request != self._prompt:
-            self._prompt = visit.request
-            for layer, rows in self._rows.items():
-                self._rows[layer] = [0] * len(rows)
+    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+        if prefill and visit.request != self._prefill_request:
+            self._prefill_request = visit.request
+            for layer, counts in self._rows.items():
+                self._rows[layer] = [0] * len(counts)
         self._prefill = prefill
-        self._named.observed(visit, named)
-        for number, count in named.items():
+        self._chosen.observed(visit, rows)
+        for number, count in rows.items():
             self._rows[visit.layer][number] += count
 
     def activated(self, expert: ExpertId) -> int:
-        """In how many rows since the latest prefill began."""
+        """Rows since the latest prefill began."""
         return self._rows[expert.layer][expert.expert]
 
     def _frequent(self, expert: ExpertId) -> bool:
-        """Among the most activated of its layer, as many as there is room for."""
+        """Among the most activated of its layer, as many as its share holds."""
         layer, number = expert
-        mine = self.activated(expert)
-        before = sum(rows > mine or (rows == mine and other < number) for other, rows in enumerate(self._rows[layer]))
+        own = self.activated(expert)
+        before = sum(rows > own or (rows == own and other < number) for other, rows in enumerate(self._rows[layer]))
         return before < self.share[layer]
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
@@ -57,22 +58,22 @@ class Frequent(Shares):
 
     def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
         super().used(worker, expert, hit, score)
-        self._named.used(expert)
+        self._chosen.used(expert)
 
     def full(self, incoming: ExpertId) -> bool:
-        """Nobody makes room for what will not stay."""
-        passes = not self._frequent(incoming) if self._prefill else incoming in self._named
+        """Nothing is evicted for an expert that will not stay."""
+        passes = not self._frequent(incoming) if self._prefill else incoming in self._chosen
         return not passes and super().full(incoming)
 
     def weakest(self, layer: int, incoming: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
         return min(among, key=lambda expert: (self.activated(expert), self.age(expert)))
 
     def warm(self, slots: int) -> Iterable[ExpertId]:
-        chosen: list[ExpertId] = []
+        most_activated: list[ExpertId] = []
         for layer, share in self.share.items():
             ranked = sorted((ExpertId(layer, n) for n, rows in enumerate(self._rows[layer]) if rows), key=self._rank)
-            chosen += ranked[:share]
-        return sorted(chosen, key=self._rank)[:slots]
+            most_activated += ranked[:share]
+        return sorted(most_activated, key=self._rank)[:slots]
 
     def _rank(self, expert: ExpertId) -> tuple[int, bool, ExpertId]:
         return -self.activated(expert), expert not in self.kept[expert.layer], expert

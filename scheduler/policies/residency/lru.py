@@ -1,19 +1,18 @@
-"""Caches that everybody knows, as residencies: LRU, LFU, and a static set."""
+"""Well-known caches as residencies: LRU, LFU, and a static set."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.base import PASSING, Cacheless, kept_slots
+from scheduler.policies.residency.base import Cacheless, kept_slots
 from scheduler.types import ExpertId, ModelShape, Visit
 
 
 class LRU(Cacheless):
-    """Everybody stays; the least recently used makes room (mixtral-offloading, section 3.1, there for each layer).
+    """All experts stay; the least recently used is evicted (mixtral-offloading, section 3.1, there in each layer).
 
-    Assumed: one order over all layers. A load counts as a use, so that what was loaded for a prediction is not the next
-    to go.
+    Assumed: one order over all layers. A load counts as a use, so that a prefetched expert is not the next to go.
     """
 
     def __init__(self, shape: ModelShape) -> None:
@@ -33,7 +32,7 @@ class LRU(Cacheless):
         self._touch(expert)
 
     def age(self, expert: ExpertId) -> int:
-        """Grows with the last use; 0 where it was never used."""
+        """A number that grows with the last use; 0 where it was never used."""
         return self._last.get(expert, 0)
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
@@ -41,10 +40,10 @@ class LRU(Cacheless):
 
 
 class LFU(LRU):
-    """Everybody stays; the least frequently used makes room, among equals the least recently used.
+    """All experts stay; the least frequently used is evicted, of equals the least recently used.
 
-    A use is a visit that computes it in its slot, for however many rows. Assumed: uses go on being counted when an
-    expert has left, and counts do not age.
+    A use is a visit that computes the expert in its slot, for any number of rows. Assumed: counts go on after an
+    eviction and do not age.
     """
 
     def __init__(self, shape: ModelShape) -> None:
@@ -61,36 +60,35 @@ class LFU(LRU):
 
 
 class Static(LRU):
-    """A hot set that is chosen once: the experts that the first prefill activated most, for most rows (KTransformers
-    and llama.cpp place experts before they answer). Whoever is not in it is evicted once it was computed.
+    """A hot set that is chosen once: the experts that the first prefill activated for most rows (KTransformers and
+    llama.cpp place experts before they answer). All others are evicted once they are computed.
 
-    `passing`: slots left to those, at most half of all. Assumed: counted on the first prompt instead of offline; until
-    then everybody stays and whoever the prompt activated least makes room.
+    Assumed: activations are counted on the first prompt instead of offline. Until then all experts stay, and the one
+    that the prompt activated least is evicted.
     """
 
-    def __init__(self, shape: ModelShape, passing: int = PASSING) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
-        self.passing = passing
         self.hot: tuple[ExpertId, ...] = ()
-        self._room = 0
+        self._kept_slots = 0
         self._rows: dict[ExpertId, int] = {}
         self._fixed: frozenset[ExpertId] | None = None
 
     def check(self, shape: ModelShape, slots: int) -> None:
-        self._room = kept_slots(shape, slots, self.passing)
+        self._kept_slots = kept_slots(shape, slots)
         if self._fixed is not None:
             self._fix()
 
     def _fix(self) -> None:
         ranked = sorted(self._rows, key=lambda expert: (-self._rows[expert], expert))
-        self.hot = tuple(ranked[: self._room])
+        self.hot = tuple(ranked[: self._kept_slots])
         self._fixed = frozenset(self.hot)
 
-    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if prefill and self._fixed is None:
-            for number, rows in named.items():
+            for number, count in rows.items():
                 expert = ExpertId(visit.layer, number)
-                self._rows[expert] = self._rows.get(expert, 0) + rows
+                self._rows[expert] = self._rows.get(expert, 0) + count
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         self._touch(expert)

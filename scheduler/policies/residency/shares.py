@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from scheduler.policies.residency.base import PASSING, kept_slots
+from scheduler.policies.residency.base import kept_slots
 from scheduler.policies.residency.lru import LRU
 from scheduler.types import ExpertId, ModelShape
 
 
 class Shares(LRU):
-    """A base: each layer has its own share of the slots, and the least recently used of a layer makes room in it.
+    """Each layer has its own share of the slots, and evicts its least recently used (mixtral-offloading, section 3.1).
+    Also the base class of other residencies with shares.
 
-    Shares are over all workers together. What its layer's share has no room for is loaded all the same, and evicted
-    once it was computed; so shares are never exceeded, and when they shrink, the loads that follow bring them down.
-
-    `passing`: slots that are in no share, at most half of all; none where every expert has a slot.
+    Shares are over all workers together, less the `PASSING_SLOTS`. An expert that its layer's share has no room for is
+    loaded all the same, and evicted once it is computed. So shares are never exceeded, and when they shrink, the
+    following loads bring the layers down to them.
     """
 
-    def __init__(self, shape: ModelShape, passing: int = PASSING) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
-        self.passing = passing
         self.counts = [shape.count(ordinal) for ordinal in range(len(shape.layers))]
         self.share: dict[int, int] = dict.fromkeys(shape.layers, 0)
         self.kept: dict[int, set[ExpertId]] = {layer: set() for layer in shape.layers}
         self._workers: set[int] = set()
 
     def shares(self, slots: int) -> Sequence[int]:
-        """How many of `slots` each layer gets, in their order. To be overridden where they are not to be equal."""
-        return evenly(slots, self.counts)
+        """How many of `slots` each layer gets, in the order of the layers. Equal shares unless overridden."""
+        return equal_shares(slots, self.counts)
 
     def weakest(self, layer: int, incoming: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
-        """Who of `among` (not empty; all of `layer`) makes room for `incoming`."""
+        """Which of `among` (not empty; all of `layer`) is evicted for `incoming`."""
         return min(among, key=self.age)
 
     def check(self, shape: ModelShape, slots: int) -> None:
-        self.set_shares(self.shares(kept_slots(shape, slots, self.passing)))
+        self.set_shares(self.shares(kept_slots(shape, slots)))
 
     def set_shares(self, shares: Sequence[int]) -> None:
         self.share = dict(zip(self.shape.layers, shares, strict=True))
@@ -68,8 +67,8 @@ class Shares(LRU):
         return self.weakest(layer, incoming, [expert for expert in evictable if expert.layer == layer])
 
 
-def evenly(slots: int, counts: Sequence[int]) -> list[int]:
-    """`slots` in equal shares, none above its count; what does not divide goes to the first ones."""
+def equal_shares(slots: int, counts: Sequence[int]) -> list[int]:
+    """`slots` in equal shares, none above its count. A remainder goes to the first ones."""
     shares = [0] * len(counts)
     left = min(slots, sum(counts))
     while left:

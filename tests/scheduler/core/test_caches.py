@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from scheduler import types as t
-from scheduler.policies.precision import FULL, INT4, Importance, Mixed, Popular, Uniform
+from scheduler.policies.baselines.hobbit import Mixed
+from scheduler.policies.precision import FULL, INT4, Importance, Popular, Uniform
 from scheduler.policies.residency.base import Cacheless
 from scheduler.types import ExpertId
 from support.scheduling.core_driver import Driver, P, in_place
@@ -321,9 +322,9 @@ def test_fates_choice_in_prefill_and_in_decoding() -> None:
 
 
 def test_hobbits_choice_by_what_the_better_ones_weigh() -> None:
-    d = formed(Mixed(threshold=0.6))
+    d = formed(Mixed())
     out = d.gate(0, chosen=((0, 1),), scores=((0.7, 0.2, 0.1, 0.0),))
     assert [x for x in out if x.startswith("load")] == ["load 0.0 0/0", "load 0.1 0/1 int4"]
-    d = formed(Mixed(threshold=0.6))
+    d = formed(Mixed())
     out = d.gate(0, chosen=((0, 1),), scores=((0.5, 0.4, 0.1, 0.0),))
     assert [x for x in out if x.startswith("load")] == ["load 0.0 0/0", "load 0.1 0/1"]

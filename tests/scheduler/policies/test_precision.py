@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.errors import ConfigError
+from scheduler.policies.baselines.hobbit import Mixed
 from scheduler.policies.precision import (
-    FORMS,
     FULL,
     INT2,
     INT4,
     PREDICTED,
     Full,
     Importance,
-    Mixed,
     Popular,
     Precision,
     Uniform,
@@ -37,7 +35,7 @@ ANY = st.builds(
 )
 
 
-@pytest.mark.parametrize("choice", [Full(), Uniform(INT4), Uniform(INT2), Popular(), Mixed(), Mixed(0.5, INT4, INT2)])
+@pytest.mark.parametrize("choice", [Full(), Uniform(INT4), Uniform(INT2), Popular(), Mixed()])
 @given(asked=ANY)
 def test_it_asks_for_its_forms_and_takes_what_has_as_many_bits(choice: Precision, asked: Importance) -> None:
     form = choice.form(asked)
@@ -79,25 +77,3 @@ def test_no_share_is_int4_throughout_and_the_whole_share_int2_throughout_prefill
     for n, s in product((1, 9), (0.0, 0.5, 0.99)):
         assert Popular(0).form(wanted(n, s, prefill=True)) == INT4
         assert Popular(1).form(wanted(n, s, prefill=True)) == INT2
-
-
-def test_hobbits_rule() -> None:
-    """T1 = 0.6: of two with weights 0.7 and 0.3, the second is unimportant; of 0.55 and 0.45 it is not."""
-    hobbit = Mixed(0.6)
-    assert [hobbit.form(wanted(better=b)) for b in (0.0, 0.55, 0.6, 0.7)] == [FULL, FULL, FULL, INT4]
-    assert [hobbit.form(wanted(0, rank=r)) for r in (0, 1, 5)] == [FULL, INT4, INT4]  # only predicted
-    assert not hobbit.serves(INT4, wanted(better=0.1))
-    assert hobbit.serves(INT4, wanted(better=0.9))
-    assert hobbit.serves(FULL, wanted(better=0.9))
-
-
-def test_what_cannot_be_is_named() -> None:
-    assert FORMS == ("", "int4", "int2")
-    with pytest.raises(ConfigError, match="int3"):
-        Uniform("int3")
-    with pytest.raises(ConfigError, match=r"1\.2"):
-        Popular(1.2)
-    with pytest.raises(ConfigError, match="larger form"):
-        Mixed(0.6, INT4, FULL)
-    with pytest.raises(ConfigError, match="threshold is -1"):
-        Mixed(-1)

@@ -1,4 +1,4 @@
-"""Routers: worked cases of the importance paper, exhaustive search, and AdapMoE's rule for two experts."""
+"""Routers: worked cases of the importance paper, and exhaustive search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.errors import ConfigError
-from scheduler.policies.routers import Chosen, ExpertCache, Skip, TopK
+from scheduler.policies.baselines.adapmoe import Skip
+from scheduler.policies.routers import Chosen, ExpertCache, TopK
 
 QUARTERS = st.sampled_from([0.25, 0.5, 0.75, 1.0])  # exact in binary, so thresholds can be met exactly
 ROW = st.lists(st.integers(0, 16), min_size=7, max_size=7).map(tuple)
@@ -189,38 +190,7 @@ def test_without_scores_every_router_leaves_the_choice() -> None:
         assert router.route(((0, 1), (2, 3)), (), {7}) == ((0, 1), (2, 3))
 
 
-@given(st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0, 1))
-def test_of_two_the_second_is_skipped_where_its_part_is_below_the_threshold(a: float, b: float, limit: float) -> None:
-    """AdapMoE: `if routing_weights[1] < threshold`, weights normalised over the two."""
-    share = min(a, b) / (a + b)
-    if abs(share - limit) < 1e-9:
-        return
-    chosen = (1, 2) if a >= b else (2, 1)
-    routed = Skip(limit).route((chosen,), ((0.0, a, b, 0.0),), ())
-    assert routed == ((chosen[:1],) if share < limit else (chosen,))
-
-
-@given(st.lists(st.integers(1, 16), min_size=1, max_size=6), QUARTERS)
-def test_as_many_are_skipped_as_weigh_less_than_the_threshold_together(scores: list[int], threshold: float) -> None:
-    row = tuple(float(s) for s in scores)
-    chosen = top(row, len(row))
-    kept = Skip(threshold).route((chosen,), (row,), ())[0]
-    light = [n for n in range(len(row)) if sum(sorted(scores)[:n]) < Fraction(threshold) * sum(scores)]
-    assert kept == chosen[: len(row) - max([*light, 0])]
-    assert kept
-
-
-@pytest.mark.parametrize("row", [(0.2, 0.1), (0.6, 0.2), (0.7, 0.5, 0.4)])
-def test_the_best_stays_whatever_rounding_leaves_of_the_threshold(row: tuple[float, ...]) -> None:
-    """At threshold 1 all may go but the best; 0.2 + 0.1 less both is 2.8e-17, not nought."""
-    assert Skip(1.0).route((top(row, len(row)),), (row,), ()) == ((0,),)
-
-
-def test_thresholds_that_cannot_be_are_named() -> None:
-    assert Skip(0).exact
-    assert not Skip(0.1).exact
+def test_an_alpha_above_1_is_refused() -> None:
     assert not ExpertCache().exact
     with pytest.raises(ConfigError, match=r"--alpha is 1\.5"):
         ExpertCache(1.5)
-    with pytest.raises(ConfigError, match=r"--alpha is -0\.1"):
-        Skip(-0.1)

@@ -10,7 +10,8 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
-from scheduler.policies.precision import Full, Mixed, Uniform
+from scheduler.policies.baselines.hobbit import Mixed
+from scheduler.policies.precision import Full, Uniform
 from scheduler.policies.predictors.base import RandomPredictor
 from scheduler.policies.residency.base import Cacheless, Everything
 from scheduler.policies.routers import ExpertCache, TopK

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policies.residency.activation import ActivationAware
+from scheduler.policies.baselines.adapmoe import LayerShares
+from scheduler.policies.baselines.hybrimoe import RecentScore
+from scheduler.policies.baselines.moe_infinity import ActivationAware
 from scheduler.policies.residency.arc import ARC, ShallowARC
-from scheduler.policies.residency.base import Cacheless, NamedByGates, Residency, kept_slots
+from scheduler.policies.residency.base import Cacheless, ChosenByGates, Residency, kept_slots
 from scheduler.policies.residency.frequency import Frequent
 from scheduler.policies.residency.lru import LFU, LRU, Static
-from scheduler.policies.residency.scores import RecentScore, ScoreWindow
-from scheduler.policies.residency.sensitivity import LayerShares
-from scheduler.policies.residency.shares import Shares, evenly
+from scheduler.policies.residency.scores import ScoreWindow
+from scheduler.policies.residency.shares import Shares, equal_shares
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device
 from support.scheduling.plan import Plan, choosing_plan
@@ -72,7 +73,7 @@ def test_a_predicted_load_is_not_the_next_to_go() -> None:
 
 
 def test_the_hot_set_is_the_first_prefills() -> None:
-    policy = Static(SHAPE, passing=2)
+    policy = Static(SHAPE)
     cache = Device(policy, SHAPE, 5)
     cache.gate(1, {0: 1, 1: 5, 2: 2, 3: 2}, prefill=True)
     cache.gate(3, {0: 4, 3: 6}, prefill=True)
@@ -113,12 +114,12 @@ def test_without_a_prefill_the_hot_set_is_still_open() -> None:
     ],
 )
 def test_equal_shares(slots: int, counts: list[int], expected: list[int]) -> None:
-    assert evenly(slots, counts) == expected
+    assert equal_shares(slots, counts) == expected
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 9), max_size=8))
 def test_equal_shares_are_as_equal_as_counts_allow(slots: int, counts: list[int]) -> None:
-    shares = evenly(slots, counts)
+    shares = equal_shares(slots, counts)
     assert sum(shares) == min(slots, sum(counts))
     assert all(share <= count for share, count in zip(shares, counts, strict=True))
     open_ = [share for share, count in zip(shares, counts, strict=True) if share < count]
@@ -202,14 +203,14 @@ def test_shares_that_shrink_are_kept_to_again(policy: Callable[[ModelShape], Sha
 
 
 def test_who_makes_room_where_layers_have_shares() -> None:
-    made = Shares(SHAPE, passing=0)
-    made.check(SHAPE, 6)
+    made = Shares(SHAPE)
+    made.check(SHAPE, 8)  # two of them pass
     held = [ExpertId(1, 0), ExpertId(1, 1), ExpertId(3, 0)]
     assert all(made.keeps(0, expert, False) for expert in held)
     assert not made.full(ExpertId(3, 1))
     assert made.victim(0, ExpertId(1, 2), held) == ExpertId(1, 0), "its own layer's least recently used"
     assert made.victim(0, ExpertId(1, 2), held[2:]) is None, "no other layer's"
-    made.check(SHAPE, 3)
+    made.check(SHAPE, 5)
     assert made.victim(0, ExpertId(5, 0), held[::-1]) == ExpertId(1, 0), "a layer has more than its share now"
     assert made.victim(0, ExpertId(5, 0), held[2:]) is None, "it waits: a slot comes free"
     made.keeps(1, ExpertId(5, 1), False)
@@ -286,22 +287,22 @@ def test_told_things_in_any_order(policy: Callable[[ModelShape], Residency], cal
             assert len(set(warm)) == len(warm)
 
 
-def test_what_a_gate_has_named() -> None:
-    named = NamedByGates()
-    named.observed(Visit(1, 0, 3), [0, 2])
-    assert ExpertId(3, 0) in named
-    assert ExpertId(3, 1) not in named
-    named.used(ExpertId(3, 0))
-    assert ExpertId(3, 0) not in named
-    named.observed(Visit(2, 0, 3), [2])
-    named.used(ExpertId(3, 2))
-    assert ExpertId(3, 2) in named, "the other request still waits for it"
-    named.observed(Visit(1, 0, 5), [1])
-    named.observed(Visit(2, 0, 5), [1])
-    assert ExpertId(3, 2) not in named, "a later gate: that layer is over"
+def test_what_a_gate_has_chosen() -> None:
+    chosen = ChosenByGates()
+    chosen.observed(Visit(1, 0, 3), [0, 2])
+    assert ExpertId(3, 0) in chosen
+    assert ExpertId(3, 1) not in chosen
+    chosen.used(ExpertId(3, 0))
+    assert ExpertId(3, 0) not in chosen
+    chosen.observed(Visit(2, 0, 3), [2])
+    chosen.used(ExpertId(3, 2))
+    assert ExpertId(3, 2) in chosen, "the other request still waits for it"
+    chosen.observed(Visit(1, 0, 5), [1])
+    chosen.observed(Visit(2, 0, 5), [1])
+    assert ExpertId(3, 2) not in chosen, "a later gate: that layer is over"
     for request in range(10, 40):
-        named.observed(Visit(request, 0, 1), [0])
-    assert ExpertId(5, 1) not in named, "requests that are heard of no more are forgotten"
+        chosen.observed(Visit(request, 0, 1), [0])
+    assert ExpertId(5, 1) not in chosen, "requests that are heard of no more are forgotten"
 
 
 def test_a_base_of_all_is_what_the_core_can_hold() -> None:

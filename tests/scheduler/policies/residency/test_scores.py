@@ -1,15 +1,13 @@
-"""The window of scores against its definition, the shield, and HybriMoE's running score."""
+"""The window of scores against its definition, and the shield."""
 
 from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.errors import ConfigError
-from scheduler.policies.residency.scores import RecentScore, ScoreWindow
+from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device
 
@@ -91,33 +89,3 @@ def test_it_beats_recency_where_scores_foretell() -> None:
         [hit] = scored.gate(0, [number], scores=(scores,))
         hits += hit
     assert hits == 60 - 2 - 20, "the first loads of 0 and 1, and each of the others"
-
-
-def test_mrs_by_hand() -> None:
-    """alpha 1/2, the two highest of four count: S starts at 1/4 each."""
-    policy = RecentScore(SHAPE, alpha=0.5, top=2)
-    policy.observed(of(2), {}, ((0.4, 0.3, 0.2, 0.1),), False)
-    assert [policy.worth(e) for e in EVERYONE[:4]] == pytest.approx([0.325, 0.275, 0.125, 0.125])
-    policy.observed(of(2), {}, ((0.1, 0.3, 0.0, 0.6), (0.5, 0.3, 0.1, 0.1)), True)
-    # means of the cut rows: 0.25, 0.3, 0, 0.3
-    assert [policy.worth(e) for e in EVERYONE[:4]] == pytest.approx([0.2875, 0.2875, 0.0625, 0.2125])
-    assert [policy.worth(e) for e in EVERYONE[4:]] == [0.25] * 4
-    assert policy.victim(0, EVERYONE[0], [EVERYONE[3], EVERYONE[4], EVERYONE[0]]) == EVERYONE[3]
-
-
-def test_mrs_takes_twice_the_experts_a_token() -> None:
-    assert RecentScore(SHAPE).top == 2
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: ScoreWindow(SHAPE, 0), "score-window is 0; allowed: 1"),
-        (lambda: RecentScore(SHAPE, alpha=0), "score-weight is 0; allowed: above 0, to 1"),
-        (lambda: RecentScore(SHAPE, alpha=1.5), "score-weight is 1.5"),
-        (lambda: RecentScore(SHAPE, top=0), "score-top is 0"),
-    ],
-)
-def test_options_that_cannot_be(make, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        make()

@@ -1,0 +1,150 @@
+"""AdapMoE: adaptive expert gating (IV-B), and a cache whose layers' shares follow their sensitivity (IV-C).
+
+Its prefetching reads the next layer's gate: `scheduler.policies.baselines.mixtral_offloading.NextGate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from scheduler.errors import ConfigError
+from scheduler.policies.predictors.base import Scores
+from scheduler.policies.residency.shares import Shares, equal_shares
+from scheduler.policies.routers import Chosen
+from scheduler.types import ExpertId, ModelShape, Visit
+
+PERIOD = 32
+"""Decode passes between two allocations of the layers' shares. Assumed."""
+
+
+class Skip:
+    """A row skips its least experts while their weight together stays below `threshold` of the weight that all its
+    chosen experts have. The best is never skipped (AdapMoE, "adaptive expert gating").
+
+    AdapMoE skips the second of two where its part of the weight is small: the error of dropping a part 1 - a of the
+    weight is about (1 - a)^2 times a layer's sensitivity. Assumed: one threshold for all layers, as in its released
+    runtime, since a layer's sensitivity (the trace of a Fisher matrix) needs gradients. Of more than two experts the
+    skipped parts are added. Resident experts are skipped like others. Raises ConfigError.
+    """
+
+    wants_scores = True
+
+    def __init__(self, threshold: float = 0.2) -> None:
+        if not 0 <= threshold <= 1:
+            raise ConfigError(f"--alpha is {threshold}; allowed for the router skip: 0 (nothing is skipped) to 1")
+        self.threshold = threshold
+        self.exact = threshold == 0
+
+    def route(self, chosen: Chosen, scores: Scores, resident: Collection[int]) -> Chosen:
+        if self.exact or len(scores) != len(chosen):
+            return chosen
+        return tuple(self._row(experts, row) for experts, row in zip(chosen, scores, strict=True))
+
+    def _row(self, chosen: tuple[int, ...], scores: Sequence[float]) -> tuple[int, ...]:
+        spare = self.threshold * sum(scores[e] for e in chosen)
+        ascending = sorted(reversed(chosen), key=lambda e: scores[e])
+        skipped = set()
+        for expert in ascending[:-1]:
+            spare -= scores[expert]
+            if not spare > 0:
+                break
+            skipped.add(expert)
+        return tuple(e for e in chosen if e not in skipped)
+
+
+class LayerShares(Shares):
+    """AdapMoE's cache (IV-C): LRU in each layer, with shares that make demand loads fewest over all layers, found by
+    dynamic programming over the layers.
+
+    AdapMoE takes a layer's expected loads at each size from offline statistics, and all its experts for equally likely.
+    Assumed here: both are measured while decoding. The stack distance of a use (Mattson et al. 1970) tells what LRU
+    would have missed at every size; misses are weighed with the part of the layer's used loads that were not
+    prefetched. Shares are equal at first and allocated again every `PERIOD` decode passes; older counts then weigh
+    half.
+    """
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self._slots = 0
+        self._passes = 0
+        self._recent: dict[int, list[int]] = {layer: [] for layer in shape.layers}  # the last used first
+        self._distances = {layer: np.zeros(count + 1) for layer, count in zip(shape.layers, self.counts, strict=True)}
+        self._loads = {layer: [0.0, 0.0] for layer in shape.layers}
+        """Layer -> used loads: on demand, prefetched."""
+        self._prefetched: set[ExpertId] = set()
+
+    def shares(self, slots: int) -> Sequence[int]:
+        self._slots = slots
+        return self._fewest_loads() if self._passes >= PERIOD else equal_shares(slots, self.counts)
+
+    def _fewest_loads(self) -> list[int]:
+        return cheapest_shares([self.missed(layer) for layer in self.shape.layers], self._slots)
+
+    def missed(self, layer: int) -> list[float]:
+        """Demand loads that the layer would have had with 0, 1, ... slots, as measured so far."""
+        demand, prefetched = self._loads[layer]
+        weight = (demand + 1) / (demand + prefetched + 1)
+        distances = self._distances[layer]
+        return [float(weight * distances[size + 1 :].sum()) for size in range(len(distances))]
+
+    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+        if prefill:
+            return
+        if visit.layer == self.shape.layers[0]:
+            self._passes += 1
+            if self._passes % PERIOD == 0:
+                self._reallocate()
+        recent = self._recent[visit.layer]
+        for number in rows:
+            if number in recent:
+                self._distances[visit.layer][recent.index(number) + 1] += 1
+        self._recent[visit.layer] = [*rows, *(number for number in recent if number not in rows)]
+
+    def _reallocate(self) -> None:
+        self.set_shares(self._fewest_loads())
+        for layer in self.shape.layers:
+            self._distances[layer] /= 2
+            self._loads[layer] = [count / 2 for count in self._loads[layer]]
+
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
+        if predicted:
+            self._prefetched.add(expert)
+        else:
+            self._prefetched.discard(expert)
+        return super().keeps(worker, expert, predicted)
+
+    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+        super().used(worker, expert, hit, score)
+        if not hit:
+            self._loads[expert.layer][expert in self._prefetched] += 1
+            self._prefetched.discard(expert)
+
+
+def cheapest_shares(costs: Sequence[Sequence[float]], slots: int) -> list[int]:
+    """Slots for each layer, at most `slots` together, such that the sum of costs[layer][its slots] is least.
+
+    Slots that lower no cost are shared equally. A layer may have as many slots as it has costs, less one.
+    """
+    counts = [len(cost) - 1 for cost in costs]
+    slots = min(slots, sum(counts))
+    best = np.zeros(slots + 1)
+    choices = []
+    for cost in costs:
+        total = np.full(slots + 1, np.inf)
+        choice = np.zeros(slots + 1, dtype=np.int64)
+        for size in range(min(len(cost) - 1, slots) + 1):
+            candidate = cost[size] + best[: slots + 1 - size]
+            better = candidate < total[size:]
+            total[size:][better] = candidate[better]
+            choice[size:][better] = size
+        best = total
+        choices.append(choice)
+    shares, left = [], slots
+    for choice in reversed(choices):
+        shares.append(int(choice[left]))
+        left -= shares[-1]
+    shares.reverse()
+    rest = equal_shares(left, [count - share for count, share in zip(counts, shares, strict=True)])
+    return [share + more for share, more in zip(shares, rest, strict=True)]
