@@ -77,7 +77,7 @@ class _Asked(torch.nn.Module):
 class Gates:
     """The gates of a model's MoE layers; T rows, H hidden elements, E experts, k of them chosen a row.
 
-    Hooks keep each gate's last logits until `close`; the model computes as before. The constructor raises
+    Hooks keep each gate's last output; the model computes as before. The constructor raises
     UnsupportedFamilyError for a model whose routing weights are neither its scores, scaled or normalised (PhiMoE), or
     whose gate cannot be called on its own.
     """
@@ -88,7 +88,6 @@ class Gates:
         self._gates: dict[int, _Gate] = {}
         self._last: GateOutput = {}
         self._into = self._last
-        self._handles: list[Any] = []
         known: dict[tuple[type, int], _Gate] = {}
         for layer, (name, experts) in family.experts_modules(model).items():
             block = model.get_submodule(name.rpartition(".")[0])
@@ -108,7 +107,7 @@ class Gates:
         def keep(_module: torch.nn.Module, _args: Any, output: Any) -> None:
             self._into[layer] = output
 
-        self._handles.append(module.register_forward_hook(keep))
+        module.register_forward_hook(keep)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -205,11 +204,6 @@ class Gates:
             for _, value in sorted(module.named_parameters()):
                 sums.update(value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes())
         return sums.hexdigest()[:32]
-
-    def close(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
 
 
 def _kept(

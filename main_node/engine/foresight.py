@@ -32,9 +32,6 @@ class Foresight(Protocol):
         """`hidden` [T, H]: this layer's gate input. `partial`: called at most once; the weighted sum of the resident
         experts' outputs [T, H], or None where they do not come in time."""
 
-    def close(self) -> None:
-        """Take what it has put around the model away."""
-
 
 class GateForesight:
     """The gates of the next `depth` MoE layers on this layer's gate input: for every row, in prefill too."""
@@ -51,9 +48,6 @@ class GateForesight:
             t.Foreseen(visit.request, visit.position, layer, _rows(self._gates.expected(layer, hidden)))
             for layer in self._next[visit.layer]
         ]
-
-    def close(self) -> None:
-        pass
 
 
 class AttentionForesight:
@@ -76,9 +70,6 @@ class AttentionForesight:
             return []
         scores = self._replay.scores(visit.layer, given)
         return [] if scores is None else [t.Foreseen(visit.request, visit.position, until, _rows(scores))]
-
-    def close(self) -> None:
-        self._replay.close()
 
 
 class TokenForesight:
@@ -113,9 +104,6 @@ class TokenForesight:
         if row is not None and (request, position) == (visit.request, visit.position):
             wanted = targets(self._gates.ranked(visit.layer), self._top_k)
             self.predictor.learn(visit.layer, row, wanted, self._rate)
-
-    def close(self) -> None:
-        pass
 
 
 def make_foresight(

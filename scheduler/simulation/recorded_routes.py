@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 from scheduler import types as t
-from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording
 from scheduler.policies.predictors.base import Scores
 from scheduler.policies.registry import strategy_of
@@ -65,16 +64,6 @@ class RecordedWorkload:
             return self.predictions.get((index, layer))
         draw: Callable[[], float] = Random(f"{self.seed} {self.number} {index} {layer}").random
         return mistaken(draw, self.passes[index][layer], self.experts, self.recall)
-
-
-def recorded_workload(recording: Recording, request: int | None = None) -> RecordedWorkload:
-    """That request, or the first that has a whole prefill. Raises ConfigError where there is none."""
-    found = recorded_workloads(recording)
-    for one in found:
-        if request in (None, one.number):
-            return one
-    known = ", ".join(str(one.number) for one in found)
-    raise ConfigError(f"the recording has no request {request} with a whole prefill; it has {known or 'none'}")
 
 
 def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:

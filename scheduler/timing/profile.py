@@ -71,14 +71,6 @@ class Profile:
         """The main node's part of one layer on `tokens` tokens."""
         return self.main_layer_s + (tokens - 1) * self.main_extra_s
 
-    def transfer_s(self, tokens: int) -> float:
-        """One way, for the embeddings of `tokens` tokens: a hop, or what the link needs where that is more."""
-        return max(self.hop_s, tokens * self.hidden_bytes * 8 / self.link_bits_per_s)
-
-    def align_s(self, rows: float) -> float:
-        """One way, for so many rows of keys and values, of one token in one layer each."""
-        return max(self.hop_s, rows * self.kv_bytes * 8 / self.link_bits_per_s)
-
     def compute_s(self, tokens: int) -> float:
         """One expert on `tokens` tokens."""
         return self.expert_s + (tokens - 1) * self.expert_extra_s

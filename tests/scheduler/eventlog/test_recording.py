@@ -21,7 +21,7 @@ from scheduler.eventlog.recording import Recorder, Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
 from scheduler.policies.system_config import CoreConfig, SystemConfig
-from scheduler.simulation.recorded_routes import recorded_workload, recorded_workloads
+from scheduler.simulation.recorded_routes import recorded_workloads
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.time_breakdown import TimeBreakdown
@@ -145,7 +145,7 @@ def test_recorded_routes_simulate_to_the_same_times(tmp_path: Path, alignment: A
     """The simulator's own log, on the same profile: nothing may be lost on the way."""
     scenario = Scenario(PROFILE, tokens=6, alignment=alignment)
     recorder, outcome = recorded(scenario)
-    workload = recorded_workload(read(tmp_path, recorder.take()))
+    [workload] = recorded_workloads(read(tmp_path, recorder.take()))
     again = simulate(scenario, workload)
     assert (again.ttft_s, again.token_s, again.where) == (outcome.ttft_s, outcome.token_s, outcome.where)
     assert (workload.number, workload.prompt_tokens, workload.tokens) == (1, 16, 6)
@@ -191,8 +191,6 @@ def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:
     assert [second.prompt(layer) for layer in range(3)] == [((2, 20),)] * 3
     assert (first.routes(1, 2), second.routes(0, 0)) == ((0, 2), (1, 2))
     assert (first.predict(1, 1), first.predict(1, 0), second.predict(1, 1)) == ((2, 1), None, None)
-    with pytest.raises(ConfigError, match="no request 3 with a whole prefill; it has 1, 2"):
-        recorded_workload(read(tmp_path, recorder.take()), 3)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------

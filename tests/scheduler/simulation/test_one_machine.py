@@ -12,7 +12,7 @@ import pytest
 from scheduler import types as t
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording
-from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workload
+from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import Gate, random_workload
 from scheduler.timing.profile import Profile, find_profile
@@ -234,7 +234,7 @@ def test_a_recording_keeps_what_gates_said() -> None:
             events.append((1.0, t.GateFired(visit, ((1, tokens),), ((1,),) * tokens, scores)))
             events.append((1.0, t.Foreseen(1, position, 8, scores)) if layer == 5 else (1.0, t.ShadowJoined()))
             commands += [[t.Resume(visit)], []]
-    workload = recorded_workload(Recording({}, choices, events, commands))
+    [workload] = recorded_workloads(Recording({}, choices, events, commands))
     assert (workload.scored, workload.foresight, workload.tokens) == (True, "gate", 3)
     assert set(workload.gates) == {(index, layer) for index in (-1, 0, 1) for layer in (0, 1)}
     prefill, second = workload.gate(-1, 0), workload.gate(1, 0)
@@ -244,5 +244,5 @@ def test_a_recording_keeps_what_gates_said() -> None:
     assert second.foreseen == ((1, 1, second.scores),)
     assert workload.gate(1, 1).foreseen == ()
     bare = [(now, replace(e, scores=()) if isinstance(e, t.GateFired) else e) for now, e in events]
-    without = recorded_workload(Recording({}, choices, bare, commands))
+    [without] = recorded_workloads(Recording({}, choices, bare, commands))
     assert (without.scored, without.gate(1, 0).foreseen) == (False, second.foreseen), "nobody read its gates' scores"
