@@ -1,11 +1,11 @@
-"""How long a worker's work takes: as long as it does, or at least as long as a profile says."""
+"""How long a worker's work takes: its real time, or at least a profile's."""
 
 from __future__ import annotations
 
 import time
 from typing import Protocol
 
-from scheduler.emulation.clock import Emulation, GivenUp, SerialResource
+from scheduler.emulation.clock import Cancellation, Emulation, SerialResource
 
 
 class Pace(Protocol):
@@ -13,26 +13,29 @@ class Pace(Protocol):
 
     @property
     def costs(self) -> tuple[float, float] | None:
-        """What a computation takes by a profile: seconds a call, and a row of it. None: it is to be measured."""
+        """Seconds that a computation takes by a profile, a call and a row. None: measure them."""
 
     def now(self) -> float:
-        """When what this thread is told happens."""
+        """This thread's time."""
 
     def begin_load(self, at: float) -> float:
-        """A load that could begin from `at` on is taken up; when that is."""
+        """Begin a load that was ready at `at`. Returns its start."""
 
-    def end_load(self, given_up: GivenUp, share: float = 1.0) -> float:
-        """Its bytes have moved, or it was given up; when it ends. `share`: of the bytes that the full form has."""
+    def end_load(self, cancelled: Cancellation, share: float = 1.0) -> float:
+        """The bytes have moved, or the load was cancelled. Returns its end.
+
+        `share`: the bytes of its form over those of the full form.
+        """
 
     def begin_compute(self, at: float) -> float:
-        """As for a load."""
+        """Begin a computation that was ready at `at`. Returns its start."""
 
     def end_compute(self, rows: int) -> float:
-        """The output of so many rows is there; when that counts."""
+        """The output of `rows` rows is there. Returns its end."""
 
 
 class RealPace:
-    """Things take as long as they take."""
+    """Real time."""
 
     costs: tuple[float, float] | None = None
 
@@ -42,7 +45,7 @@ class RealPace:
     def begin_load(self, at: float) -> float:
         return time.monotonic()
 
-    def end_load(self, given_up: GivenUp, share: float = 1.0) -> float:
+    def end_load(self, cancelled: Cancellation, share: float = 1.0) -> float:
         return time.monotonic()
 
     def begin_compute(self, at: float) -> float:
@@ -52,12 +55,12 @@ class RealPace:
         return time.monotonic()
 
 
-class EmulatedPace:
-    """A load lasts at least the profile's `load_s`, of a smaller form as much less as its bytes are fewer; a
-    computation at least its `compute_s`; a load that is given up ends at once.
+class WorkerPace:
+    """A profile's times. A load lasts at least `load_s`, in a smaller form as much less as its bytes are fewer; a
+    computation lasts at least `compute_s`. A cancelled load ends at once.
 
-    `host`: the place is the host's processor beside the device: a computation lasts the profile's `host_compute_s`.
-    Raises ConfigError where the profile has no such times.
+    `host`: the node is the host's processor beside the device, and a computation lasts `host_compute_s`. Raises
+    ConfigError where the profile has no such times.
     """
 
     def __init__(self, emulation: Emulation, host: bool = False) -> None:
@@ -73,8 +76,8 @@ class EmulatedPace:
     def begin_load(self, at: float) -> float:
         return self._link.begin(at)
 
-    def end_load(self, given_up: GivenUp, share: float = 1.0) -> float:
-        return self._link.wait(share * self._emulation.profile.load_s, given_up)
+    def end_load(self, cancelled: Cancellation, share: float = 1.0) -> float:
+        return self._link.wait(share * self._emulation.profile.load_s, cancelled)
 
     def begin_compute(self, at: float) -> float:
         return self._processor.begin(at)

@@ -1,9 +1,8 @@
-"""Experts that were loaded in a smaller form, restored before they are computed."""
+"""Restores experts that were loaded in a smaller form, before they are computed."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
@@ -12,10 +11,11 @@ from checkpoint.forms import Scratch, restore_into
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import LaunchError
+from worker_node.module_cache import Module
 
 
 def restoring_bytes(store: ExpertStore, forms: tuple[str, ...], device: str = "cpu") -> int:
-    """Device memory that a worker takes beside its slots, so that experts in these forms can be computed.
+    """Device memory that a worker needs beside its slots to compute experts in these forms.
 
     Raises StoreError where the store lacks one of them.
     """
@@ -26,7 +26,7 @@ def restoring_bytes(store: ExpertStore, forms: tuple[str, ...], device: str = "c
 
 
 class Restorer:
-    """Device memory for one expert in full, and what restoring needs beside it; one computation at a time uses it.
+    """Device memory for one full expert, and scratch memory for restoring it. Used by one computation at a time.
 
     Raises StoreError where the store lacks one of `forms`, LaunchError where the device has no room.
     """
@@ -46,8 +46,8 @@ class Restorer:
                 f"{device} has no room for {nbytes} bytes to restore an expert in; take fewer slots ({error})"
             ) from error
         self._views: dict[int, dict[str, torch.Tensor]] = {}
-        self._bound: dict[int, Callable[..., torch.Tensor]] = {}
-        self._using = threading.Lock()
+        self._modules: dict[int, Module] = {}
+        self._lock = threading.Lock()
 
     @property
     def allocated_bytes(self) -> int:
@@ -56,11 +56,11 @@ class Restorer:
     def compute(
         self, slot: torch.Tensor, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """What the expert of `layer` whose `form` is in `slot` makes of `hidden` [n, H], weighted by `weights` [n]."""
-        held = self._store.manifest.form(form)
-        with self._using:
-            if layer not in self._bound:
+        """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot` (in `form`): [n, H], on the CPU."""
+        spec = self._store.manifest.form(form)
+        with self._lock:
+            if layer not in self._modules:
                 self._views[layer] = self._store.views(self._full, layer)
-                self._bound[layer] = self._arithmetic.bind(layer, self._views[layer])
-            restore_into(self._views[layer], held.layers[layer].views(slot), held.bits, self._scratch)
-            return self._bound[layer](hidden, weights).cpu()
+                self._modules[layer] = self._arithmetic.bind(layer, self._views[layer])
+            restore_into(self._views[layer], spec.layers[layer].views(slot), spec.bits, self._scratch)
+            return self._modules[layer](hidden, weights).cpu()

@@ -1,4 +1,4 @@
-"""Device memory for experts: allocated once, counted always."""
+"""Device memory for experts: allocated once, and counted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from scheduler.types import ExpertId
 class Slots:
     """`count` buffers of `slot_bytes` each on `device`. A slot is occupied from the start of a load until its eviction.
 
-    `resident_max`: the most slots ever occupied at once. `allocated_bytes`: what the buffers take, from the buffers.
-    Raises ConfigError, or LaunchError where the device's memory does not hold them.
+    Raises ConfigError, or LaunchError where the device has no room for them.
     """
 
     def __init__(self, count: int, slot_bytes: int, device: str = "cpu") -> None:
@@ -24,28 +23,31 @@ class Slots:
         try:
             self.buffers = [_buffer(slot_bytes, device) for _ in range(count)]
         except torch.OutOfMemoryError as error:
-            raise LaunchError(f"{device} has no room for {count} slots of {slot_bytes} bytes; take fewer ({error})"
-                              ) from error  # fmt: skip
+            raise LaunchError(
+                f"{device} has no room for {count} slots of {slot_bytes} bytes; take fewer ({error})"
+            ) from error
         self.resident_max = 0
-        self._held: list[ExpertId | None] = [None] * count
+        """The most slots ever occupied at once."""
+        self._content: list[ExpertId | None] = [None] * count
         self._changed = threading.Condition()
 
     @property
     def allocated_bytes(self) -> int:
+        """Measured from the buffers."""
         return sum(buffer.untyped_storage().nbytes() for buffer in self.buffers)
 
     def occupy(self, slot: int, expert: ExpertId, deadline_s: float) -> torch.Tensor:
-        """Take a slot, waiting until a computation under way has left it. Raises DeadlineError."""
+        """Take a slot once the computation in it has left. Raises DeadlineError."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._held[slot] is None, deadline_s):
-                raise DeadlineError(f"slot {slot} still holds {self._held[slot]} after {deadline_s:g} s")
-            self._held[slot] = expert
-            self.resident_max = max(self.resident_max, sum(held is not None for held in self._held))
+            if not self._changed.wait_for(lambda: self._content[slot] is None, deadline_s):
+                raise DeadlineError(f"slot {slot} still holds {self._content[slot]} after {deadline_s:g} s")
+            self._content[slot] = expert
+            self.resident_max = max(self.resident_max, sum(expert is not None for expert in self._content))
             return self.buffers[slot]
 
     def release(self, slot: int) -> None:
         with self._changed:
-            self._held[slot] = None
+            self._content[slot] = None
             self._changed.notify_all()
 
 

@@ -9,7 +9,7 @@ from main_node.engine.layer import LayersInFlight, LayerWork
 from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
-from main_node.engine.sequence import RequestData, shadow_messages
+from main_node.engine.sequence import Sequence, shadow_messages
 from main_node.engine.tracing import MainSpans, gather
 from scheduler import types as t
 from scheduler.core.machine import Core
@@ -39,7 +39,7 @@ class Engine:
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0
-        self._requests: dict[int, RequestData] = {}
+        self._requests: dict[int, Sequence] = {}
         self._layers = LayersInFlight()
         self._failed: dict[int, str] = {}
         """Request -> why it failed; until it is closed."""
@@ -152,7 +152,7 @@ class Engine:
 
     # --- the main model's side ----------------------------------------------------------------------------------
 
-    def open_request(self, number: int, data: RequestData, prompt_tokens: int) -> None:
+    def open_request(self, number: int, data: Sequence, prompt_tokens: int) -> None:
         with self._lock:
             self._shared.update(self._requests)
             self._requests[number] = data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from checkpoint import kv
 from checkpoint.tensors import tensor_bytes
@@ -16,24 +16,8 @@ ALIGN_PART_BYTES = 1 << 20
 """KV rows travel in parts of about this size: large messages are slow to encode and would delay the next ones."""
 
 
-class RequestData(Protocol):
-    """What the scheduler's commands need of a request."""
-
-    def prompt_before(self, step: int) -> tuple[int, ...]:
-        """Every token before the one that decode pass `step` reads."""
-
-    def token_of(self, step: int) -> int:
-        """The token that decode pass `step` reads."""
-
-    def kv_rows(self, start: int, stop: int) -> kv.CachePiece:
-        """What the cache holds of positions [start, stop), and its states."""
-
-    @property
-    def max_new_tokens(self) -> int: ...
-
-
 class Sequence:
-    """Tokens in, tokens out, and the cache that the passes have filled so far."""
+    """A request's tokens, and the cache that its passes have filled so far."""
 
     def __init__(self, prompt: list[int], max_new_tokens: int, cache: Any) -> None:
         self.prompt = prompt
@@ -43,9 +27,11 @@ class Sequence:
         self._resting = True
 
     def prompt_before(self, step: int) -> tuple[int, ...]:
+        """All tokens before decode pass `step`'s."""
         return (*self.prompt, *self.tokens[:step])
 
     def token_of(self, step: int) -> int:
+        """The token that decode pass `step` reads."""
         return self.tokens[step]
 
     @contextlib.contextmanager
@@ -58,7 +44,7 @@ class Sequence:
             self._resting = True
 
     def kv_rows(self, start: int, stop: int) -> kv.CachePiece:
-        """What the cache holds of positions [start, stop), and its states; nothing where start == stop."""
+        """The cache's rows of positions [start, stop), and its states. No rows if start == stop."""
         return kv.take(self.cache, start, stop, self._resting)
 
     def cache_bytes(self) -> int:
@@ -66,7 +52,7 @@ class Sequence:
 
 
 def shadow_messages(
-    command: t.Follow | t.Align | t.Unfollow, data: RequestData | None, policy: Alignment, lookahead: int
+    command: t.Follow | t.Align | t.Unfollow, data: Sequence | None, policy: Alignment, lookahead: int
 ) -> list[w.Message]:
     """The messages of a command. `data`: None only for a request that the shadow is to forget."""
     if isinstance(command, t.Unfollow) or data is None:
@@ -81,10 +67,8 @@ def shadow_messages(
 def align_messages(command: t.Align, token: int | None, rows: kv.CachePiece) -> list[w.Message]:
     """An alignment as one message, or several where there are many KV rows."""
     parts = list(rows.parts(ALIGN_PART_BYTES)) or [(command.kv_stop, [])]
-    return [
-        w.Align(
-            command.request, command.step, token, at,
-            tuple(w.Tensor(*tensor_bytes(tensor)) for tensor in tensors), number < len(parts),
-        )
-        for number, (at, tensors) in enumerate(parts, 1)
-    ]  # fmt: skip
+    messages: list[w.Message] = []
+    for number, (at, tensors) in enumerate(parts, 1):
+        kv_parts = tuple(w.Tensor(*tensor_bytes(tensor)) for tensor in tensors)
+        messages.append(w.Align(command.request, command.step, token, at, kv_parts, more=number < len(parts)))
+    return messages

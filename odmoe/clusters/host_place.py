@@ -43,6 +43,6 @@ def make_host(
     if not hosted(settings, None if emulation is None else emulation.profile):
         return None
     from worker_node.host import HostPlace
-    from worker_node.pace import EmulatedPace
+    from worker_node.pace import WorkerPace
 
-    return HostPlace("host", store, arithmetic, None if emulation is None else EmulatedPace(emulation, host=True))
+    return HostPlace("host", store, arithmetic, None if emulation is None else WorkerPace(emulation, host=True))

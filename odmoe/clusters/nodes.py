@@ -45,7 +45,7 @@ def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect]
     """As `travelling`, for the main node's end of its streams, which all share its link."""
     if emulation is None:
         return lambda to: to
-    owed = emulation.agenda.awaited = ExpectedPredictions(emulation.profile, engine.core.shape.layers[-1])
+    owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile, engine.core.shape.layers[-1])
     way = MainWay(MainLinks(emulation.profile, emulation.duplex), owed)
 
     def timed(to: Connect) -> Connect:

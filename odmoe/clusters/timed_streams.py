@@ -138,7 +138,7 @@ class TimedHandler:
             self._queued = queued = max(self._queued, at)
         self._way.heard(content, at)
         self._time.agenda.at(queued, lambda: self._enters(content, at), at)
-        self._time.agenda.stir()
+        self._time.agenda.notify()
 
     def _enters(self, message: Message, at: float) -> None:
         """Only now does it take its place on a link that several streams share."""

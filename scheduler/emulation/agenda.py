@@ -1,4 +1,4 @@
-"""What is to happen at given moments of a real clock: a heap and a thread, as a simulator's heap and its clock."""
+"""Actions at given moments of a real clock: a heap and a thread, as a simulator has a heap and a virtual clock."""
 
 from __future__ import annotations
 
@@ -10,41 +10,27 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import DeadlineError
 
 PATIENCE_S = 60.0
-"""How long after its moment a piece of work may take to be done, before whoever waits for it gives up."""
+"""How long after its moment an action may end before `wait` raises DeadlineError."""
 
 CAUTION_S = 0.25
-"""Most time by which something is put off because what counts before it may still come."""
+"""Most time for which a cautious action is delayed because of a prediction that may still come."""
 
 T = TypeVar("T")
 _Act = Callable[[], object]
 _log = logging.getLogger(__name__)
 
 
-class Awaiting(Protocol):
-    """See `scheduler.emulation.expected_predictions.ExpectedPredictions`."""
-
-    def until(self) -> float: ...
-
-    def give_up(self) -> None: ...
-
-
-class _Nothing:
-    def until(self) -> float:
-        return math.inf
-
-    def give_up(self) -> None:
-        pass
-
-
 class Agenda:
-    """Acts at their moments, one at a time, the earliest first; of two for one moment the first that was put down.
+    """Runs actions at their moments, one at a time, earliest first. Equal moments: in the order of the calls of `at`.
 
-    `adopt`: told, on the agenda's thread, as of when each act counts. The thread starts with the first act.
+    `adopt`: called on the agenda's thread before each action, with the moment as of which the action counts. The thread
+    starts with the first action.
     """
 
     def __init__(
@@ -52,21 +38,22 @@ class Agenda:
     ) -> None:
         self._clock = clock
         self._adopt = adopt or (lambda at: None)
-        self._heap: list[tuple[float, int, float, _Act]] = []
+        self._heap: list[tuple[float, int, float, _Act]] = []  # (due, number, as of, action)
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = self._ended = False
-        self._cautious: dict[int, float] = {}
-        self.awaited: Awaiting = _Nothing()
+        self._cautious: dict[int, float] = {}  # number of an action -> the moment at which its caution ends
+        self.expected: ExpectedPredictions | None = None
+        """What cautious actions wait for."""
 
     def at(self, due: float, act: _Act, as_of: float | None = None, cautious: bool = False) -> None:
-        """Do this when the clock says `due`, or at once where that has passed; it counts as of then, or of `as_of`.
+        """Run `act` when the clock reaches `due`, or at once if it has. It counts as of `due`, or of `as_of`.
 
-        `cautious`: not while `awaited` says that something earlier is still to come, for at most `CAUTION_S`.
+        `cautious`: not while `expected` says that something earlier may still come, for at most `CAUTION_S`.
         """
         with self._changed:
-            if not self._ended:  # while the last are being done, a new one takes its turn behind them
+            if not self._ended:  # while the last actions run, a new one is queued behind them
                 number = next(self._order)
                 heapq.heappush(self._heap, (due, number, due if as_of is None else as_of, act))
                 if cautious:
@@ -79,13 +66,13 @@ class Agenda:
                 return
         self._do(due if as_of is None else as_of, act)
 
-    def stir(self) -> None:
-        """What `awaited` says has changed."""
+    def notify(self) -> None:
+        """`expected` has changed."""
         with self._changed:
             self._changed.notify()
 
     def wait(self, due: float, act: Callable[[], T]) -> T:
-        """Have it done at `due`, cautiously, and wait for it. Raises what it raises, or DeadlineError."""
+        """Run `act` at `due`, cautiously, and wait for its result. Raises its error, or DeadlineError."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -93,22 +80,22 @@ class Agenda:
                 return
             try:
                 done.set_result(act())
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
                 done.set_exception(error)
 
         self.at(due, run, cautious=True)
-        late = PATIENCE_S + max(0.0, due - self._clock())
+        deadline_s = PATIENCE_S + max(0.0, due - self._clock())
         try:
-            return done.result(late)
+            return done.result(deadline_s)
         except TimeoutError:
-            if not done.cancel():  # it is done, or has been begun: whoever waits must know of it
+            if not done.cancel():  # it has begun, so the caller needs its result
                 return done.result(PATIENCE_S)
             raise DeadlineError(
-                f"the agenda did not come to something within {late:.0f} s; is the machine overloaded?"
+                f"an action of emulated time did not run within {deadline_s:.0f} s; is the machine overloaded?"
             ) from None
 
     def close(self, deadline_s: float = 5.0) -> None:
-        """What is left is done at once, in order, and what comes later by whoever brings it."""
+        """Run the remaining actions at once, in order. Later ones run on the thread that calls `at`."""
         with self._changed:
             self._closed = True
             self._ended = self._ended or self._thread is None
@@ -139,18 +126,18 @@ class Agenda:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
 
     def _caution_s(self, due: float, number: int) -> float:
-        """How much longer the first in the heap, which is due, is put off."""
-        if number not in self._cautious or self.awaited.until() > due:
+        """Seconds for which the first action of the heap, which is due, is delayed further."""
+        if number not in self._cautious or self.expected is None or self.expected.until() > due:
             return 0.0
         now = self._clock()
         until = self._cautious[number] = min(self._cautious[number], now + CAUTION_S)
         if until <= now:
-            self.awaited.give_up()
+            self.expected.give_up()
         return until - now
 
     def _do(self, as_of: float, act: _Act) -> None:
         self._adopt(as_of)
         try:
             act()
-        except Exception:  # noqa: BLE001 - a dead thread would stop all that is to come
-            _log.exception("something on the agenda failed")
+        except Exception:  # noqa: BLE001 - a dead thread would stop all later actions
+            _log.exception("an action of emulated time failed")

@@ -1,9 +1,9 @@
-"""What a message's way takes, as the simulator and emulated runs both count it.
+"""The time that messages take, the same in the simulator and in emulated runs.
 
-Every node has a link of its own to one switch, full-duplex. The main node's is the one that all traffic shares, so it
-alone is counted: a message of so many bytes occupies it for bytes / rate, first come first served, and arrives when its
-last byte has passed, at the earliest a hop after it was sent. Alignments have a lane of their own: TCP shares a link
-between streams, and a few MB of KV rows do not hold up an embedding.
+Every node has a full-duplex link to one switch. All traffic shares the main node's link, so only that one is modelled:
+a message occupies it for bytes / rate, first come first served, and arrives when its last byte has passed, at the
+earliest one hop after it was sent. Alignments have a lane of their own: TCP shares a link between streams, and a few MB
+of KV rows do not delay an embedding.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from scheduler.timing.profile import Profile
 
 
 class Lane:
-    """What does one thing at a time, in the order in which it is asked: arithmetic, no waiting."""
+    """Does one thing at a time, in the order of the calls. Arithmetic only; it does not wait."""
 
     def __init__(self) -> None:
         self.free = -math.inf
 
     def take(self, at: float, seconds: float) -> float:
-        """Work of so many seconds that was there from `at` on; when it ends."""
+        """Work of so many seconds that is ready at `at`. Returns its end."""
         self.free = free = (at if at > self.free else self.free) + seconds  # max() costs more than all the rest
         return free
 
 
 class MainLinks:
-    """The main node's link, out and in. `duplex`: both directions at once; else one lane for both, as for a node that
-    reads no answer before it has sent everything (the paper's prefill takes as long)."""
+    """The main node's link, out and in.
+
+    `duplex`: both directions at once. Otherwise one lane serves both, as in a node that reads no answer before it has
+    sent everything (the paper's prefill takes as long).
+    """
 
     def __init__(self, profile: Profile, duplex: bool = True) -> None:
         self._hop_s, self._byte_s = profile.hop_s, 8 / profile.link_bits_per_s
@@ -37,20 +40,20 @@ class MainLinks:
         self._aligning = Lane()
 
     def sent(self, at: float, rows: int) -> float:
-        """The embeddings of `rows` tokens leave for a worker at `at`; when they arrive."""
-        passed, least = self._out.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
-        return passed if passed > least else least
+        """The embeddings of `rows` tokens leave for a worker at `at`. Returns their arrival."""
+        passed, earliest = self._out.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
+        return passed if passed > earliest else earliest
 
     def answered(self, at: float, rows: int) -> float:
-        """A worker's outputs for `rows` tokens leave at `at`; when they arrive."""
-        passed, least = self._in.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
-        return passed if passed > least else least
+        """A worker's outputs for `rows` tokens leave at `at`. Returns their arrival."""
+        passed, earliest = self._in.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
+        return passed if passed > earliest else earliest
 
     def aligned(self, at: float, rows: float) -> float:
-        """Keys and values of so many tokens, of one layer each, leave for the shadow; when they arrive."""
+        """Keys and values of `rows` tokens, of one layer each, leave for the shadow at `at`. Returns their arrival."""
         passed = self._aligning.take(at, rows * self._kv_bytes * self._byte_s)
         return max(passed, at + self._hop_s)
 
     def predicted(self, at: float) -> float:
-        """A prediction leaves the shadow; when it arrives."""
+        """A prediction leaves the shadow at `at`. Returns its arrival."""
         return at + self._hop_s

@@ -38,7 +38,7 @@ from wire.messages import (
 )
 from worker_node import host
 from worker_node.host import HostPlace
-from worker_node.pace import EmulatedPace
+from worker_node.pace import WorkerPace
 
 pytestmark = NO_THREAD_FAILS
 PROFILE = replace(find_profile("rtx3090-1gbe"), name="both", host_s=0.03, host_extra_s=0.01)
@@ -140,7 +140,7 @@ def test_no_more_than_so_many_are_kept_bound(
     desk: WorkerDesk, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were used last: whoever is bound anew had gone."""
-    monkeypatch.setattr(host, "MAX_BOUND", 3)
+    monkeypatch.setattr(host, "MODULES", 3)
     counted = CountedArithmetic(desk.arithmetic)
     place = HostPlace("host", desk.store, counted)
     main = desk.welcome(place)
@@ -285,7 +285,7 @@ def test_a_store_that_cannot_be_read(own_store: ExpertStore, arithmetic: ExpertA
 def test_what_was_asked_on_a_stream_that_is_over_is_not_computed(
     desk: WorkerDesk, held_arithmetic: HeldArithmetic
 ) -> None:
-    place = HostPlace("host", desk.store, held_arithmetic, EmulatedPace(Emulation(PROFILE), host=True))
+    place = HostPlace("host", desk.store, held_arithmetic, WorkerPace(Emulation(PROFILE), host=True))
     gate = held_arithmetic.hold(0)
     main = desk.welcome(place)
     main.send(*(desk.compute(call, 0, 0, 0, evict=False) for call in range(1, 9)))
@@ -302,7 +302,7 @@ def test_what_was_asked_on_a_stream_that_is_over_is_not_computed(
 
 
 def test_by_a_profile_it_is_not_measured(desk: WorkerDesk) -> None:
-    place = HostPlace("host", desk.store, desk.arithmetic, EmulatedPace(Emulation(PROFILE), host=True))
+    place = HostPlace("host", desk.store, desk.arithmetic, WorkerPace(Emulation(PROFILE), host=True))
     main = desk.connect(place)
     main.send(desk.hello())
     ready = main.next()
@@ -312,7 +312,7 @@ def test_by_a_profile_it_is_not_measured(desk: WorkerDesk) -> None:
 
 def test_a_profile_without_a_host(store: ExpertStore) -> None:
     with pytest.raises(ConfigError, match="rtx3090-1gbe has no times for experts computed in host memory"):
-        EmulatedPace(Emulation(find_profile("rtx3090-1gbe")), host=True)
+        WorkerPace(Emulation(find_profile("rtx3090-1gbe")), host=True)
 
 
 class Stamps:
@@ -344,7 +344,7 @@ def test_a_device_and_a_host_compute_beside_each_other(
     from worker_node.loaders.memory import MemoryLoader
 
     emulation = Emulation(replace(PROFILE, load_s=0.0, expert_s=0.007, expert_extra_s=0.001), lambda: 100.0)
-    place = HostPlace("host", store, desk.arithmetic, EmulatedPace(emulation, host=True))
+    place = HostPlace("host", store, desk.arithmetic, WorkerPace(emulation, host=True))
     device = desk.worker(loader=EmulatedLoader(MemoryLoader(store), emulation))
     mains = Stamps(desk, place, emulation), Stamps(desk, device, emulation)
     mains[1].channel.send(Load(1, 0, 1, 3))

@@ -39,7 +39,7 @@ class Clock(RealPace):
     def begin_load(self, at: float) -> float:
         return self.at
 
-    def end_load(self, given_up: threading.Event, share: float = 1.0) -> float:
+    def end_load(self, cancelled: threading.Event, share: float = 1.0) -> float:
         self.at += self.seconds.pop(0)
         return self.at
 

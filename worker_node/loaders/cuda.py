@@ -1,4 +1,4 @@
-"""Loads onto a GPU: one asynchronous copy an expert, from page-locked memory, on a stream of their own."""
+"""Loads onto a GPU: one asynchronous copy per expert, from page-locked memory, on its own stream."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from worker_node.pace import Pace, RealPace
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(blocking=True)  # who waits for it sleeps
+    return torch.cuda.Event(blocking=True)  # a thread that waits sleeps
 
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Of one slot. `loaded`: its last copy, on the copying stream; `left`: its last computation, on the other."""
+    """One slot's last copy and computation."""
 
     loaded: torch.cuda.Event = field(default_factory=_event)
+    """End of the copy, on the copying stream."""
     left: torch.cuda.Event = field(default_factory=_event)
+    """End of the computation, on the computing stream."""
 
 
 class CudaLoader:
-    """All experts of the store, in the `forms` that will be loaded, lie in page-locked host memory from the start; a
+    """All experts of the store, in the `forms` that will be loaded, are in page-locked host memory from the start. A
     load is one copy into a slot.
 
-    The copying stream waits for the computation that used the slot before, the computing stream for the slot's copy;
-    what runs on other slots runs beside. Nothing is allocated by a load. A copy under way cannot be given up: it
-    ends, unheeded. Raises ConfigError where there is no GPU, LaunchError where host memory does not suffice.
+    The copying stream waits for the last computation in the slot, the computing stream for the slot's copy; other slots
+    are not affected. A load allocates nothing. A copy in flight cannot be cancelled: it ends, and is ignored. Raises
+    ConfigError where there is no GPU, LaunchError where host memory does not suffice.
     """
 
     name = "cuda"
@@ -58,7 +60,7 @@ class CudaLoader:
             torch.cuda.synchronize()  # the slots were filled on yet another stream
 
     def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
-        slab = self._slab  # held to the end of the copy, lest `close` unlock its pages
+        slab = self._slab  # kept until the copy ends: `close` must not unlock its pages
         if slab is None:
             raise ConfigError("this loader was closed; make another")
         blob = slab.blob(layer, expert, form)
@@ -83,7 +85,7 @@ class CudaLoader:
                 marks.left.record(self._computing)
 
     def close(self) -> None:
-        """Wait for what is under way; the memory is freed with the last loader of its store."""
+        """Wait for copies and computations in flight. The memory is freed with the last loader of its store."""
         self._copying.synchronize()
         self._computing.synchronize()
         self._slab = None

@@ -15,8 +15,8 @@ from worker_node.loaders.base import HostLoader
 
 
 class DiskLoader(HostLoader):
-    """`preadv` straight into the slot; O_DIRECT where the file system allows it, so that nothing stays in the page
-    cache behind the slot's back. Elsewhere the pages read are dropped from the cache after each load."""
+    """`preadv` straight into the slot. O_DIRECT where the file system allows it, so that no expert stays in the page
+    cache. Elsewhere the pages are dropped from the cache after each load."""
 
     name = "disk"
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from scheduler.emulation.clock import Emulation
 from worker_node.loaders.base import Loader
-from worker_node.pace import EmulatedPace, Pace
+from worker_node.pace import Pace, WorkerPace
 
 
 class EmulatedLoader:
-    """Moves the bytes as the loader inside does, in the time of a profile: see `scheduler.emulation.clock`."""
+    """Moves the bytes as the inner loader does, in the time of a profile: see `scheduler.emulation.clock`."""
 
     name = "emulated"
 
     def __init__(self, inner: Loader, emulation: Emulation) -> None:
-        self.pace: Pace = EmulatedPace(emulation)
+        self.pace: Pace = WorkerPace(emulation)
         self.device = inner.device
         self.prepare, self.load, self.computing, self.close = inner.prepare, inner.load, inner.computing, inner.close

@@ -20,8 +20,10 @@ def make_loader(
     moved_by: str = "disk",
     forms: tuple[str, ...] = ("",),
 ) -> Loader:
-    """`emulation`: needed by `emulated`, whose bytes are `moved_by` another loader. `forms`: all that will be loaded.
-    Raises ConfigError for an unknown name, LaunchError where memory does not suffice."""
+    """`emulation`: for the loader `emulated`, whose bytes are `moved_by` another one. `forms`: all that will be loaded.
+
+    Raises ConfigError for an unknown name, LaunchError where memory does not suffice.
+    """
     if name == "disk":
         return DiskLoader(store)
     if name == "memory":
@@ -32,8 +34,8 @@ def make_loader(
         return CudaLoader(store, forms=forms)
     if name == "emulated":
         if emulation is None:
-            raise ConfigError("loader 'emulated' needs a profile, whose times it keeps")
+            raise ConfigError("loader 'emulated' needs a profile for its times")
         if moved_by != "emulated":
             return EmulatedLoader(make_loader(moved_by, store, forms=forms), emulation)
-        raise ConfigError("an emulated loader's bytes are moved by disk, memory or cuda")
+        raise ConfigError("loader 'emulated' cannot move its own bytes; allowed: disk, memory, cuda")
     raise ConfigError(f"loader {name!r} is unknown; allowed: {', '.join(LOADERS)}")

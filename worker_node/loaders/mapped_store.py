@@ -1,4 +1,4 @@
-"""An expert store, mapped: its experts' bytes where they lie in host memory, once their pages have been read."""
+"""An expert store mapped into memory: experts' bytes without a copy, once their pages have been read."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from scheduler.errors import CorruptStoreError
 
 
 class MappedStore:
-    """Files are mapped when they are first asked for, and the same from then on. Used by one thread at a time."""
+    """A file is mapped on first use and stays mapped. Used by one thread at a time."""
 
     def __init__(self, store: ExpertStore) -> None:
         self._store = store
         self._maps: dict[Path, torch.Tensor] = {}
 
     def blob(self, layer: int, expert: int, form: str = "") -> torch.Tensor:
-        """An expert's bytes, in a form of the store: uint8, [length of its blob], not copied: treat it as read-only.
+        """An expert's bytes in a form of the store: uint8 [length of its blob]. Not a copy: treat it as read-only.
 
-        Looks each time whether the file still reaches so far: a read behind a mapped file's end would kill the process.
-        Raises StoreError for an expert that does not exist, CorruptStoreError where the file is cut off, OSError.
+        Checks the file's length each time: a read past a mapped file's end would kill the process. Raises StoreError
+        for an expert that does not exist, CorruptStoreError where the file is truncated, OSError.
         """
         path, blob = self._store.locate(layer, expert, form)
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Every expert of a store in host memory, in one piece: what the CUDA loader copies from."""
+"""All experts of a store in one piece of host memory, from which the CUDA loader copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.errors import CorruptStoreError, LaunchError
 from worker_node.loaders.disk import DiskLoader
 
 SPARE = 1 << 30
-"""Host memory that is left to everything else."""
+"""Host memory left for everything else."""
 
 _FOR_ALL_CONTEXTS = 1  # cudaHostRegisterPortable
 _GIB = float(1 << 30)
@@ -26,8 +26,7 @@ _sharing = threading.Lock()
 
 
 class HostSlab:
-    """Read from the store when it is made, in each of `forms`, page-locked where `pinned`, so that a GPU can fetch from
-    it by itself.
+    """All experts in each of `forms`, read at construction. `pinned`: page-locked, so that a GPU can copy from it.
 
     Pages are locked after they were mapped, since torch's own pinned allocator rounds up to a power of two. Raises
     LaunchError where memory does not suffice, OSError or CorruptStoreError where the store cannot be read.
@@ -46,12 +45,12 @@ class HostSlab:
             unlock.atexit = False  # by then the driver may be gone, and the memory goes anyway
 
     def blob(self, layer: int, expert: int, form: str = "") -> torch.Tensor:
-        """An expert's bytes, uint8. Raises CorruptStoreError for one that the store did not have."""
-        found = self._blobs.get((layer, expert, form))
-        if found is None:
+        """An expert's bytes, uint8. Raises CorruptStoreError for an expert that the store did not have."""
+        blob = self._blobs.get((layer, expert, form))
+        if blob is None:
             in_form = f" in form {form}" if form else ""
             raise CorruptStoreError(f"no expert {expert} of layer {layer}{in_form} was in the store when it was read")
-        return found
+        return blob
 
     def _read(self, store: ExpertStore, forms: tuple[str, ...]) -> None:
         loader, start = DiskLoader(store), 0
@@ -68,7 +67,7 @@ class HostSlab:
 
 
 def shared_slab(store: ExpertStore, pinned: bool, forms: tuple[str, ...] = ("",)) -> HostSlab:
-    """The slab of this store, one for all workers of a process; it is freed when the last has let it go."""
+    """The slab of this store, one for all workers of a process. It is freed with its last user."""
     key = store.path.resolve(), store.manifest.fingerprint, store.manifest.dtype, pinned, forms
     with _sharing:
         slab = _shared.get(key)
@@ -78,7 +77,7 @@ def shared_slab(store: ExpertStore, pinned: bool, forms: tuple[str, ...] = ("",)
 
 
 def check_room(needed: int, available: int, store: ExpertStore) -> None:
-    """Raises LaunchError that says how much memory is missing."""
+    """Raises LaunchError with the memory that is missing."""
     missing = needed + SPARE - available
     if missing > 0:
         raise LaunchError(
@@ -89,18 +88,20 @@ def check_room(needed: int, available: int, store: ExpertStore) -> None:
 
 
 def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be taken without swapping: of the machine, or of this process's control group if that has less.
-    Raises LaunchError where the kernel does not say."""
+    """Bytes available without swapping: of the machine, or of this process's control group if that has fewer.
+
+    Raises LaunchError where the kernel does not report them.
+    """
     try:
         lines = (proc / "meminfo").read_text().splitlines()
-        found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+        available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError) as error:
         raise LaunchError(f"{proc / 'meminfo'} does not say how much memory is available: {error!r}") from error
-    return min([found, *_group_rooms(proc, groups)])
+    return min([available, *_group_rooms(proc, groups)])
 
 
 def _group_rooms(proc: Path, groups: Path) -> list[int]:
-    """What each control group (v2) that this process is in leaves free; those without a limit are left out."""
+    """Free bytes of each control group (v2) of this process that has a limit."""
     try:
         paths = [line.split(":", 2)[2] for line in (proc / "self" / "cgroup").read_text().splitlines()]
     except (OSError, IndexError):

@@ -22,10 +22,10 @@ from support.nodes.engine_world import (
     EXPERTS,
     LAYERS,
     WAIT_S,
-    Data,
     Desk,
     Fake,
     Later,
+    MadeUp,
     Say,
     close,
     good,
@@ -120,7 +120,7 @@ def test_threads_lose_no_event(desk: Desk, monkeypatch: Any) -> None:
     monkeypatch.setattr(desk.engine, "post", noted)
 
     def request(number: int) -> None:
-        desk.engine.open_request(number, Data(), 5)
+        desk.engine.open_request(number, MadeUp(), 5)
         for index in range(6):
             desk.engine.post(t.TokenDecoded(number, index))
             desk.engine.post(t.PassStarted(number, 5 + index, 1, prefill=False))

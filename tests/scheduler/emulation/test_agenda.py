@@ -240,7 +240,7 @@ class Owed:
 
 def test_what_is_cautious_lets_go_first_what_comes_late_but_counts_before_it(world: World) -> None:
     """Nothing else is done meanwhile that counts after it; and it is done once nothing earlier can come."""
-    owed = world.agenda.awaited = Owed(3.0)
+    owed = world.agenda.expected = Owed(3.0)
     told = threading.Event()
     world.agenda.at(4.0, world.act("gate"), cautious=True)
     world.agenda.at(5.0, world.act("after"))
@@ -251,14 +251,14 @@ def test_what_is_cautious_lets_go_first_what_comes_late_but_counts_before_it(wor
     assert world.order == ["prediction"]
     owed.moment = 4.5
     world.agenda.at(5.5, told.set)
-    world.agenda.stir()
+    world.agenda.notify()
     assert told.wait(WAIT_S)
     assert world.order == ["prediction", "gate", "after"]
     assert not owed.given_up.is_set()
 
 
 def test_what_is_not_cautious_waits_for_nothing(world: World) -> None:
-    world.agenda.awaited = Owed(0.0)
+    world.agenda.expected = Owed(0.0)
     world.agenda.at(4.0, world.act("it"))
     world.time = 4.0
     world.agenda.at(4.0, (told := threading.Event()).set)
@@ -269,7 +269,7 @@ def test_what_is_not_cautious_waits_for_nothing(world: World) -> None:
 def test_caution_ends_and_nothing_is_expected_any_more() -> None:
     """By the real clock: not before CAUTION_S, and then for good."""
     agenda, done = Agenda(), []
-    owed = agenda.awaited = Owed(0.0)
+    owed = agenda.expected = Owed(0.0)
     start = time.monotonic()
     agenda.at(start, lambda: done.append(time.monotonic()), cautious=True)
     assert agenda.wait(start, lambda: 5) == 5
@@ -279,7 +279,7 @@ def test_caution_ends_and_nothing_is_expected_any_more() -> None:
 
 
 def test_caution_ends_when_the_agenda_is_closed(world: World) -> None:
-    owed = world.agenda.awaited = Owed(0.0)
+    owed = world.agenda.expected = Owed(0.0)
     world.agenda.at(0.0, world.act("gate"), cautious=True)
     world.agenda.close()
     assert world.order == ["gate"]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from main_node.engine.pace import MainPace
-from scheduler.emulation.clock import CREDIT_S, Emulation, GivenUp, SerialResource
+from scheduler.emulation.clock import CREDIT_S, Cancellation, Emulation, SerialResource
 from scheduler.timing.profile import find_profile
 from shadow_node.pace import ShadowPace
 
@@ -54,7 +54,7 @@ class World:
         self.emulation.agenda.wait(moment, lambda: None)
 
 
-class Sleep(GivenUp):
+class Sleep(Cancellation):
     """Whoever waits for it moves the clock; after so many seconds of waiting it is given up."""
 
     def __init__(self, world: World, after: float = 1e9) -> None:
@@ -67,7 +67,7 @@ class Sleep(GivenUp):
         assert timeout > 0, "nothing to sleep for"
         if timeout >= self.after:
             self.world.time += self.after
-            self.give_up(self.world.time)
+            self.cancel(self.world.time)
             self.world.time += self.world.overshoot
             return True
         self.after -= timeout
@@ -155,7 +155,7 @@ def test_a_computation_is_done_at_once_and_counts_as_ended_later(world: World) -
 
 
 @given(lasts=ms, after=ms, overshoot=small)
-def test_what_is_given_up_frees_its_lane_as_of_then(lasts: float, after: float, overshoot: float) -> None:
+def test_what_is_cancelled_frees_its_lane_as_of_then(lasts: float, after: float, overshoot: float) -> None:
     """However late its thread notices; and what has ended before ends when it should."""
     world = World()
     world.overshoot = overshoot
@@ -168,34 +168,34 @@ def test_what_is_given_up_frees_its_lane_as_of_then(lasts: float, after: float, 
 
 
 @pytest.mark.parametrize(("at", "ended"), [(99.9, 100.02), (100.03, 100.03), (100.06, 100.05)])
-def test_given_up_as_of_another_moment(at: float, ended: float) -> None:
+def test_cancelled_as_of_another_moment(at: float, ended: float) -> None:
     """Not before it began, nor after it would have ended."""
     world = World()
     world.time = 100.04
-    lane, given_up = SerialResource(world.emulation), GivenUp()
+    lane, cancelled = SerialResource(world.emulation), Cancellation()
     assert lane.begin(100.02) == 100.02
-    given_up.give_up(at)
-    assert lane.wait(0.03, given_up) == pytest.approx(ended)
+    cancelled.cancel(at)
+    assert lane.wait(0.03, cancelled) == pytest.approx(ended)
 
 
-def test_a_wait_that_is_given_up_ends_at_once(world: World) -> None:
+def test_a_wait_that_is_cancelled_ends_at_once(world: World) -> None:
     """An hour's, by a clock that stands still."""
-    given_up, found = GivenUp(), []
+    cancelled, found = Cancellation(), []
 
     def wait() -> None:
-        world.emulation.wait_until(world.time + 3600, given_up)
+        world.emulation.wait_until(world.time + 3600, cancelled)
         found.append(world.emulation.now())
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    given_up.give_up(world.time)
+    cancelled.cancel(world.time)
     thread.join(WAIT_S)
     assert found == [world.time]
 
 
 def test_real_waits_never_end_early() -> None:
     """By the real clock, and however late the machine is."""
-    emulation, never = Emulation(replace(PROFILE, load_s=0.003)), GivenUp()
+    emulation, never = Emulation(replace(PROFILE, load_s=0.003)), Cancellation()
     lane, start = SerialResource(emulation), time.monotonic()
     end = lane.begin(start)
     for n in range(1, 11):

@@ -14,6 +14,7 @@ import torch
 from checkpoint.kv import CachePiece, Growing
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from main_node.engine.engine import Engine
+from main_node.engine.sequence import Sequence
 from main_node.engine.experts import RemoteExperts
 from scheduler import types as t
 from scheduler.alignment import Alignment
@@ -183,10 +184,11 @@ def shadow(fake: Fake, message: w.Message) -> Say:
     return w.ShadowUsage(7) if isinstance(message, w.AskUsage) else None
 
 
-class Data:
+class MadeUp(Sequence):
     """A request's tokens and KV rows, made up."""
 
-    max_new_tokens = 20
+    def __init__(self) -> None:
+        super().__init__([], 20, None)
 
     def prompt_before(self, step: int) -> tuple[int, ...]:
         return tuple(range(100, 105 + step))
@@ -244,7 +246,7 @@ class Desk:
 
     def open(self, number: int = 1, decode: bool = True) -> None:
         """A request whose prompt of five has been read; its first decode pass begins."""
-        self.engine.open_request(number, Data(), 5)
+        self.engine.open_request(number, MadeUp(), 5)
         if decode:
             self.engine.post(t.TokenDecoded(number, 0))
             self.engine.post(t.PassStarted(number, 5, 1, prefill=False))

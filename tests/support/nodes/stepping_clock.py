@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.emulation.clock import GivenUp
+from scheduler.emulation.clock import Cancellation
 
 
 class SteppingClock:
@@ -12,12 +12,12 @@ class SteppingClock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.at = 100.0
-        patch.setattr(GivenUp, "wait", lambda given_up, timeout: self._wait(given_up, timeout))
+        patch.setattr(Cancellation, "wait", lambda cancelled, timeout: self._wait(cancelled, timeout))
 
     def __call__(self) -> float:
         return self.at
 
-    def _wait(self, given_up: GivenUp, timeout: float) -> bool:
-        if not given_up.is_set():
+    def _wait(self, cancelled: Cancellation, timeout: float) -> bool:
+        if not cancelled.is_set():
             self.at += timeout
-        return given_up.is_set()
+        return cancelled.is_set()

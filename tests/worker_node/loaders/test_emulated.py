@@ -165,5 +165,5 @@ def test_a_computation_that_fails_does_not_stop_the_worker(
 def test_without_a_profile(store: ExpertStore) -> None:
     with pytest.raises(ConfigError, match="profile"):
         make_loader("emulated", store)
-    with pytest.raises(ConfigError, match="disk, memory or cuda"):
+    with pytest.raises(ConfigError, match="allowed: disk, memory, cuda"):
         make_loader("emulated", store, Emulation(PROFILE), "emulated")

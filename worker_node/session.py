@@ -1,0 +1,84 @@
+"""A main node's stream to a node that computes experts: what a worker and a host place share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import abstractmethod
+from typing import Any, Protocol
+
+import torch
+
+from checkpoint.store import ExpertStore
+from checkpoint.tensors import tensor_bytes
+from scheduler.errors import LinkError
+from wire.base import Channel
+from wire.machine import host_name
+from wire.messages import PROTOCOL_VERSION, Compute, Computed, Failed, Load, Message, Tensor, WorkerReady, WorkerUsage
+from wire.sessions import Session, Sessions
+from worker_node.measure import device_bytes, device_name
+from worker_node.pace import Pace
+
+
+class ComputeNode(Protocol):
+    """A worker or a host place, as its sessions need it."""
+
+    name: str
+    store: ExpertStore
+    pace: Pace
+    sessions: Sessions[Any]
+    costs: tuple[float, float]
+    """Seconds that a computation takes: a call, and each row of it."""
+
+
+class ComputeSession(Session):
+    """Hello's answer, computed rows, usage and errors."""
+
+    def __init__(self, node: ComputeNode, reply: Channel) -> None:
+        manifest = node.store.manifest
+        super().__init__(node.name, (manifest.fingerprint, manifest.dtype), node.sessions, reply, node.pace.now)
+        self._node = node
+
+    @abstractmethod
+    def usage(self) -> WorkerUsage:
+        """The node's counts so far."""
+
+    def describe(
+        self, device: str, loader: str, slots: int = 0, slot_bytes: int = 0, load_bytes_per_s: float = 0.0
+    ) -> WorkerReady:
+        """The answer to Hello."""
+        return WorkerReady(
+            version=PROTOCOL_VERSION,
+            node=self.name,
+            slots=slots,
+            slot_bytes=slot_bytes,
+            device=device,
+            loader=loader,
+            host=host_name(),
+            pid=os.getpid(),
+            device_name=device_name(device),
+            device_bytes=device_bytes(device),
+            load_bytes_per_s=load_bytes_per_s,
+            call_s=self._node.costs[0],
+            row_s=self._node.costs[1],
+        )
+
+    def send(self, message: Message) -> None:
+        """A broken stream is ignored: `end` follows."""
+        if not self.over:
+            with contextlib.suppress(LinkError):
+                self.reply.send(message)
+
+    def send_usage(self) -> None:
+        self.send(self.usage())
+
+    def send_output(self, message: Compute, output: torch.Tensor, seconds: float) -> None:
+        """`output` [n, H], on the CPU, of the computation that `message` asked for."""
+        answer = Computed(message.call_id, Tensor(*tensor_bytes(output)), seconds)
+        self.spans.sent(answer)
+        self.send(answer)
+
+    def report(self, error: Exception, about: Message | None = None) -> None:
+        load_id = about.load_id if isinstance(about, Load) else 0
+        call_id = about.call_id if isinstance(about, Compute) else 0
+        self.send(Failed(type(error).__name__, f"{self.name}: {error}", load_id, call_id))
