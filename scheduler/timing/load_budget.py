@@ -1,4 +1,4 @@
-"""Equation (1) of OD-MoE: how long a load may take before the main node has to wait for it."""
+"""Equation (1) of OD-MoE: how long a load may take before it stalls the main node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LoadBudget:
-    """`max_load_s` and the numbers it came from. `slack_s` < 0: the system is bound by loading."""
+    """The longest hidden load, and the numbers it follows from."""
 
     workers: int
     group_size: int
@@ -22,6 +22,7 @@ class LoadBudget:
     load_s: float
     max_load_s: float
     slack_s: float
+    """`max_load_s` - `load_s`; below 0 the system is bound by loading."""
 
     @property
     def io_bound(self) -> bool:
@@ -29,20 +30,22 @@ class LoadBudget:
 
 
 def luck(since: float, ends: Sequence[float]) -> float | None:
-    """By how much a rate of tokens is uncertain, as a share of it: the standard error of a token's time. `ends`: when
-    each was there, the first begun at `since`. None for fewer than two."""
-    times = [end - begin for begin, end in zip((since, *ends), ends, strict=False)]
+    """The relative standard error of a token's time, and so of the token rate. None for fewer than two tokens.
+
+    `ends`: when each token was there. The first began at `since`.
+    """
+    times = [end - start for start, end in zip((since, *ends), ends, strict=False)]
     if len(times) < 2 or sum(times) <= 0:
         return None
     return statistics.stdev(times) / math.sqrt(len(times)) / statistics.fmean(times)
 
 
 def load_budget(workers: int, group_size: int, main_s: float, worker_s: float, load_s: float) -> LoadBudget:
-    """Equation (1): a group that has computed a layer loads while the main node works on the next W/G layers and the
-    other groups compute theirs: max load = (W/G) * t_main + (W/G - 1) * t_worker.
+    """Equation (1): max load = (W/G) * t_main + (W/G - 1) * t_worker.
 
-    Where G does not divide W, groups wrap around, and the shortest way round counts: W/G rounded down.
-    `main_s`, `worker_s`: one layer's main-node task and one expert computation, each with its communication.
+    A group that has computed a layer loads while the main node works on the next W/G layers and the other groups
+    compute theirs. Where G does not divide W, groups wrap around and the shortest round counts: W/G rounded down.
+    `main_s`, `worker_s`: one layer's task on the main node and one expert computation, each with its communication.
     Raises ConfigError.
     """
     if not 1 <= group_size <= workers:
@@ -51,5 +54,5 @@ def load_budget(workers: int, group_size: int, main_s: float, worker_s: float, l
         if value < 0:
             raise ConfigError(f"{name} is {value}; a duration cannot be negative")
     groups = workers // group_size
-    allowed = groups * main_s + (groups - 1) * worker_s
-    return LoadBudget(workers, group_size, groups, main_s, worker_s, load_s, allowed, allowed - load_s)
+    max_load_s = groups * main_s + (groups - 1) * worker_s
+    return LoadBudget(workers, group_size, groups, main_s, worker_s, load_s, max_load_s, max_load_s - load_s)

@@ -13,12 +13,12 @@ import yaml
 from scheduler.errors import ConfigError
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
-"""The profiles that come with the package; a file's name is its profile's."""
+"""The packaged profiles. A file's name is its profile's."""
 
 FORM_BITS = {"int4": 4.5, "int2": 2.5}
-"""Bits a weight, scale and zero of a group of 64 included, as `checkpoint.forms` has them."""
+"""Bits per weight, with scale and zero of a group of 64, as in `checkpoint.forms`."""
 _FULL_BITS = 16.0
-"""Assumed of a profile that does not say what its timings were taken on."""
+"""Assumed for a profile without `model_sizes`."""
 
 _TIMES_SLOWER = re.compile("[1-9][0-9]{0,5}")
 
@@ -30,45 +30,47 @@ _SIZES = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes_per_token_laye
 _OPTIONAL_SIZES = ("expert_bytes", "expert_parameters", "main_layer_bytes", "shadow_layer_bytes")
 _CLUSTER = ("workers", "group_size")
 _DEVICES = ("main_bytes_per_s", "worker_bytes_per_s", "shadow_bytes_per_s")
-_NOTES = ("fully_cached_tokens_per_s", "paper")  # what a figure is compared with; nothing reads them here
+_NOTES = ("fully_cached_tokens_per_s", "paper")  # for comparison only; not read here
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A testbed's timings in seconds, sizes in bytes, link rates in bits per second.
-
-    `main_layer_s`: attention, gate and norms of one layer, one token; `main_extra_s`: of each token more in one pass.
-    `hop_s`: one embedding, one way; 0, with an infinite `link_bits_per_s`, on one machine. `host_s`, `host_extra_s`:
-    one expert computed by the host's processor beside the device, from host memory, for one token and for each token
-    more; None where nothing is computed there. `model_sizes`, `device_rates`: what the timings were taken on, so that
-    they can be scaled to another model (see `planning`); a profile that is only replayed needs neither. `model_sizes`:
-    bytes of an expert, its parameters, bytes of dense weights that a token reads a layer, and bytes that the shadow
-    reads a layer; `device_rates`: bytes a second that main node, worker and shadow read from device memory.
-    """
+    """A testbed's timings in seconds, sizes in bytes, link rates in bits per second."""
 
     name: str
     layers: int
     experts: int
     top_k: int
     hidden_bytes: int
+    """One row: a token's embedding, or its output."""
     kv_bytes: int
+    """Keys and values of one token in one layer."""
     workers: int
     group_size: int
     main_layer_s: float
+    """Attention, gate and norms of one layer, one token."""
     expert_s: float
+    """One expert on a worker's device, one token; `expert_extra_s`: each further token."""
     expert_extra_s: float
     load_s: float
     hop_s: float
+    """One embedding, one way; 0, with an infinite `link_bits_per_s`, on one machine."""
     link_bits_per_s: float
     shadow_layer_s: float
     main_extra_s: float = 0.0
+    """Each further token of a pass, in one layer of the main node."""
     model_sizes: tuple[int, int, int, int] | None = None
+    """The model that the timings were taken on, to scale them to another (see `planning`): bytes of an expert, its
+    parameters, bytes of dense weights that a token reads per layer, bytes that the shadow reads per layer."""
     device_rates: tuple[float, float, float] | None = None
+    """Likewise the devices: bytes a second that main node, worker and shadow read from device memory."""
     host_s: float | None = None
+    """One expert computed by the host's processor beside the device, from host memory, one token. None: no host place.
+    `host_extra_s`: each further token."""
     host_extra_s: float = 0.0
 
     def main_s(self, tokens: int) -> float:
-        """The main node's part of one layer on `tokens` tokens."""
+        """One layer of the main node on `tokens` tokens."""
         return self.main_layer_s + (tokens - 1) * self.main_extra_s
 
     def compute_s(self, tokens: int) -> float:
@@ -76,38 +78,48 @@ class Profile:
         return self.expert_s + (tokens - 1) * self.expert_extra_s
 
     def host_compute_s(self, tokens: int) -> float:
-        """One expert on `tokens` tokens, by the host's processor. Raises ConfigError where the profile has no host."""
+        """One expert on `tokens` tokens on the host's processor. Raises ConfigError where the profile has no host."""
         return self._host() + (tokens - 1) * self.host_extra_s
 
     def slowed(self, times: int) -> Profile:
-        """The same machine where everything takes so many times as long: ratios stay, rates are so many times lower."""
-        names = ("main_layer_s", "main_extra_s", "expert_s", "expert_extra_s", "load_s", "hop_s", "shadow_layer_s")
-        longer = {name: getattr(self, name) * times for name in (*names, "host_extra_s")}
+        """The same machine, `times` times slower in everything. Ratios stay the same."""
         return replace(
-            self, name=f"{self.name}@{times}", link_bits_per_s=self.link_bits_per_s / times,
-            host_s=None if self.host_s is None else self.host_s * times, **longer,
-        )  # fmt: skip
+            self,
+            name=f"{self.name}@{times}",
+            main_layer_s=self.main_layer_s * times,
+            main_extra_s=self.main_extra_s * times,
+            expert_s=self.expert_s * times,
+            expert_extra_s=self.expert_extra_s * times,
+            load_s=self.load_s * times,
+            hop_s=self.hop_s * times,
+            link_bits_per_s=self.link_bits_per_s / times,
+            shadow_layer_s=self.shadow_layer_s * times,
+            host_s=None if self.host_s is None else self.host_s * times,
+            host_extra_s=self.host_extra_s * times,
+        )
 
     def form_share(self, form: str) -> float:
-        """What part of a load's time one of a smaller form takes: as much less as its bytes are fewer. Raises
-        ConfigError for a form that is none."""
+        """A load's time in this form over that in the full form: as much less as its bytes are fewer.
+
+        Raises ConfigError for an unknown form.
+        """
         if not form:
             return 1.0
         if form not in FORM_BITS:
             raise ConfigError(
-                f"a form of experts is {form!r}; allowed: {', '.join(FORM_BITS)}, or nothing: the full one"
+                f"a form of experts is {form!r}; allowed: {', '.join(FORM_BITS)}, or an empty string for the full form"
             )
         full = 8 * self.model_sizes[0] / self.model_sizes[1] if self.model_sizes else _FULL_BITS
         return min(1.0, FORM_BITS[form] / full)
 
     @property
     def device_costs(self) -> tuple[float, float]:
-        """Of a computation on a worker's device: seconds a call, and a row of it, as `WorkerJoined` has them."""
+        """A computation on a worker's device, as in `WorkerJoined`: seconds a call, seconds a row."""
         return max(0.0, self.expert_s - self.expert_extra_s), self.expert_extra_s
 
     @property
     def host_costs(self) -> tuple[float, float]:
-        """Likewise by the host's processor. Raises ConfigError where the profile has no host."""
+        """Likewise on the host's processor. Raises ConfigError where the profile has no host."""
         return max(0.0, self._host() - self.host_extra_s), self.host_extra_s
 
     def _host(self) -> float:
@@ -120,8 +132,10 @@ class Profile:
 
 
 def find_profile(name: str | Path) -> Profile:
-    """A profile by its name, for one that comes with the package, or by its file's path; with `@N` behind it all of it
-    N times as slow, for a machine that cannot keep up with it. Raises ConfigError."""
+    """A profile by the name of a packaged one, or by a file's path. Raises ConfigError.
+
+    With `@N` behind it everything is N times slower, for a machine that cannot keep up with the profile.
+    """
     whole, at, times = str(name).rpartition("@")
     if at and _TIMES_SLOWER.fullmatch(times):
         return find_profile(whole).slowed(int(times))
@@ -149,36 +163,57 @@ def load_profile(path: Path) -> Profile:
 def _profile(fields: Any, path: Path) -> Profile:
     """Raises ConfigError or KeyError."""
     _mapping(fields, "it", path)
-    for part in ("model", "cluster", "devices"):
-        _mapping(fields.get(part, {}), part, path)
+    for section in ("model", "cluster", "devices"):
+        _mapping(fields.get(section, {}), section, path)
     model, cluster, devices = fields["model"], fields["cluster"], fields.get("devices", {})
-    _known(
-        fields, "", ("name", "model", "cluster", "devices", *_TIMES, *_OPTIONAL_TIMES, *_LINK, *_HOST, *_NOTES), path
+    _check(fields, model, cluster, devices, path)
+    hop_s, link_bits_per_s = _link(fields, path)
+    host_s, host_extra_s = _host(fields, path)
+    return Profile(
+        name=str(fields["name"]),
+        layers=model["layers"],
+        experts=model["experts"],
+        top_k=model["top_k"],
+        hidden_bytes=model["hidden_bytes"],
+        kv_bytes=model["kv_bytes_per_token_layer"],
+        workers=cluster["workers"],
+        group_size=cluster["group_size"],
+        main_layer_s=fields["main_layer_ms"] / 1e3,
+        expert_s=fields["expert_ms"] / 1e3,
+        expert_extra_s=fields["expert_ms_per_extra_token"] / 1e3,
+        load_s=fields["load_ms"] / 1e3,
+        hop_s=hop_s,
+        link_bits_per_s=link_bits_per_s,
+        shadow_layer_s=fields["shadow_layer_ms"] / 1e3,
+        main_extra_s=fields.get("main_layer_ms_per_extra_token", 0) / 1e3,
+        model_sizes=_model_sizes(model),
+        device_rates=_rates(devices, path),
+        host_s=host_s,
+        host_extra_s=host_extra_s,
     )
+
+
+def _check(fields: Any, model: Any, cluster: Any, devices: Any, path: Path) -> None:
+    """Raises ConfigError or KeyError."""
+    top = ("name", "model", "cluster", "devices", *_TIMES, *_OPTIONAL_TIMES, *_LINK, *_HOST, *_NOTES)
+    _known(fields, "", top, path)
     _known(model, "model.", (*_SIZES, *_OPTIONAL_SIZES), path)
     _known(cluster, "cluster.", _CLUSTER, path)
     _known(devices, "devices.", _DEVICES, path)
     for key in (*_TIMES, *(key for key in _OPTIONAL_TIMES if key in fields)):
         _number(fields[key], key, path)
-    hop_s, link = _link(fields, path)
-    host_s, host_extra_s = _host(fields, path)
     for key in (*_SIZES, *(key for key in _OPTIONAL_SIZES if key in model)):
         _count(model[key], key, path)
     for key in _CLUSTER:
         _count(cluster[key], key, path)
     _possible(model["top_k"], "top_k", model["experts"], "experts", path)
     _possible(cluster["group_size"], "group_size", cluster["workers"], "workers", path)
-    return Profile(
-        str(fields["name"]), model["layers"], model["experts"], model["top_k"], model["hidden_bytes"],
-        model["kv_bytes_per_token_layer"], cluster["workers"], cluster["group_size"],
-        fields["main_layer_ms"] / 1e3, fields["expert_ms"] / 1e3, fields["expert_ms_per_extra_token"] / 1e3,
-        fields["load_ms"] / 1e3, hop_s, link, fields["shadow_layer_ms"] / 1e3,
-        fields.get("main_layer_ms_per_extra_token", 0) / 1e3,
-        (model["expert_bytes"], model["expert_parameters"], model["main_layer_bytes"], model["shadow_layer_bytes"])
-        if all(key in model for key in _OPTIONAL_SIZES)
-        else None,
-        _rates(devices, path), host_s, host_extra_s,
-    )  # fmt: skip
+
+
+def _model_sizes(model: Any) -> tuple[int, int, int, int] | None:
+    if not all(key in model for key in _OPTIONAL_SIZES):
+        return None
+    return model["expert_bytes"], model["expert_parameters"], model["main_layer_bytes"], model["shadow_layer_bytes"]
 
 
 def _mapping(value: Any, name: str, path: Path) -> None:
@@ -187,7 +222,7 @@ def _mapping(value: Any, name: str, path: Path) -> None:
 
 
 def _known(part: Any, where: str, keys: tuple[str, ...], path: Path) -> None:
-    """A key with a slip in it would pass for one that was left out."""
+    """Raises ConfigError. A misspelt key would otherwise count as absent."""
     if unknown := [str(key) for key in part if key not in keys]:
         raise ConfigError(f"profile {path}: {where}{unknown[0]} is no key of a profile; allowed: {', '.join(keys)}")
 
@@ -209,7 +244,7 @@ def _possible(part: int, key: str, whole: int, of: str, path: Path) -> None:
 
 
 def _both(keys: tuple[str, str], fields: Any, path: Path) -> bool:
-    """Are they said? One without the other is a slip. Raises ConfigError, or KeyError for the one that lacks."""
+    """Are both keys there? Raises ConfigError for a bad value, KeyError for one key without the other."""
     if not any(key in fields for key in keys):
         return False
     for key in keys:
@@ -218,7 +253,7 @@ def _both(keys: tuple[str, str], fields: Any, path: Path) -> bool:
 
 
 def _link(fields: Any, path: Path) -> tuple[float, float]:
-    """(hop_s, link_bits_per_s); one machine has no network, and its profile neither key. Raises ConfigError."""
+    """(hop_s, link_bits_per_s). The profile of one machine has neither key. Raises ConfigError."""
     if not _both(_LINK, fields, path):
         return 0.0, math.inf
     if not fields["link_bits_per_s"]:
@@ -227,7 +262,7 @@ def _link(fields: Any, path: Path) -> tuple[float, float]:
 
 
 def _host(fields: Any, path: Path) -> tuple[float | None, float]:
-    """Raises ConfigError."""
+    """(host_s, host_extra_s). Raises ConfigError."""
     if not _both(_HOST, fields, path):
         return None, 0.0
     if fields["host_ms"] < fields["host_ms_per_extra_token"]:
@@ -239,7 +274,7 @@ def _host(fields: Any, path: Path) -> tuple[float | None, float]:
 
 
 def _rates(devices: dict[str, Any], path: Path) -> tuple[float, float, float] | None:
-    """Raises ConfigError, or KeyError where some are said and others are not."""
+    """Bytes a second, in the order of `_DEVICES`. Raises ConfigError, or KeyError where some are missing."""
     if not devices:
         return None
     for key in _DEVICES:
