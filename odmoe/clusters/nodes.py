@@ -14,7 +14,7 @@ from main_node.engine.peers import Connect
 from main_node.node import MainNode
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.configuration import Configuration, Resources, find_token_predictor
-from odmoe.clusters.timed_streams import MainWay, TimedChannel, TimedHandler, TimedNode
+from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
 from odmoe.settings.settings import Settings
 from odmoe.text import make_stopper
 from scheduler.build import make_core
@@ -46,7 +46,7 @@ def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect]
     if emulation is None:
         return lambda to: to
     owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile, engine.core.shape.layers[-1])
-    way = MainWay(MainLinks(emulation.profile, emulation.duplex), owed)
+    way = MainStreamEnd(MainLinks(emulation.profile, emulation.duplex), owed)
 
     def timed(to: Connect) -> Connect:
         return lambda handler: TimedChannel(to(TimedHandler(handler, way, emulation)), way, emulation)

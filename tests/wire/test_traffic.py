@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from odmoe.clusters.timed_streams import TimedChannel, TimedHandler, TimedNode, Way
+from odmoe.clusters.timed_streams import StreamEnd, TimedChannel, TimedHandler, TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.timing.profile import find_profile
 from support.nodes.streams import EchoNode, Recorder
@@ -55,8 +55,8 @@ def test_a_stamped_message_is_counted_as_what_it_is_about(kit):
     """Each end as its own: what it sends and what it receives, with the stamp's few bytes."""
     emulation = Emulation(find_profile("rtx3090-1gbe"))
     node, heard = EchoNode(), Recorder()
-    inner = kit.connect(kit.serve(TimedNode(node, emulation)).address, TimedHandler(heard, Way(), emulation))
-    channel = TimedChannel(inner, Way(), emulation)
+    inner = kit.connect(kit.serve(TimedNode(node, emulation)).address, TimedHandler(heard, StreamEnd(), emulation))
+    channel = TimedChannel(inner, StreamEnd(), emulation)
     for number in (1, 300, 70_000):
         channel.send(Compute(number, 1, 2, 3, ROW, WEIGHT, evict=True))
     heard.take(3)

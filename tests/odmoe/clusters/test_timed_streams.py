@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odmoe.clusters.timed_streams import TimedHandler, Way
+from odmoe.clusters.timed_streams import StreamEnd, TimedHandler
 from scheduler.emulation.clock import CREDIT_S
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
-from support.nodes.timed_streams import HERE, PROFILE, WAIT_S, End, World, load, main_way, rows, stamped
+from support.nodes.timed_streams import HERE, PROFILE, WAIT_S, End, World, load, main_end, rows, stamped
 from wire.messages import (
     Align,
     AskUsage,
@@ -62,21 +62,21 @@ def world() -> Iterator[World]:
 )
 def test_each_message_takes_what_the_profile_says(message: Message, leaves: float, comes: float) -> None:
     """On the main node's end; a node's own knows nothing of the links."""
-    assert main_way().leaves(message, 10.0) == pytest.approx(10 + leaves)
-    assert main_way().comes(message, 10.0) == pytest.approx(10 + comes)
-    assert Way().leaves(message, 10.0) == Way().comes(message, 10.0) == 10.0
+    assert main_end().sent(message, 10.0) == pytest.approx(10 + leaves)
+    assert main_end().arrives(message, 10.0) == pytest.approx(10 + comes)
+    assert StreamEnd().sent(message, 10.0) == StreamEnd().arrives(message, 10.0) == 10.0
 
 
 def test_alignment_in_parts_shares_its_link() -> None:
     """8,192 bytes a token a layer over 1 Gbit/s; two tensors are one layer."""
     nothing, state = Tensor("uint8", (0,), b""), Tensor("uint8", (1, 99, 4), bytes(396))
     kv = (*(Tensor("uint8", (1, 1, 16, 1), bytes(16)) for _ in range(8)), nothing, state)
-    way, one = main_way(), 16 * 4 * 8192 * 8 / 1e9
-    found = [way.leaves(Align(1, 0, None, start, kv, more=start < 32), 10.0) for start in (0, 16, 32)]
+    way, one = main_end(), 16 * 4 * 8192 * 8 / 1e9
+    found = [way.sent(Align(1, 0, None, start, kv, more=start < 32), 10.0) for start in (0, 16, 32)]
     assert found == pytest.approx([10 + one, 10 + 2 * one, 10 + 3 * one])
-    found = [way.leaves(Align(1, 1, None, start, kv, more=start < 32), 20.0) for start in (0, 16, 32)]
+    found = [way.sent(Align(1, 1, None, start, kv, more=start < 32), 20.0) for start in (0, 16, 32)]
     assert found == pytest.approx([20 + one, 20 + 2 * one, 20 + 3 * one])
-    assert way.leaves(Align(1, 2, 5, 0, ()), 30.0) == pytest.approx(30 + PROFILE.hop_s)
+    assert way.sent(Align(1, 2, 5, 0, ()), 30.0) == pytest.approx(30 + PROFILE.hop_s)
 
 
 @settings(deadline=None, max_examples=40)
@@ -87,7 +87,7 @@ def test_alignment_in_parts_shares_its_link() -> None:
 def test_answers_of_several_streams_share_the_main_nodes_link(streams: list[list[tuple[int, bool]]], seed: int) -> None:
     """(sent so many ms after the stream's last, has 64 rows or 1): one server for all of them, in the order of their
     times, however they were shuffled on the way here; then each stream in its own order."""
-    world, way = World(), main_way()
+    world, way = World(), main_end()
     sent, places = [], []
     for number, messages in enumerate(streams):
         at = 101.0 + number * 1e-4  # no two at one moment
@@ -173,8 +173,8 @@ def test_lateness_counts_up_to_the_credit(world: World) -> None:
 def test_what_comes_late_does_not_overtake_what_waits_already(world: World) -> None:
     """The machine looks up after the first two were due, and the third is older than they are."""
 
-    class Half(Way):
-        def comes(self, message: Message, at: float) -> float:
+    class Half(StreamEnd):
+        def arrives(self, message: Message, at: float) -> float:
             return at + (0.05 if message != load(3) else 0.0)
 
     first, second = world.stream("first", Half()), world.stream("second", Half())
@@ -214,8 +214,8 @@ def test_what_has_no_stamp_is_handed_on_as_it_comes(world: World) -> None:
 
 
 def test_the_end_comes_behind_all_that_is_on_its_way(world: World) -> None:
-    class Slow(Way):
-        def comes(self, message: Message, at: float) -> float:
+    class Slow(StreamEnd):
+        def arrives(self, message: Message, at: float) -> float:
             return at + 1.0
 
     handler = world.stream("it", Slow())
@@ -270,7 +270,7 @@ def test_a_handler_that_fails_ends_its_stream(
         def on_close(self, error: ODMoEError | None) -> None:
             ends.append(error)
 
-    handler = TimedHandler(Failing(), Way(), world.emulation, lambda: cuts.append(1))
+    handler = TimedHandler(Failing(), StreamEnd(), world.emulation, lambda: cuts.append(1))
     other = world.stream("other")
     for number in (1, 2):
         handler.on_message(stamped(101.0, number))
@@ -292,7 +292,7 @@ def test_a_message_that_cannot_be_timed_ends_its_stream(world: World, caplog: py
     cuts: list[int] = []
     end = End(world.emulation)
     end.on_close = ends.append  # type: ignore[method-assign]
-    handler = TimedHandler(end, main_way(), world.emulation, lambda: cuts.append(1))
+    handler = TimedHandler(end, main_end(), world.emulation, lambda: cuts.append(1))
     for number in (1, 2):
         handler.on_message(Stamped(101.0, 100.0, HERE, Computed(number, Tensor("uint8", (), b"x"), 0.0)))
     handler.on_close(None)

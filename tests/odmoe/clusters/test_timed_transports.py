@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from odmoe.clusters.timed_streams import TimedChannel, TimedHandler, TimedNode, Way
+from odmoe.clusters.timed_streams import StreamEnd, TimedChannel, TimedHandler, TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import LinkError
-from support.nodes.timed_streams import PROFILE, WAIT_S, End, load, main_way, rows
+from support.nodes.timed_streams import PROFILE, WAIT_S, End, load, main_end, rows
 from wire import inprocess
 from wire.base import Channel, Handler, Node
 from wire.messages import (
@@ -57,14 +57,14 @@ SAID: tuple[Message, ...] = (
 )  # fmt: skip
 
 
-def open_timed(node: End, main: End, emulation: Emulation, open_stream: Open, way: Way) -> TimedChannel:
+def open_timed(node: End, main: End, emulation: Emulation, open_stream: Open, way: StreamEnd) -> TimedChannel:
     inner = open_stream(TimedNode(node, emulation), TimedHandler(main, way, emulation))
     return TimedChannel(inner, way, emulation)
 
 
 def test_every_kind_over_each_transport(emulation: Emulation, open_stream: Open) -> None:
     node, main = End(emulation), End(emulation)
-    channel = open_timed(node, main, emulation, open_stream, main_way())
+    channel = open_timed(node, main, emulation, open_stream, main_end())
     start = time.monotonic()
     for message in ASKED:
         channel.send(message)
@@ -82,8 +82,8 @@ def test_every_kind_over_each_transport(emulation: Emulation, open_stream: Open)
 
 @pytest.mark.parametrize("travel", [[5, 0, 12, 3], [30], [0, 0, 0]])
 def test_never_before_it_is_due_and_in_order(emulation: Emulation, open_stream: Open, travel: list[int]) -> None:
-    class Given(Way):
-        def leaves(self, message: Message, at: float) -> float:
+    class Given(StreamEnd):
+        def sent(self, message: Message, at: float) -> float:
             return at + travel[message.load_id] / 1e3 if isinstance(message, Load) else at
 
     node, main = End(emulation), End(emulation)
@@ -102,7 +102,7 @@ def test_never_before_it_is_due_and_in_order(emulation: Emulation, open_stream: 
 @pytest.mark.parametrize("who", ["node", "main"])
 def test_either_end_closes(emulation: Emulation, open_stream: Open, who: str) -> None:
     node, main = End(emulation), End(emulation)
-    channel = open_timed(node, main, emulation, open_stream, main_way())
+    channel = open_timed(node, main, emulation, open_stream, main_end())
     channel.send(load(1))
     node.take(1)
     node.reply.send(Computed(1, rows(128), 0.0))
@@ -121,7 +121,7 @@ def test_the_main_node_hears_of_a_node_whose_handler_fails(
             raise RuntimeError("a bug")
 
     node, main = Failing(emulation), End(emulation)
-    channel = open_timed(node, main, emulation, open_stream, Way())
+    channel = open_timed(node, main, emulation, open_stream, StreamEnd())
     with caplog.at_level(logging.CRITICAL):
         channel.send(load(1))
         assert main.closed.wait(WAIT_S)
@@ -132,7 +132,7 @@ def test_the_main_node_hears_of_a_node_whose_handler_fails(
 
 def test_many_threads_lose_nothing(emulation: Emulation) -> None:
     """Two threads a node answer at once while the main node asks: every message once, each thread's in order."""
-    way, count = main_way(), 150
+    way, count = main_end(), 150
     nodes, mains, channels = [], [], []
     for _ in range(4):
         node, main = End(emulation), End(emulation)

@@ -7,7 +7,7 @@ import time
 from queue import SimpleQueue
 from typing import Any
 
-from odmoe.clusters.timed_streams import MainWay, TimedHandler, Way
+from odmoe.clusters.timed_streams import MainStreamEnd, StreamEnd, TimedHandler
 from scheduler.emulation.clock import Emulation
 from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import ODMoEError
@@ -31,8 +31,8 @@ def rows(count: int) -> Tensor:
     return Tensor("uint8", (count, 2), bytes(2 * count))
 
 
-def main_way() -> MainWay:
-    return MainWay(MainLinks(PROFILE), ExpectedPredictions(PROFILE, 31))
+def main_end() -> MainStreamEnd:
+    return MainStreamEnd(MainLinks(PROFILE), ExpectedPredictions(PROFILE, 31))
 
 
 class End:
@@ -79,7 +79,7 @@ class World:
         self.emulation = Emulation(PROFILE, lambda: self.time)
         self.told: list[tuple[str, int, float]] = []
 
-    def stream(self, name: str, way: Way | None = None) -> TimedHandler:
+    def stream(self, name: str, way: StreamEnd | None = None) -> TimedHandler:
         """Keeps (the stream, the message's number, the emulated time at which it counts)."""
         world = self
 
@@ -91,7 +91,7 @@ class World:
             def on_close(self, error: ODMoEError | None) -> None:
                 world.told.append((name, -1, world.emulation.now()))
 
-        return TimedHandler(Telling(), way or Way(), self.emulation)
+        return TimedHandler(Telling(), way or StreamEnd(), self.emulation)
 
     def until(self, moment: float) -> None:
         self.time = moment
