@@ -76,7 +76,7 @@ class RunAhead:
         copied = _Borrowed(cache, layer, until)
         self._ahead = _Ahead(layer, given)
         try:
-            with self._gates.aside() as heard:
+            with self._gates.aside() as outputs:
                 args, kwargs = self._calls[layer]
                 hidden = None
                 for at in range(layer, until + 1):
@@ -88,7 +88,7 @@ class RunAhead:
                     hidden = self._blocks[at](*args, **kwargs)
                     hidden = hidden[0] if isinstance(hidden, tuple) else hidden
         except _ReachedError:
-            return self._gates.ranked(until, heard)
+            return self._gates.ranked(until, outputs)
         finally:
             self._ahead = None
         return None

@@ -1,12 +1,12 @@
 """An unfinished store: `.NAME.partial` beside its place, written by one process at a time, resumed after a crash.
 
 .NAME.partial/
-  lock       held (flock) by the writing process; touched at each progress
-  journal    a line for the checkpoint, then one for each finished layer, each with its own checksum
-  store/     the store to be renamed into place
+  lock       held (flock) by the process that writes; touched whenever it makes progress
+  journal    a line for the checkpoint, then one per finished layer, each with its own checksum
+  store/     will be renamed into place
 
-A journaled layer is trusted after all of it was read back and its checksums agree. That costs a third of writing it,
-and is right after a power cut or a disk fault, too.
+A journaled layer is trusted after every byte of it has been read back and its checksums agree. That costs a third of
+writing it, and also finds what a power cut or a disk fault has damaged.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from scheduler.errors import StoreWriteError
 
 Progress = Callable[[str, int, int], None]
 IDLE_S = 60.0
+"""Others stop waiting for a process that has made no progress for so long."""
 _POLL_S = 0.1
 
 
 def partial_of(target: Path) -> Path:
-    """The folder in which the store `target` is written until it is whole."""
+    """The folder in which the store `target` is written until it is complete."""
     return target.with_name(f".{target.name}.partial")
 
 
 def begun(target: Path, identity: dict[str, Any]) -> bool:
-    """Whether an earlier run from the same files was interrupted; it had checked these files."""
+    """Has an earlier run from the very same files begun? It had verified them."""
     lines = journal_lines(partial_of(target) / "journal")
     return bool(lines) and lines[0].get("identity") == identity
 
 
 class Partial:
-    """The exclusive right to write one store. Made by `claim`; `publish`, `keep` or `discard` returns it."""
+    """The lock on one unfinished store, and its journal. Made by `claim`, released by `publish`, `keep` or `discard`."""
 
     def __init__(self, target: Path, lock: int) -> None:
         self.target = target
@@ -58,57 +59,76 @@ class Partial:
 
     @staticmethod
     def claim(target: Path, report: Progress) -> Partial | None:
-        """Waits while another process that writes `target` makes progress; None if that one has finished it.
-
-        Raises StoreWriteError after 60 s without progress, OSError.
-        """
+        """None if another process has made `target` meanwhile. Raises as the function `claim`."""
         lock = claim(partial_of(target), (target / MANIFEST).exists, f"the store {target}", report)
         return None if lock is None else Partial(target, lock)
 
     def beat(self) -> None:
-        """Touch the lock: a sign of progress for a process that waits for it."""
+        """Show progress to a process that waits for the lock."""
         with contextlib.suppress(OSError):
             os.utime(self._lock)
 
     def resume(self, identity: dict[str, Any], planned: dict[int, LayerSpec], report: Progress) -> None:
-        """Keep what an earlier run from the same files (`identity`) finished, and delete the rest.
+        """Keep what a run from the very same files (`identity`) finished, and drop all else.
 
-        `planned` are the layouts of the layers, without checksums. Raises OSError.
+        `planned`: each layer's spec, without its checksums. Raises OSError.
         """
         lines = journal_lines(self._journal)
         if not lines or lines[0].get("identity") != identity:
             shutil.rmtree(self.store, ignore_errors=True)
             lines = []
         self.store.mkdir(exist_ok=True)
-        entries = {entry["layer"]: entry["spec"] for entry in lines[1:] if "layer" in entry}
+        self.layers = self._whole_layers(lines[1:], planned, report)
+        self.dense = self._whole_dense(lines[1:])
+        self._drop_other_files()
+        self._rewrite_journal(identity)
+
+    def _whole_layers(
+        self, lines: list[dict[str, Any]], planned: dict[int, LayerSpec], report: Progress
+    ) -> dict[int, LayerSpec]:
+        """The journal's layers that fit the plan and whose bytes agree with their checksums."""
+        entries = {line["layer"]: line["spec"] for line in lines if "layer" in line}
+        whole: dict[int, LayerSpec] = {}
         for done, (layer, fields) in enumerate(entries.items()):
             report("resume", done, len(entries))
             spec = layer_of(fields)
-            if layer in planned and spec and _alike(spec, planned[layer]) and self._agrees(layer, spec):
-                self.layers[layer] = spec
-        sums = next((entry["dense"] for entry in lines[1:] if "dense" in entry), None)
-        if sums is not None and possible_dense(sums) and dense_fault(self.store, sums) is None:
-            self.dense = sums
-        kept = {spec.file for spec in self.layers.values()} | ({"dense"} if self.dense else set())
-        for entry in list(self.store.iterdir()):
-            if entry.name not in kept:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        again: list[dict[str, Any]] = [
-            {"identity": identity},
-            *({"layer": n, "spec": asdict(spec)} for n, spec in self.layers.items()),
-        ]
-        if self.dense:
-            again.append({"dense": self.dense})
-        fresh = self._journal.with_suffix(".new")
-        with fresh.open("w") as stream:
-            stream.writelines(json.dumps(seal(entry)) + "\n" for entry in again)
-        fresh.replace(self._journal)
+            if layer in planned and spec and _same_layout(spec, planned[layer]) and self._agrees(layer, spec):
+                whole[layer] = spec
+        return whole
 
     def _agrees(self, layer: int, spec: LayerSpec) -> bool:
         try:
             return blob_fault(self.store, layer, spec, lambda nbytes: self.beat()) is None
         except OSError:
             return False
+
+    def _whole_dense(self, lines: list[dict[str, Any]]) -> dict[str, str] | None:
+        """The dense part's checksums, if the journal has them and its files agree."""
+        sums = next((line["dense"] for line in lines if "dense" in line), None)
+        whole = sums is not None and possible_dense(sums) and dense_fault(self.store, sums) is None
+        return sums if whole else None
+
+    def _drop_other_files(self) -> None:
+        """Remove all but the files of the layers and the dense part that are kept. Raises OSError."""
+        kept = {spec.file for spec in self.layers.values()} | ({"dense"} if self.dense else set())
+        for entry in list(self.store.iterdir()):
+            if entry.name in kept:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def _rewrite_journal(self, identity: dict[str, Any]) -> None:
+        """Raises OSError."""
+        lines: list[dict[str, Any]] = [{"identity": identity}]
+        lines += [{"layer": layer, "spec": asdict(spec)} for layer, spec in self.layers.items()]
+        if self.dense:
+            lines.append({"dense": self.dense})
+        fresh = self._journal.with_suffix(".new")
+        with fresh.open("w") as stream:
+            stream.writelines(json.dumps(seal(line)) + "\n" for line in lines)
+        fresh.replace(self._journal)
 
     def add_layer(self, layer: int, spec: LayerSpec) -> None:
         """A layer's file is whole and synced. Raises OSError."""
@@ -128,18 +148,18 @@ class Partial:
         self.beat()
 
     def publish(self, manifest: str) -> None:
-        """Rename the finished store into its place. Raises OSError, or StoreError if the place has no valid store."""
+        """Rename the complete store into its place. Raises OSError, or StoreError if something else is there."""
         with (self.store / MANIFEST).open("w") as stream:
             stream.write(manifest)
             stream.flush()
             os.fsync(stream.fileno())
         sync_directory(self.store)
         try:
-            self.store.rename(self.target)  # replaces an empty directory
+            self.store.rename(self.target)  # takes the place of an empty directory
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            ExpertStore.open(self.target)  # another host was faster, on a file system without shared locks
+            ExpertStore.open(self.target)  # a file system whose locks do not reach other machines
         sync_directory(self.target.parent)
         self.discard()
 
@@ -148,15 +168,15 @@ class Partial:
         os.close(self._lock)
 
     def discard(self) -> None:
-        """Delete everything."""
+        """Remove everything."""
         discard(self.folder)
         os.close(self._lock)
 
 
 def claim(folder: Path, there: Callable[[], bool], what: str, report: Progress) -> int | None:
-    """The lock of `folder`, in which `what` is written until it is `there`; None if another process has finished it.
+    """The lock of `folder`, in which `what` is written until it is `there`. None if another process has made it.
 
-    Waits while another process makes progress. Raises StoreWriteError after 60 s without any, OSError.
+    Waits for a process that holds the lock. Raises StoreWriteError if that one makes no progress for `IDLE_S`, OSError.
     """
     seen, since = None, time.monotonic()
     while not there():
@@ -168,7 +188,7 @@ def claim(folder: Path, there: Callable[[], bool], what: str, report: Progress) 
             discard(folder)
             os.close(lock)
             return None
-        state = _moved(folder / "lock")
+        state = _lock_state(folder / "lock")
         if state != seen:
             seen, since = state, time.monotonic()
         if time.monotonic() - since > IDLE_S:
@@ -182,19 +202,19 @@ def claim(folder: Path, there: Callable[[], bool], what: str, report: Progress) 
 
 
 def sweep(folder: Path, older_s: float) -> None:
-    """Remove abandoned runs from `folder`: those that are unlocked and untouched for `older_s` seconds."""
-    for found in folder.glob(".*.partial"):
+    """Remove abandoned partial stores in `folder`: unlocked, and not touched for `older_s` seconds."""
+    for partial in folder.glob(".*.partial"):
         with contextlib.suppress(OSError):
-            if time.time() - (found / "lock").stat().st_mtime < older_s:
+            if time.time() - (partial / "lock").stat().st_mtime < older_s:
                 continue
-            lock = _try_lock(found / "lock")
+            lock = _try_lock(partial / "lock")
             if lock is not None:
-                discard(found)
+                discard(partial)
                 os.close(lock)
 
 
 def discard(folder: Path) -> None:
-    """Delete the folder, its lock last: another process never finds part of a store unlocked."""
+    """The lock goes last: another process finds the folder locked or gone, never an unlocked part of a store."""
     shutil.rmtree(folder / "store", ignore_errors=True)
     for name in ("journal", "journal.new", "lock"):
         with contextlib.suppress(OSError):
@@ -204,7 +224,7 @@ def discard(folder: Path) -> None:
 
 
 def _try_lock(file: Path) -> int | None:
-    """A locked descriptor; None if another process holds the lock or has just removed it. Raises OSError."""
+    """A locked descriptor; None while another process holds the lock, or has just removed it. Raises OSError."""
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:
@@ -224,7 +244,7 @@ def _try_lock(file: Path) -> int | None:
     return None
 
 
-def _moved(lock: Path) -> tuple[int, int] | None:
+def _lock_state(lock: Path) -> tuple[int, int] | None:
     with contextlib.suppress(OSError):
         status = lock.stat()
         return status.st_ino, status.st_mtime_ns
@@ -238,19 +258,19 @@ def _owner_of(lock: Path) -> str:
 
 
 def journal_lines(journal: Path) -> list[dict[str, Any]]:
-    """The journal's lines before the first incomplete or damaged one."""
-    found: list[dict[str, Any]] = []
+    """The journal's lines, up to the first that is incomplete or damaged."""
+    lines: list[dict[str, Any]] = []
     with contextlib.suppress(OSError, ValueError, RecursionError):
         for line in journal.read_text().splitlines():
             fields = json.loads(line)
             if not isinstance(fields, dict) or seal(fields) != fields:
                 break
-            found.append(fields)
-    return found
+            lines.append(fields)
+    return lines
 
 
 def layer_of(fields: Any) -> LayerSpec | None:
-    """A LayerSpec from its `asdict` fields; None if they are invalid."""
+    """A LayerSpec from its `asdict`. None: these fields cannot be one."""
     try:
         spec = layer_from(fields)
         return spec if possible(spec) else None
@@ -258,7 +278,7 @@ def layer_of(fields: Any) -> LayerSpec | None:
         return None
 
 
-def _alike(spec: LayerSpec, planned: LayerSpec) -> bool:
+def _same_layout(spec: LayerSpec, planned: LayerSpec) -> bool:
     shapes = [(tensor.name, tensor.shape) for tensor in spec.tensors]
     places = [(blob.offset, blob.length) for blob in spec.blobs]
     return (

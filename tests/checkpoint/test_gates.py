@@ -151,7 +151,7 @@ def test_kept_experts_keep_their_weights_where_others_do_not_matter() -> None:
     assert torch.equal(new[1:], weights[1:])
 
 
-@pytest.mark.parametrize(("name", "words"), [("phimoe", "PhimoeTopKRouter"), ("zaya", "no module that says")])
+@pytest.mark.parametrize(("name", "words"), [("phimoe", "PhimoeTopKRouter"), ("zaya", "no module that returns")])
 def test_a_family_whose_weights_are_of_another_kind_is_refused(name: str, words: str) -> None:
     with pytest.raises(UnsupportedFamilyError, match=rf"{name}: .*{words}.*take a system"):
         Gates(build(name))
