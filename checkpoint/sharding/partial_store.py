@@ -46,7 +46,7 @@ def begun(target: Path, identity: dict[str, Any]) -> bool:
 
 
 class Partial:
-    """The lock on one unfinished store, and its journal. Made by `claim`, released by `publish`, `keep` or `discard`."""
+    """The lock on an unfinished store, and its journal. Made by `claim`, released by `publish`, `keep` or `discard`."""
 
     def __init__(self, target: Path, lock: int) -> None:
         self.target = target
