@@ -14,8 +14,8 @@ import torch
 from checkpoint.kv import CachePiece, Growing
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from main_node.engine.engine import Engine
-from main_node.engine.sequence import Sequence
 from main_node.engine.experts import RemoteExperts
+from main_node.engine.sequence import Sequence
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
