@@ -103,7 +103,7 @@ class Everything(Cacheless):
         needed = sum(shape.count(ordinal) for ordinal in range(len(shape.layers)))
         if slots < needed:
             raise ConfigError(
-                f"residency all keeps every expert in a slot of its own: it needs {needed} slots, there are {slots}; "
+                f"residency all keeps every expert in a slot of its own: {needed} slots are needed, {slots} are there; "
                 "give more (--slots, or --device-memory 100%), or take more workers"
             )
 
