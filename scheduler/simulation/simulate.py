@@ -79,7 +79,7 @@ def simulate(
     stats.close()
     first, *rest = world.done
     where = {cause: seconds / max(1, len(rest)) for cause, seconds in waits.seconds.items()}
-    return Outcome(first, rest, stats, kept or [], where, world.events)
+    return Outcome(first, rest, stats, kept or [], where, world.events.count)
 
 
 def _check_scores(system: SystemConfig, strategy: Strategy, workload: Workload) -> None:

@@ -27,31 +27,34 @@ BOUNDS = {"compute": ("main", "compute"), "network": ("network",), "load": ("loa
 
 @dataclass(slots=True, eq=False)
 class LoadTimes:
-    """One load. Seconds: `asked` of the worker, `begun` on its link, `ended`, -1 before; `since`: when the last
-    computed expert had left the slot. `waiting`: what is to be computed from it. `share`: of a full load's time, for a
-    smaller form. What a host place computes where it lies has a ticket, too: a load that was over before all else."""
+    """One load, in seconds. All experts of a host place have one, too, which was over before the beginning."""
 
     command: Load
-    asked: float
-    since: float
+    received: float
+    """When the worker got the command."""
+    freed: float
+    """When the last computed expert had left the slot."""
     waiting: list[CallTimes]
+    """Computations that wait for it."""
     share: float = 1.0
+    """Its time over that of the full form."""
     begun: float = -1.0
+    """Its start on the link; -1 before. Likewise `ended`."""
     ended: float = -1.0
-    given_up: bool = False
+    cancelled: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class CallTimes:
-    """One computation. Seconds: rows `sent`, `arrives` at the worker, `start` and `end` there. `after`: the computation
-    whose answer let it be sent, None: the gate did."""
+    """One computation, in seconds."""
 
     command: Compute
-    ticket: LoadTimes
+    load: LoadTimes
     rows: int
     sent: float
     arrives: float
     after: CallTimes | None
+    """The computation whose answer allowed to send this one. None: the gate."""
     start: float = 0.0
     end: float = 0.0
 
@@ -75,14 +78,14 @@ class TimeBreakdown:
         network = compute = load = shadow = 0.0
         call = last
         while call is not None:
-            ticket, arrives = call.ticket, call.arrives
-            ready = max(arrives, ticket.ended)
+            times, arrives = call.load, call.arrives
+            ready = max(arrives, times.ended)
             network += now - call.end + arrives - call.sent
             compute += call.end - ready
             if ready > arrives:
                 part = ready - arrives
                 if self._predicted:
-                    early = ticket.since + ticket.begun - ticket.asked + self._load_s * ticket.share
+                    early = times.freed + times.begun - times.received + self._load_s * times.share
                     part = min(max(early - arrives, 0.0), part)
                 load += part
                 shadow += ready - arrives - part

@@ -1,0 +1,37 @@
+"""A virtual clock: a heap of actions, each at its moment."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from copy import copy
+from heapq import heappop, heappush
+from typing import Any
+
+
+class EventHeap:
+    """Actions in the order of their moments; equal moments in the order of the calls of `at`. Times are seconds."""
+
+    __slots__ = ("_heap", "_order", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[Any], object], Any]] = []
+        self._order = itertools.count()
+
+    def at(self, when: float, act: Callable[[Any], object], what: Any) -> None:
+        """Call `act(what)` when the clock reaches `when`."""
+        heappush(self._heap, (when, next(self._order), act, what))
+
+    def step(self) -> bool:
+        """Run the next action. False: there is none."""
+        if not self._heap:
+            return False
+        self.now, _, act, what = heappop(self._heap)
+        act(what)
+        return True
+
+    @property
+    def count(self) -> int:
+        """All actions so far, those in the heap included."""
+        return next(copy(self._order))
