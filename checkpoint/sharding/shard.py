@@ -32,11 +32,6 @@ class Made:
     resumed: int
 
 
-def shard(source: Source, target: Path, dtype: str | None = None, progress: Progress | None = None) -> ExpertStore:
-    """The store of `make_store`."""
-    return make_store(source, target, dtype, progress).store
-
-
 def make_store(source: Source, target: Path, dtype: str | None = None, progress: Progress | None = None) -> Made:
     """Write the expert store of a checkpoint. `dtype` is the experts'; None for the checkpoint's.
 

@@ -1,17 +1,17 @@
 """Where the time of a decode token goes: every moment of it belongs to exactly one cause.
 
-From a pass's start, or the last answer of a layer, to the next gate the main node computes: `main`. From the gate to
-the layer's last answer it waits for one chain of things, which is followed backwards from that answer:
+From a pass's start, or a layer's last answer, to the next gate the main node computes: `main`. From the gate to the
+layer's last answer it waits for one chain of events, which is followed backwards from that answer:
 
-network   the answer's way back, and the way of the rows to the worker, queues for the shared link included
+network   the answer's way back and the rows' way to the worker, with queues for the shared link
 compute   the expert's computation, and those of other experts that the worker had to finish before it
-load      what the rows then still waited for their load, as far as an early prediction would not have helped:
-          until a load's time after the slot's last computed expert had left it (and the worker's link was free)
-shadow    the rest of that wait: the load began late, because the prediction came late, was wrong, or had filled the
-          slot with what nobody needed. Where nobody predicts there is no such part, and all of it is `load`.
+load      the rows' wait for their load, as far as an earlier prediction would not have helped: until a load's time
+          after the last computed expert had left the slot (and the worker's link was free)
+shadow    the rest of that wait: the load began late because the prediction was late, wrong, or had filled the slot
+          with an expert that was not needed. Without predictions there is no such part, and all of it is `load`.
 
-An expert whose rows were only sent when another one had left the slot waited for that one's chain, which is followed in
-its turn. So these four add up to the time from the gate to the last answer, and with `main` to the pass.
+An expert whose rows were sent only after another one had left its slot waited for that one's chain, which is then
+followed in turn. So these four add up to the time from the gate to the last answer, and with `main` to the pass.
 """
 
 from __future__ import annotations

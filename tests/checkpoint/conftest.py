@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from support.models.checkpoints import build
+from support.models.store_making import shard
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from scheduler.errors import CheckpointError
+from support.models.store_making import shard
 
 
 @pytest.fixture

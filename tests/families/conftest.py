@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from support.models import families
+from support.models.store_making import shard
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
 TOKENS = 20

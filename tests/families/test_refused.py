@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from checkpoint import family as families
-from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from scheduler import errors
 from support.models.families import REFUSED
+from support.models.store_making import shard
 
 
 @pytest.mark.parametrize("refused", REFUSED)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from checkpoint.expert import ExpertArithmetic
-from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from support.models.checkpoints import build
+from support.models.store_making import shard
 from support.nodes.held import HeldArithmetic, HeldLoader
 from support.nodes.stepping_clock import SteppingClock
 from support.nodes.worker_desk import EXPERTS, HIDDEN, LAYERS, Expected, WorkerDesk

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from checkpoint.sharding import convert, dense_files
-from checkpoint.sharding.shard import check_same, shard
+from checkpoint.sharding.shard import check_same
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from scheduler.errors import (
@@ -26,6 +26,7 @@ from scheduler.errors import (
     StoreMismatchError,
     StoreWriteError,
 )
+from support.models.store_making import shard
 
 LAYOUTS = ("one file", "many files", "old names", "fused names")
 FAMILIES = (

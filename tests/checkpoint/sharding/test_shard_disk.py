@@ -19,10 +19,11 @@ from checkpoint import direct_io
 from checkpoint.direct_io import Appender
 from checkpoint.sharding import partial_store
 from checkpoint.sharding.partial_store import partial_of
-from checkpoint.sharding.shard import make_store, shard
+from checkpoint.sharding.shard import make_store
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
 from scheduler.errors import StoreNotFoundError, StoreWriteError
+from support.models.store_making import shard
 
 MODEL = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 6, "dtype": "bfloat16"}
 LAYER_BYTES = 4 * 3 * 64 * 256 * 2

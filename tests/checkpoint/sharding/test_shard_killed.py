@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.sharding.shard import make_store, shard
+from checkpoint.sharding.shard import make_store
 from checkpoint.sharding.source import open_source
 from support.models.store_making import (
     StoreMaker,
     check_killed_after,
     contents,
     journaled,
+    shard,
     wait_until,
 )
 

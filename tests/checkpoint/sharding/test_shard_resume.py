@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from checkpoint.sharding import partial_store as module
 from checkpoint.sharding.partial_store import Partial, partial_of
-from checkpoint.sharding.shard import make_store, shard
+from checkpoint.sharding.shard import make_store
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.sharding.weights import Place, places
 from scheduler.errors import CorruptCheckpointError, StoreMismatchError, StoreWriteError
 from support.models.store_making import (
     contents,
     journaled,
+    shard,
     stop_after,
 )
 

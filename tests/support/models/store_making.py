@@ -1,4 +1,4 @@
-"""Stores that are made in part: interrupted here, or killed in a process of their own."""
+"""Stores that are made whole, and in part: interrupted here, or killed in a process of their own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from checkpoint.sharding.partial_store import Partial, partial_of
-from checkpoint.sharding.shard import shard
+from checkpoint.sharding.partial_store import Partial, Progress, partial_of
+from checkpoint.sharding.shard import make_store
 from checkpoint.sharding.source import Source
 from checkpoint.store import ExpertStore
 from scheduler.errors import StoreError, StoreNotFoundError
@@ -44,6 +44,10 @@ for line in sys.stdin:
     if os.waitpid(child, 0)[1]:
         os.write(1, b"killed\\n")
 """
+
+
+def shard(source: Source, target: Path, dtype: str | None = None, progress: Progress | None = None) -> ExpertStore:
+    return make_store(source, target, dtype, progress).store
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from checkpoint.sharding.partial_store import partial_of
-from checkpoint.sharding.shard import shard
 from checkpoint.sharding.source import open_source
 from support.models.checkpoints import build
 from support.models.store_making import (
@@ -20,6 +19,7 @@ from support.models.store_making import (
     check_killed_after,
     contents,
     kill_when,
+    shard,
 )
 
 pytestmark = pytest.mark.system
