@@ -5,10 +5,6 @@ last answer to the gate. A worker's link carries one load at a time, in the orde
 expert at a time, in the order in which both rows and load were there. An evicted load frees slot and link at once.
 Messages travel on the main node's shared link (`scheduler.timing.links`). A host place computes one expert at a time
 too, in the order in which rows arrive. A smaller form loads as much faster as its bytes are fewer.
-
-The main model's work for a predictor delays nothing, since it is done while the main model would wait. A gate's scores
-are there with the gate before it; those of a whole layer (`attention`) a layer's time after the answers of the resident
-experts.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from typing import Any
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.simulation.events import EventHeap
+from scheduler.simulation.foresight import SimulatedForesight
 from scheduler.simulation.shadow import SimulatedShadow
 from scheduler.simulation.time_breakdown import CallTimes, LoadTimes, TimeBreakdown
 from scheduler.simulation.workload import Rows, Workload
@@ -84,19 +81,14 @@ class World:
         self._shadow = SimulatedShadow(
             self.events, profile, links, workload, core.alignment, REQUEST, prompt_tokens, tokens, self._post, spans
         )
+        foresight = core.strategy.predictor.foresight
+        self._foresight = SimulatedForesight(foresight, self.events, self._post)
+        self._scored = foresight is not None or core.strategy.wants_scores
         self._workers: list[_Worker] = []
         self._load_s = profile.load_s
         # The main node's current pass and layer.
         self._main_s = self._pass_start = self._layer_start = self._gate = 0.0
         self._cause: CallTimes | None = None  # the computation whose answer is being handled
-        # What the main model computes for a predictor in the current layer.
-        foresight = core.strategy.predictor.foresight
-        self._foresees = foresight is not None
-        self._attends = foresight == "attention"
-        self._scored = self._foresees or core.strategy.wants_scores
-        self._resident: tuple[int, ...] = ()
-        self._unanswered: set[int] = set()  # calls of resident experts, on whose answers it depends
-        self._foreseen: list[t.Foreseen] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             t.Load: self._load,
             t.Evict: self._evict,
@@ -106,7 +98,7 @@ class World:
             t.Align: self._shadow.align,
             t.Unfollow: self._ignore,
             t.Fail: self._ignore,
-            t.Route: self._route,
+            t.Route: self._foresight.route,
         }
 
     def start(self, workers: int, slots: int, shadow: bool, host: bool = False) -> None:
@@ -182,28 +174,11 @@ class World:
         """The gate with its scores, and with what the main model then foresees."""
         index = visit.position - self._prompt_tokens if visit.position else -1
         gate = self._workload.gate(index, visit.layer)
-        self._resident, self._unanswered = (), set()
-        self._foreseen = [
+        foreseen = [
             t.Foreseen(REQUEST, self._prompt_tokens + at if at >= 0 else 0, layer, scores)
-            for at, layer, scores in (gate.foreseen if self._foresees else ())
+            for at, layer, scores in gate.foreseen
         ]
-        commands = self._post(t.GateFired(visit, rows, gate.chosen, gate.scores))
-        if self._attends:
-            calls = (command for command in commands if isinstance(command, t.Compute))
-            self._unanswered = {call.call_id for call in calls if call.expert[1] in self._resident}
-        if not self._unanswered:
-            self._foresee()
-
-    def _route(self, command: t.Route) -> None:
-        self._resident = command.resident
-
-    def _foresee(self) -> None:
-        """All answers that the foresight depends on are there."""
-        for event in self._foreseen:
-            if self._attends:
-                self.events.at(self.events.now + self._main_s, self._post, event)
-            else:
-                self._post(event)
+        self._foresight.fire(t.GateFired(visit, rows, gate.chosen, gate.scores), foreseen, self._main_s)
 
     def _resume(self, command: t.Resume) -> None:
         visit, now = command.visit, self.events.now
@@ -337,10 +312,7 @@ class World:
         command = call.command
         if command.evict:
             self._workers[command.worker].freed[command.slot] = self.events.now
-        if self._unanswered:
-            self._unanswered.discard(command.call_id)
-            if not self._unanswered:
-                self._foresee()
+        self._foresight.answered(command.call_id)
         self._cause = call
         self._post(t.ComputeEnded(command.call_id))
         self._cause = None
