@@ -29,8 +29,9 @@ class _ReachedError(Exception):
 class RunAhead:
     """Computes the next MoE layer's gate while this layer's experts are in progress. For single tokens only.
 
-    `cache` returns the KV cache of the current pass's request. Meanwhile the model must not change. The constructor runs a trial with random experts. It raises UnsupportedFamilyError if the experts' true
-    output does not give the next gate's scores, or if running ahead changes the model's answer or its cache.
+    `cache` returns the KV cache of the current pass's request. Meanwhile the model must not change. The constructor
+    runs a trial with random experts. It raises UnsupportedFamilyError if the experts' true output does not give the
+    next gate's scores, or if running ahead changes the model's answer or its cache.
     """
 
     def __init__(self, model: Any, gates: Gates, cache: Callable[[], Any]) -> None:

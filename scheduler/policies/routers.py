@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Scores
 
 Chosen = tuple[tuple[int, ...], ...]
@@ -58,14 +57,12 @@ class ExpertCache:
     replaced too; the (k+1)-th expert itself counts as low-score, so that k + 1 are chosen; and a score of exactly
     (1 + alpha) beta is in no set (here: low). Assumed: rows whose choice is not the top-k of their scores (families
     that choose by biased scores) keep it, all of it in C. In 5.4 rows take turns, and a row first gives up the expert
-    that the fewest rows compute, of those the one with the lowest score. Raises ConfigError.
+    that the fewest rows compute, of those the one with the lowest score.
     """
 
     wants_scores = True
 
     def __init__(self, alpha: float = 0.3, batch_aware: bool = True) -> None:
-        if not 0 <= alpha <= 1:
-            raise ConfigError(f"--alpha is {alpha}; allowed for the router expert-cache: 0 (the model's choice) to 1")
         self.alpha = alpha
         self.batch_aware = batch_aware
         self.exact = alpha == 0

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Scores
 from scheduler.policies.residency.shares import Shares, equal_shares
 from scheduler.policies.routers import Chosen
@@ -26,14 +25,12 @@ class Skip:
     AdapMoE skips the second of two where its part of the weight is small: the error of dropping a part 1 - a of the
     weight is about (1 - a)^2 times a layer's sensitivity. Assumed: one threshold for all layers, as in its released
     runtime, since a layer's sensitivity (the trace of a Fisher matrix) needs gradients. Of more than two experts the
-    skipped parts are added. Resident experts are skipped like others. Raises ConfigError.
+    skipped parts are added. Resident experts are skipped like others.
     """
 
     wants_scores = True
 
     def __init__(self, threshold: float = 0.2) -> None:
-        if not 0 <= threshold <= 1:
-            raise ConfigError(f"--alpha is {threshold}; allowed for the router skip: 0 (nothing is skipped) to 1")
         self.threshold = threshold
         self.exact = threshold == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from scheduler.policies.placement import Costs
-from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent, checked_prefetch
+from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
 from scheduler.policies.predictors.ranking import popularity
 from scheduler.policies.residency.scores import Scored
 from scheduler.types import ModelShape, Visit
@@ -77,14 +77,14 @@ class Impact(Silent):
 
     Assumed: HybriMoE finds the benefit by simulating its schedule on both processors, with and without the expert; here
     it is the hidden loading time, since a predictor does not know what computing costs. Layers are served in the order
-    of their forecasts, nearest first, and share one queue of loads until the next gate. Raises ConfigError.
+    of their forecasts, nearest first, and share one queue of loads until the next gate.
     """
 
     foresight: Foresight | None = "gates"
 
     def __init__(self, shape: ModelShape, prefetch: int | None = None) -> None:
         super().__init__(shape)
-        self.prefetch = checked_prefetch(prefetch)
+        self.prefetch = prefetch
         self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
         self._pace: tuple[float, float] | None = None
         """(seconds of a load, seconds of a layer)."""

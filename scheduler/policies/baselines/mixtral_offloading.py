@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent, checked_prefetch
+from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
 from scheduler.policies.predictors.ranking import popularity
 from scheduler.types import ModelShape, Visit
 
@@ -17,14 +17,14 @@ class NextGate(Silent):
 
     The best `prefetch` of the gate's ranking are prefetched. Assumed: the top-k unless given (the paper tries 1 and 2
     for a top-2 model). Of several rows, the expert that most rows choose comes first. Nothing is predicted in prefill,
-    where the paper loads layer by layer. Raises ConfigError.
+    where the paper loads layer by layer.
     """
 
     foresight: Foresight | None = "gate"
 
     def __init__(self, shape: ModelShape, prefetch: int | None = None) -> None:
         super().__init__(shape)
-        self.prefetch = checked_prefetch(prefetch)
+        self.prefetch = prefetch
 
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         return [self._forecast(visit, scores)] if scores and not prefill else ()

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from random import Random
 from typing import Literal, NamedTuple, Protocol
 
-from scheduler.errors import ConfigError
 from scheduler.types import ModelShape, Visit
 
 Foresight = Literal["gate", "gates", "attention", "token"]
@@ -101,10 +100,3 @@ class RandomPredictor(Silent):
     def _guess(self, visit: Visit, experts: int) -> Forecast:
         number = ((self.seed * 1_000_003 + visit.request) * 1_000_003 + visit.position) * 1_000_003 + visit.layer
         return Forecast(visit, tuple(Random(number).sample(range(experts), min(self.shape.top_k, experts))))
-
-
-def checked_prefetch(prefetch: int | None) -> int | None:
-    """Most experts to prefetch, as it was given. Raises ConfigError."""
-    if prefetch is not None and prefetch < 1:
-        raise ConfigError(f"--prefetch is {prefetch}; allowed: 1, 2, ... experts")
-    return prefetch

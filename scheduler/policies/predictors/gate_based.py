@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
 from scheduler.policies.predictors.ranking import above_percentile, popularity, top_k
 from scheduler.types import ModelShape, Visit
@@ -67,15 +66,13 @@ class NextLayer(Silent):
     top-score. Section 5.2 says top-k, the paper's introduction top-score experts only.
 
     Assumed: of several rows an expert's highest score counts, since a row's top-score expert cannot be replaced.
-    Nothing is predicted in prefill, where section 4.1 prefetches the whole next layer. Raises ConfigError.
+    Nothing is predicted in prefill, where section 4.1 prefetches the whole next layer.
     """
 
     foresight: Foresight | None = "attention"
 
     def __init__(self, shape: ModelShape, alpha: float | None = None) -> None:
         super().__init__(shape)
-        if alpha is not None and alpha < 0:
-            raise ConfigError(f"--alpha is {alpha}; allowed for the predictor next-layer: 0 and more")
         self.alpha = alpha
 
     def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent, checked_prefetch
+from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
 from scheduler.policies.predictors.ranking import popularity
 from scheduler.types import ModelShape, Visit
 
@@ -21,7 +21,7 @@ class TokenWise(Silent):
 
     Assumed: N is the top-k unless given (the paper finds 2 best, 3 with flex, of top-8). Resident experts are not
     shielded from eviction: SMOE evicts the least frequent one, predicted or not. The silent half is chosen once; of
-    layers with equal recall the shallower fall silent. Nothing is predicted in prefill. Raises ConfigError.
+    layers with equal recall the shallower fall silent. Nothing is predicted in prefill.
     """
 
     foresight: Foresight | None = "token"
@@ -30,7 +30,7 @@ class TokenWise(Silent):
         self, shape: ModelShape, prefetch: int | None = None, adaptive: bool = False, flex: bool = False
     ) -> None:
         super().__init__(shape)
-        self.prefetch = checked_prefetch(prefetch) or shape.top_k
+        self.prefetch = prefetch or shape.top_k
         self.adaptive = adaptive
         self.flex = flex
         self.silent: frozenset[int] | None = None

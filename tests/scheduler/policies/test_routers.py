@@ -6,11 +6,9 @@ from collections import Counter
 from fractions import Fraction
 from itertools import combinations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.errors import ConfigError
 from scheduler.policies.baselines.adapmoe import Skip
 from scheduler.policies.routers import Chosen, ExpertCache, TopK
 
@@ -190,7 +188,5 @@ def test_without_scores_every_router_leaves_the_choice() -> None:
         assert router.route(((0, 1), (2, 3)), (), {7}) == ((0, 1), (2, 3))
 
 
-def test_an_alpha_above_1_is_refused() -> None:
+def test_the_papers_alpha_is_not_exact() -> None:
     assert not ExpertCache().exact
-    with pytest.raises(ConfigError, match=r"--alpha is 1\.5"):
-        ExpertCache(1.5)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.errors import ConfigError
 from scheduler.policies.baselines.adapmoe import PERIOD, LayerShares, Skip, cheapest_shares
 from scheduler.policies.residency.shares import Shares
 from scheduler.types import ExpertId, ModelShape, Visit
@@ -52,11 +51,9 @@ def test_the_best_stays_whatever_rounding_leaves_of_the_threshold(row: tuple[flo
     assert Skip(1.0).route((top(row, len(row)),), (row,), ()) == ((0,),)
 
 
-def test_a_threshold_below_0_is_refused() -> None:
+def test_a_threshold_of_0_is_exact() -> None:
     assert Skip(0).exact
     assert not Skip(0.1).exact
-    with pytest.raises(ConfigError, match=r"--alpha is -0\.1"):
-        Skip(-0.1)
 
 
 COSTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4).map(lambda c: sorted(c, reverse=True)), max_size=4)

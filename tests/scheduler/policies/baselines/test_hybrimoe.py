@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from scheduler.errors import ConfigError
 from scheduler.policies.baselines.hybrimoe import Hybrid, Impact, RecentScore
 from scheduler.policies.placement import Costs
 from scheduler.policies.predictors.base import Forecast
@@ -99,11 +98,6 @@ def test_nothing_of_a_closed_request_is_kept() -> None:
         forecast_of(predictor, (ROW,), (), visit=Visit(request, 9, 1))
         predictor.closed(request)
     assert {name: str(value) for name, value in vars(predictor).items()} == empty
-
-
-def test_a_prefetch_of_0_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--prefetch is 0; allowed: 1"):
-        Impact(SHAPE, prefetch=0)
 
 
 def test_mrs_by_hand() -> None:

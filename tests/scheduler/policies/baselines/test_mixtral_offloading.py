@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.errors import ConfigError
 from scheduler.policies.baselines.mixtral_offloading import NextGate
 from scheduler.policies.predictors.base import Forecast, Scores
 from scheduler.types import ModelShape
@@ -36,8 +34,3 @@ def test_of_several_rows_what_most_want_comes_first(scores: Scores, k: int) -> N
     assert set(experts) == set(count)
     weigh = [(count[e], sum(row[e] for row in scores)) for e in experts]
     assert weigh == sorted(weigh, reverse=True)
-
-
-def test_a_prefetch_of_0_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--prefetch is 0; allowed: 1"):
-        NextGate(SHAPE, prefetch=0)

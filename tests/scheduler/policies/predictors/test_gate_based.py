@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from statistics import quantiles
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Forecast, Scores
 from scheduler.policies.predictors.gate_based import CrossLayer, NextLayer
 from scheduler.types import ModelShape
@@ -81,8 +79,3 @@ def test_with_an_alpha_only_top_score_experts_are_brought() -> None:
     assert forecast_of(NextLayer(SHAPE, alpha=0.6), (ROW,)) == Forecast(NEXT, (1, 4), ())
     all_of_two = ModelShape((0, 1), 2, 2)
     assert forecast_of(NextLayer(all_of_two, alpha=0.3), ((0.6, 0.4),)).bring == (0, 1)  # nobody else is there
-
-
-def test_an_alpha_below_0_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--alpha is -0\.1; allowed for the predictor next-layer: 0 and more"):
-        NextLayer(SHAPE, alpha=-0.1)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.errors import ConfigError
 from scheduler.policies.predictors import token_wise
 from scheduler.policies.predictors.base import Forecast
 from scheduler.policies.predictors.token_wise import WARM_UP, TokenWise
@@ -92,8 +91,3 @@ def test_only_what_was_said_about_the_very_visit_is_compared() -> None:
     smoe.closed(1)
     list(smoe.fired(Visit(1, 6, 1), {1: 1, 4: 1}, (), False))
     assert smoe.accuracy(1) is None
-
-
-def test_a_prefetch_of_0_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--prefetch is 0; allowed: 1"):
-        TokenWise(SHAPE, prefetch=0)
