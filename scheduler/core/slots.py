@@ -236,10 +236,10 @@ class SlotTable:
 
     def _fill(self, worker: Worker) -> None:
         """Begin loads while there are slots."""
-        queue = worker.queue
+        queue, kept = worker.queue, self._state.kept
         while queue:
             demand = queue[0]
-            entry = self._kept_entry(demand)
+            entry = self._kept_entry(demand) if kept[demand.expert.layer] else None
             if entry is None and not self._may_begin(worker, demand):
                 return
             queue.pop(0)

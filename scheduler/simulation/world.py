@@ -73,6 +73,7 @@ class World:
         self.done: list[float] = []
         """When each token of the answer was there, the prefill's first."""
         self.events = EventHeap()
+        self._until = 0  # tokens of the answer, when `run` returns
         self._links = links
         self._workload = workload
         self._prompt_tokens = prompt_tokens
@@ -120,8 +121,8 @@ class World:
 
     def run(self, until: int) -> bool:
         """Run until the answer has so many tokens. False: nothing happens any more before that."""
-        while len(self.done) < until and self.events.step():
-            pass
+        self._until = until
+        self.events.run()
         return len(self.done) >= until
 
     def drain(self) -> None:
@@ -192,6 +193,8 @@ class World:
         self._span("main", "token", f"{REQUEST}.{visit.position}", self._pass_start, now)
         index = len(self.done)
         self.done.append(now)
+        if len(self.done) >= self._until:
+            self.events.stop()
         if index + 1 < self._tokens:
             self.events.at(now, self._decode, index)
 
