@@ -61,15 +61,17 @@ def collect(
                 progress("answering", number * tokens + len(decoded), len(prompts) * tokens)
         pairs = list(itertools.pairwise(decoded))
         layers = observed.shape.layers if pairs else ()
-        found.append({
-            layer: Samples(
-                torch.cat([now.inputs[layer] for now, _ in pairs]),
-                torch.cat([then.scores[layer] for _, then in pairs]),
-                torch.cat([then.index[layer] for _, then in pairs]),
-                torch.cat([now.scores[layer] for now, _ in pairs]),
-            )
-            for layer in layers
-        })  # fmt: skip
+        found.append(
+            {
+                layer: Samples(
+                    torch.cat([now.inputs[layer] for now, _ in pairs]),
+                    torch.cat([then.scores[layer] for _, then in pairs]),
+                    torch.cat([then.index[layer] for _, then in pairs]),
+                    torch.cat([now.scores[layer] for now, _ in pairs]),
+                )
+                for layer in layers
+            }
+        )
         progress("answering", (number + 1) * tokens, len(prompts) * tokens)
     return found
 

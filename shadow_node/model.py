@@ -20,9 +20,8 @@ class ShadowModel:
     """`scheme` is fp16, int8 or nf4. While quantising, one expert at a time is in memory at full precision."""
 
     def __init__(
-        self, store: ExpertStore, scheme: str, device: str = "cpu",
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:  # fmt: skip
+        self, store: ExpertStore, scheme: str, device: str = "cpu", progress: Callable[[int, int], None] | None = None
+    ) -> None:
         check_scheme(scheme)
         self.scheme = scheme
         self.device = device

@@ -143,8 +143,10 @@ class _Session(Session):
 
     def _open(self, message: OpenRequest) -> None:
         if not message.prompt or message.first_step >= len(message.prompt):
-            raise ProtocolError(f"request {message.request} has {len(message.prompt)} tokens before its decode pass "
-                                f"{message.first_step}; its prompt must have at least one")  # fmt: skip
+            raise ProtocolError(
+                f"request {message.request} has {len(message.prompt)} tokens before its decode pass "
+                f"{message.first_step}; its prompt must have at least one"
+            )
         policy = Alignment(message.align_token, message.align_kv)
         followed = _Followed(message, policy, self._shadow.model.new_cache(), message.first_step)
         self._requests[message.request] = followed

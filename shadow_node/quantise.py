@@ -130,9 +130,14 @@ def _nf4_linear(weight: Tensor, dtype: torch.dtype) -> Any:
     out_features, in_features = weight.shape
     block = 64 if in_features % 64 == 0 or in_features % 32 else 32
     layer = nn4.Linear4bit(
-        in_features, out_features, bias=False, compute_dtype=dtype, compress_statistics=False, quant_type="nf4",
+        in_features,
+        out_features,
+        bias=False,
+        compute_dtype=dtype,
+        compress_statistics=False,
+        quant_type="nf4",
         device="meta",
-    )  # fmt: skip
+    )
     layer.weight = nn4.Params4bit(
         weight, requires_grad=False, blocksize=block, compress_statistics=False, quant_type="nf4", module=layer
     )

@@ -95,9 +95,12 @@ class _Layers:
         """Write the missing layers. Returns all, whole and synced. Raises OSError, ODMoEError."""
         manifest = self._store.manifest
         identity = {
-            "format": FORM_FORMAT, "form": self._form, "group": GROUP, "fingerprint": manifest.fingerprint,
+            "format": FORM_FORMAT,
+            "form": self._form,
+            "group": GROUP,
+            "fingerprint": manifest.fingerprint,
             "dtype": manifest.dtype,
-        }  # fmt: skip
+        }
         lines = journal_lines(self._journal)
         if lines and lines[0].get("identity") == identity:
             for line in lines[1:]:

@@ -53,9 +53,7 @@ def make_store(source: Source, target: Path, dtype: str | None = None, progress:
         report = progress or (lambda what, done, total: None)
         plan = Conversion(source, family.meta_model(config, torch_dtype))
         family.shape_of(config, plan.layers, max(map(plan.experts, plan.layers)))
-        identity = {
-            "format": FORMAT, "fingerprint": source.fingerprint, "files": source.stamp, "dtype": name,
-        }  # fmt: skip
+        identity = {"format": FORMAT, "fingerprint": source.fingerprint, "files": source.stamp, "dtype": name}
         if not begun(target, identity):
             report("verify", 0, 1)
             _verified(source, report)

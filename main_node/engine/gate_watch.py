@@ -28,9 +28,7 @@ class GateWatch:
     ) -> None:
         self._gates = Gates(model)
         self._scores = strategy.wants_scores
-        self._foresight = make_foresight(
-            strategy.predictor.foresight, model, self._gates, shape, cache, token_file
-        )  # fmt: skip
+        self._foresight = make_foresight(strategy.predictor.foresight, model, self._gates, shape, cache, token_file)
 
     def look(self, visit: t.Visit, layer: LayerWork) -> None:
         """A gate has fired: keep its score of every expert, where a policy reads them."""

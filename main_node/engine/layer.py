@@ -120,11 +120,13 @@ class LayerWork:
         """The rows of a command, for the worker."""
         expert, rows = command.expert.expert, slice(command.start, command.stop)
         return w.Compute(
-            command.call_id, command.slot, *command.expert,
+            command.call_id,
+            command.slot,
+            *command.expert,
             w.Tensor(*tensor_bytes(self._hidden[expert][rows])),
             w.Tensor(*tensor_bytes(self._weights[expert][rows])),
             command.evict,
-        )  # fmt: skip
+        )
 
     def keep(self, command: t.Compute, output: w.Tensor) -> None:
         """A worker's answer. Raises ProtocolError."""

@@ -242,10 +242,16 @@ def _begun(
 
 def _usage(sign_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not sign_certificates, key_cert_sign=sign_certificates, crl_sign=False,
-        content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not sign_certificates,
+        key_cert_sign=sign_certificates,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _named(name: str) -> x509.Name:

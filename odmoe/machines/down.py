@@ -47,9 +47,10 @@ def down(file: Path, terminal: Terminal) -> None:
         reached = [host for host in cluster.hosts if isinstance(runs[host.address], dict)]
         ended = ssh.each(reached, lambda host: stop_processes(ssh, host))
     failed = [
-        host for host in cluster.hosts
+        host
+        for host in cluster.hosts
         if not _ended(host, runs[host.address], ended.get(host.address), say, terminal.complain)
-    ]  # fmt: skip
+    ]
     if failed:
         names = ", ".join(host.name for host in failed)
         raise LaunchError(f"{len(failed)} of {len(cluster.hosts)} hosts may still run something: {names}; see above")

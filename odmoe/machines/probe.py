@@ -174,15 +174,24 @@ def clocks():
 
 def facts():
     return {
-        "python": "{}.{}.{}".format(*sys.version_info[:3]), "home": HOME, "hostname": socket.gethostname(),
-        "venv_module": shutil.which("python3") is not None and has_venv(), "venv": environment(),
-        "code": read(os.path.join(OURS, "code", "SHIPPED")).strip() or None, "stores": stores(),
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "home": HOME,
+        "hostname": socket.gethostname(),
+        "venv_module": shutil.which("python3") is not None and has_venv(),
+        "venv": environment(),
+        "code": read(os.path.join(OURS, "code", "SHIPPED")).strip() or None,
+        "stores": stores(),
         "keys": sorted(os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(OURS), "keys", "*"))),
         "certificate": certificate(),
-        "cores": len(os.sched_getaffinity(0)), "memory": memory(), "disk_free": disk_free(), "gpus": gpus(),
-        "processes": sorted(processes().values()), "rsync": shutil.which("rsync"), "make": shutil.which("make"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": memory(),
+        "disk_free": disk_free(),
+        "gpus": gpus(),
+        "processes": sorted(processes().values()),
+        "rsync": shutil.which("rsync"),
+        "make": shutil.which("make"),
         **clocks(),
-    }  # fmt: skip
+    }
 
 
 def has_venv():

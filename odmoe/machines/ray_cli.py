@@ -40,14 +40,24 @@ def run_ray(cluster: ClusterFile, folder: Path, verb: str, deadline_s: float, sh
     command = [str(RAY), verb, "-y", *(["--no-config-cache"] if verb == "up" else []), str(cluster.path)]
     log = folder / f"ray-{verb}.log"
     environment = os.environ | {
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(folder)), "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "TERM": "dumb",
-    }  # fmt: skip
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file(folder)),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
-            start_new_session=True, text=True, errors="replace",
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
     except OSError as error:
         raise LaunchError(f"{RAY} cannot be started ({error.strerror}); make env makes it") from error
     lines: list[str] = []

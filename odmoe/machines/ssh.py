@@ -144,11 +144,21 @@ class Ssh:
         """Options of ssh, without the host."""
         door = self.door
         options = {
-            "BatchMode": "yes", "ConnectTimeout": CONNECT_S, "ConnectionAttempts": 1, "ServerAliveInterval": ALIVE_S,
-            "ServerAliveCountMax": 3, "StrictHostKeyChecking": "accept-new", "LogLevel": "ERROR", "ForwardAgent": "no",
-            "UserKnownHostsFile": '"{}"'.format(str(door.known_hosts).replace("%", "%%")), "ForwardX11": "no",
-            "ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": 60, "Port": door.port,
-        }  # fmt: skip
+            "BatchMode": "yes",
+            "ConnectTimeout": CONNECT_S,
+            "ConnectionAttempts": 1,
+            "ServerAliveInterval": ALIVE_S,
+            "ServerAliveCountMax": 3,
+            "StrictHostKeyChecking": "accept-new",
+            "LogLevel": "ERROR",
+            "ForwardAgent": "no",
+            "UserKnownHostsFile": '"{}"'.format(str(door.known_hosts).replace("%", "%%")),
+            "ForwardX11": "no",
+            "ControlMaster": "auto",
+            "ControlPath": f"{self._sockets}/%C",
+            "ControlPersist": 60,
+            "Port": door.port,
+        }
         if door.key:
             options |= {"IdentitiesOnly": "yes", "IdentityFile": '"{}"'.format(str(door.key).replace("%", "%%"))}
         return [*(part for name, value in options.items() for part in ("-o", f"{name}={value}")), "-l", door.user]
@@ -159,9 +169,17 @@ class Ssh:
     def _copy(self, host: Host, what: list[str], target: str, total: int, step: Callable[[int], None] | None) -> None:
         shell = shlex.join(["ssh", *self.options()])
         command = [
-            "rsync", "-rlpt", "--partial", f"--timeout={IDLE_S}", "--info=progress2", "--no-human-readable",
-            "-e", shell, *what, f"{host.address}:{target}/",
-        ]  # fmt: skip
+            "rsync",
+            "-rlpt",
+            "--partial",
+            f"--timeout={IDLE_S}",
+            "--info=progress2",
+            "--no-human-readable",
+            "-e",
+            shell,
+            *what,
+            f"{host.address}:{target}/",
+        ]
         bound = 2 * IDLE_S + total / SLOWEST
         code, _, stderr = self._finish(host, command, bound, None, f"a copy to {target}", step)
         if code != 0:
@@ -202,9 +220,13 @@ class Ssh:
                 if self._closed:
                     raise HostError(f"{host.name} ({host.address}): not asked, since this command is ending")
                 process = subprocess.Popen(
-                    command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+                    command,
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=environment,
                     start_new_session=True,
-                )  # fmt: skip
+                )
                 self._running.add(process)
         except OSError as error:
             raise no_program(command[0], error) from error

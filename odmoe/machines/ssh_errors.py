@@ -92,8 +92,11 @@ def copy_failed(door: Door, host: Host, target: str, code: int, stderr: str, idl
         fault = next((line for line in stderr.splitlines() if re.search("denied|Read-only|not permitted", line)), "")
         return _error(host, f"{target} cannot be written: {fault.strip()}", f"make it belong to {door.user}")
     if code in (30, 35):
-        return _error(host, f"the copy to {target} stood still for {idle_s:g} s", "see the link, and run it again: "
-                      "it goes on where it stopped")  # fmt: skip
+        return _error(
+            host,
+            f"the copy to {target} stood still for {idle_s:g} s",
+            "see the link, and run it again: it goes on where it stopped",
+        )
     return _error(host, f"the copy to {target} ended with rsync's exit code {code}: {_first(stderr)}", "run it again")
 
 
@@ -110,9 +113,13 @@ def no_program(name: str, error: OSError) -> ConfigError:
 def _reached(door: Door, host: Host, stderr: str) -> HostError | None:
     """The error of ssh itself, or None."""
     words = {
-        "user": door.user, "key": door.key or "that ssh has by itself", "port": door.port, "address": host.address,
-        "known": door.known_hosts, "name": door.known_as(host),
-    }  # fmt: skip
+        "user": door.user,
+        "key": door.key or "that ssh has by itself",
+        "port": door.port,
+        "address": host.address,
+        "known": door.known_hosts,
+        "name": door.known_as(host),
+    }
     for pattern, cause, advice in _CAUSES:
         if re.search(pattern, stderr):
             return _error(host, cause.format(**words), advice.format(**words))

@@ -103,9 +103,13 @@ def _own(facts: dict[str, Any], row: Row) -> Row:
     known = {name: facts[name] for name in ("cores", "gpus", "disk_free", "processes", "code")}
     stores = ", ".join(name for name, store in facts["stores"].items() if not store["fault"])
     return {
-        **known, "store": row["store"] or stores, "ram": facts["memory"], "skew_s": facts["skew_s"],
-        "ray": row["ray"] or ("alive" if runs else "down"), "state": row["state"] if runs else "down",
-    }  # fmt: skip
+        **known,
+        "store": row["store"] or stores,
+        "ram": facts["memory"],
+        "skew_s": facts["skew_s"],
+        "ray": row["ray"] or ("alive" if runs else "down"),
+        "state": row["state"] if runs else "down",
+    }
 
 
 def _error(found: dict[str, Any]) -> str:

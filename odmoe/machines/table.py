@@ -77,8 +77,9 @@ class HostTable:
             for row in self.rows.values():
                 shown = dict(zip(COLUMNS, cells(row), strict=True))
                 color = COLORS.get(row["state"], "yellow")
-                table.add_row(*(Text(shown[name], color if name == "state" else "")
-                                for name in COLUMNS if name not in left_out))  # fmt: skip
+                table.add_row(
+                    *(Text(shown[name], color if name == "state" else "") for name in COLUMNS if name not in left_out)
+                )
                 if shown["detail"]:
                     details.append(f"{row['name']} ({row['address']}): {shown['detail']}\n")
         details.rstrip()
@@ -107,11 +108,22 @@ class HostTable:
 def empty_row(host: Host | None, address: str = "") -> Row:
     """The row of a host before its first answer."""
     return {
-        "name": host.name if host else "joined", "role": host.role if host else None,
-        "address": host.address if host else address, "number": host.number if host else None, "state": "waiting",
-        "detail": "", "ray": None, "store": "", "slots": None, "device": None, "loader": None, "load_bytes_per_s": None,
-        "round_trip_s": None, "memory_bytes": None, "heartbeat_s": None,
-    }  # fmt: skip
+        "name": host.name if host else "joined",
+        "role": host.role if host else None,
+        "address": host.address if host else address,
+        "number": host.number if host else None,
+        "state": "waiting",
+        "detail": "",
+        "ray": None,
+        "store": "",
+        "slots": None,
+        "device": None,
+        "loader": None,
+        "load_bytes_per_s": None,
+        "round_trip_s": None,
+        "memory_bytes": None,
+        "heartbeat_s": None,
+    }
 
 
 def cells(row: Row) -> list[str]:
@@ -123,10 +135,18 @@ def cells(row: Row) -> list[str]:
     if (row["heartbeat_s"] or 0.0) > 5.0:
         detail = f"no heartbeat for {row['heartbeat_s']:.0f} s" + (f"; {detail}" if detail else "")
     return [
-        row["name"], row["address"], row["state"], row["ray"] or "", row["store"] or "", str(row["slots"] or ""),
-        loads, "" if row["memory_bytes"] is None else megabytes(int(row["memory_bytes"])), trip,
-        row["device"] or "", detail,
-    ]  # fmt: skip
+        row["name"],
+        row["address"],
+        row["state"],
+        row["ray"] or "",
+        row["store"] or "",
+        str(row["slots"] or ""),
+        loads,
+        "" if row["memory_bytes"] is None else megabytes(int(row["memory_bytes"])),
+        trip,
+        row["device"] or "",
+        detail,
+    ]
 
 
 def cause(error: HostError) -> str:

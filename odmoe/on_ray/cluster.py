@@ -35,9 +35,23 @@ from scheduler.trace import Span
 FREE_S = 15.0
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 SERVED = (
-    "workers", "group_size", "slots", "device_memory", "shadow", "system", *CHOSEN, "token_predictor", "align_token",
-    "align_kv", "dtype", "loader", "profile", "mini_batch", "threads", "ctx_size",
-)  # fmt: skip
+    "workers",
+    "group_size",
+    "slots",
+    "device_memory",
+    "shadow",
+    "system",
+    *CHOSEN,
+    "token_predictor",
+    "align_token",
+    "align_kv",
+    "dtype",
+    "loader",
+    "profile",
+    "mini_batch",
+    "threads",
+    "ctx_size",
+)
 """Settings that are fixed while the nodes run."""
 OPEN = ("workers", "group_size", "dtype")
 """Those of them that default to what the cluster or the store has."""
@@ -81,9 +95,14 @@ class RayCluster:
         roles = {"main_node": 1, "shadow_node": 1, "worker_node": settings.workers}
         try:
             ray.init(
-                address="local", num_cpus=settings.workers + 2, num_gpus=0, resources=roles, include_dashboard=False,
-                object_store_memory=80 << 20, **_common(),
-            )  # fmt: skip
+                address="local",
+                num_cpus=settings.workers + 2,
+                num_gpus=0,
+                resources=roles,
+                include_dashboard=False,
+                object_store_memory=80 << 20,
+                **_common(),
+            )
         except (OSError, RayError, ValueError, RuntimeError) as error:
             reason = (str(error).splitlines() or [repr(error)])[0]
             raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
@@ -119,9 +138,15 @@ class RayCluster:
         lasting = {"lifetime": "detached"} if settings.joined else {}
         groups: dict[str, Any] = {"concurrency_groups": GROUPS}
         made = ray.remote(**groups)(Main).options(
-            name=MAIN, namespace=NAMESPACE, num_cpus=0, resources={"main_node": 1},
-            max_concurrency=MAX_PARALLEL, max_restarts=-1 if settings.joined else 0, max_task_retries=0, **lasting,
-        )  # fmt: skip
+            name=MAIN,
+            namespace=NAMESPACE,
+            num_cpus=0,
+            resources={"main_node": 1},
+            max_concurrency=MAX_PARALLEL,
+            max_restarts=-1 if settings.joined else 0,
+            max_task_retries=0,
+            **lasting,
+        )
         try:
             self._main = made.remote(settings, store)
         except ActorAlreadyExistsError as error:

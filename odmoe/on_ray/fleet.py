@@ -108,9 +108,16 @@ class Fleet:
     def _made(self, seat: Seat) -> Any:
         lasting = {"lifetime": "detached"} if self._settings.joined else {}
         made = ray.remote(NodeActor).options(
-            name=seat.name, namespace=NAMESPACE, get_if_exists=True, num_cpus=0, resources=seat.resources,
-            max_concurrency=4, max_restarts=-1, max_task_retries=0, **lasting,
-        )  # fmt: skip
+            name=seat.name,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            num_cpus=0,
+            resources=seat.resources,
+            max_concurrency=4,
+            max_restarts=-1,
+            max_task_retries=0,
+            **lasting,
+        )
         return made.remote(self._settings_of(seat), self._store)
 
     def _forget(self, seat: Seat) -> None:
@@ -148,9 +155,14 @@ class Fleet:
         state = known.get("state", "starting")
         lost_s = None if seat not in self._lost_at or state == "ready" else time.monotonic() - self._lost_at[seat]
         return known | {
-            "kind": kind, "number": number, "address": seat.address, "name": seat.name, "state": state,
-            "detail": "" if state == "ready" else self._trouble.get(seat, ""), "heartbeat_s": lost_s,
-        }  # fmt: skip
+            "kind": kind,
+            "number": number,
+            "address": seat.address,
+            "name": seat.name,
+            "state": state,
+            "detail": "" if state == "ready" else self._trouble.get(seat, ""),
+            "heartbeat_s": lost_s,
+        }
 
     def _lost(self, kind: Role, number: int) -> None:
         self._lost_at[self._seats[kind][number]] = time.monotonic()

@@ -88,9 +88,16 @@ def snapshot() -> dict[str, Any]:
 
 
 _EMPTY: dict[str, Any] = {
-    "detail": "", "store": "", "slots": None, "device": None, "loader": None, "load_bytes_per_s": None,
-    "round_trip_s": None, "memory_bytes": None, "heartbeat_s": None,
-}  # fmt: skip
+    "detail": "",
+    "store": "",
+    "slots": None,
+    "device": None,
+    "loader": None,
+    "load_bytes_per_s": None,
+    "round_trip_s": None,
+    "memory_bytes": None,
+    "heartbeat_s": None,
+}
 
 
 def _state(role: str, there: str, main: str, fact: dict[str, Any] | None) -> dict[str, Any]:

@@ -36,8 +36,9 @@ def warn_of_strangers(address: str) -> None:
     if os.environ.get("RAY_AUTH_MODE") != "token" and not is_loopback(address.rpartition(":")[0].strip("[]")):
         _log.warning(
             "the Ray cluster at %s is joined without a token: everyone who reaches it can run programs on its hosts; "
-            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every host and here", address,
-        )  # fmt: skip
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every host and here",
+            address,
+        )
 
 
 def kill_half_started(home: str) -> None:

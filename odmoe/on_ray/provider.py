@@ -42,9 +42,15 @@ LOOKS = 2
 MISSED_S = 60.0
 HEAD = "main_node"
 DEFAULTS: dict[str, Any] = {
-    "upscaling_speed": 100, "idle_timeout_minutes": 5, "docker": {}, "initialization_commands": [],
-    "cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": [], "rsync_filter": [],
-}  # fmt: skip
+    "upscaling_speed": 100,
+    "idle_timeout_minutes": 5,
+    "docker": {},
+    "initialization_commands": [],
+    "cluster_synced_files": [],
+    "file_mounts_sync_continuously": False,
+    "rsync_exclude": [],
+    "rsync_filter": [],
+}
 
 
 class OnPremises(LocalNodeProvider):
@@ -67,9 +73,11 @@ class OnPremises(LocalNodeProvider):
     def _record_head(self, address: str) -> None:
         """Record the head, which only the launcher has seen; the autoscaler would take it for lost."""
         tags = {
-            TAG_RAY_NODE_KIND: NODE_KIND_HEAD, TAG_RAY_USER_NODE_TYPE: HEAD, TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE,
+            TAG_RAY_NODE_KIND: NODE_KIND_HEAD,
+            TAG_RAY_USER_NODE_TYPE: HEAD,
+            TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE,
             TAG_RAY_NODE_NAME: f"ray-{self.cluster_name}-head",
-        }  # fmt: skip
+        }
         self.state.put(address, {"tags": tags, "state": "running"})
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
@@ -108,11 +116,26 @@ class OnPremises(LocalNodeProvider):
     def _stop(self, address: str) -> None:
         ssh = self.provider_config["ssh"]
         command = [
-            "ssh", "-i", os.path.expanduser(ssh["key"]) if ssh["key"] else "none", "-o", "BatchMode=yes",
-            "-o", "ConnectTimeout=5", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
-            "-o", "LogLevel=ERROR", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2",
-            f"{ssh['user']}@{address}", f". {ENVIRONMENT} && ray stop --grace-period 5",
-        ]  # fmt: skip
+            "ssh",
+            "-i",
+            os.path.expanduser(ssh["key"]) if ssh["key"] else "none",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ConnectTimeout=5",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+            "-o",
+            "LogLevel=ERROR",
+            "-o",
+            "ServerAliveInterval=5",
+            "-o",
+            "ServerAliveCountMax=2",
+            f"{ssh['user']}@{address}",
+            f". {ENVIRONMENT} && ray stop --grace-period 5",
+        ]
         try:
             subprocess.run(command, timeout=STOP_S, capture_output=True, stdin=subprocess.DEVNULL, check=False)
         except subprocess.TimeoutExpired:
@@ -168,10 +191,13 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
     token = write_token(folder)
     ssh = {"user": cluster.user, "key": str(cluster.key) if cluster.key else None}
     filled = {
-        **DEFAULTS, **{key: value for key, value in config.items() if key not in ("head_node", "worker_nodes")},
+        **DEFAULTS,
+        **{key: value for key, value in config.items() if key not in ("head_node", "worker_nodes")},
         "provider": {**config["provider"], "ssh": ssh},
-        "head_node_type": HEAD, "available_node_types": types, "max_workers": len(cluster.hosts) - 1,
-    }  # fmt: skip
+        "head_node_type": HEAD,
+        "available_node_types": types,
+        "max_workers": len(cluster.hosts) - 1,
+    }
     mounts = {CODE: str(folder / "code.tar.gz"), TOKEN: str(token)}
     return {**filled, "file_mounts": {**mounts, **config.get("file_mounts", {})}}
 
@@ -189,9 +215,12 @@ def _type(name: str, hosts: list[Host]) -> dict[str, Any]:
     labels = {"role": hosts[0].role} | ({} if hosts[0].group is None else {"group": str(hosts[0].group)})
     count = 0 if name == HEAD else len(hosts)
     return {
-        "node_config": {"hosts": [host.address for host in hosts]}, "resources": {hosts[0].role: 1, "CPU": 0},
-        "labels": labels, "min_workers": count, "max_workers": count,
-    }  # fmt: skip
+        "node_config": {"hosts": [host.address for host in hosts]},
+        "resources": {hosts[0].role: 1, "CPU": 0},
+        "labels": labels,
+        "min_workers": count,
+        "max_workers": count,
+    }
 
 
 def parse_hosts(provider: dict[str, Any]) -> list[Host]:
