@@ -60,17 +60,26 @@ class Answered:
         report = self.report
         count = report.new_tokens - 1
         return {
-            "token_ids": list(report.token_ids), "ttft_s": report.ttft_s, "tpot_s": report.decode_s / count,
+            "token_ids": list(report.token_ids),
+            "ttft_s": report.ttft_s,
+            "tpot_s": report.decode_s / count,
             "cpu_s_a_token": self.cpu_s / count,
-            "hit_rate": report.hits / report.named if report.named else None, "named": report.named,
-            "recall": report.recall, "recall_in_time": report.recall_in_time,
+            "hit_rate": report.hits / report.named if report.named else None,
+            "named": report.named,
+            "recall": report.recall,
+            "recall_in_time": report.recall_in_time,
             "loads_a_token": (report.loads - report.prefill_loads) / count,
-            "bytes_a_token": (report.bytes_loaded - self.prefill_bytes) / count, "prefill_bytes": self.prefill_bytes,
-            "unused_loads": report.unused_loads, "stall_s_a_token": report.stall_s / count,
-            "device_bytes": sum(report.memory_bytes["workers"]), "shadow_bytes": report.memory_bytes["shadow"],
-            "resident_max": sum(report.resident_experts_max), "host_computed": report.host_computed,
-            "exact": report.exact, "emulated": report.emulated,
-        }  # fmt: skip
+            "bytes_a_token": (report.bytes_loaded - self.prefill_bytes) / count,
+            "prefill_bytes": self.prefill_bytes,
+            "unused_loads": report.unused_loads,
+            "stall_s_a_token": report.stall_s / count,
+            "device_bytes": sum(report.memory_bytes["workers"]),
+            "shadow_bytes": report.memory_bytes["shadow"],
+            "resident_max": sum(report.resident_experts_max),
+            "host_computed": report.host_computed,
+            "exact": report.exact,
+            "emulated": report.emulated,
+        }
 
 
 def ask(cluster: Any, prompt: list[int], tokens: int) -> Answered:
@@ -194,9 +203,10 @@ class Bench:
         """What Transformers answers, greedily."""
         timed = self.peer(model).answer(self.prompts(model)[self.args.history + number], self.args.tokens)
         return {
-            "token_ids": timed.token_ids, "ttft_s": timed.ttft_s,
+            "token_ids": timed.token_ids,
+            "ttft_s": timed.ttft_s,
             "tpot_s": timed.decode_s / (len(timed.token_ids) - 1),
-        }  # fmt: skip
+        }
 
     def reads(self, model: str) -> str:
         """How the disk is read here, in words."""
@@ -228,8 +238,14 @@ def system_flags(
     """As `experiment_flags`, for several models and budgets."""
     parser = experiment_flags(about, prompts=prompts, tokens=tokens, model=None)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
-    parser.add_argument("--budgets", type=positive, nargs="+", default=list(budgets), metavar="%",
-                        help="device memory, %% of all experts; %(default)s unless said")  # fmt: skip
+    parser.add_argument(
+        "--budgets",
+        type=positive,
+        nargs="+",
+        default=list(budgets),
+        metavar="%",
+        help="device memory, %% of all experts; %(default)s unless said",
+    )
     common_flags(parser, "dtype")
     parser.add_argument("--history", type=int, default=2, help="prompts before what is measured; %(default)s")
     return parser

@@ -143,9 +143,15 @@ class Experiment:
         total, spent, count = sum(cell.cost for _, cell in missing), 0.0, 0
         began = told = time.monotonic()
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells,"),
-            TimeElapsedColumn(), TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left"),
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("cells,"),
+            TimeElapsedColumn(),
+            TextColumn("gone,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+        )
         terminal = self._console.is_terminal
         # Rich estimates from what happened within this period: over all, since cells are few and long.
         with Progress(*columns, console=self._console, disable=not terminal, speed_estimate_period=1e9) as bar:

@@ -64,9 +64,15 @@ class Peer:
         before = disk_bytes()
         with torch.inference_mode():
             out = self.model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
-                eos_token_id=None, pad_token_id=0, streamer=clock, return_dict_in_generate=True,
-            )  # fmt: skip
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                streamer=clock,
+                return_dict_in_generate=True,
+            )
         cache = sum(t.nbytes for layer in out.past_key_values.layers for t in (layer.keys, layer.values))
         start, first, last = clock.times[0], clock.times[1], clock.times[-1]
         found = out.sequences[0, len(prompt) :].tolist()

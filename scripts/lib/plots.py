@@ -31,5 +31,12 @@ def write_foot(figure: Figure, texts: list[str]) -> None:
     lines = [line for text in texts for line in textwrap.wrap(text, across)]
     foot = (len(lines) * 1.25 + 1) * FOOT_POINTS / 72 / height
     figure.get_layout_engine().set(rect=(0, foot, 1, 1 - foot))  # type: ignore[union-attr,call-arg]
-    figure.text(0.008, 0.4 * FOOT_POINTS / 72 / height, "\n".join(lines), fontsize=FOOT_POINTS, color="#666666",
-                linespacing=1.2, va="bottom")  # fmt: skip
+    figure.text(
+        0.008,
+        0.4 * FOOT_POINTS / 72 / height,
+        "\n".join(lines),
+        fontsize=FOOT_POINTS,
+        color="#666666",
+        linespacing=1.2,
+        va="bottom",
+    )

@@ -69,9 +69,21 @@ def ask_hosts(args: Any, tokenizer: Any, prompts: list[tuple[list[int], int]], p
         of = [prompt for prompt, wanted in prompts if wanted == tokens]
         texts.write_text("".join(json.dumps(_text(tokenizer, prompt)) + "\n" for prompt in of))
         command = [
-            str(Path(sys.executable).parent / "odmoe"), "generate", "--cluster", args.cluster, "--json", "--ignore-eos",
-            "--parallel", "1", "-n", str(tokens), "--prompts", str(texts), "--record", str(path),
-        ]  # fmt: skip
+            str(Path(sys.executable).parent / "odmoe"),
+            "generate",
+            "--cluster",
+            args.cluster,
+            "--json",
+            "--ignore-eos",
+            "--parallel",
+            "1",
+            "-n",
+            str(tokens),
+            "--prompts",
+            str(texts),
+            "--record",
+            str(path),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASKED_S, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} gave {done.returncode}: {done.stderr.strip()[-2000:]}")
@@ -109,9 +121,14 @@ def _compare(
     shape, made = recording.core_config.shape, recording.core_config
     fitted = recorded_runs.of_shape(find_profile(profile), shape)
     outcome = recorded_runs.simulated(
-        fitted, one, alignment=made.alignment, system=made.system, mini_batch=made.mini_batch,
-        group_size=made.group_size, **joined(recording),
-    )  # fmt: skip
+        fitted,
+        one,
+        alignment=made.alignment,
+        system=made.system,
+        mini_batch=made.mini_batch,
+        group_size=made.group_size,
+        **joined(recording),
+    )
     row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.system.prefill}
     row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.stats.overall.recall}
     row["unpredicted"] = outcome.stats.unpredicted
@@ -127,8 +144,10 @@ def joined(recording: Recording) -> dict[str, int]:
     lost = sum(isinstance(event, WorkerLost) for _, event in recording.events)
     slots = {event.slots for event in came}
     if lost or len({event.worker for event in came}) != len(came) or len(slots) != 1:
-        raise SystemExit(f"{lost} workers were lost, {len(came)} came, with {sorted(slots)} slots: nothing to compare; "
-                         "bring all up anew")  # fmt: skip
+        raise SystemExit(
+            f"{lost} workers were lost, {len(came)} came, with {sorted(slots)} slots: nothing to compare; "
+            "bring all up anew"
+        )
     return {"workers": len(came), "slots": slots.pop()}
 
 
@@ -146,10 +165,16 @@ class Measure:
             times = ask_hosts(self._args, self._tokenizer, prompts, path)
         else:
             settings = Settings(
-                model=self._args.model, dtype="float32", cluster=self._args.cluster, profile=self._args.profile,
-                prefill=params["prefill"], mini_batch=self._args.mini_batch, record=str(path), threads=1,
+                model=self._args.model,
+                dtype="float32",
+                cluster=self._args.cluster,
+                profile=self._args.profile,
+                prefill=params["prefill"],
+                mini_batch=self._args.mini_batch,
+                record=str(path),
+                threads=1,
                 shadow=self._args.shadow,
-            )  # fmt: skip
+            )
             times = ask_here(self._kept, settings, prompts, path)
         recording = read_recording(path)
         if recording.about["fingerprint"] != self._fingerprint:
@@ -159,10 +184,13 @@ class Measure:
             raise SystemExit(f"the nodes of {self._args.cluster} keep no profile's times; bring them up with --profile")
         replayed = replay(recording)
         return {
-            "answers": compare(recording, prompts, times, profile), "profile": profile,
-            "prefill": recording.core_config.system.prefill, "events": replayed.events, "commands": replayed.commands,
+            "answers": compare(recording, prompts, times, profile),
+            "profile": profile,
+            "prefill": recording.core_config.system.prefill,
+            "events": replayed.events,
+            "commands": replayed.commands,
             "difference": replayed.difference,
-        }  # fmt: skip
+        }
 
 
 def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -215,8 +243,15 @@ def draw(run: Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -
         _bars(panel, of, [f"emulated, {args.cluster}: {profile}", f"simulated: {profile}", "the paper's testbed"])
         panel.set_ylabel("seconds a decode token" if "decode" in of[0]["what"] else "seconds to the first token")
     title = "Emulated and simulated time of the same routes"
-    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False,
-                  fontsize=9, title=title, title_fontsize=11)  # fmt: skip
+    figure.legend(
+        *panels[-1].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+        title=title,
+        title_fontsize=11,
+    )
     return run.save(figure)
 
 
@@ -252,10 +287,15 @@ def main() -> int:
     args.fresh |= hosts  # how they were brought up is not known before they answer
     kind = Path(args.cluster).stem
     params = {
-        "cluster": args.cluster, "profile": None if hosts else args.profile, "prompts": args.prompts, "seed": args.seed,
-        "tokens": args.tokens, "prompt_tokens": args.prompt_tokens, "mini_batch": None if hosts else args.mini_batch,
+        "cluster": args.cluster,
+        "profile": None if hosts else args.profile,
+        "prompts": args.prompts,
+        "seed": args.seed,
+        "tokens": args.tokens,
+        "prompt_tokens": args.prompt_tokens,
+        "mini_batch": None if hosts else args.mini_batch,
         "shadow": None if hosts else args.shadow,
-    }  # fmt: skip
+    }
     wanted = [Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
     depends = {"model": store.manifest.fingerprint, "sources": sources(*PACKAGES)}
     note = f"emulated and simulated: {args.profile if not hosts else 'the profile that its nodes keep'}"

@@ -33,9 +33,13 @@ from scripts.lib.provenance import header, save_rows
 def variations(base: Settings, full: bool) -> Iterator[Settings]:
     """The base and one change at a time; or every combination."""
     axes: dict[str, list[Any]] = {
-        "slots": [1, 2], "shadow": ["int8", "nf4", "fp16", "none"], "workers": [8, 1, 3, 12],
-        "periods": [1, 4, 0], "loader": ["disk", "memory"], "mini_batch": [1024, 32],
-    }  # fmt: skip
+        "slots": [1, 2],
+        "shadow": ["int8", "nf4", "fp16", "none"],
+        "workers": [8, 1, 3, 12],
+        "periods": [1, 4, 0],
+        "loader": ["disk", "memory"],
+        "mini_batch": [1024, 32],
+    }
     if full:
         combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     else:
@@ -62,12 +66,14 @@ def measure(settings: Settings, store: Any, answers: list[tuple[list[int], Answe
     reports = [report for _, report in found]
     recalls = [report.recall for report in reports if report.recall is not None]
     return {
-        "tokens": count * len(answers), "equal_tokens": sum(one.equal_tokens for one in compared),
+        "tokens": count * len(answers),
+        "equal_tokens": sum(one.equal_tokens for one in compared),
         "bit_equal_logits": sum(one.bit_equal_logits for one in compared) if compared[0].logits else None,
         "near_ties": sum(one.difference is not None and one.difference.near_tie for one in compared),
         "residents": max(max(report.resident_experts_max) for report in reports),
-        "recall": sum(recalls) / len(recalls) if recalls else None, "memory_bytes": reports[-1].memory_bytes,
-    }  # fmt: skip
+        "recall": sum(recalls) / len(recalls) if recalls else None,
+        "memory_bytes": reports[-1].memory_bytes,
+    }
 
 
 def main() -> None:
@@ -99,10 +105,15 @@ def main() -> None:
             task = bars.add_task(dtype, total=len(settings))
             for one in settings:
                 row = {
-                    "dtype": dtype, "workers": one.workers, "slots": one.slots, "shadow": one.shadow,
-                    "period": one.align_token, "loader": one.loader, "mini_batch": one.mini_batch,
+                    "dtype": dtype,
+                    "workers": one.workers,
+                    "slots": one.slots,
+                    "shadow": one.shadow,
+                    "period": one.align_token,
+                    "loader": one.loader,
+                    "mini_batch": one.mini_batch,
                     **measure(one, store, answers, args.tokens),
-                }  # fmt: skip
+                }
                 memory = row["memory_bytes"]
                 row["of_whole"] = (memory["main"] + memory["shadow"] + sum(memory["workers"])) / whole
                 rows.append(row)

@@ -192,12 +192,16 @@ def uniform(store: ExpertStore, model: Model, forms: dict[str, Weights], text: l
         nats, best = model.reads(text)
         took = times.get(form, {})
         bytes_of = store.manifest.form_bytes(form) if form in ("", *FORMS) else round(weights * (8 + 32 / GROUP) / 8)
-        rows.append({
-            "form": form or store.manifest.dtype, "expert_bytes": bytes_of, "perplexity": perplexity(nats),
-            "agreement": sum(a == b for a, b in zip(best, expected, strict=True)) / len(best),
-            "quantise_s_an_expert": took.get("quantise_s"),
-            "restore_s_a_token": token * took["restore_s"] if took else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "form": form or store.manifest.dtype,
+                "expert_bytes": bytes_of,
+                "perplexity": perplexity(nats),
+                "agreement": sum(a == b for a, b in zip(best, expected, strict=True)) / len(best),
+                "quantise_s_an_expert": took.get("quantise_s"),
+                "restore_s_a_token": token * took["restore_s"] if took else None,
+            }
+        )
     model.put_all(forms[""])
     return rows
 
@@ -267,8 +271,10 @@ def main() -> None:
     base = found[0]["least_perplexity"]
     within = takewhile(lambda row: row["least_perplexity"] <= base * (1 + ALLOWED_LOSS), found)
     largest = max(row["share"] for row in within)
-    print(f"\nThe largest share in int2 whose loss of perplexity, all in int4, stays within {ALLOWED_LOSS:.0%}: "
-          f"{largest:.0%} ({tokens:,} tokens, prefills of {args.window}, in steps of {1 / steps:.0%})")  # fmt: skip
+    print(
+        f"\nThe largest share in int2 whose loss of perplexity, all in int4, stays within {ALLOWED_LOSS:.0%}: "
+        f"{largest:.0%} ({tokens:,} tokens, prefills of {args.window}, in steps of {1 / steps:.0%})"
+    )
     facts = {"group": GROUP, "windows": count, "window": args.window, "share": largest}
     print(f"written to {save_rows('forms', [{**facts, 'uniform': rows, 'search': found}])}")
 

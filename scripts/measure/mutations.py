@@ -138,8 +138,11 @@ class Tree:
         self._log = folder / "log"
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=root, capture_output=True, check=True, timeout=60,
-        )  # fmt: skip
+            cwd=root,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
         for name in filter(None, listed.stdout.decode().split("\0")):
             if (root / name).is_file():  # else it was removed, and git was not told
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -199,8 +202,12 @@ class Tree:
             with self._log.open("w") as log:
                 process = subprocess.Popen(
                     [sys.executable, *arguments],
-                    cwd=where, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                )  # fmt: skip
+                    cwd=where,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
                 try:
                     return process.wait(limit_s)
                 except subprocess.TimeoutExpired:

@@ -92,13 +92,20 @@ def paths(spans: list[Span]) -> list[dict[str, float]]:
 
 
 def _one_layer(
-    parts: dict[str, float], gate: Span, wait: Span, out: list[Span], back: dict[str, Span],
+    parts: dict[str, float],
+    gate: Span,
+    wait: Span,
+    out: list[Span],
+    back: dict[str, Span],
     work: dict[tuple[str, str, str], list[Span]],
-) -> None:  # fmt: skip
+) -> None:
     """The layer's path through the expert whose answer came last."""
     first = bisect.bisect_left(out, gate.start, key=lambda s: s.start)
-    sent = [s for s in out[first:] if s.start <= wait.end and s.label.startswith(f"{wait.label}.")] \
-        if first < len(out) and out[first].start <= wait.end else []  # fmt: skip
+    sent = (
+        [s for s in out[first:] if s.start <= wait.end and s.label.startswith(f"{wait.label}.")]
+        if first < len(out) and out[first].start <= wait.end
+        else []
+    )
     answered = [(back[s.label.partition("#")[2]], s) for s in sent if s.label.partition("#")[2] in back]
     answered = [pair for pair in answered if pair[0].end <= wait.end + 1e-3]
     if not answered:
@@ -149,9 +156,16 @@ def main() -> None:
     prepare_libraries(1)
     header("One decode step")
     settings = Settings(
-        model=args.model, cluster=args.cluster, shadow=args.shadow, workers=args.workers, slots=args.slots,
-        loader=args.loader, dtype=args.dtype, threads=1, trace=None if args.no_trace else "kept in memory",
-    )  # fmt: skip
+        model=args.model,
+        cluster=args.cluster,
+        shadow=args.shadow,
+        workers=args.workers,
+        slots=args.slots,
+        loader=args.loader,
+        dtype=args.dtype,
+        threads=1,
+        trace=None if args.no_trace else "kept in memory",
+    )
     store = prepare_store(args.model, None, args.dtype)
     ids = encode(load_tokenizer(store.dense), gsm8k_prompts(1)[0], 1 << 30)
     eager = Eager(args.model, args.dtype, ids)

@@ -38,29 +38,79 @@ HELD_DOCUMENTS = 150
 SNAPSHOT_S = 120.0
 SNAPSHOT = "training.pt"
 COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "router_aux_loss_coef": 0.02,
-    "output_router_logits": True, "tie_word_embeddings": True, "bos_token_id": BOS, "eos_token_id": EOS,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": CONTEXT,
+    "router_aux_loss_coef": 0.02,
+    "output_router_logits": True,
+    "tie_word_embeddings": True,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
     "pad_token_id": EOS,
-}  # fmt: skip
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "demo": ("mixtral", dict(
-        hidden_size=192, intermediate_size=288, num_hidden_layers=8, num_attention_heads=6, num_key_value_heads=2,
-        head_dim=32, num_local_experts=8, num_experts_per_tok=2, rope_theta=10000.0, **COMMON,
-    )),
-    "deep": ("mixtral", dict(
-        hidden_size=96, intermediate_size=96, num_hidden_layers=32, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=24, num_local_experts=8, num_experts_per_tok=2, rope_theta=10000.0, **COMMON,
-    )),
-    "fine": ("qwen3_moe", dict(
-        hidden_size=192, moe_intermediate_size=96, intermediate_size=384, num_hidden_layers=8, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=32, num_experts=32, num_experts_per_tok=4, norm_topk_prob=True, **COMMON,
-    )),
-    "shared": ("qwen2_moe", dict(
-        hidden_size=128, moe_intermediate_size=64, shared_expert_intermediate_size=128, intermediate_size=256,
-        num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2, num_experts=32, num_experts_per_tok=4,
-        norm_topk_prob=False, **COMMON,
-    )),
-}  # fmt: skip
+    "demo": (
+        "mixtral",
+        dict(
+            hidden_size=192,
+            intermediate_size=288,
+            num_hidden_layers=8,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=32,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            rope_theta=10000.0,
+            **COMMON,
+        ),
+    ),
+    "deep": (
+        "mixtral",
+        dict(
+            hidden_size=96,
+            intermediate_size=96,
+            num_hidden_layers=32,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=24,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            rope_theta=10000.0,
+            **COMMON,
+        ),
+    ),
+    "fine": (
+        "qwen3_moe",
+        dict(
+            hidden_size=192,
+            moe_intermediate_size=96,
+            intermediate_size=384,
+            num_hidden_layers=8,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=32,
+            num_experts=32,
+            num_experts_per_tok=4,
+            norm_topk_prob=True,
+            **COMMON,
+        ),
+    ),
+    "shared": (
+        "qwen2_moe",
+        dict(
+            hidden_size=128,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=128,
+            intermediate_size=256,
+            num_hidden_layers=12,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_experts=32,
+            num_experts_per_tok=4,
+            norm_topk_prob=False,
+            **COMMON,
+        ),
+    ),
+}
 """What Transformers calls the family, and its configuration."""
 
 
@@ -112,9 +162,12 @@ def make_tokenizer(texts: list[str]) -> Any:
     )
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", model_max_length=CONTEXT,
+        tokenizer_object=made,
+        bos_token="<s>",
+        eos_token="</s>",
+        model_max_length=CONTEXT,
         model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+    )
 
 
 def encode(tokenizer: Any, texts: list[str]) -> torch.Tensor:
@@ -263,11 +316,15 @@ def main() -> None:
         raise SystemExit(130) from None
     model.to(torch.bfloat16)
     figures: dict[str, Any] = {
-        "command": command(), "machine": machine(), "shape": args.shape,
-        "parameters": sum(p.numel() for p in model.parameters()), "steps": run.step,
-        "tokens seen": run.step * args.batch * args.length, "seconds": round(run.spent_s),
+        "command": command(),
+        "machine": machine(),
+        "shape": args.shape,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": run.step,
+        "tokens seen": run.step * args.batch * args.length,
+        "seconds": round(run.spent_s),
         "validation loss, nats a token": round(loss_on(model, valid, args.length), 4),
-    }  # fmt: skip
+    }
     if untrained is not None:
         figures["validation loss before training"] = round(untrained, 4)
     for path in args.held_out:

@@ -96,11 +96,13 @@ class Measure:
         found = recorded_runs.requests(self.recording(case), self._prompts, self._args.tokens)
         outcomes = [
             recorded_runs.simulated(
-                self._profile, one, alignment=Alignment(settings.align_token, settings.align_kv),
+                self._profile,
+                one,
+                alignment=Alignment(settings.align_token, settings.align_kv),
                 system=SystemConfig(settings.system_config.predictor),
             )
             for one in found
-        ]  # fmt: skip
+        ]
         return {
             "tokens_per_s": [one.decode_tokens_per_s for one in outcomes],
             "recall": [one.stats.overall.recall for one in outcomes],
@@ -112,10 +114,13 @@ class Measure:
         cluster = self._kept.cluster(settings, warm=self._prompts[0])
         report = answer(cluster, self._prompts[params["prompt"]], self._args.tokens)
         return {
-            "tokens_per_s": [report.decode_tokens_per_s], "recall": [report.recall],
-            "stall_s": report.stall_s, "reloads": report.reloads, "unused_loads": report.unused_loads,
+            "tokens_per_s": [report.decode_tokens_per_s],
+            "recall": [report.recall],
+            "stall_s": report.stall_s,
+            "reloads": report.reloads,
+            "unused_loads": report.unused_loads,
             "unpredicted": report.unpredicted,
-        }  # fmt: skip
+        }
 
 
 def summary(wanted: list[Cell], results: list[dict[str, Any]], profile: str) -> list[dict[str, Any]]:
@@ -129,13 +134,18 @@ def summary(wanted: list[Cell], results: list[dict[str, Any]], profile: str) -> 
             recalls.setdefault(key, []).extend(value for value in result["recall"] if value is not None)
     return [
         {
-            "how": how, "profile": profile, "case": case, "is": CASES[case][0].replace("\n", " "),
-            "prompts": len(of), "decode_tokens_per_s": statistics.mean(of),
+            "how": how,
+            "profile": profile,
+            "case": case,
+            "is": CASES[case][0].replace("\n", " "),
+            "prompts": len(of),
+            "decode_tokens_per_s": statistics.mean(of),
             "deviation": statistics.stdev(of) if len(of) > 1 else None,
-            "recall": statistics.mean(recalls[how, case]) if recalls[how, case] else None, "by_prompt": of,
+            "recall": statistics.mean(recalls[how, case]) if recalls[how, case] else None,
+            "by_prompt": of,
         }
         for (how, case), of in speeds.items()
-    ]  # fmt: skip
+    ]
 
 
 COLUMNS = (
@@ -164,19 +174,38 @@ def draw(run: Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
         at = [row["case"] + (place - (len(hows) - 1) / 2) * width for row in of]
         heights = [row["decode_tokens_per_s"] for row in of]
         spread = [row["deviation"] or 0.0 for row in of]
-        panel.bar(at, heights, width * 0.94, yerr=spread, capsize=3, color=colour, ecolor=DARK,
-                  error_kw={"lw": 1}, label=f"{how}: {args.profile}")  # fmt: skip
+        panel.bar(
+            at,
+            heights,
+            width * 0.94,
+            yerr=spread,
+            capsize=3,
+            color=colour,
+            ecolor=DARK,
+            error_kw={"lw": 1},
+            label=f"{how}: {args.profile}",
+        )
         for x, height, error in zip(at, heights, spread, strict=True):
             panel.text(x, height + error + 0.04, f"{height:.2f}", ha="center", va="bottom", fontsize=8)
     if args.profile in PAPER:
-        panel.plot([0.6, 1.4], [PAPER[args.profile]] * 2, color=DARK, ls="--", lw=1.2,
-                   label=f"paper, case 1: {PAPER[args.profile]} (Table 2)")  # fmt: skip
+        panel.plot(
+            [0.6, 1.4],
+            [PAPER[args.profile]] * 2,
+            color=DARK,
+            ls="--",
+            lw=1.2,
+            label=f"paper, case 1: {PAPER[args.profile]} (Table 2)",
+        )
     panel.set_xticks(list(CASES), [f"{case}: {label}" for case, (label, _) in CASES.items()], fontsize=8.5)
     panel.set_ylabel("decode tokens/s")
     panel.set_ylim(0, panel.get_ylim()[1] * 1.04)
     sizes = f"{plural(args.prompts, 'prompt')} of {args.prompt_tokens} tokens, answers of {args.tokens}"
-    panel.set_title(f"What prediction and alignment are worth (Fig 8)\n{args.shadow.upper()} shadow, {sizes}; "
-                    "mean and standard deviation over prompts", fontsize=10, loc="left")  # fmt: skip
+    panel.set_title(
+        f"What prediction and alignment are worth (Fig 8)\n{args.shadow.upper()} shadow, {sizes}; "
+        "mean and standard deviation over prompts",
+        fontsize=10,
+        loc="left",
+    )
     panel.legend(loc="upper right", frameon=False, fontsize=8.5)
     return run.save(figure)
 

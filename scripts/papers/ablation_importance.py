@@ -55,8 +55,15 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
     """Budget by budget and prompt by prompt every step, in a drawn order."""
     wanted = []
     for model in args.models:
-        of = {**bench.identity(model), "path": model, "dtype": args.dtype, "tokens": args.tokens, "seed": args.seed,
-              "history": args.history, "prompts": args.prompts}  # fmt: skip
+        of = {
+            **bench.identity(model),
+            "path": model,
+            "dtype": args.dtype,
+            "tokens": args.tokens,
+            "seed": args.seed,
+            "history": args.history,
+            "prompts": args.prompts,
+        }
         for how in args.how:
             steps = [name for name in bench.variants if name.startswith(how)]
             for budget in args.budgets:
@@ -117,8 +124,11 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
     for g, (model, how) in enumerate(groups):
         for b, budget in enumerate(args.budgets):
             panel = panels[g * len(args.budgets) + b]
-            of = [row for row in rows if (row["model"], row["how"], row["budget"]) == (model, how, budget)
-                  and "refused" not in row]  # fmt: skip
+            of = [
+                row
+                for row in rows
+                if (row["model"], row["how"], row["budget"]) == (model, how, budget) and "refused" not in row
+            ]
             times = [1e3 * row["tpot_s"] for row in of]
             panel.bar(range(len(of)), times, 0.62, color=PALE)
             for x, value in enumerate(times):
@@ -137,8 +147,9 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
         panels[g * len(args.budgets)].set_ylabel("time per token, ms (bars)")
     figure.suptitle(
         f"Importance-driven scheduling, step by step (Fig 16): alpha {args.alpha:g}, medians of "
-        f"{plural(args.prompts, 'prompt')}, answers of {args.tokens} tokens", fontsize=11,
-    )  # fmt: skip
+        f"{plural(args.prompts, 'prompt')}, answers of {args.tokens} tokens",
+        fontsize=11,
+    )
     return figure
 
 
@@ -158,8 +169,11 @@ def main() -> int:
         note += f"; emulated where it says so: {args.profile}" if "emulated" in args.how else ""
         with Experiment("ablation_importance", args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
-            found = rows(wanted, run.all(wanted, lambda one: bench.answer(one["path"], one["step"], one["budget"],
-                                                                          one["prompt"])), args)  # fmt: skip
+            found = rows(
+                wanted,
+                run.all(wanted, lambda one: bench.answer(one["path"], one["step"], one["budget"], one["prompt"])),
+                args,
+            )
             run.write(found)
             print(text_table(COLUMNS, found))
             print(run.written([run.save(picture(found, args))]))

@@ -26,16 +26,32 @@ GROUPS: dict[str, tuple[str, ...]] = {
 REFERENCES = {"on-demand": "--", "fully-cached": ":"}
 GREEN = "#4f9d69"
 LOOKS = dict.fromkeys(("importance", "smoe", "fate", "od-moe"), (BLUE, "o", 2.4)) | {
-    "hybrimoe": (AMBER, "s", 1.5), "moe-infinity": (PURPLE, "^", 1.5), "static": (RED, "D", 1.5),
-    "smoe-flex": (GREEN, "v", 1.5), "eap": (RED, "D", 1.5), "mixtral-offloading": (AMBER, "s", 1.5),
-    "hobbit": (PURPLE, "^", 1.5), "adapmoe": (RED, "D", 1.5), "random-prefetch": (GREEN, "v", 1.5),
-}  # fmt: skip
+    "hybrimoe": (AMBER, "s", 1.5),
+    "moe-infinity": (PURPLE, "^", 1.5),
+    "static": (RED, "D", 1.5),
+    "smoe-flex": (GREEN, "v", 1.5),
+    "eap": (RED, "D", 1.5),
+    "mixtral-offloading": (AMBER, "s", 1.5),
+    "hobbit": (PURPLE, "^", 1.5),
+    "adapmoe": (RED, "D", 1.5),
+    "random-prefetch": (GREEN, "v", 1.5),
+}
 OTHER = (DARK, "x", 1.5)
 """Of a system that was added since."""
 MEDIANS = (
-    "ttft_s", "tpot_s", "cpu_s_a_token", "hit_rate", "recall", "recall_in_time", "loads_a_token", "bytes_a_token",
-    "prefill_bytes", "stall_s_a_token", "unused_loads", "host_computed",
-)  # fmt: skip
+    "ttft_s",
+    "tpot_s",
+    "cpu_s_a_token",
+    "hit_rate",
+    "recall",
+    "recall_in_time",
+    "loads_a_token",
+    "bytes_a_token",
+    "prefill_bytes",
+    "stall_s_a_token",
+    "unused_loads",
+    "host_computed",
+)
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -55,9 +71,11 @@ def figures(of: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]) -> d
         "device_bytes": max(of[n]["device_bytes"] for n in numbers),
         "shadow_bytes": max(of[n]["shadow_bytes"] for n in numbers),
         "resident_max": max(of[n]["resident_max"] for n in numbers),
-        "exact": all(of[n]["exact"] for n in numbers), "emulated": of[numbers[0]]["emulated"],
-        "prompts": len(numbers), "tpot_by_prompt": [of[n]["tpot_s"] for n in numbers],
-    }  # fmt: skip
+        "exact": all(of[n]["exact"] for n in numbers),
+        "emulated": of[numbers[0]]["emulated"],
+        "prompts": len(numbers),
+        "tpot_by_prompt": [of[n]["tpot_s"] for n in numbers],
+    }
 
 
 def peer_row(model: str, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,8 +112,11 @@ def _claim(pairs: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> str:
         f"TPOT {' '.join(f'{one:.2f}' for one in times)} of its, hit rate {' '.join(f'{one:+.2f}' for one in hits)}",
         f"at {at} %",
     ]
-    missed = [f"{what} at {', '.join(map(str, where))} %" for what, where in
-              (("not faster", slower), ("no more hits", fewer)) if where]  # fmt: skip
+    missed = [
+        f"{what} at {', '.join(map(str, where))} %"
+        for what, where in (("not faster", slower), ("no more hits", fewer))
+        if where
+    ]
     return " ".join(words) + (f"; {'; '.join(missed)}" if missed else "; ahead in both everywhere")
 
 
@@ -143,9 +164,9 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
     rest = present - set(REFERENCES) - {TRANSFORMERS} - {one for of in groups.values() for one in of}
     groups["The rest"] += sorted(rest)
     groups = {title: of for title, of in groups.items() if of}
-    figure, panels = canvas(3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 1.7, 2 * len(names),
-    len(groups),
-                                  sharex=True, sharey="row")  # fmt: skip
+    figure, panels = canvas(
+        3.7 * len(groups) + 0.4, 2 * 2.45 * len(names) + 1.7, 2 * len(names), len(groups), sharex=True, sharey="row"
+    )
     for m, model in enumerate(names):
         mine = [row for row in rows if row["model"] == model]
         for g, (title, of) in enumerate(groups.items()):
@@ -163,19 +184,29 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
                 below.set_ylabel("hit rate in decoding, %")
             if m == len(names) - 1:
                 below.set_xlabel("device memory, % of all experts")
-                below.legend(*above.get_legend_handles_labels(), fontsize=8, loc="upper center",
-                             bbox_to_anchor=(0.5, -0.24), ncols=2, frameon=False)  # fmt: skip
+                below.legend(
+                    *above.get_legend_handles_labels(),
+                    fontsize=8,
+                    loc="upper center",
+                    bbox_to_anchor=(0.5, -0.24),
+                    ncols=2,
+                    frameon=False,
+                )
     figure.suptitle(
         f"Time per output token and hit rate over the memory budget; medians of {plural(args.prompts, 'prompt')}, "
-        f"answers of {args.tokens} tokens. Pale: the other systems", fontsize=11,
-    )  # fmt: skip
+        f"answers of {args.tokens} tokens. Pale: the other systems",
+        fontsize=11,
+    )
     return figure
 
 
 def _lines(panel: Any, rows: list[dict[str, Any]], name: str, scale: float, of: list[str], present: set[str]) -> None:
     def line(system: str) -> tuple[list[int], list[float]]:
-        pairs = sorted((row["budget"], scale * row[name]) for row in rows
-                       if row["system"] == system and row.get(name) is not None and row["budget"])  # fmt: skip
+        pairs = sorted(
+            (row["budget"], scale * row[name])
+            for row in rows
+            if row["system"] == system and row.get(name) is not None and row["budget"]
+        )
         return [x for x, _ in pairs], [y for _, y in pairs]
 
     for other in sorted(present - set(of) - set(REFERENCES) - {TRANSFORMERS}):

@@ -34,8 +34,15 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
     """Transformers' answers, then budget by budget and prompt by prompt every system's."""
     wanted = []
     for model in args.models:
-        of = {**bench.identity(model), "path": model, "dtype": args.dtype, "tokens": args.tokens, "seed": args.seed,
-              "history": args.history, "prompts": args.prompts}  # fmt: skip
+        of = {
+            **bench.identity(model),
+            "path": model,
+            "dtype": args.dtype,
+            "tokens": args.tokens,
+            "seed": args.seed,
+            "history": args.history,
+            "prompts": args.prompts,
+        }
         wanted += [Cell({**of, "system": show.TRANSFORMERS, "prompt": n}, 0.5) for n in range(args.prompts)]
         for budget in args.budgets:
             for n in range(args.prompts):
@@ -69,8 +76,9 @@ def rows(wanted: list[Cell], results: list[dict[str, Any]], args: Any) -> list[d
             base = found.get((model, budget, REFERENCE), {})
             made += [
                 _row(model, budget, name, found[model, budget, name], base, truth)
-                for name in SYSTEMS if (model, budget, name) in found
-            ]  # fmt: skip
+                for name in SYSTEMS
+                if (model, budget, name) in found
+            ]
     return made
 
 
@@ -87,8 +95,13 @@ def _row(model: str, budget: int, name: str, of: dict[int, Any], base: dict[int,
 
 def parse() -> Any:
     parser = system_flags(__doc__ or "", prompts=(6, 2), tokens=(64, 16))
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME",
-                        help=f"all unless said, with --quick some; there are: {', '.join(SYSTEMS)}")  # fmt: skip
+    parser.add_argument(
+        "--systems",
+        nargs="+",
+        choices=SYSTEMS,
+        metavar="NAME",
+        help=f"all unless said, with --quick some; there are: {', '.join(SYSTEMS)}",
+    )
     args = parse_system_flags(parser)
     args.systems = args.systems or list(QUICK if args.quick else SYSTEMS)
     return args

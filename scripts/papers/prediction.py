@@ -223,10 +223,11 @@ def main() -> int:
         return {"counts": judge.counts.plain(), "routes": judge.routes}
 
     depends = {
-        "model": open_source(Path(args.model)).fingerprint, "alpha": ALPHA, "shares": SHARES,
-        "token": None if predictor is None else digest({n: w.tolist() for n, w in
-        predictor.weights.items()}),
-    }  # fmt: skip
+        "model": open_source(Path(args.model)).fingerprint,
+        "alpha": ALPHA,
+        "shares": SHARES,
+        "token": None if predictor is None else digest({n: w.tolist() for n, w in predictor.weights.items()}),
+    }
     cost = args.tokens * len(watched.shape.layers) / 64
     wanted = [
         Cell({"prompt": n, "text": digest(text), "tokens": args.tokens}, cost, ("scheduler", "checkpoint"))
@@ -236,8 +237,13 @@ def main() -> int:
         found = run.all(wanted, measure)
         counts = Counts.of([one["counts"] for one in found] + replayed(watched.shape, [one["routes"] for one in found]))
         table = counts.rows(watched.shape.layers)
-        run.write(table, decoded=sum(len(one["routes"]) - 1 for one in found), experts=watched.shape.experts,
-                  top_k=watched.shape.top_k, alpha=ALPHA)  # fmt: skip
+        run.write(
+            table,
+            decoded=sum(len(one["routes"]) - 1 for one in found),
+            experts=watched.shape.experts,
+            top_k=watched.shape.top_k,
+            alpha=ALPHA,
+        )
         print(text_table(COLUMNS, [row for row in table if row["layer"] == "all"]))
         print(run.written([show.draw(run, counts, watched.shape, args, name)]))
     return 0

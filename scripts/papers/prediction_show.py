@@ -71,8 +71,16 @@ def _lines(panel: Any, counts: Counts, shape: ModelShape, series: dict[str, tupl
         if overall is None:
             continue
         values = [_percent(counts.layer(kind, layer)) for layer in shape.layers]
-        panel.plot(shape.layers, values, color=colour, ls=style, lw=1.5, marker=".", ms=4,
-                   label=f"{label} {100 * overall:.1f} %")  # fmt: skip
+        panel.plot(
+            shape.layers,
+            values,
+            color=colour,
+            ls=style,
+            lw=1.5,
+            marker=".",
+            ms=4,
+            label=f"{label} {100 * overall:.1f} %",
+        )
     chance = 100 * shape.top_k / shape.experts
     panel.axhline(chance, color=PALE, lw=0.9, zorder=0, label=f"chance {chance:.1f} %")
     panel.set_ylim(0, 103)
@@ -87,8 +95,11 @@ def _importance(panel: Any, counts: Counts) -> None:
     shares = sorted(
         float(kind.split()[1]) for kind in counts.by if kind.startswith("next-layer") and kind.endswith("resident")
     )
-    names = {"top-score, of those predicted so": ": top-score", "active, of those predicted top-score": ": active",
-             "top-k, of those chosen": ""}  # fmt: skip
+    names = {
+        "top-score, of those predicted so": ": top-score",
+        "active, of those predicted top-score": ": active",
+        "top-k, of those chosen": "",
+    }
     for (label, suffix), (colour, mark) in zip(names.items(), ((RED, "o"), (BLUE, "s"), (DARK, "^")), strict=True):
         values = [_percent(counts.overall(f"next-layer, {share:.0f} % resident{suffix}")) for share in shares]
         panel.plot(shares, values, color=colour, marker=mark, ms=5, lw=1.4, label=label)

@@ -112,14 +112,21 @@ def rows(wanted: list[Cell], results: list[dict[str, Any]], bench: Bench, args: 
         mine, solved = _finals(bench.opened(paths[model])[1], tokens), quality.problems(args.problems)
         finals = _finals(bench.opened(paths[model])[1], theirs)
         right = sum(a is not None and a == quality.final_answer(b) for a, (_, b) in zip(mine, solved, strict=True))
-        made.append({
-            "model": model, "variant": variant, "exact": parts["answers"].get("exact", True),
-            "hit_rate": parts["answers"].get("hit_rate"), "same_tokens": same, "tokens": total,
-            "same_until": statistics.mean(_alike(a, b) for a, b in zip(tokens, theirs, strict=True)),
-            "right_answers": right, "problems": len(solved),
-            "same_answers": sum(a == b for a, b in zip(mine, finals, strict=True)),
-            **_perplexity(parts["perplexity"]["nats"], truth["perplexity"]["nats"]),
-        })  # fmt: skip
+        made.append(
+            {
+                "model": model,
+                "variant": variant,
+                "exact": parts["answers"].get("exact", True),
+                "hit_rate": parts["answers"].get("hit_rate"),
+                "same_tokens": same,
+                "tokens": total,
+                "same_until": statistics.mean(_alike(a, b) for a, b in zip(tokens, theirs, strict=True)),
+                "right_answers": right,
+                "problems": len(solved),
+                "same_answers": sum(a == b for a, b in zip(mine, finals, strict=True)),
+                **_perplexity(parts["perplexity"]["nats"], truth["perplexity"]["nats"]),
+            }
+        )
     return made
 
 
@@ -138,9 +145,11 @@ def _perplexity(nats: list[float], truth: list[float]) -> dict[str, Any]:
     more = [a - b for a, b in zip(nats, truth, strict=True)]
     error = 1.96 * statistics.stdev(more) / math.sqrt(len(more))
     return {
-        "perplexity": quality.perplexity(nats), "scored_tokens": len(nats),
-        "perplexity_ratio": math.exp(statistics.mean(more)), "ratio_error": error,
-    }  # fmt: skip
+        "perplexity": quality.perplexity(nats),
+        "scored_tokens": len(nats),
+        "perplexity_ratio": math.exp(statistics.mean(more)),
+        "ratio_error": error,
+    }
 
 
 def finding(rows: list[dict[str, Any]]) -> list[str]:
@@ -154,8 +163,10 @@ def finding(rows: list[dict[str, Any]]) -> list[str]:
             continue
         over = [row for row in few if row["perplexity_ratio"] - 1 > BOUND]
         most = max(few, key=lambda row: float(row["perplexity_ratio"]))
-        said = ", ".join(f"{row['perplexity_ratio'] - 1:+.2%} +- {row['ratio_error']:.2%} at {_alpha(row):g}"
-                         for row in over or [most])  # fmt: skip
+        said = ", ".join(
+            f"{row['perplexity_ratio'] - 1:+.2%} +- {row['ratio_error']:.2%} at {_alpha(row):g}"
+            for row in over or [most]
+        )
         what = "costs more than" if over else "costs at most"
         text = f"{model}: alpha up to 0.3 {what} {BOUND:.0%} of perplexity: {said}"
         sure = not over and all(row["perplexity_ratio"] - 1 + row["ratio_error"] <= BOUND for row in few)
@@ -206,8 +217,11 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
         below[0].set_xlabel("alpha of the expert-cache router")
         below[1].set_xticks(range(len(forms)), [row["variant"].removeprefix("form ") for row in forms])
         below[1].set_xlabel("form in which experts are loaded")
-    figure.suptitle(f"What approximation costs: {rows[0]['scored_tokens']} forced tokens, {rows[0]['problems']} GSM8K "
-                    f"answers of {args.tokens} tokens", fontsize=11)  # fmt: skip
+    figure.suptitle(
+        f"What approximation costs: {rows[0]['scored_tokens']} forced tokens, {rows[0]['problems']} GSM8K "
+        f"answers of {args.tokens} tokens",
+        fontsize=11,
+    )
     return figure
 
 
@@ -221,8 +235,9 @@ def _more(panel: Any, rows: list[dict[str, Any]], at: list[float], style: str) -
 
 def _same(panel: Any, rows: list[dict[str, Any]], at: list[float], style: str) -> None:
     for key, of, colour, mark, label in (
-        ("same_tokens", "tokens", BLUE, "s", "tokens"), ("same_answers", "problems", AMBER, "^", "final answers"),
-    ):  # fmt: skip
+        ("same_tokens", "tokens", BLUE, "s", "tokens"),
+        ("same_answers", "problems", AMBER, "^", "final answers"),
+    ):
         shares = [100 * row[key] / row[of] for row in rows]
         panel.plot(at, shares, color=colour, ls=style, marker=mark, ms=6, lw=1.5, label=label)
     panel.set_ylim(0, 104)

@@ -35,9 +35,11 @@ LOOKS = {"token and KV": (BLUE, "-"), "token only": (AMBER, "-"), "KV only": (PU
 PREDICTORS = {"random": (DARK, ":")}
 """Predictors that are no shadow, by their settings' name, and how they are drawn."""
 PERIODS = (1, 2, 4, 8, 16)
-SERIES = {"token period (KV rows every token)": (AMBER, "o", lambda p: (p, 1)),
-          "KV period (token every token)": (BLUE, "s", lambda p: (1, p)),
-          "both": (RED, "^", lambda p: (p, p))}  # fmt: skip
+SERIES = {
+    "token period (KV rows every token)": (AMBER, "o", lambda p: (p, 1)),
+    "KV period (token every token)": (BLUE, "s", lambda p: (1, p)),
+    "both": (RED, "^", lambda p: (p, p)),
+}
 
 
 def cell(args: Any, index: int, shadow: str, token: int, kv: int, predictor: str = "sep") -> Cell:
@@ -97,10 +99,17 @@ class Found:
     def rows(self) -> list[dict[str, Any]]:
         """One for each kind, over all the prompts that it was measured on."""
         return [
-            {"shadow": shadow, "token_period": token, "kv_period": kv, "predictor": predictor, "prompts": len(of),
-             "recall": overall(c for _, c in of), "by_token": by_token(c for _, c in of)}
+            {
+                "shadow": shadow,
+                "token_period": token,
+                "kv_period": kv,
+                "predictor": predictor,
+                "prompts": len(of),
+                "recall": overall(c for _, c in of),
+                "by_token": by_token(c for _, c in of),
+            }
             for (shadow, token, kv, predictor), of in self._by_kind.items()
-        ]  # fmt: skip
+        ]
 
 
 COLUMNS = (
@@ -124,8 +133,15 @@ def draw_fig3(run: Experiment, found: Found, args: Any, chance: float) -> Any:
         panel.set_xlabel("decoded token", fontsize=9)
         panel.set_ylim(0, 103)
         panel.set_xlim(1, None)
-        panel.legend(fontsize=7.5, title="aligned every token (equation (3))", title_fontsize=7.5, frameon=False,
-                     loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)  # fmt: skip
+        panel.legend(
+            fontsize=7.5,
+            title="aligned every token (equation (3))",
+            title_fontsize=7.5,
+            frameon=False,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            ncols=2,
+        )
     panels[0].set_ylabel("recall, %", fontsize=9)
     figure.suptitle(f"Recall by token (Fig 3), mean of {plural(args.prompts, 'prompt')}", fontsize=11)
     return run.save(figure, "-fig3")
@@ -189,9 +205,14 @@ def main() -> int:
 
     def measure(params: dict[str, Any]) -> dict[str, Any]:
         settings = Settings(
-            model=args.model, dtype=args.dtype, shadow=params["shadow"], predictor=params["predictor"],
-            align_token=params["token"], align_kv=params["kv"], **recorded_runs.NEEDED,
-        )  # fmt: skip
+            model=args.model,
+            dtype=args.dtype,
+            shadow=params["shadow"],
+            predictor=params["predictor"],
+            align_token=params["token"],
+            align_kv=params["kv"],
+            **recorded_runs.NEEDED,
+        )
         report = predicted(kept.cluster(settings), prompts[params["prompt"]], params["tokens"], ignore_eos=False)
         if report.recall is None:
             raise SystemExit(f"prompt {params['prompt']} of {params}: no recall was counted; no expert was predicted")

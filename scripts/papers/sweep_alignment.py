@@ -212,8 +212,14 @@ def _check(run: Experiment, sweep: Sweep, name: str, pair: Pair, found: dict[str
     emulated, simulated = result["tokens_per_s"][0], found[name][pair][0]
     said = f"emulated {emulated:.3f}, simulated {simulated:.3f} tokens/s, ratio {emulated / simulated:.3f}"
     print(f"{name}, token {pair[0]}, KV {pair[1]}: {said}")
-    return {"profile": name, "token_period": pair[0], "kv_period": pair[1], "emulated": emulated,
-            "simulated": simulated, "ratio": emulated / simulated}  # fmt: skip
+    return {
+        "profile": name,
+        "token_period": pair[0],
+        "kv_period": pair[1],
+        "emulated": emulated,
+        "simulated": simulated,
+        "ratio": emulated / simulated,
+    }
 
 
 if __name__ == "__main__":

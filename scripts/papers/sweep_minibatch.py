@@ -115,8 +115,9 @@ def draw(run: Experiment, found: dict[Key, float], checks: list[dict[str, Any]],
             values = [found[length, way, one] for one in SIZES]
             panel.plot(at, values, color=colour, marker=mark, ms=4.5, lw=1.4, label=label)
             for x, value in ((values.index(min(values)), min(values)), (len(SIZES) - 2, values[-2])):
-                panel.annotate(f"{value:.2f}", (x, value), (0, 6), textcoords="offset points", ha="center", fontsize=8,
-                               color=DARK)  # fmt: skip
+                panel.annotate(
+                    f"{value:.2f}", (x, value), (0, 6), textcoords="offset points", ha="center", fontsize=8, color=DARK
+                )
         of = [check for check in checks if check["length"] == length]
         if of:
             places = [SIZES.index(one["mini_batch"]) for one in of]
@@ -167,9 +168,15 @@ def main() -> int:
         times = run.all([sweep.emulated(key) for key in checked], sweep.measure)
         checks = [_check(key, one, found) for key, one in zip(checked, times, strict=True)]
         rows = [
-            {"profile": args.profile, "prompt_tokens": length, "prefill": way, "mini_batch": named(size_),
-             "ttft_s": found[length, way, size_]} for length, way, size_ in keys
-        ]  # fmt: skip
+            {
+                "profile": args.profile,
+                "prompt_tokens": length,
+                "prefill": way,
+                "mini_batch": named(size_),
+                "ttft_s": found[length, way, size_],
+            }
+            for length, way, size_ in keys
+        ]
         run.write(rows, best=named(size), worse={named(one): worse(found, one) for one in SIZES}, checks=checks)
         report(found, args, size, checks)
         print(run.written([draw(run, found, checks, args, size)]))
@@ -178,8 +185,14 @@ def main() -> int:
 
 def _check(key: Key, result: dict[str, Any], found: dict[Key, float]) -> dict[str, Any]:
     emulated = statistics.mean(result["ttft_s"])
-    return {"length": key[0], "prefill": key[1], "mini_batch": key[2], "emulated": emulated,
-            "simulated": found[key], "ratio": emulated / found[key]}  # fmt: skip
+    return {
+        "length": key[0],
+        "prefill": key[1],
+        "mini_batch": key[2],
+        "emulated": emulated,
+        "simulated": found[key],
+        "ratio": emulated / found[key],
+    }
 
 
 def report(found: dict[Key, float], args: Any, size: int, checks: list[dict[str, Any]]) -> None:

@@ -86,9 +86,13 @@ class Columns:
             workers = Settings().workers
             changes["slots"] = sum(-(-len(layers[n].blobs) // workers) for n in self.store.manifest.moe_layers)
         return Settings(
-            model=self.model, dtype=self.args.dtype, cluster=self.args.cluster, shadow=self.args.shadow,
-            profile=self.profile, **changes,
-        )  # fmt: skip
+            model=self.model,
+            dtype=self.args.dtype,
+            cluster=self.args.cluster,
+            shadow=self.args.shadow,
+            profile=self.profile,
+            **changes,
+        )
 
     def cluster(self, column: str) -> Any:
         """Its shadow joined, and every expert once loaded where experts stay, before anything is measured."""
@@ -131,9 +135,11 @@ class Columns:
                 raise SystemExit(f"{column}: {loads:.1f} loads a decode token; its experts do not stay in their slots")
             recalls = [one.recall for one in answers if one.recall is not None]  # of equally many experts
             more = {
-                "loads_a_token": loads, "recall": statistics.fmean(recalls) if recalls else None,
-                "unpredicted": sum(one.unpredicted for one in answers), "emulated": answers[-1].emulated,
-            }  # fmt: skip
+                "loads_a_token": loads,
+                "recall": statistics.fmean(recalls) if recalls else None,
+                "unpredicted": sum(one.unpredicted for one in answers),
+                "emulated": answers[-1].emulated,
+            }
         held = roles["main"] + roles["shadow"] + sum(roles["workers"])
         more |= {"memory_bytes": roles, "of_whole": held / peers.whole_bytes(self.model, self.args.dtype)}
         names = ("ttft_s", "decode_tokens_per_s", "tokens_per_s")
@@ -210,15 +216,20 @@ def quality_rows(of: Columns, results: list[tuple[dict[str, Any], dict[str, Any]
         same, total = quality.agreement(tokens, answers[TRANSFORMERS])
         texts = [of.tokenizer.decode(quality.until_end(one, ends), skip_special_tokens=True) for one in tokens]
         row = {
-            "part": "quality", "column": column, "same_tokens": same, "tokens": total,
-            "final_answers": sum(map(quality.answered, texts, solutions)), "problems": len(solutions),
+            "part": "quality",
+            "column": column,
+            "same_tokens": same,
+            "tokens": total,
+            "final_answers": sum(map(quality.answered, texts, solutions)),
+            "problems": len(solutions),
             "numbers_found": sum(quality.final_answer(text) is not None for text in texts),
-        }  # fmt: skip
+        }
         if column in nats:
             row |= {
-                "perplexity": quality.perplexity(nats[column]), "text_tokens": len(nats[column]),
+                "perplexity": quality.perplexity(nats[column]),
+                "text_tokens": len(nats[column]),
                 "most_nats_off": max(abs(a - b) for a, b in zip(nats[column], nats[TRANSFORMERS], strict=True)),
-            }  # fmt: skip
+            }
         found.append(row)
     return found
 
@@ -246,8 +257,14 @@ def parse() -> Any:
 def main() -> None:
     args = parse()
     header("Table 2: speed, device memory, answer quality")
-    machine_wide = {"dtype": args.dtype, "cluster": args.cluster, "shadow": args.shadow, "seed": args.seed,
-                    "threads": Settings().threads_a_node, "cores": len(os.sched_getaffinity(0))}  # fmt: skip
+    machine_wide = {
+        "dtype": args.dtype,
+        "cluster": args.cluster,
+        "shadow": args.shadow,
+        "seed": args.seed,
+        "threads": Settings().threads_a_node,
+        "cores": len(os.sched_getaffinity(0)),
+    }
     threads = f"{plural(machine_wide['threads'], 'thread')} a node, and for Transformers and accelerate"
     note = f"emulated where it says so: {args.profile}; {threads}" if "emulated" in args.parts else threads
     with contextlib.ExitStack() as stack:

@@ -119,10 +119,8 @@ def _speed_table(rows: list[dict[str, Any]]) -> str:
     for metric, title in METRICS.items():
         for case in ours:
             found = {
-                row["column"]: _number(row[metric], metric)
-                for row in rows
-                if (row["input"], row["output"]) == case
-            }  # fmt: skip
+                row["column"]: _number(row[metric], metric) for row in rows if (row["input"], row["output"]) == case
+            }
             lines.append([title, f"{case[0]}, {case[1]}", *(found.get(name, "-") for name in names)])
         lines.append([title, f"mean of {len(ours)} cases", *(_mean(rows, name, metric, ours) for name in names)])
     for of in MEANS:
@@ -185,9 +183,7 @@ def picture(rows: list[dict[str, Any]]) -> Figure:
     """A line of panels a block: decode tokens/s, TTFT and memory, a bar a column."""
     found = blocks(rows)
     tall = sum(0.34 * len(columns(some)) + 1.2 for some in found.values()) + 0.3
-    figure, panels = canvas(
-        13, tall, len(found), 3, height_ratios=[len(columns(some)) + 2 for some in found.values()]
-    )  # fmt: skip
+    figure, panels = canvas(13, tall, len(found), 3, height_ratios=[len(columns(some)) + 2 for some in found.values()])
     for n, (name, some) in enumerate(found.items()):
         model = next(row["model"] for row in some if "model" in row)
         title = f"this machine as it is ({model})" if name == AS_IT_IS else f"{name} ({model}) beside the paper's"

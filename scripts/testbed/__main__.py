@@ -78,8 +78,10 @@ def up(
         running = namespaces.find(layout)
         failed: list[str] = []
         with ThreadPoolExecutor(len(layout.cluster.hosts)) as pool:
-            jobs = [pool.submit(raise_host, layout, host, running.get(host.name), rate, shm, public)
-                    for host in layout.cluster.hosts]  # fmt: skip
+            jobs = [
+                pool.submit(raise_host, layout, host, running.get(host.name), rate, shm, public)
+                for host in layout.cluster.hosts
+            ]
             for job in as_completed(jobs):
                 try:
                     tell(job.result())
@@ -198,11 +200,15 @@ def measure(
         return
     asked = found["asked_gbit_s"]
     for way in found["ways"]:
-        print(f"{way['from']} to {way['to']}: {way['gbit_s']:.3f} Gbit/s of payload, {way['gbit_s'] / asked:.2f} times "
-              f"the link's {asked:g} Gbit/s ({way['bytes']:,} bytes in {way['seconds']:.2f} s)")  # fmt: skip
+        print(
+            f"{way['from']} to {way['to']}: {way['gbit_s']:.3f} Gbit/s of payload, {way['gbit_s'] / asked:.2f} times "
+            f"the link's {asked:g} Gbit/s ({way['bytes']:,} bytes in {way['seconds']:.2f} s)"
+        )
     for echo in found["echoes"]:
-        print(f"echo of {echo['bytes']:,} bytes: median {echo['median_us']:.0f} us, 99 % in {echo['p99_us']:.0f} us; "
-              f"on the wire alone {echo['wire_us']:.0f} us")  # fmt: skip
+        print(
+            f"echo of {echo['bytes']:,} bytes: median {echo['median_us']:.0f} us, 99 % in {echo['p99_us']:.0f} us; "
+            f"on the wire alone {echo['wire_us']:.0f} us"
+        )
 
 
 @app.command()

@@ -117,10 +117,24 @@ def remove_keys(layout: Layout) -> list[str]:
 
 def ssh_command(layout: Layout, host: Host, *command: str) -> list[str]:
     return [
-        tool("ssh"), "-F", "none", "-i", str(key_of(layout)), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
-        "-o", f"UserKnownHostsFile={known_hosts(layout)}", "-o", "StrictHostKeyChecking=yes",
-        "-o", "ConnectTimeout=5", f"{layout.cluster.user}@{host.address}", *command,
-    ]  # fmt: skip
+        tool("ssh"),
+        "-F",
+        "none",
+        "-i",
+        str(key_of(layout)),
+        "-o",
+        "IdentitiesOnly=yes",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        f"UserKnownHostsFile={known_hosts(layout)}",
+        "-o",
+        "StrictHostKeyChecking=yes",
+        "-o",
+        "ConnectTimeout=5",
+        f"{layout.cluster.user}@{host.address}",
+        *command,
+    ]
 
 
 def log_in(layout: Layout, host: Host) -> None:

@@ -119,10 +119,18 @@ def kill_once(cluster: Any, args: argparse.Namespace, rng: random.Random, victim
     wanted = tokens[: len(hit.tokens)] if hit.error else tokens
     same = calm.tokens == tokens and hit.tokens == wanted
     return {
-        "killed": victim, "after_token": after, "tokens_equal": same, "tokens": len(hit.tokens), "error": hit.error,
-        "longest_gap_s": max(hit.gaps[1:]), "longest_gap_calm_s": max(calm.gaps[1:]), "median_gap_calm_s": usual_s,
-        "answer_s": sum(hit.gaps), "answer_calm_s": sum(calm.gaps), "back_and_used_s": back_s,
-    }  # fmt: skip
+        "killed": victim,
+        "after_token": after,
+        "tokens_equal": same,
+        "tokens": len(hit.tokens),
+        "error": hit.error,
+        "longest_gap_s": max(hit.gaps[1:]),
+        "longest_gap_calm_s": max(calm.gaps[1:]),
+        "median_gap_calm_s": usual_s,
+        "answer_s": sum(hit.gaps),
+        "answer_calm_s": sum(calm.gaps),
+        "back_and_used_s": back_s,
+    }
 
 
 def parse() -> argparse.Namespace:

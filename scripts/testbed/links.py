@@ -92,13 +92,15 @@ def make_bridge(layout: Layout) -> bool:
     """The switch, with the launching machine on it. True where it was not there."""
     fresh = not exists(layout.bridge)
     lines = [f"link add name {layout.bridge} address {hardware(layout.gateway)} type bridge"] if fresh else []
-    batch([
-        *lines,
-        f"link set dev {layout.bridge} addrgenmode none",
-        f"link set dev {layout.bridge} alias odmoe-testbed:{layout.cluster.name}",
-        f"address replace {layout.gateway}/24 dev {layout.bridge}",
-        f"link set dev {layout.bridge} up",
-    ])  # fmt: skip
+    batch(
+        [
+            *lines,
+            f"link set dev {layout.bridge} addrgenmode none",
+            f"link set dev {layout.bridge} alias odmoe-testbed:{layout.cluster.name}",
+            f"address replace {layout.gateway}/24 dev {layout.bridge}",
+            f"link set dev {layout.bridge} up",
+        ]
+    )
     return fresh
 
 
@@ -115,27 +117,48 @@ def connect(layout: Layout, host: Host, pid: int, rate: str) -> list[str]:
     outer = layout.link(host)
     found: list[str] = []
     if not exists(outer):
-        call([
-            tool("ip"), "link", "add", "name", outer, "address", f"02:0e{hardware(host.address)[5:]}",
-            "type", "veth", "peer", "name", DEVICE, "address", hardware(host.address), "netns", str(pid),
-        ])  # fmt: skip
+        call(
+            [
+                tool("ip"),
+                "link",
+                "add",
+                "name",
+                outer,
+                "address",
+                f"02:0e{hardware(host.address)[5:]}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                DEVICE,
+                "address",
+                hardware(host.address),
+                "netns",
+                str(pid),
+            ]
+        )
         found.append("no link")
     else:
         found += [] if master(outer) == layout.bridge else ["link not on the bridge"]
         found += [] if plugged(outer) else ["unplugged"]
         found += [] if abs(rate_of(outer) / bits(rate) - 1) < 0.01 else [f"link rate {spoken(rate_of(outer))}"]
-    batch([
-        f"link set dev {outer} master {layout.bridge} addrgenmode none",
-        f"link set dev {outer} alias odmoe-testbed:{layout.cluster.name}:{host.name}",
-        f"link set dev {outer} up",
-    ])  # fmt: skip
-    batch([
-        "link set dev lo up",
-        f"link set dev {DEVICE} addrgenmode none",
-        f"link set dev {DEVICE} up",
-        f"address replace {host.address}/24 dev {DEVICE}",
-        f"route replace default via {layout.gateway}",
-    ], inside=pid)  # fmt: skip
+    batch(
+        [
+            f"link set dev {outer} master {layout.bridge} addrgenmode none",
+            f"link set dev {outer} alias odmoe-testbed:{layout.cluster.name}:{host.name}",
+            f"link set dev {outer} up",
+        ]
+    )
+    batch(
+        [
+            "link set dev lo up",
+            f"link set dev {DEVICE} addrgenmode none",
+            f"link set dev {DEVICE} up",
+            f"address replace {host.address}/24 dev {DEVICE}",
+            f"route replace default via {layout.gateway}",
+        ],
+        inside=pid,
+    )
     shape(layout, host, pid, rate)
     return found
 
@@ -152,12 +175,16 @@ def _limit(device: str, rate: str, inside: int | None = None) -> None:
     burst = max(BURST_LEAST, round(value / 8 * BURST_US / 1e6))
     queue = max(QUEUE_LEAST, round(value / 8 * QUEUE_MS / 1e3))
     fresh = [f"qdisc replace dev {device} root handle 1: htb default 1"]
-    batch([
-        *([] if rate_of(device, inside) else fresh),  # htb itself cannot be replaced by htb
-        f"class replace dev {device} parent 1: classid 1:1 htb rate {round(value)}bit ceil {round(value)}bit "
-        f"burst {burst} cburst {burst} quantum 60000",
-        f"qdisc replace dev {device} parent 1:1 handle 10: bfifo limit {queue}",
-    ], inside, "tc")  # fmt: skip
+    batch(
+        [
+            *([] if rate_of(device, inside) else fresh),  # htb itself cannot be replaced by htb
+            f"class replace dev {device} parent 1: classid 1:1 htb rate {round(value)}bit ceil {round(value)}bit "
+            f"burst {burst} cburst {burst} quantum 60000",
+            f"qdisc replace dev {device} parent 1:1 handle 10: bfifo limit {queue}",
+        ],
+        inside,
+        "tc",
+    )
 
 
 def set_plugged(layout: Layout, host: Host, up: bool) -> None:

@@ -95,10 +95,15 @@ def measure_link(layout: Layout, source: Host, target: Host, pids: list[int], se
     for size, count in ECHOES.items():
         times = _pair(layout, inside, (source, "ask", [str(size), str(count)]), (target, "echo"), MARGIN_S)[0]
         times_us = sorted(1e6 * time for time in times)
-        echoes.append({
-            "bytes": size, "count": count, "median_us": statistics.median(times_us),
-            "p99_us": times_us[int(0.99 * (count - 1))], "wire_us": 2e6 * size * 8 * FRAME / PAYLOAD / asked,
-        })  # fmt: skip
+        echoes.append(
+            {
+                "bytes": size,
+                "count": count,
+                "median_us": statistics.median(times_us),
+                "p99_us": times_us[int(0.99 * (count - 1))],
+                "wire_us": 2e6 * size * 8 * FRAME / PAYLOAD / asked,
+            }
+        )
     return {"asked_gbit_s": asked / 1e9, "ways": ways, "echoes": echoes}
 
 

@@ -202,8 +202,13 @@ def start(layout: Layout, host: Host) -> Starting:
     with layout.log(host.name).open("w") as log:
         process = subprocess.Popen(
             [tool("unshare"), *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "sh", layout.script(host.name)],
-            stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, cwd="/", start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            text=True,
+            cwd="/",
+            start_new_session=True,
+        )
     own = os.readlink("/proc/self/ns/net")
     if not wait_until(lambda: process.poll() is not None or namespace(process.pid, "net") != own, UNSHARE_S):
         process.kill()
@@ -294,8 +299,12 @@ def enter(pid: int, user: str, command: list[str]) -> list[str]:
     entry = pwd.getpwnam(user)
     passed = {name: os.environ[name] for name in ("TERM", "LANG", "LC_ALL", "NO_COLOR") if name in os.environ}
     variables = passed | {
-        "HOME": entry.pw_dir, "USER": user, "LOGNAME": user, "SHELL": entry.pw_shell or "/bin/sh", "PATH": PATH,
-    }  # fmt: skip
+        "HOME": entry.pw_dir,
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": entry.pw_shell or "/bin/sh",
+        "PATH": PATH,
+    }
     flags = ["--target", str(pid), "--net", "--mount", "--pid", "--uts", "--ipc"]
     drop = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--init-groups"] if entry.pw_uid else []
     settings = [f"{name}={value}" for name, value in variables.items()]

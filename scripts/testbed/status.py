@@ -89,8 +89,15 @@ def table(rows: list[dict[str, Any]]) -> Table:
         rate = links.spoken(row["rate_bit_s"]) if row["rate_bit_s"] else "none"
         ray = ", ".join(f"{count} {name}" if count > 1 else name for name, count in sorted(row["ray"].items()))
         shown.add_row(
-            row["host"], row["address"], state if row["up"] else "down", "answers" if row["ssh"] else "no",
-            rate, str(row["processes"]), f"{row['memory_bytes'] / 2**20:.0f} MiB",
-            f"{row['received_bytes'] / 1e6:.1f} MB", f"{row['sent_bytes'] / 1e6:.1f} MB", ray,
-        )  # fmt: skip
+            row["host"],
+            row["address"],
+            state if row["up"] else "down",
+            "answers" if row["ssh"] else "no",
+            rate,
+            str(row["processes"]),
+            f"{row['memory_bytes'] / 2**20:.0f} MiB",
+            f"{row['received_bytes'] / 1e6:.1f} MB",
+            f"{row['sent_bytes'] / 1e6:.1f} MB",
+            ray,
+        )
     return shown

@@ -125,10 +125,14 @@ class Run:
         for (_, tokens), text in zip(self.answers, self.texts, strict=True):
             report = self.ask(text, 64)
             self.say(
-                "answer", tokens_equal=report["token_ids"] == tokens[:64], ttft_s=report["ttft_s"],
-                tokens_per_s=report["decode_tokens_per_s"], recall=report["recall"],
-                in_time=report["recall_in_time"], lost=report["lost"],
-            )  # fmt: skip
+                "answer",
+                tokens_equal=report["token_ids"] == tokens[:64],
+                ttft_s=report["ttft_s"],
+                tokens_per_s=report["decode_tokens_per_s"],
+                recall=report["recall"],
+                in_time=report["recall_in_time"],
+                lost=report["lost"],
+            )
 
     def step_traffic(self) -> None:
         """What the main host's link carried for an answer, beside what the streams counted and the paper says."""
@@ -142,9 +146,14 @@ class Run:
         link = [(there - here - still) / LONG for here, there, still in zip(before, after, idle, strict=True)]
         streams = report["wire_bytes_per_token"]
         self.say(
-            "traffic of a token, bytes", streams=streams, paper_one_way=embedding_bytes_per_token(),
-            link_in=link[0], link_out=link[1], bits_of_the_paper=32, bits_here=32,
-        )  # fmt: skip
+            "traffic of a token, bytes",
+            streams=streams,
+            paper_one_way=embedding_bytes_per_token(),
+            link_in=link[0],
+            link_out=link[1],
+            bits_of_the_paper=32,
+            bits_here=32,
+        )
 
     def step_refusals(self) -> None:
         """What a node that does not belong hears, and what the worker's log says of it."""
@@ -196,10 +205,14 @@ class Run:
         back_s = time.monotonic() - since
         lost = len(self.ask(self.texts[0], 8)["lost"]) - len(calm["lost"])
         self.say(
-            name, tokens_equal=calm["token_ids"] == self.answers[0][1] and text == calm["text"],
-            longest_gap_s=max(gaps), longest_gap_calm_s=calm["longest_gap_s"], lost=lost, state=state,
+            name,
+            tokens_equal=calm["token_ids"] == self.answers[0][1] and text == calm["text"],
+            longest_gap_s=max(gaps),
+            longest_gap_calm_s=calm["longest_gap_s"],
+            lost=lost,
+            state=state,
             back_after_s=back_s,
-        )  # fmt: skip
+        )
 
     def streamed(self, text: str, act: Callable[[], object]) -> tuple[str, list[float], float]:
         """An answer as it comes, with `act` begun after its thirtieth piece: its text, the seconds between its pieces,
