@@ -101,9 +101,14 @@ def reference(gsm8k: list[str]) -> Callable[[str, int, int], Reference]:
         inputs = tokenizer(gsm8k[number], return_tensors="pt")
         with torch.inference_mode():
             out = model(dtype).generate(
-                **inputs, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=1,
-                return_dict_in_generate=True, output_logits=True,
-            )  # fmt: skip
+                **inputs,
+                max_new_tokens=count,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=1,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
         prompt = inputs["input_ids"][0].tolist()
         tokens = out.sequences[0, len(prompt) :].tolist()
         return Reference(prompt, tokens, [step[0].float() for step in out.logits])

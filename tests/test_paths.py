@@ -13,9 +13,20 @@ import pytest
 from support.paths import ROOT
 
 TOPS = (
-    "checkpoint", "deploy", "docs", "main_node", "models", "odmoe", "proto", "scheduler", "scripts", "shadow_node",
-    "tests", "wire", "worker_node",
-)  # fmt: skip
+    "checkpoint",
+    "deploy",
+    "docs",
+    "main_node",
+    "models",
+    "odmoe",
+    "proto",
+    "scheduler",
+    "scripts",
+    "shadow_node",
+    "tests",
+    "wire",
+    "worker_node",
+)
 TOP = "|".join(TOPS)
 PATH = re.compile(rf"(?<![\w/.~:-])(?:{TOP})/[\w./*{{}},-]*[\w/*}}]")
 MODULE = re.compile(rf"(?<![\w/.~:-])(?:{TOP})(?:\.[a-z_]\w*)+(?:\.[A-Z]\w*)?")

@@ -25,13 +25,23 @@ def model(demo: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "change",
     [
-        {"hidden_size": "abc"}, {"num_local_experts": None}, {"num_experts_per_tok": "two"}, {"num_attention_heads": 0},
-        {"hidden_act": "nosuch"}, {"vocab_size": -1}, {"dtype": "nosuch"}, {"dtype": "float8_e4m3fn"},
-        {"dtype": "float64"}, {"num_experts_per_tok": 9}, {"num_experts_per_tok": 0}, {"max_position_embeddings": -5},
-        {"model_type": "nosuch"}, {"model_type": "llama"},
+        {"hidden_size": "abc"},
+        {"num_local_experts": None},
+        {"num_experts_per_tok": "two"},
+        {"num_attention_heads": 0},
+        {"hidden_act": "nosuch"},
+        {"vocab_size": -1},
+        {"dtype": "nosuch"},
+        {"dtype": "float8_e4m3fn"},
+        {"dtype": "float64"},
+        {"num_experts_per_tok": 9},
+        {"num_experts_per_tok": 0},
+        {"max_position_embeddings": -5},
+        {"model_type": "nosuch"},
+        {"model_type": "llama"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_config_that_cannot_be(model: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     file = model / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))

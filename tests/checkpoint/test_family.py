@@ -17,9 +17,16 @@ def config(name: str, **changes: Any) -> Any:
     from transformers import AutoConfig
 
     small = {
-        "vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "num_local_experts": 6, "num_experts": 6, "num_experts_per_tok": 4,
-    }  # fmt: skip
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 6,
+        "num_experts": 6,
+        "num_experts_per_tok": 4,
+    }
     return AutoConfig.for_model(name, **(small | changes))
 
 
@@ -74,9 +81,14 @@ def test_models_are_built_in_several_threads_at_once() -> None:
 
     before = torch.get_default_dtype(), PreTrainedModel.tie_weights, torch.nn.init.normal_
     config = MixtralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, num_local_experts=2,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
     together = threading.Barrier(4)
 
     def build() -> None:

@@ -16,9 +16,12 @@ TOKENS = 8
 
 def test_prompts_that_cannot_be(cluster: TappedCluster) -> None:
     for prompt, named in (
-        ([], "empty"), ([5] * 1024, "1024 tokens, the model's context is 1024"), ([5] * 3000, "3000 tokens"),
-        ([5, 2048, 6], "token 2048; allowed: 0 to 2047"), ([-1], "token -1"),
-    ):  # fmt: skip
+        ([], "empty"),
+        ([5] * 1024, "1024 tokens, the model's context is 1024"),
+        ([5] * 3000, "3000 tokens"),
+        ([5, 2048, 6], "token 2048; allowed: 0 to 2047"),
+        ([-1], "token -1"),
+    ):
         with pytest.raises(PromptError, match=named):
             next(cluster.main.generate(prompt, 4))
     for count in (0, -1):

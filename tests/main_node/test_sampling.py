@@ -136,10 +136,14 @@ def test_probabilities_that_are_no_numbers(cluster: EmbeddedCluster, prompt: lis
 @pytest.mark.parametrize(
     ("sampling", "drawn"),
     [
-        (GREEDY, False), (Sampling(temperature=0.0), False), (Sampling(draw=True, temperature=0.0), False),
-        (Sampling(temperature=0.0, top_k=5), False), (Sampling(top_k=5), True), (Sampling(top_p=0.5), True),
+        (GREEDY, False),
+        (Sampling(temperature=0.0), False),
+        (Sampling(draw=True, temperature=0.0), False),
+        (Sampling(temperature=0.0, top_k=5), False),
+        (Sampling(top_k=5), True),
+        (Sampling(top_p=0.5), True),
         (Sampling(repetition_penalty=2.0, seed=3), False),
     ],
-)  # fmt: skip
+)
 def test_when_tokens_are_drawn(sampling: Sampling, drawn: bool) -> None:
     assert sampling.drawn is drawn

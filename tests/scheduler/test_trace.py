@@ -82,9 +82,11 @@ def test_clocks_and_transfers() -> None:
     }
     made = assemble(records, {"worker 1": -100.0})
     assert [(s.row, s.what, s.label) for s in made] == [
-        ("main", "layer", "0"), ("worker 1", "transfer", "c1"), ("worker 1", "compute", "0.4"),
+        ("main", "layer", "0"),
+        ("worker 1", "transfer", "c1"),
+        ("worker 1", "compute", "0.4"),
         ("worker 1", "transfer", "r1"),
-    ]  # fmt: skip
+    ]
     assert [s.start for s in made] == pytest.approx([1.0, 2.0, 2.2, 2.5])
     assert [s.end for s in made] == pytest.approx([2.0, 2.2, 2.5, 2.6])
     early = assemble(records, {"worker 1": -100.5})

@@ -33,9 +33,13 @@ def answers(demo: Any, whole: Any, gsm8k: list[str]) -> list[MainAnswer]:
         ids = torch.tensor([tokenizer(text)["input_ids"][:PROMPT_TOKENS]])
         with torch.inference_mode():
             out = whole.generate(
-                ids, max_new_tokens=STEPS + 1, do_sample=False, eos_token_id=None, pad_token_id=1,
+                ids,
+                max_new_tokens=STEPS + 1,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=1,
                 return_dict_in_generate=True,
-            )  # fmt: skip
+            )
         kv = [t for layer in out.past_key_values.layers for t in (layer.keys, layer.values)]
         made.append(MainAnswer(tuple(ids[0].tolist()), out.sequences[0, PROMPT_TOKENS:].tolist(), kv))
     return made

@@ -180,10 +180,21 @@ def wrong_alignments(answer: MainAnswer) -> dict[str, list[Align]]:
 
 
 WRONG = [
-    "a layer short", "a tensor too many", "one head", "half the dimension", "no batch", "one row short",
-    "past the cache", "beyond the cache", "last part first", "a hole", "last tensor shorter", "torn bytes",
-    "unknown dtype", "token of another model",
-]  # fmt: skip
+    "a layer short",
+    "a tensor too many",
+    "one head",
+    "half the dimension",
+    "no batch",
+    "one row short",
+    "past the cache",
+    "beyond the cache",
+    "last part first",
+    "a hole",
+    "last tensor shorter",
+    "torn bytes",
+    "unknown dtype",
+    "token of another model",
+]
 BY_TRANSPORT = {"torn bytes", "unknown dtype", "token of another model"}  # the codec refuses the first two
 
 

@@ -42,9 +42,15 @@ BYTES = {"fp16": (2.0, 2.0), "int8": (1.0, 1.03), "nf4": (0.53, 0.63)}
 def build(name: str) -> Any:
     torch.manual_seed(0)
     fields = {
-        "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
-        "head_dim": 32, "vocab_size": 128, "num_experts_per_tok": TOP_K, "tie_word_embeddings": name == "mixtral",
-    }  # fmt: skip
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 128,
+        "num_experts_per_tok": TOP_K,
+        "tie_word_embeddings": name == "mixtral",
+    }
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **fields, **FAMILIES[name])).float().eval()
 
 

@@ -30,9 +30,19 @@ from support.models.store_making import shard
 
 LAYOUTS = ("one file", "many files", "old names", "fused names")
 FAMILIES = (
-    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe",
-    "granitemoe", "hunyuan_v1_moe", "phimoe",
-)  # fmt: skip
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "granitemoe",
+    "hunyuan_v1_moe",
+    "phimoe",
+)
 Weights = dict[str, torch.Tensor]
 Rewrite = Callable[[Path, Callable[[Weights], object]], None]
 

@@ -81,12 +81,13 @@ NONSENSE: dict[str, tuple[type, Callable[[Fake, Any], Say]]] = {
     "no bytes": (w.Compute, output_of((1, HIDDEN), short=4 * HIDDEN)),
     "a call answered as a load": (w.Compute, lambda fake, m: w.Loaded(m.call_id, 1, 0.0)),
     "a load answered as a call": (
-        w.Load, lambda fake, m: w.Computed(m.load_id, w.Tensor("float32", (1, HIDDEN), bytes(4 * HIDDEN)), 0.0),
+        w.Load,
+        lambda fake, m: w.Computed(m.load_id, w.Tensor("float32", (1, HIDDEN), bytes(4 * HIDDEN)), 0.0),
     ),
     "a call that failed as a load": (w.Compute, lambda fake, m: w.Failed("X", "y", load_id=m.call_id)),
     "a prediction": (w.Compute, lambda fake, m: w.Prediction(1, 5, 0, (0,), (1.0,))),
     "a question": (w.Compute, lambda fake, m: w.AskUsage()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NONSENSE)
@@ -131,10 +132,16 @@ def test_another_ones_call_is_not_its_to_answer(desk: Desk) -> None:
     assert sorted(desk.engine.peers.workers) == [1]
 
 
-@pytest.mark.parametrize("extra", [
-    w.Computed(9_999, w.Tensor("float32", (1, HIDDEN), bytes(4 * HIDDEN)), 0.0), w.Loaded(9_999, 1, 0.0),
-    w.Failed("X", "y", load_id=9_999), w.Failed("X", "y", call_id=9_999), w.WorkerUsage(1, 2, 3, 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "extra",
+    [
+        w.Computed(9_999, w.Tensor("float32", (1, HIDDEN), bytes(4 * HIDDEN)), 0.0),
+        w.Loaded(9_999, 1, 0.0),
+        w.Failed("X", "y", load_id=9_999),
+        w.Failed("X", "y", call_id=9_999),
+        w.WorkerUsage(1, 2, 3, 4),
+    ],
+)
 def test_what_is_over_is_not_heard(extra: w.Message, desk: Desk) -> None:
     """Answers to what is not wanted any more cross with an Evict: they change nothing."""
 

@@ -94,10 +94,13 @@ def test_wrong_predictions_cost_only_time(desk: Desk) -> None:
     told = desk.shadow()
     desk.open()
     told.say(
-        w.Prediction(99, 5, 0, (0, 1), (0.5, 0.5)), w.Prediction(1, 5, 0, (2, 3), (0.5, 0.5)),
-        w.Prediction(1, 5, 0, (2, 2), (0.5, 0.5)), w.Prediction(1, 5, 1, (), ()),
-        w.Prediction(1, 500, 2, (1, 3), (0.5, 0.5)), w.Prediction(1, 0, 2, (1, 3), (0.5, 0.5)),
-    )  # fmt: skip
+        w.Prediction(99, 5, 0, (0, 1), (0.5, 0.5)),
+        w.Prediction(1, 5, 0, (2, 3), (0.5, 0.5)),
+        w.Prediction(1, 5, 0, (2, 2), (0.5, 0.5)),
+        w.Prediction(1, 5, 1, (), ()),
+        w.Prediction(1, 500, 2, (1, 3), (0.5, 0.5)),
+        w.Prediction(1, 0, 2, (1, 3), (0.5, 0.5)),
+    )
     for layer in LAYERS:
         desk.check(rows_of(layer, experts=(0, 1)), layer)
     assert desk.engine.peers.shadow is not None

@@ -58,8 +58,10 @@ def in_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
 def test_what_lies_in_the_folder(folder):
     done = ensure_certs(folder, HOSTS)
     assert [line.partition(":")[0].partition(" until")[0] for line in done] == [
-        "a CA", "main (10.77.0.11)", "worker-0 (10.77.0.13)",
-    ]  # fmt: skip
+        "a CA",
+        "main (10.77.0.11)",
+        "worker-0 (10.77.0.13)",
+    ]
     host_files = {f"{address}/{name}" for _, address in HOSTS for name in ("ca.pem", "node.pem", "node.key")}
     assert set(contents(folder)) == {"ca.pem", "ca.key"} | host_files
     assert mode(folder) == mode(folder / "10.77.0.11") == 0o700
@@ -73,9 +75,18 @@ def test_openssl_takes_them(folder, name, address):
     chain = folder / address / "node.pem"
     for purpose in ("sslserver", "sslclient"):
         answer = openssl(
-            "verify", "-x509_strict", "-CAfile", folder / address / "ca.pem", "-purpose", purpose,
-            "-verify_ip", address, "-verify_hostname", name, chain,
-        )  # fmt: skip
+            "verify",
+            "-x509_strict",
+            "-CAfile",
+            folder / address / "ca.pem",
+            "-purpose",
+            purpose,
+            "-verify_ip",
+            address,
+            "-verify_hostname",
+            name,
+            chain,
+        )
         assert answer.strip() == f"{chain}: OK"
     assert "error 64" in openssl("verify", "-CAfile", folder / "ca.pem", "-verify_ip", "10.77.0.99", chain)
     of_key, of_certificate = (

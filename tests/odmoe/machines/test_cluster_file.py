@@ -37,8 +37,10 @@ def test_without_shadow_and_groups(tmp_path: Path) -> None:
     hosts = {"main_node": "10.0.0.1", "worker_node": ["10.0.0.3", {"host": "10.0.0.2", "slots": 2, "loader": "cuda"}]}
     cluster = read_cluster_file(write(tmp_path, hosts))
     assert [(host.name, host.group) for host in cluster.hosts] == [
-        ("main", None), ("worker-0", None), ("worker-1", None),
-    ]  # fmt: skip
+        ("main", None),
+        ("worker-0", None),
+        ("worker-1", None),
+    ]
     assert cluster.hosts[2].settings == {"slots": 2, "loader": "cuda"}
     assert cluster.key == Path.home() / ".ssh/x"
 

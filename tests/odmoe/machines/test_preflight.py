@@ -19,11 +19,16 @@ def test_the_lock_names_what_is_installed_here() -> None:
 
 
 FIT: dict[str, Any] = {
-    "python": "3.11.2", "venv": {"python": "3.12.1", "packages": {"torch": "2.13.0", "ray": "2.60.0"}, "made": 50.0},
+    "python": "3.11.2",
+    "venv": {"python": "3.12.1", "packages": {"torch": "2.13.0", "ray": "2.60.0"}, "made": 50.0},
     "code": "abc",
-    "rsync": "/usr/bin/rsync", "make": "/usr/bin/make", "venv_module": True, "stores": {}, "disk_free": 10 << 30,
+    "rsync": "/usr/bin/rsync",
+    "make": "/usr/bin/make",
+    "venv_module": True,
+    "stores": {},
+    "disk_free": 10 << 30,
     "skew_s": 0.4,
-}  # fmt: skip
+}
 WANTED = Requirements({"torch": "2.13.0", "ray": "2.60.0"})
 
 

@@ -7,9 +7,14 @@ from odmoe.machines import ray_cli
 
 def test_what_ray_prints_is_told_by_its_telling_lines() -> None:
     lines = [
-        "Local node IP: 10.0.0.1", "2026-11-21 16:00:00,123\tINFO updater.py:9 -- Waiting", "Traceback (most",
-        '  File "x.py", line 3, in f', "ssh: connect to host 10.0.0.2 port 22: No route to host", "", "done",
-    ]  # fmt: skip
+        "Local node IP: 10.0.0.1",
+        "2026-11-21 16:00:00,123\tINFO updater.py:9 -- Waiting",
+        "Traceback (most",
+        '  File "x.py", line 3, in f',
+        "ssh: connect to host 10.0.0.2 port 22: No route to host",
+        "",
+        "done",
+    ]
     assert ray_cli.telling([*lines[:2], lines[-1]]) == "done"
     assert ray_cli.telling([*lines, "Failed to start"]) == "Failed to start"
     assert ray_cli.telling([]) == "no message"

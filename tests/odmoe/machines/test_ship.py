@@ -125,7 +125,12 @@ def test_this_project_runs_from_its_archive(tmp_path: Path) -> None:
         " print(os.environ['RAY_AUTH_MODE'], os.environ.get('OMP_NUM_THREADS'), os.environ['ODMOE_TLS'])\""
     )
     done = subprocess.run(
-        ["sh", "-c", script], cwd="/", env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        ["sh", "-c", script],
+        cwd="/",
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout.split() == [digest, "token", "None", f"{tmp_path}/odmoe/keys"], done.stderr

@@ -24,8 +24,13 @@ def test_the_table_in_a_terminal(cluster: ClusterFile) -> None:
     console = Console(file=out, force_terminal=True, width=160)
     table = HostTable(console, cluster)
     with table.shown():
-        table.see(snapshot(cluster, ["ready", "lost", "ready", "starting"], **{
-            "shadow": {"heartbeat_s": 70.4}, "worker-1": {"detail": "[bold]an [/] odd text"}}))  # fmt: skip
+        table.see(
+            snapshot(
+                cluster,
+                ["ready", "lost", "ready", "starting"],
+                **{"shadow": {"heartbeat_s": 70.4}, "worker-1": {"detail": "[bold]an [/] odd text"}},
+            )
+        )
     drawn = [line for line in out.getvalue().splitlines() if "127.0.99." in line]
     assert "shadow (127.0.99.2): no heartbeat for 70 s" in drawn
     assert "worker-1 (127.0.99.4): [bold]an [/] odd text" in drawn

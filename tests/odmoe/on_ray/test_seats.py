@@ -20,13 +20,19 @@ def node(address: str, alive: bool = True, **resources: float) -> dict[str, Any]
 
 def test_in_the_order_of_the_file_then_by_address() -> None:
     nodes = [
-        node("10.0.0.9", worker_node=1), node("10.0.0.10", worker_node=1), node("10.0.0.3", worker_node=2),
-        node("10.0.0.1", main_node=1), node("10.0.0.4", alive=False, worker_node=1),
-    ]  # fmt: skip
+        node("10.0.0.9", worker_node=1),
+        node("10.0.0.10", worker_node=1),
+        node("10.0.0.3", worker_node=2),
+        node("10.0.0.1", main_node=1),
+        node("10.0.0.4", alive=False, worker_node=1),
+    ]
     seats = offered(nodes, "worker_node", ["10.0.0.10"])
     assert [(seat.address, seat.place) for seat in seats] == [
-        ("10.0.0.10", 0), ("10.0.0.3", 0), ("10.0.0.3", 1), ("10.0.0.9", 0),
-    ]  # fmt: skip
+        ("10.0.0.10", 0),
+        ("10.0.0.3", 0),
+        ("10.0.0.3", 1),
+        ("10.0.0.9", 0),
+    ]
     assert offered(nodes, "shadow_node") == []
 
 

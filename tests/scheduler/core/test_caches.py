@@ -103,9 +103,7 @@ def test_a_gate_waits_where_something_is_computed_that_will_leave() -> None:
     assert d.gate(0, 5, request=2) == ["load 0.1 0/5", *in_place("0.1 0/5", at=f"2@{P}")]
     assert d.gate(1, 7) == []
     d.loaded(0, slot=1)
-    assert d.computed(0, slot=1) == [
-        f"resume 2@{P} layer 0", "evict 0.0 0/4", "load 0.0 1/7", *in_place("0.0 1/7"),
-    ]  # fmt: skip
+    assert d.computed(0, slot=1) == [f"resume 2@{P} layer 0", "evict 0.0 0/4", "load 0.0 1/7", *in_place("0.0 1/7")]
 
 
 def test_a_policy_hears_of_gates_before_anything_is_decided() -> None:
@@ -115,8 +113,11 @@ def test_a_policy_hears_of_gates_before_anything_is_decided() -> None:
     d.predict(0, 4)
     d.gate(0, rows={4: 1, 5: 2})
     assert policy.asked == [
-        ("warm", 3), ("keeps", 0, (0, 4), True), ("observed", 0, {4: 1, 5: 2}, False), ("keeps", 0, (0, 5), False),
-    ]  # fmt: skip
+        ("warm", 3),
+        ("keeps", 0, (0, 4), True),
+        ("observed", 0, {4: 1, 5: 2}, False),
+        ("keeps", 0, (0, 5), False),
+    ]
 
 
 # --- hits -------------------------------------------------------------------------------------------------------------
@@ -145,8 +146,12 @@ def test_one_that_waits_in_a_queue_is_a_hit_where_another_brought_it() -> None:
     assert d.predict(0, 1) + d.predict(1, 2) + d.predict(2, 3) == ["load 0.0 0/1", "load 0.1 1/2"]
     d.open(2)
     assert d.gate(2, 3, request=2) == [
-        "evict 0.0 0/1", "evict 0.1 1/2", "load 0.0 2/3", *in_place("0.0 2/3", at=f"2@{P}"), "load 0.1 0/1",
-    ]  # fmt: skip
+        "evict 0.0 0/1",
+        "evict 0.1 1/2",
+        "load 0.0 2/3",
+        *in_place("0.0 2/3", at=f"2@{P}"),
+        "load 0.1 0/1",
+    ]
     assert d.loaded(0) == ["load 0.2 1/2"]
     d.computed(0)
     d.now = 5.0
@@ -185,9 +190,7 @@ def test_warming_is_given_up_for_what_a_gate_waits_for_and_taken_up_again() -> N
     d = cached(Keeps(warms=[(0, 4), (1, 2)]), slots=4)
     d.open()
     assert d.where == {0: (0, 4)}
-    assert d.gate(0, 7) == [
-        "evict 0.0 0/4", "evict 0.1 1/2", "load 0.0 0/7", *in_place("0.0 0/7"), "load 0.1 0/4",
-    ]  # fmt: skip
+    assert d.gate(0, 7) == ["evict 0.0 0/4", "evict 0.1 1/2", "load 0.0 0/7", *in_place("0.0 0/7"), "load 0.1 0/4"]
     assert d.loaded(0) == ["load 0.2 1/2"]
     assert d.stats().preempted == 2
 
@@ -223,8 +226,11 @@ def test_several_workers_are_warmed_as_prefill_shares_them_out() -> None:
     d = cached(Keeps(warms=[(0, 0), (0, 1), (0, 2), (1, 0)]), workers=3, experts=4)
     d.open()
     assert {(place[0], tuple(load.expert)) for place, load in d.in_slots.items()} == {
-        (0, (0, 0)), (1, (0, 1)), (2, (0, 2)), (1, (1, 0)),
-    }  # fmt: skip
+        (0, (0, 0)),
+        (1, (0, 1)),
+        (2, (0, 2)),
+        (1, (1, 0)),
+    }
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
@@ -272,8 +278,11 @@ def test_a_form_that_does_not_serve_is_loaded_again_once_the_gate_says_so() -> N
     d.loaded(0)
     d.loaded(0, slot=1)
     assert d.gate(0, chosen=((0, 1),), scores=SCORES) == [
-        "evict 0.0 0/0", *(f"{x} last" for x in in_place("0.1 0/1")), "load 0.0 0/0", f"{in_place('0.0 0/0')[0]} last",
-    ]  # fmt: skip
+        "evict 0.0 0/0",
+        *(f"{x} last" for x in in_place("0.1 0/1")),
+        "load 0.0 0/0",
+        f"{in_place('0.0 0/0')[0]} last",
+    ]
     assert (d.stats().loads, d.stats().reloads, d.stats().unused) == (3, 0, 0)
 
 
@@ -287,8 +296,11 @@ def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself() -> 
     d.token(1)
     out = d.gate(0, chosen=((1, 0),), scores=((0.3, 0.4, 0.2, 0.1),), at=P + 1)
     assert out == [
-        "evict 0.1 0/1", *in_place("0.0 0/0", at=f"1@{P + 1}"), "load 0.1 0/1", *in_place("0.1 0/1", at=f"1@{P + 1}"),
-    ]  # fmt: skip
+        "evict 0.1 0/1",
+        *in_place("0.0 0/0", at=f"1@{P + 1}"),
+        "load 0.1 0/1",
+        *in_place("0.1 0/1", at=f"1@{P + 1}"),
+    ]
     assert ("left", 0, (0, 1)) in policy.asked
     assert d.stats().hits == 0
     d.computed(0)
@@ -317,8 +329,11 @@ def test_fates_choice_in_prefill_and_in_decoding() -> None:
         d.computed(0, slot=slot)
     d.token(0, prompt=8)
     assert d.gate(0, at=8, chosen=((1, 3),), scores=((0.1, 0.5, 0.3, 0.4),)) == [
-        *in_place("0.0 0/1", at="1@8"), "evict 0.2 0/3", "load 0.2 0/3 int4", *in_place("0.2 0/3", at="1@8"),
-    ]  # fmt: skip
+        *in_place("0.0 0/1", at="1@8"),
+        "evict 0.2 0/3",
+        "load 0.2 0/3 int4",
+        *in_place("0.2 0/3", at="1@8"),
+    ]
 
 
 def test_hobbits_choice_by_what_the_better_ones_weigh() -> None:

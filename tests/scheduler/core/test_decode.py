@@ -151,9 +151,11 @@ def test_without_a_shadow_everything_is_reloaded_group_after_group() -> None:
     at = f"1@{P}"
     for layer, (a, b) in enumerate([(0, 1), (2, 3), (4, 5), (6, 7), (0, 1), (2, 3)]):
         assert d.gate(layer, 2, 6) == [
-            f"load {a}.0 {layer}/2", f"compute {a}.0 {layer}/2 {at} 0:1 last",
-            f"load {b}.0 {layer}/6", f"compute {b}.0 {layer}/6 {at} 0:1 last",
-        ]  # fmt: skip
+            f"load {a}.0 {layer}/2",
+            f"compute {a}.0 {layer}/2 {at} 0:1 last",
+            f"load {b}.0 {layer}/6",
+            f"compute {b}.0 {layer}/6 {at} 0:1 last",
+        ]
         d.now += 3
         d.loaded(a, b)
         assert d.computed(a, b) == [f"resume {at} layer {layer}"]
@@ -247,9 +249,13 @@ def test_two_requests_take_turns_over_the_same_workers() -> None:
     assert d.predict(0, 1, 3, request=2) == []  # the same expert for another request is another demand
     assert d.predict(1, 6, 7, request=1) == []
     assert d.gate(0, 1, 3, request=2) == [
-        "evict 0.0 0/1", "load 0.0 0/1", *compute("0.0 0/1", at=f"2@{P}"),
-        "evict 1.0 0/2", "load 1.0 0/3", *compute("1.0 0/3", at=f"2@{P}"),
-    ]  # fmt: skip
+        "evict 0.0 0/1",
+        "load 0.0 0/1",
+        *compute("0.0 0/1", at=f"2@{P}"),
+        "evict 1.0 0/2",
+        "load 1.0 0/3",
+        *compute("1.0 0/3", at=f"2@{P}"),
+    ]
     assert d.gate(0, 1, 2, request=1) == []  # both slots compute what was named before
     assert d.computed(0) == ["load 0.0 0/1", *compute("0.0 0/1")]
     assert d.computed(1) == [f"resume 2@{P} layer 0", "load 1.0 0/2", *compute("1.0 0/2")]

@@ -40,9 +40,7 @@ def test_a_host_place_has_no_slots_and_no_experts_are_assigned_to_it() -> None:
 def test_what_the_placement_says_is_computed_at_once_without_a_load() -> None:
     d = place(Takes(5))
     d.open()
-    assert d.gate(0, 3, 5) == [
-        *compute("1.0 0/5", last=False), "load 0.0 0/3", *compute("0.0 0/3"),
-    ]  # fmt: skip
+    assert d.gate(0, 3, 5) == [*compute("1.0 0/5", last=False), "load 0.0 0/3", *compute("0.0 0/3")]
     d.now = 2.0
     d.loaded(0)
     assert d.computed(1) == []
@@ -91,9 +89,12 @@ def test_predictions_of_what_the_host_computes_are_over() -> None:
     assert d.predict(1, 1, 2) == []
     d.loaded(0)
     assert d.gate(0, 3, 5, 6) == [
-        "evict 0.0 0/3", "evict 0.1 0/5", *compute("1.0 0/3", "1.0 0/5", "1.0 0/6", last=False),
-        "load 0.0 1/1", "load 0.1 1/2",
-    ]  # fmt: skip
+        "evict 0.0 0/3",
+        "evict 0.1 0/5",
+        *compute("1.0 0/3", "1.0 0/5", "1.0 0/6", last=False),
+        "load 0.0 1/1",
+        "load 0.1 1/2",
+    ]
     assert d.computed(1, 1, 1) == [f"resume 1@{P} layer 0"]
     assert (d.stats().unused, d.stats().present, d.stats().preempted) == (0, 1, 0)
 

@@ -66,9 +66,11 @@ def test_the_last_worker_lost_fails_every_request_with_the_reason() -> None:
     d.gate(0, 3)
     assert d.lose(1) == []
     assert d.lose(0, "power cut") == [
-        "unfollow 1", "fail 1: the last worker is gone: power cut",
-        "unfollow 2", "fail 2: the last worker is gone: power cut",
-    ]  # fmt: skip
+        "unfollow 1",
+        "fail 1: the last worker is gone: power cut",
+        "unfollow 2",
+        "fail 2: the last worker is gone: power cut",
+    ]
     assert d.gate(1, 3) == []
     assert d.do(t.RequestClosed(1)) == []
     assert d.open(3, decode=False) == ["follow 3 from 0", "unfollow 3", "fail 3: no worker is connected"]

@@ -46,9 +46,11 @@ def test_a_forecast_made_at_a_gate_comes_after_what_the_gate_itself_needs() -> N
     assert d.gate(1, 1, 2) == compute("0.1 1/1", "0.2 1/2")
     d.do(t.RequestClosed(1))
     assert tells.heard == [
-        ("begun", at(0), 1, False), ("fired", at(0), {3: 1}, False), ("fired", at(1), {1: 1, 2: 1}, False),
+        ("begun", at(0), 1, False),
+        ("fired", at(0), {3: 1}, False),
+        ("fired", at(1), {1: 1, 2: 1}, False),
         ("closed", 1),
-    ]  # fmt: skip
+    ]
     assert d.in_slots == {}
 
 
@@ -90,10 +92,13 @@ def test_pipelined_prefill_loads_after_the_gate_most_rows_first_and_computes_as_
     d = Driver(workers=1, slots=3, group=1, layers=1, experts=4, prefill="pipelined", shadow=False)
     assert d.prefill() == []
     assert d.gate(0, at=0, rows={0: 1, 1: 9, 2: 6}) == [
-        "load 0.0 0/1", *compute("0.0 0/1", at="1@0", rows="0:9"),
-        "load 0.1 0/2", *compute("0.1 0/2", at="1@0", rows="0:6"),
-        "load 0.2 0/0", *compute("0.2 0/0", at="1@0", rows="0:1"),
-    ]  # fmt: skip
+        "load 0.0 0/1",
+        *compute("0.0 0/1", at="1@0", rows="0:9"),
+        "load 0.1 0/2",
+        *compute("0.1 0/2", at="1@0", rows="0:6"),
+        "load 0.2 0/0",
+        *compute("0.2 0/0", at="1@0", rows="0:1"),
+    ]
     assert (d.stats().reloads, d.stats().loads) == (0, 3)
 
 
@@ -115,9 +120,11 @@ def test_pipelined_prefill_can_be_foreseen() -> None:
     d.computed(0)
     d.loaded(0, slot=1)
     assert d.gate(1, at=0, rows={2: 9, 3: 7}) == [
-        "evict 0.2 1/0", *compute("0.1 1/2", at="1@0", rows="0:9"),
-        "load 0.0 1/3", *compute("0.0 1/3", at="1@0", rows="0:7"),
-    ]  # fmt: skip
+        "evict 0.2 1/0",
+        *compute("0.1 1/2", at="1@0", rows="0:9"),
+        "load 0.0 1/3",
+        *compute("0.0 1/3", at="1@0", rows="0:7"),
+    ]
     assert (d.stats().unused, d.stats().overall.activated) == (1, 0)  # recall is decoding's
 
 

@@ -83,8 +83,11 @@ def test_a_predictor_speaks_when_a_decode_pass_begins_as_a_shadow_would() -> Non
     assert told == [["load 0.0 0/3", "load 1.0 0/1"], ["load 2.0 1/3", "load 3.0 1/1"], []]
     for x in (d, other):
         assert x.gate(0, 3, 5) == [
-            "evict 1.0 0/1", "compute 0.0 0/3 1@60 0:1 last", "load 1.0 0/5", "compute 1.0 0/5 1@60 0:1 last",
-        ]  # fmt: skip
+            "evict 1.0 0/1",
+            "compute 0.0 0/3 1@60 0:1 last",
+            "load 1.0 0/5",
+            "compute 1.0 0/5 1@60 0:1 last",
+        ]
     assert (d.stats().overall.recall, d.stats().in_time, d.stats().reloads) == (0.5, 1, 1)
     assert other.stats().overall.recall is None  # no shadow follows, nobody predicts: nothing to compare with
 

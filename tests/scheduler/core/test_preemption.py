@@ -50,9 +50,13 @@ def test_a_second_pre_emption_takes_the_next_furthest_and_they_return_nearest_fi
     d.loaded(0)
     d.loaded(0, slot=1)
     assert d.gate(0, 4, 5) == [
-        "evict 0.1 2/2", "load 0.1 0/4", *compute("0.1 0/4"),
-        "evict 0.0 1/1", "load 0.0 0/5", *compute("0.0 0/5"),
-    ]  # fmt: skip
+        "evict 0.1 2/2",
+        "load 0.1 0/4",
+        *compute("0.1 0/4"),
+        "evict 0.0 1/1",
+        "load 0.0 0/5",
+        *compute("0.0 0/5"),
+    ]
     assert d.computed(0, slot=1) == ["load 0.1 1/1"]
     assert d.computed(0, slot=0) == [f"resume 1@{P} layer 0", "load 0.0 2/2"]
 
@@ -126,9 +130,14 @@ def test_loads_that_gates_wait_for_do_not_make_way_for_each_other() -> None:
     d = one(slots=3)
     d.predict(1, 1)
     assert d.gate(0, 5, 6, 7) == [
-        "evict 0.0 1/1", "load 0.0 0/5", *compute("0.0 0/5"), "load 0.1 0/6", *compute("0.1 0/6"),
-        "load 0.2 0/7", *compute("0.2 0/7"),
-    ]  # fmt: skip
+        "evict 0.0 1/1",
+        "load 0.0 0/5",
+        *compute("0.0 0/5"),
+        "load 0.1 0/6",
+        *compute("0.1 0/6"),
+        "load 0.2 0/7",
+        *compute("0.2 0/7"),
+    ]
     assert d.stats().preempted == 1
 
 

@@ -56,16 +56,23 @@ def test_prefill_drops_what_is_not_activated_and_loads_ahead_in_its_place() -> N
     assert d.prefill() == ["load 0.0 0/0", "load 1.0 0/1", "load 2.0 0/2", "load 3.0 0/3"]
     d.loaded(0, 1, 2)
     assert d.gate(0, at=0, rows={0: 3, 2: 5}) == [
-        "evict 1.0 0/1", "evict 3.0 0/3",
-        "compute 0.0 0/0 1@0 0:3 last", "compute 2.0 0/2 1@0 0:5 last",
-        "load 1.0 1/1", "load 3.0 1/3",
-    ]  # fmt: skip
+        "evict 1.0 0/1",
+        "evict 3.0 0/3",
+        "compute 0.0 0/0 1@0 0:3 last",
+        "compute 2.0 0/2 1@0 0:5 last",
+        "load 1.0 1/1",
+        "load 3.0 1/3",
+    ]
     assert d.computed(0) == ["load 0.0 1/0"]
     assert d.computed(2) == ["resume 1@0 layer 0", "load 2.0 1/2"]
     assert d.gate(1, at=0, rows={1: 1, 3: 1}) == [
-        "evict 0.0 1/0", "evict 2.0 1/2", "compute 1.0 1/1 1@0 0:1 last", "compute 3.0 1/3 1@0 0:1 last",
-        "load 0.0 2/0", "load 2.0 2/2",
-    ]  # fmt: skip
+        "evict 0.0 1/0",
+        "evict 2.0 1/2",
+        "compute 1.0 1/1 1@0 0:1 last",
+        "compute 3.0 1/3 1@0 0:1 last",
+        "load 0.0 2/0",
+        "load 2.0 2/2",
+    ]
     assert (d.stats().unused, d.stats().reloads) == (4, 0)
 
 
@@ -75,10 +82,19 @@ def test_prefill_with_more_experts_than_workers_shares_them_evenly() -> None:
     loads = ["0 0/0", "1 0/1", "2 0/2", *finish_prefill(d, range(3), 4)]
     # 12 experts, 3 workers: four each, the start of each layer moved on by one.
     assert sorted(loads) == [
-        "0 0/0", "0 0/3", "0 1/2", "0 2/1",
-        "1 0/1", "1 1/0", "1 1/3", "1 2/2",
-        "2 0/2", "2 1/1", "2 2/0", "2 2/3",
-    ]  # fmt: skip
+        "0 0/0",
+        "0 0/3",
+        "0 1/2",
+        "0 2/1",
+        "1 0/1",
+        "1 1/0",
+        "1 1/3",
+        "1 2/2",
+        "2 0/2",
+        "2 1/1",
+        "2 2/0",
+        "2 2/3",
+    ]
     assert (d.in_slots, d.stats().reloads) == ({}, 0)
 
 
@@ -114,8 +130,9 @@ def test_parts_of_no_given_size_have_sixteen_rows_and_are_eight_at_most(rows: in
     ends = list(itertools.accumulate(parts, initial=0))
     ranges = [f"{start}:{stop}" for start, stop in itertools.pairwise(ends)]
     assert d.gate(0, at=0, rows={0: rows}) == [
-        *(f"compute 0.0 0/0 1@0 {r}" for r in ranges[:-1]), f"compute 0.0 0/0 1@0 {ranges[-1]} last"
-    ]  # fmt: skip
+        *(f"compute 0.0 0/0 1@0 {r}" for r in ranges[:-1]),
+        f"compute 0.0 0/0 1@0 {ranges[-1]} last",
+    ]
 
 
 def test_prefill_stalls_are_kept_apart() -> None:
@@ -165,11 +182,14 @@ def test_in_turn_a_layer_loads_after_its_gate_and_is_sent_when_all_have_ended() 
     assert d.loaded(0, 3) == []
     d.now = 26.0
     assert d.loaded(1) == [
-        *in_place("0.0 0/0", at="1@0", rows="0:4"), *in_place("0.0 0/0", at="1@0", rows="4:8"),
-        *in_place("0.0 0/0", at="1@0", rows="8:12"), "compute 0.0 0/0 1@0 12:16 last",
-        *in_place("1.0 0/1", at="1@0", rows="0:4"), "compute 1.0 0/1 1@0 4:6 last",
+        *in_place("0.0 0/0", at="1@0", rows="0:4"),
+        *in_place("0.0 0/0", at="1@0", rows="4:8"),
+        *in_place("0.0 0/0", at="1@0", rows="8:12"),
+        "compute 0.0 0/0 1@0 12:16 last",
+        *in_place("1.0 0/1", at="1@0", rows="0:4"),
+        "compute 1.0 0/1 1@0 4:6 last",
         "compute 3.0 0/3 1@0 0:4 last",
-    ]  # fmt: skip
+    ]
     assert d.computed(0, 0, 0, 0, 1, 1) == []
     assert d.computed(3) == ["resume 1@0 layer 0"]
     assert d.gate(1, at=0, rows={2: 1}) == ["load 2.0 1/2"]

@@ -61,14 +61,34 @@ def reached(make: Callable[[int], Plan], worlds: int) -> Counter[str]:
 def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
     runs = reached(random_plan, 70)
     often = {
-        "reload", "predicted, loaded late", "pre-empted", "unused", "late prediction", "second prediction", "stall",
-        "several chunks", "stale fact", "load failed", "compute failed", "recall between 0 and 1", "unpredicted",
-        "put off", "two on a link", "form full", "clear",
-    }  # fmt: skip
+        "reload",
+        "predicted, loaded late",
+        "pre-empted",
+        "unused",
+        "late prediction",
+        "second prediction",
+        "stall",
+        "several chunks",
+        "stale fact",
+        "load failed",
+        "compute failed",
+        "recall between 0 and 1",
+        "unpredicted",
+        "put off",
+        "two on a link",
+        "form full",
+        "clear",
+    }
     rare = {
-        "lost while idle", "lost while loading", "lost while computing", "joined late", "closed in a layer",
-        "shadow lost", "failed: no worker", "failed: too often",
-    }  # fmt: skip
+        "lost while idle",
+        "lost while loading",
+        "lost while computing",
+        "joined late",
+        "closed in a layer",
+        "shadow lost",
+        "failed: no worker",
+        "failed: too often",
+    }
     assert set(runs) == often | rare
     assert {what: runs[what] for what in often if runs[what] < 10} == {}
     assert {what: runs[what] for what in rare if runs[what] < 2} == {}
@@ -77,12 +97,34 @@ def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
 def test_worlds_with_any_choices_reach_every_branch_that_is_hard() -> None:
     runs = reached(eventful_plan, 160)
     expected = {
-        "computed where it was": 60, "shared": 30, "loaded in turn": 20, "failed: too few slots": 2, "reload": 60,
-        "load failed": 20, "compute failed": 20, "lost while computing": 5, "stall": 60, "several chunks": 20,
-        "closed in a layer": 3, "recall between 0 and 1": 60, "pre-empted": 60, "unused": 40, "victim": 40, "warm": 15,
-        "warmed": 10, "first of the idle": 10, "computed by a host": 25, "host failed": 5, "host lost at work": 2,
-        "routed": 20, "form int4": 15, "brings others": 40, "late prediction": 60, "clear": 30, "put off": 60,
-    }  # fmt: skip
+        "computed where it was": 60,
+        "shared": 30,
+        "loaded in turn": 20,
+        "failed: too few slots": 2,
+        "reload": 60,
+        "load failed": 20,
+        "compute failed": 20,
+        "lost while computing": 5,
+        "stall": 60,
+        "several chunks": 20,
+        "closed in a layer": 3,
+        "recall between 0 and 1": 60,
+        "pre-empted": 60,
+        "unused": 40,
+        "victim": 40,
+        "warm": 15,
+        "warmed": 10,
+        "first of the idle": 10,
+        "computed by a host": 25,
+        "host failed": 5,
+        "host lost at work": 2,
+        "routed": 20,
+        "form int4": 15,
+        "brings others": 40,
+        "late prediction": 60,
+        "clear": 30,
+        "put off": 60,
+    }
     assert {what: runs[what] for what, least in expected.items() if runs[what] < least} == {}
 
 

@@ -54,8 +54,10 @@ def test_an_expert_that_is_not_there_is_loaded_by_whoever_names_it_first() -> No
     assert d.computed(0) == [f"resume 1@{P} layer 1"]
     d.token(1)
     assert d.gate(1, 0, 1, at=P + 1) == [
-        *in_place("0.0 1/0", at=f"1@{P + 1}"), "load 1.0 1/1", *in_place("1.0 1/1", at=f"1@{P + 1}"),
-    ]  # fmt: skip
+        *in_place("0.0 1/0", at=f"1@{P + 1}"),
+        "load 1.0 1/1",
+        *in_place("1.0 1/1", at=f"1@{P + 1}"),
+    ]
     assert d.computed(0, 1) == [f"resume 1@{P + 1} layer 1"]
     assert (d.stats().loads, d.stats().reloads, d.stats().hits) == (2, 2, 1)
 
@@ -108,9 +110,7 @@ def test_a_shared_load_that_fails_is_tried_again_once_for_all() -> None:
     assert MAX_FAILURES == 3
     often = "expert 0 of layer 0 failed 3 times: disk"
     # It has failed once less for request 2, whose computation never did.
-    assert d.load_failed(0) == [
-        f"fail 1: {often}", "evict 0.0 0/0", "load 0.0 0/0", *in_place("0.0 0/0", at=f"2@{P}"),
-    ]  # fmt: skip
+    assert d.load_failed(0) == [f"fail 1: {often}", "evict 0.0 0/0", "load 0.0 0/0", *in_place("0.0 0/0", at=f"2@{P}")]
     assert d.load_failed(0) == ["evict 0.0 0/0", f"fail 2: {often}"]
     assert d.in_slots == {}
 
@@ -164,8 +164,10 @@ def test_a_loss_that_leaves_too_few_slots_fails_what_is_open_until_workers_come(
     d.do(t.WorkerJoined(7, 1))
     d.open(2)
     assert d.gate(0, 0, 1, request=2) == [
-        *in_place("1.0 0/1", at=f"2@{P}"), "load 7.0 0/0", *in_place("7.0 0/0", at=f"2@{P}"),
-    ]  # fmt: skip
+        *in_place("1.0 0/1", at=f"2@{P}"),
+        "load 7.0 0/0",
+        *in_place("7.0 0/0", at=f"2@{P}"),
+    ]
 
 
 @pytest.mark.parametrize(("workers", "layers", "experts"), [(8, 4, 8), (3, 5, 4), (5, 2, 8), (1, 3, 2)])
@@ -214,8 +216,11 @@ def test_a_policy_that_evicts_is_told_of_uses_and_asked_for_victims() -> None:
     assert step(d, 5, 0) == []
     assert step(d, 6, 3) == ["evict 0.1 0/2", "load 0.1 0/3"]
     assert [told for told in policy.told if told[2] or told[0] == "left"] == [
-        ("used", (0, 0), True), ("left", (0, 1), False), ("used", (0, 0), True), ("left", (0, 2), False),
-    ]  # fmt: skip
+        ("used", (0, 0), True),
+        ("left", (0, 1), False),
+        ("used", (0, 0), True),
+        ("left", (0, 2), False),
+    ]
     assert (d.stats().loads, d.stats().hits, d.stats().preempted) == (4, 2, 0)
 
 
@@ -261,6 +266,9 @@ def test_what_only_a_prediction_still_needs_gives_way_to_what_is_named() -> None
     assert d.predict(0, 1, at=P + 1, request=1) == []  # shares it
     assert d.gate(0, 2, request=2) == []  # must wait: the slot computes
     assert d.computed(0) == [
-        f"resume 1@{P} layer 0", "evict 0.0 0/1", "load 0.0 0/2", *in_place("0.0 0/2", at=f"2@{P}"),
-    ]  # fmt: skip
+        f"resume 1@{P} layer 0",
+        "evict 0.0 0/1",
+        "load 0.0 0/2",
+        *in_place("0.0 0/2", at=f"2@{P}"),
+    ]
     assert d.computed(0) == [f"resume 2@{P} layer 0", "evict 0.0 0/2", "load 0.0 0/1"]

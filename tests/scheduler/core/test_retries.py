@@ -103,11 +103,21 @@ def test_facts_about_what_is_over_are_ignored() -> None:
     call = d.calls[0, 0][0].call_id
     d.computed(0)
     done = [
-        t.LoadEnded(dropped, 10), t.LoadFailed(dropped, "x"), t.ComputeEnded(call), t.ComputeFailed(call, "x"),
-        t.LoadEnded(987), t.LoadFailed(987, "x"), t.ComputeEnded(987), t.ComputeFailed(987, "x"),
-        t.WorkerLost(9, "x"), t.RequestClosed(9), t.TokenDecoded(9, 0), t.PassStarted(9, 0, 4, True),
-        t.GateFired(t.Visit(9, 0, 0), ((1, 1),)), t.Predicted(9, 0, 0, (1,)),
-    ]  # fmt: skip
+        t.LoadEnded(dropped, 10),
+        t.LoadFailed(dropped, "x"),
+        t.ComputeEnded(call),
+        t.ComputeFailed(call, "x"),
+        t.LoadEnded(987),
+        t.LoadFailed(987, "x"),
+        t.ComputeEnded(987),
+        t.ComputeFailed(987, "x"),
+        t.WorkerLost(9, "x"),
+        t.RequestClosed(9),
+        t.TokenDecoded(9, 0),
+        t.PassStarted(9, 0, 4, True),
+        t.GateFired(t.Visit(9, 0, 0), ((1, 1),)),
+        t.Predicted(9, 0, 0, (1,)),
+    ]
     assert [d.do(event) for event in done] == [[]] * len(done)
     assert d.stats().bytes_loaded == 0
 

@@ -51,9 +51,12 @@ def router(*rows: tuple[int, ...], **fields: Any) -> Driver:
 def test_experts_in_place_of_the_gates_are_loaded_and_computed_and_told_first() -> None:
     d = router((0, 2))
     assert d.gate(0, chosen=((0, 1),), scores=SCORES) == [
-        f"route 1@{P} layer 0: 0 2, here ", "load 0.0 0/0", f"compute 0.0 0/0 1@{P} 0:1 last",
-        "load 1.0 0/2", f"compute 1.0 0/2 1@{P} 0:1 last",
-    ]  # fmt: skip
+        f"route 1@{P} layer 0: 0 2, here ",
+        "load 0.0 0/0",
+        f"compute 0.0 0/0 1@{P} 0:1 last",
+        "load 1.0 0/2",
+        f"compute 1.0 0/2 1@{P} 0:1 last",
+    ]
     assert (d.stats().named, d.stats().present, d.stats().overall.activated) == (2, 0, 0)
 
 
@@ -76,9 +79,13 @@ def test_rows_are_counted_anew_and_an_expert_that_nobody_computes_any_more_is_dr
     d.predict(0, 1)
     d.loaded(0)
     assert d.gate(0, chosen=((0, 1), (1, 2)), scores=SCORES * 2) == [
-        f"route 1@{P} layer 0: 0 2 | 2, here ", "evict 0.0 0/1",
-        "load 0.0 0/2", f"compute 0.0 0/2 1@{P} 0:2 last", "load 1.0 0/0", f"compute 1.0 0/0 1@{P} 0:1 last",
-    ]  # fmt: skip
+        f"route 1@{P} layer 0: 0 2 | 2, here ",
+        "evict 0.0 0/1",
+        "load 0.0 0/2",
+        f"compute 0.0 0/2 1@{P} 0:2 last",
+        "load 1.0 0/0",
+        f"compute 1.0 0/0 1@{P} 0:1 last",
+    ]
     assert (d.stats().unused, d.stats().in_time, d.stats().overall.correct) == (1, 1, 1)
     assert d.stats().overall.activated == 3
 
@@ -116,9 +123,12 @@ def test_what_is_foreseen_becomes_loads_in_the_order_to_bring_and_recall_of_all(
     assert d.foresee(1, *SCORES) == ["load 0.1 1/3", "load 0.2 1/0"]
     assert attends.asked == [(visit, SCORES, {1}, False)]
     assert d.gate(1, 0, 2) == [
-        f"route 1@{P} layer 1: as chosen, here ", f"compute 0.2 1/0 1@{P} 0:1", "evict 0.1 1/3",
-        "load 0.1 1/2", f"compute 0.1 1/2 1@{P} 0:1",
-    ]  # fmt: skip
+        f"route 1@{P} layer 1: as chosen, here ",
+        f"compute 0.2 1/0 1@{P} 0:1",
+        "evict 0.1 1/3",
+        "load 0.1 1/2",
+        f"compute 0.1 1/2 1@{P} 0:1",
+    ]
     assert (d.stats().overall.correct, d.stats().overall.activated) == (1, 2)
     assert (d.stats().reloads, d.stats().unused, d.stats().in_time) == (1, 1, 1)
 

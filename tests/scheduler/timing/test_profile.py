@@ -49,9 +49,14 @@ def test_from_any_folder(tmp_path: Path) -> None:
     """Also where the packages are installed and the working directory is another."""
     code = f"from scheduler.timing.profile import find_profile; print(find_profile({NAME!r}).workers)"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout == "8\n", done.stderr
 
 
@@ -255,10 +260,17 @@ def test_one_that_is_so_many_times_slower(name: str) -> None:
     """Whatever takes time takes as much longer, and nothing else changes."""
     plain, slow = find_profile(name), find_profile(f"{name}@8")
     for times in (
-        lambda p: p.main_s(1), lambda p: p.main_s(50), lambda p: p.compute_s(1), lambda p: p.compute_s(50),
-        lambda p: p.load_s, lambda p: p.hop_s, lambda p: p.shadow_layer_s, lambda p: 1 / p.link_bits_per_s,
-        lambda p: p.host_compute_s(1) if p.host_s else 0, lambda p: p.host_extra_s,
-    ):  # fmt: skip
+        lambda p: p.main_s(1),
+        lambda p: p.main_s(50),
+        lambda p: p.compute_s(1),
+        lambda p: p.compute_s(50),
+        lambda p: p.load_s,
+        lambda p: p.hop_s,
+        lambda p: p.shadow_layer_s,
+        lambda p: 1 / p.link_bits_per_s,
+        lambda p: p.host_compute_s(1) if p.host_s else 0,
+        lambda p: p.host_extra_s,
+    ):
         assert times(slow) == pytest.approx(8 * times(plain))
     assert slow.name == f"{name}@8"
     same = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes", "workers", "group_size", "model_sizes")

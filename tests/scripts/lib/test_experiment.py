@@ -53,8 +53,11 @@ def start(out: Path, *flags: str) -> subprocess.Popen[str]:
     """The same in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.scripts.lib.squares", "--out", str(out), *flags],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def killed(out: Path, at: int) -> None:

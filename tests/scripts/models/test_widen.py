@@ -12,12 +12,20 @@ from scripts.models import widen
 def test_a_wider_checkpoint_says_what_it_said(kind: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"mixtral": {"num_local_experts": 4, "intermediate_size": 24},
-             "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8}}[kind]  # fmt: skip
+    sizes = {
+        "mixtral": {"num_local_experts": 4, "intermediate_size": 24},
+        "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8},
+    }[kind]
     config = AutoConfig.for_model(
-        kind, vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        num_experts_per_tok=2, **sizes,
-    )  # fmt: skip
+        kind,
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts_per_tok=2,
+        **sizes,
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     wide = widen.widened(model, 5).eval()

@@ -41,9 +41,12 @@ def row(system: str, times: list[float], hit_rate: float, budget: int = 10) -> d
 def test_who_is_ahead_of_whom() -> None:
     """Ratios are paired: the third prompt met a machine that was ten times as slow."""
     rows = [
-        row("fate", [1.0, 2.0, 9.0], 0.7), row("eap", [2.0, 4.0, 20.0], 0.5), row("on-demand", [1.0, 1.0, 10.0], 0.0),
-        row("fate", [1.0], 0.4, 50), row("eap", [1.0], 0.5, 50),
-    ]  # fmt: skip
+        row("fate", [1.0, 2.0, 9.0], 0.7),
+        row("eap", [2.0, 4.0, 20.0], 0.5),
+        row("on-demand", [1.0, 1.0, 10.0], 0.0),
+        row("fate", [1.0], 0.4, 50),
+        row("eap", [1.0], 0.5, 50),
+    ]
     assert show.claims(rows) == [
         "m: fate against on-demand: TPOT 1.00 of its, hit rate +0.70 at 10 %; not faster at 10 %",
         "m: fate against eap: TPOT 0.50 1.00 of its, hit rate +0.20 -0.10 at 10, 50 %; "

@@ -63,12 +63,25 @@ def snapshot(
 ) -> dict[str, Any]:
     """What a head says of its hosts, in the states given; `hosts`: what is otherwise of some, by name."""
     rows = [
-        {"address": host.address, "role": host.role, "number": host.number, "ray": "alive", "state": state,
-         "detail": "", "store": "verified" if state == "ready" else "", "slots": 2, "device": "cpu",
-         "loader": "disk", "load_bytes_per_s": 2e9, "round_trip_s": 0.000312, "memory_bytes": 123_400_000,
-         "heartbeat_s": 0.2} | hosts.get(host.name, {})
+        {
+            "address": host.address,
+            "role": host.role,
+            "number": host.number,
+            "ray": "alive",
+            "state": state,
+            "detail": "",
+            "store": "verified" if state == "ready" else "",
+            "slots": 2,
+            "device": "cpu",
+            "loader": "disk",
+            "load_bytes_per_s": 2e9,
+            "round_trip_s": 0.000312,
+            "memory_bytes": 123_400_000,
+            "heartbeat_s": 0.2,
+        }
+        | hosts.get(host.name, {})
         for host, state in zip(cluster.hosts, states, strict=True)
-    ]  # fmt: skip
+    ]
     return {"hosts": rows, "ready": ready, "error": error}
 
 

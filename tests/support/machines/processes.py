@@ -85,11 +85,15 @@ class Starter:
     def __call__(self, *args: str, stdin: Any = subprocess.DEVNULL, **environment: str) -> Running:
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
-            [ODMOE, *args], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            [ODMOE, *args],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
             env=os.environ | {MARK: mark} | environment,
             # A shell that runs the tests in its background has them ignore Ctrl-C, and their children with them.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
+        )
         self._running.append(Running(process, mark))
         return self._running[-1]
 

@@ -96,10 +96,18 @@ def serve_hosts(folder: Path) -> Iterator[SshHosts]:
         port = probe.getsockname()[1]
     hosts = SshHosts(folder, port, tuple(f"127.0.99.{n + 1}" for n in range(COUNT)))
     lines = [
-        f"Port {port}", *(f"ListenAddress {address}" for address in hosts.addresses), f"HostKey {folder}/host_key",
-        f"AuthorizedKeysFile {folder}/key.pub", "StrictModes no", "PidFile none", "UsePAM no", "MaxStartups 50",
-        "PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin yes",
-    ]  # fmt: skip
+        f"Port {port}",
+        *(f"ListenAddress {address}" for address in hosts.addresses),
+        f"HostKey {folder}/host_key",
+        f"AuthorizedKeysFile {folder}/key.pub",
+        "StrictModes no",
+        "PidFile none",
+        "UsePAM no",
+        "MaxStartups 50",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "PermitRootLogin yes",
+    ]
     for address in hosts.addresses:
         home = hosts.home(address)
         home.mkdir(parents=True)

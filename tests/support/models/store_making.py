@@ -92,8 +92,12 @@ class StoreMaker:
     def __init__(self, model: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(model)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
     def line(self) -> str:
         """What it says next: a process id, "done ...", "killed", or an error's name and text."""

@@ -83,9 +83,15 @@ class ShadowClient:
             assert self._changed.wait_for(ready, WAIT_S), f"{what} did not come within {WAIT_S:g} s: {self.got[-3:]}"
 
     def open(
-        self, number: int, answer: MainAnswer, token: int = 1, kv: int = 1, first: int = 0, new: int = STEPS,
+        self,
+        number: int,
+        answer: MainAnswer,
+        token: int = 1,
+        kv: int = 1,
+        first: int = 0,
+        new: int = STEPS,
         lookahead: int = 2,
-    ) -> None:  # fmt: skip
+    ) -> None:
         prompt = (*answer.prompt, *answer.tokens[:first])
         message = OpenRequest(number, prompt, first, new, token, kv, lookahead)
         self._requests[number] = (message, answer)

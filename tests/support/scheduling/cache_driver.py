@@ -23,9 +23,13 @@ class Device:
         policy.check(shape, slots)
 
     def gate(
-        self, layer: int, named: Iterable[int] | Mapping[int, int], scores: Scores = (), prefill: bool = False,
+        self,
+        layer: int,
+        named: Iterable[int] | Mapping[int, int],
+        scores: Scores = (),
+        prefill: bool = False,
         request: int = 0,
-    ) -> list[bool]:  # fmt: skip
+    ) -> list[bool]:
         """A gate names experts, all are computed; for each of them, ascending, whether it was there."""
         rows = dict(named) if isinstance(named, Mapping) else dict.fromkeys(named, 1)
         self.policy.observed(Visit(request, 0, layer), rows, scores, prefill)

@@ -71,17 +71,34 @@ class Driver:
     """
 
     def __init__(
-        self, workers: int = 8, slots: int = 1, group: int = 2, layers: int = 6, experts: int = 8,
-        mini_batch: int | None = 128, periods: tuple[int, int] = (1, 1), shadow: bool = True,
-        by_layer: tuple[int, ...] = (), mixed: tuple[int, ...] = (), prefill: str = "ahead",
-        predictor: Predictor | None = None, residency: Residency | None = None, router: Router | None = None,
-        placement: Placement | None = None, precision: Precision | None = None, top_k: int = 2,
-    ) -> None:  # fmt: skip
+        self,
+        workers: int = 8,
+        slots: int = 1,
+        group: int = 2,
+        layers: int = 6,
+        experts: int = 8,
+        mini_batch: int | None = 128,
+        periods: tuple[int, int] = (1, 1),
+        shadow: bool = True,
+        by_layer: tuple[int, ...] = (),
+        mixed: tuple[int, ...] = (),
+        prefill: str = "ahead",
+        predictor: Predictor | None = None,
+        residency: Residency | None = None,
+        router: Router | None = None,
+        placement: Placement | None = None,
+        precision: Precision | None = None,
+        top_k: int = 2,
+    ) -> None:
         shape = t.ModelShape(tuple(range(layers)), experts, top_k=top_k, by_layer=by_layer)
         strategy = Strategy(
-            predictor or Silent(shape), residency or Cacheless(), router or TopK(), placement or DeviceOnly(),
-            precision or Full(), predicts=predictor is not None,
-        )  # fmt: skip
+            predictor or Silent(shape),
+            residency or Cacheless(),
+            router or TopK(),
+            placement or DeviceOnly(),
+            precision or Full(),
+            predicts=predictor is not None,
+        )
         self.core = Core(shape, RoundRobin(group), Alignment(*periods), mini_batch, strategy, prefill)
         self.in_slots: dict[tuple[int, int], t.Load] = {}
         self.calls: dict[tuple[int, int], list[t.Compute]] = defaultdict(list)
@@ -130,9 +147,15 @@ class Driver:
         return self.do(t.Predicted(request, at, layer, experts))
 
     def gate(
-        self, layer: int, *experts: int, at: int = P, request: int = 1, rows: dict[int, int] | None = None,
-        scores: tuple[tuple[float, ...], ...] = (), chosen: tuple[tuple[int, ...], ...] = (),
-    ) -> list[str]:  # fmt: skip
+        self,
+        layer: int,
+        *experts: int,
+        at: int = P,
+        request: int = 1,
+        rows: dict[int, int] | None = None,
+        scores: tuple[tuple[float, ...], ...] = (),
+        chosen: tuple[tuple[int, ...], ...] = (),
+    ) -> list[str]:
         """`chosen`: in place of `experts`, for each row those that it chose."""
         named = rows or dict.fromkeys(experts, 1) or Counter(e for row in chosen for e in row)
         return self.do(t.GateFired(t.Visit(request, at, layer), tuple(sorted(named.items())), chosen, scores))

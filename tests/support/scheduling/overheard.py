@@ -15,10 +15,13 @@ from support.scheduling.referee import Referee
 
 def overheard(strategy: Strategy, referee: Referee) -> Strategy:
     return Strategy(
-        _Predictor(strategy.predictor, referee), _Residency(strategy.residency, referee),
-        _Router(strategy.router, referee), _Placement(strategy.placement, referee), strategy.precision,
+        _Predictor(strategy.predictor, referee),
+        _Residency(strategy.residency, referee),
+        _Router(strategy.router, referee),
+        _Placement(strategy.placement, referee),
+        strategy.precision,
         strategy.predicts,
-    )  # fmt: skip
+    )
 
 
 class _Predictor:

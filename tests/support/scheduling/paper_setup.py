@@ -14,10 +14,24 @@ EXPERT = 3 * 4096 * 14336
 ATTENTION = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
 READ = ATTENTION + 32 * (8 * 4096 + 2 * 4096) + 4096 + 4096 * 32000
 MIXTRAL = ModelSize(
-    "Mixtral-8x7B", dtype="float32", depth=32, layers=32, experts=8, top_k=2, hidden=4096, expert=EXPERT,
-    experts_all=32 * 8 * EXPERT, dense=READ + 4096 * 32000, read=READ, linear=ATTENTION, cache_token=32 * 2048,
-    cache=512 * 32 * 2048, context=512, context_max=32768, item_bytes=4,
-)  # fmt: skip
+    "Mixtral-8x7B",
+    dtype="float32",
+    depth=32,
+    layers=32,
+    experts=8,
+    top_k=2,
+    hidden=4096,
+    expert=EXPERT,
+    experts_all=32 * 8 * EXPERT,
+    dense=READ + 4096 * 32000,
+    read=READ,
+    linear=ATTENTION,
+    cache_token=32 * 2048,
+    cache=512 * 32 * 2048,
+    context=512,
+    context_max=32768,
+    item_bytes=4,
+)
 PAPER = Setup(MIXTRAL, Hardware(PROFILE, 8), Policy())
 
 
@@ -29,9 +43,16 @@ def few_layers(layers: int) -> Setup:
 
     m = MIXTRAL
     model = replace(
-        m, depth=layers, layers=layers, experts_all=part(m.experts_all), dense=part(m.dense), read=part(m.read),
-        linear=part(m.linear), cache_token=part(m.cache_token), cache=part(m.cache),
-    )  # fmt: skip
+        m,
+        depth=layers,
+        layers=layers,
+        experts_all=part(m.experts_all),
+        dense=part(m.dense),
+        read=part(m.read),
+        linear=part(m.linear),
+        cache_token=part(m.cache_token),
+        cache=part(m.cache),
+    )
     return replace(PAPER, model=model)
 
 

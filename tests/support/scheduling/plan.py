@@ -74,14 +74,25 @@ def random_plan(seed: int) -> Plan:
     return Plan(
         seed=seed,
         slots=tuple(rng.choice((1, 1, 1, 2, 3)) for _ in range(rng.choice((1, 2, 3, 4, 5, 8, 12)))),
-        group=rng.randint(1, 4), layers=rng.randint(1, 6), experts=experts, top_k=rng.randint(1, experts),
-        mini_batch=rng.choice((1, 2, 4, 128)), periods=(rng.choice((0, 1, 2)), rng.choice((0, 1, 3))),
-        requests=rng.choice((1, 1, 2, 3)), prompt=rng.randint(1, 9), answer=rng.randint(1, 5),
-        main=rng.choice((1, 5, 30)), load=rng.choice((1, 10, 40)), compute=rng.choice((1, 5, 20)),
-        latency=rng.choice((0, 2, 10)), shadow=rng.random() < 0.85, predict=rng.choice((1, 5, 30, 60)),
-        accuracy=rng.choice((0.0, 0.5, 0.9, 1.0)), failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
+        group=rng.randint(1, 4),
+        layers=rng.randint(1, 6),
+        experts=experts,
+        top_k=rng.randint(1, experts),
+        mini_batch=rng.choice((1, 2, 4, 128)),
+        periods=(rng.choice((0, 1, 2)), rng.choice((0, 1, 3))),
+        requests=rng.choice((1, 1, 2, 3)),
+        prompt=rng.randint(1, 9),
+        answer=rng.randint(1, 5),
+        main=rng.choice((1, 5, 30)),
+        load=rng.choice((1, 10, 40)),
+        compute=rng.choice((1, 5, 20)),
+        latency=rng.choice((0, 2, 10)),
+        shadow=rng.random() < 0.85,
+        predict=rng.choice((1, 5, 30, 60)),
+        accuracy=rng.choice((0.0, 0.5, 0.9, 1.0)),
+        failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
         faults=tuple(sorted(faults)),
-    )  # fmt: skip
+    )
 
 
 def roomy(plan: Plan) -> Plan:
@@ -95,10 +106,15 @@ def choosing_plan(seed: int) -> Plan:
     rng = Random(-1 - seed)
     plan = random_plan(seed)
     plan = replace(
-        plan, policy=rng.choice(POLICIES), predictor=rng.choice(PREDICTORS), prefill=rng.choice(PREFILLS),
-        router=rng.random() < 0.3, placement=rng.random() < 0.7, forms=rng.random() < 0.15,
+        plan,
+        policy=rng.choice(POLICIES),
+        predictor=rng.choice(PREDICTORS),
+        prefill=rng.choice(PREFILLS),
+        router=rng.random() < 0.3,
+        placement=rng.random() < 0.7,
+        forms=rng.random() < 0.15,
         slots=(*plan.slots, 0) if rng.random() < 0.4 else plan.slots,
-    )  # fmt: skip
+    )
     return roomy(plan) if plan.stay and rng.random() < 0.9 else plan
 
 
@@ -112,15 +128,29 @@ def eventful_plan(seed: int) -> Plan:
 
 def _eventful(rng: Random) -> Plan:
     return Plan(
-        group=rng.randint(1, 3), layers=rng.randint(1, 4), experts=rng.choice((3, 4, 6, 8)), top_k=rng.randint(1, 3),
-        mini_batch=rng.choice((1, 2, 128)), periods=(rng.choice((0, 1, 2)), rng.choice((0, 1, 3))),
-        requests=rng.choice((1, 2, 3)), prompt=rng.randint(1, 5), answer=rng.randint(1, 4),
-        main=rng.choice((1, 5, 30)), load=rng.choice((1, 10, 40)), compute=rng.choice((1, 5, 20)),
-        latency=rng.choice((0, 2, 30)), shadow=rng.random() < 0.85, predict=rng.choice((1, 5, 30)),
-        accuracy=rng.choice((0.0, 0.5, 0.9, 1.0)), policy=rng.choice(POLICIES), predictor=rng.choice(PREDICTORS),
-        prefill=rng.choice(PREFILLS), router=rng.random() < 0.3, placement=rng.random() < 0.8,
+        group=rng.randint(1, 3),
+        layers=rng.randint(1, 4),
+        experts=rng.choice((3, 4, 6, 8)),
+        top_k=rng.randint(1, 3),
+        mini_batch=rng.choice((1, 2, 128)),
+        periods=(rng.choice((0, 1, 2)), rng.choice((0, 1, 3))),
+        requests=rng.choice((1, 2, 3)),
+        prompt=rng.randint(1, 5),
+        answer=rng.randint(1, 4),
+        main=rng.choice((1, 5, 30)),
+        load=rng.choice((1, 10, 40)),
+        compute=rng.choice((1, 5, 20)),
+        latency=rng.choice((0, 2, 30)),
+        shadow=rng.random() < 0.85,
+        predict=rng.choice((1, 5, 30)),
+        accuracy=rng.choice((0.0, 0.5, 0.9, 1.0)),
+        policy=rng.choice(POLICIES),
+        predictor=rng.choice(PREDICTORS),
+        prefill=rng.choice(PREFILLS),
+        router=rng.random() < 0.3,
+        placement=rng.random() < 0.8,
         forms=rng.random() < 0.2,
-    )  # fmt: skip
+    )
 
 
 def _slots(rng: Random, workers: tuple[int, ...], sizes: tuple[int, ...], host: float) -> tuple[int, ...]:
@@ -139,33 +169,56 @@ def _troubled(plan: Plan, rng: Random) -> Plan:
     slots = _slots(rng, (1, 2, 3, 6), (1, 1, 2, 3), 0.7)
     last = (rng.randint(10, 100), "die", len(slots) - 1)
     return replace(
-        plan, slots=slots, failing=rng.choice((0.0, 0.03)), compute=rng.choice((5, 20, 60)),
-        requests=rng.choice((1, 1, 2)), placement=rng.random() < 0.9,
+        plan,
+        slots=slots,
+        failing=rng.choice((0.0, 0.03)),
+        compute=rng.choice((5, 20, 60)),
+        requests=rng.choice((1, 1, 2)),
+        placement=rng.random() < 0.9,
         faults=tuple(sorted((last, *_faults(rng, 4, (*FAULTS, "die", "join"))))),
-    )  # fmt: skip
+    )
 
 
 def _crowded(plan: Plan, rng: Random) -> Plan:
     """More slots than loads can fill: who is first on the link decides."""
     return replace(
-        plan, slots=_slots(rng, (1, 1, 2), (2, 3, 4, 6), 0.3), load=rng.choice((10, 40)), predict=rng.choice((1, 5)),
-        failing=rng.choice((0.0, 0.0, 0.03)), faults=_faults(rng, 2),
-    )  # fmt: skip
+        plan,
+        slots=_slots(rng, (1, 1, 2), (2, 3, 4, 6), 0.3),
+        load=rng.choice((10, 40)),
+        predict=rng.choice((1, 5)),
+        failing=rng.choice((0.0, 0.0, 0.03)),
+        faults=_faults(rng, 2),
+    )
 
 
 def _brittle(plan: Plan, rng: Random) -> Plan:
     """Loads fail several times in a row, long before anybody needs them."""
     return replace(
-        plan, slots=_slots(rng, (1, 2, 3), (1, 2), 0.3), failing=rng.choice((0.1, 0.3, 0.5)), load=rng.choice((1, 5)),
-        main=rng.choice((5, 30)), predict=1, latency=rng.choice((0, 2)), policy=rng.choice(("none", plan.policy)),
-        requests=rng.choice((1, 1, 2)), faults=_faults(rng, 1),
-    )  # fmt: skip
+        plan,
+        slots=_slots(rng, (1, 2, 3), (1, 2), 0.3),
+        failing=rng.choice((0.1, 0.3, 0.5)),
+        load=rng.choice((1, 5)),
+        main=rng.choice((5, 30)),
+        predict=1,
+        latency=rng.choice((0, 2)),
+        policy=rng.choice(("none", plan.policy)),
+        requests=rng.choice((1, 1, 2)),
+        faults=_faults(rng, 1),
+    )
 
 
 def _shared(plan: Plan, rng: Random) -> Plan:
     """Two or three requests, few experts, and gates that name what was predicted for another request."""
     return replace(
-        plan, slots=_slots(rng, (1, 1, 2), (3, 4, 6), 0.2), layers=rng.randint(1, 2), requests=rng.choice((2, 3)),
-        load=rng.choice((10, 40)), predict=rng.choice((1, 5)), main=rng.choice((1, 5)), accuracy=rng.choice((0.0, 0.5)),
-        policy=rng.choice(("lru", "even", "quota")), failing=rng.choice((0.0, 0.0, 0.03)), faults=_faults(rng, 2),
-    )  # fmt: skip
+        plan,
+        slots=_slots(rng, (1, 1, 2), (3, 4, 6), 0.2),
+        layers=rng.randint(1, 2),
+        requests=rng.choice((2, 3)),
+        load=rng.choice((10, 40)),
+        predict=rng.choice((1, 5)),
+        main=rng.choice((1, 5)),
+        accuracy=rng.choice((0.0, 0.5)),
+        policy=rng.choice(("lru", "even", "quota")),
+        failing=rng.choice((0.0, 0.0, 0.03)),
+        faults=_faults(rng, 2),
+    )

@@ -368,8 +368,11 @@ class Referee:
         gate = self.books.gates[c.visit]
         awaited = gate.rows.keys() - gate.done - gate.hosted
         under_way = [
-            a.load for a in self.books.slots.values()
-            if a.load.expert.layer == c.visit.layer and not a.loaded
-            and a.load.expert.expert in awaited and (a.owner == c.visit or a.keeps)
-        ]  # fmt: skip
+            a.load
+            for a in self.books.slots.values()
+            if a.load.expert.layer == c.visit.layer
+            and not a.loaded
+            and a.load.expert.expert in awaited
+            and (a.owner == c.visit or a.keeps)
+        ]
         assert not under_way, f"{c} before {under_way} have ended"

@@ -147,9 +147,13 @@ class World:
     def _strategy(self) -> Strategy:
         plan = self.plan
         return Strategy(
-            predictor_of(plan), self._make_residency(plan), router_of(plan), placement_of(plan), precision_of(plan),
+            predictor_of(plan),
+            self._make_residency(plan),
+            router_of(plan),
+            placement_of(plan),
+            precision_of(plan),
             predicts=plan.predictor != "none",
-        )  # fmt: skip
+        )
 
     def _make_core(self, strategy: Strategy) -> Core:
         plan = self.plan

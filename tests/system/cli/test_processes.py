@@ -75,10 +75,13 @@ def test_an_interrupted_local_cluster_leaves_no_process(when: str, start: Starte
 def test_a_full_disk(demo: Path, tmp_path: Path) -> None:
     """Files may not grow past a megabyte: the store is not left half-written."""
     done = subprocess.run(
-        [ODMOE, "shard", demo, tmp_path / "here" / "store"], capture_output=True, text=True, check=False,
+        [ODMOE, "shard", demo, tmp_path / "here" / "store"],
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=HANG_S,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
     assert done.stderr.startswith("odmoe: StoreWriteError: ")
     assert list((tmp_path / "here").iterdir()) == []
@@ -87,9 +90,12 @@ def test_a_full_disk(demo: Path, tmp_path: Path) -> None:
 def test_standard_output_that_is_full(demo: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [ODMOE, "generate", "-m", demo, "-n", "20", PROMPT], stdout=full, stderr=subprocess.PIPE, timeout=HANG_S,
+            [ODMOE, "generate", "-m", demo, "-n", "20", PROMPT],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=HANG_S,
             check=False,
-        )  # fmt: skip
+        )
     assert done.returncode == 1
     assert done.stderr.count(b"\n") == 1, done.stderr
     assert b"No space left" in done.stderr

@@ -101,9 +101,12 @@ def test_what_a_login_shell_prints_does_no_harm(hosts: SshHosts, ssh: Ssh, monke
 def damaged(folder: Path, how: str) -> None:
     blobs = [{"offset": 0, "length": 4096}, {"offset": 4096, "length": 4096}]
     manifest = {
-        "format": 2, "fingerprint": "f", "dtype": "float32", "dense": {"config.json": "0"},
+        "format": 2,
+        "fingerprint": "f",
+        "dtype": "float32",
+        "dense": {"config.json": "0"},
         "layers": {"0": {"file": "layer-0", "blobs": blobs}},
-    }  # fmt: skip
+    }
     (folder / "dense").mkdir(parents=True)
     (folder / "dense" / "config.json").write_text("{}")
     (folder / "layer-0").write_bytes(b"\0" * (8191 if how == "short" else 8192))

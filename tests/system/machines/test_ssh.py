@@ -125,8 +125,14 @@ def test_a_host_that_takes_the_connection_and_says_nothing(
 def test_a_key_that_is_not_accepted_and_one_that_is_not_there(hosts: SshHosts, tmp_path: Path) -> None:
     stranger = tmp_path / "stranger"
     make_key(stranger)
-    with other(hosts, tmp_path, key=stranger) as ssh, pytest.raises(HostError, match=rf"not accept the key {stranger}.*"
-                                                                    r"ssh-copy-id -i"):  # fmt: skip
+    with (
+        other(hosts, tmp_path, key=stranger) as ssh,
+        pytest.raises(
+            HostError,
+            match=rf"not accept the key {stranger}.*"
+            r"ssh-copy-id -i",
+        ),
+    ):
         ssh.run(hosts.host, "true", 60)
     with pytest.raises(ConfigError, match=r"the ssh key .*/none is not there; make one"):
         other(hosts, tmp_path, key=tmp_path / "none")

@@ -29,8 +29,13 @@ pytestmark = pytest.mark.system
 
 def test_from_nothing_to_ready(world: PretendedCluster) -> None:
     waiting, ready = ["starting"] * 4, ["ready"] * 4
-    world.head(start=[(0.1, world.line(*waiting)), (0.3, world.line("ready", "starting", "ready", "ready")),
-                      (0.1, world.line(*ready, ready=True))])  # fmt: skip
+    world.head(
+        start=[
+            (0.1, world.line(*waiting)),
+            (0.3, world.line("ready", "starting", "ready", "ready")),
+            (0.1, world.line(*ready, ready=True)),
+        ]
+    )
     up(world.file, world.settings, world.terminal)
     stderr = world.stderr()
     ((request, tls, token),) = world.requests()
@@ -85,10 +90,11 @@ def test_a_file_that_has_changed_is_launched_again(world: PretendedCluster) -> N
     text = world.file.read_text()
     workers = "[127.0.99.3, 127.0.99.4]"
     for changed in (
-        text.replace(workers, "[127.0.99.4, 127.0.99.3]"), text.replace(workers, f"[{workers}]"),
+        text.replace(workers, "[127.0.99.4, 127.0.99.3]"),
+        text.replace(workers, f"[{workers}]"),
         text.replace(workers, "[127.0.99.3, {host: 127.0.99.4, slots: 3}]"),
         text + "worker_start_ray_commands: [ray start --port=1]\n",
-    ):  # fmt: skip
+    ):
         world.file.write_text(changed)
         assert launched_again(world), changed
         assert not launched_again(world), changed
@@ -137,8 +143,10 @@ def test_one_at_a_time(world: PretendedCluster) -> None:
 
 def test_quiet_still_says_what_is_wrong(world: PretendedCluster, capsys: pytest.CaptureFixture[str]) -> None:
     world.file.write_text(world.file.read_text().replace("127.0.99.4", "127.0.98.4"))
-    for work in (lambda: up(world.file, world.settings, Terminal(quiet=True)),
-                 lambda: down(world.file, Terminal(quiet=True))):  # fmt: skip
+    for work in (
+        lambda: up(world.file, world.settings, Terminal(quiet=True)),
+        lambda: down(world.file, Terminal(quiet=True)),
+    ):
         with pytest.raises(LaunchError, match="1 of 4 hosts"):
             work()
         stderr = capsys.readouterr().err
@@ -176,16 +184,32 @@ def test_every_host_that_is_not_fit_is_named_and_nothing_is_begun(world: Pretend
 
 def test_a_ray_up_that_fails_tells_why(world: PretendedCluster) -> None:
     (world.base / "ray-fails").touch()
-    with pytest.raises(LaunchError, match=r"ray up ended with exit code 1: NodeUpdater: 127.0.99.9: something refused; "
-                                          r"see .*/odmoe-test/ray-up.log"):  # fmt: skip
+    with pytest.raises(
+        LaunchError,
+        match=r"ray up ended with exit code 1: NodeUpdater: 127.0.99.9: something refused; "
+        r"see .*/odmoe-test/ray-up.log",
+    ):
         up(world.file, world.settings, world.terminal)
 
 
 def test_an_error_of_the_head_comes_out_with_the_hosts_that_are_behind(world: PretendedCluster) -> None:
     error = {"type": "CorruptStoreError", "message": "expert 3 of layer 0 fails its checksum"}
-    world.head(start=[(0.1, world.line("ready", "ready", "ready", "starting")),
-                      (0.1, world.line("ready", "ready", "ready", "failed", error=error, **{
-                          "worker-1": {"detail": "the store's expert 3 is damaged"}}))])  # fmt: skip
+    world.head(
+        start=[
+            (0.1, world.line("ready", "ready", "ready", "starting")),
+            (
+                0.1,
+                world.line(
+                    "ready",
+                    "ready",
+                    "ready",
+                    "failed",
+                    error=error,
+                    **{"worker-1": {"detail": "the store's expert 3 is damaged"}},
+                ),
+            ),
+        ]
+    )
     with pytest.raises(CorruptStoreError, match="expert 3 of layer 0"):
         up(world.file, world.settings, world.terminal)
     assert "worker-1 (127.0.99.4) failed: the store's expert 3 is damaged" in world.stderr()
@@ -194,9 +218,13 @@ def test_an_error_of_the_head_comes_out_with_the_hosts_that_are_behind(world: Pr
 def test_it_never_waits_without_a_bound_and_says_who_is_behind(world: PretendedCluster) -> None:
     """One that Ray has not seen, one that was not heard of, one that still starts; the head goes on talking."""
     logs = Path("/tmp/ray/session_latest/logs")
-    line = world.line("ready", "waiting", "lost", "starting", **{
-        "shadow": {"ray": "missing"}, "worker-0": {"heartbeat_s": 71.0}, "worker-1": {"detail": "reads the store"},
-    })  # fmt: skip
+    line = world.line(
+        "ready",
+        "waiting",
+        "lost",
+        "starting",
+        **{"shadow": {"ray": "missing"}, "worker-0": {"heartbeat_s": 71.0}, "worker-1": {"detail": "reads the store"}},
+    )
     world.head(start=[(0.2, line)] * 3000)
     with pytest.raises(LaunchError, match="not ready within 12 s; not ready: shadow, worker-0, worker-1; odmoe status"):
         up(world.file, world.settings, world.terminal, timeout_s=12)

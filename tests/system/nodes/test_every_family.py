@@ -27,9 +27,14 @@ def test_every_family_passes_what_the_chosen_ones_pass(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/families"]
     command += [f"--junitxml={result}", "-o", "junit_family=xunit1"]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"FAMILIES": "all"}, timeout=DEADLINE_S,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        command,
+        cwd=ROOT,
+        env=os.environ | {"FAMILIES": "all"},
+        timeout=DEADLINE_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-8000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None

@@ -33,9 +33,12 @@ RESOURCES = {"main_node": 1, "worker_node": 2}
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     return os.environ | {
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONPATH": str(ROOT), MARK: uuid.uuid4().hex,
-    }  # fmt: skip
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": str(ROOT),
+        MARK: uuid.uuid4().hex,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +51,23 @@ def head(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     with log.open("w") as out:
         process = subprocess.Popen(
             [
-                Path(sys.executable).with_name("ray"), "start", "--head", "--block", f"--node-ip-address={HOST}",
-                f"--port={port}", "--include-dashboard=false", "--num-cpus=4", f"--resources={json.dumps(RESOURCES)}",
-                "--object-store-memory=80000000", "--disable-usage-stats",
+                Path(sys.executable).with_name("ray"),
+                "start",
+                "--head",
+                "--block",
+                f"--node-ip-address={HOST}",
+                f"--port={port}",
+                "--include-dashboard=false",
+                "--num-cpus=4",
+                f"--resources={json.dumps(RESOURCES)}",
+                "--object-store-memory=80000000",
+                "--disable-usage-stats",
             ],
-            stdout=out, stderr=out, env=environment, start_new_session=True,
-        )  # fmt: skip
+            stdout=out,
+            stderr=out,
+            env=environment,
+            start_new_session=True,
+        )
     yield f"{HOST}:{port}"
     process.kill()  # asked to end, it would first wait for actors to leave
     process.wait(60)

@@ -27,9 +27,12 @@ WORLDS = int(os.environ.get("ODMOE_WORLDS", "6000"))
 FIRST = int(os.environ.get("ODMOE_FIRST_WORLD", "0"))
 MAKES = (random_plan, choosing_plan, eventful_plan)
 SETTINGS = settings(
-    max_examples=WORLDS // 30, derandomize=FIRST == 0, deadline=None, database=None,
+    max_examples=WORLDS // 30,
+    derandomize=FIRST == 0,
+    deadline=None,
+    database=None,
     suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("make", MAKES)
@@ -85,10 +88,32 @@ def test_random_choices_reach_every_branch_that_is_hard() -> None:
     for seed in range(320):
         runs.update((+live(choosing_plan(seed)).referee.seen).keys())
     expected = {
-        "computed where it was": 60, "shared": 30, "loaded in turn": 20, "failed: too few slots": 2, "reload": 60,
-        "load failed": 20, "compute failed": 20, "lost while computing": 5, "stall": 60, "several chunks": 20,
-        "closed in a layer": 3, "recall between 0 and 1": 60, "pre-empted": 60, "unused": 40, "victim": 40, "warm": 15,
-        "warmed": 10, "first of the idle": 10, "computed by a host": 25, "host failed": 5, "host lost at work": 2,
-        "routed": 20, "form int4": 15, "brings others": 40, "late prediction": 60, "clear": 30, "put off": 60,
-    }  # fmt: skip
+        "computed where it was": 60,
+        "shared": 30,
+        "loaded in turn": 20,
+        "failed: too few slots": 2,
+        "reload": 60,
+        "load failed": 20,
+        "compute failed": 20,
+        "lost while computing": 5,
+        "stall": 60,
+        "several chunks": 20,
+        "closed in a layer": 3,
+        "recall between 0 and 1": 60,
+        "pre-empted": 60,
+        "unused": 40,
+        "victim": 40,
+        "warm": 15,
+        "warmed": 10,
+        "first of the idle": 10,
+        "computed by a host": 25,
+        "host failed": 5,
+        "host lost at work": 2,
+        "routed": 20,
+        "form int4": 15,
+        "brings others": 40,
+        "late prediction": 60,
+        "clear": 30,
+        "put off": 60,
+    }
     assert {what: runs[what] for what, least in expected.items() if runs[what] < least} == {}

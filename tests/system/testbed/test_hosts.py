@@ -70,9 +70,14 @@ class Bed:
     def start(self, command: str, *words: str) -> subprocess.Popen[str]:
         argv = [*SCRIPT, command, "--cluster", str(self.file), *words]
         return subprocess.Popen(
-            argv, cwd=ROOT, env=os.environ | {"XDG_CONFIG_HOME": str(self.folder / "settings")},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            argv,
+            cwd=ROOT,
+            env=os.environ | {"XDG_CONFIG_HOME": str(self.folder / "settings")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def do(self, command: str, *words: str, code: int = 0, given: str = "") -> str:
         """What it says on both outputs."""
@@ -84,10 +89,24 @@ class Bed:
 
     def ssh(self, host: str, command: str, key: Path | None = None, code: int = 0) -> str:
         argv = [
-            "ssh", "-F", "none", "-i", str(key or self.key), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
-            "-o", f"UserKnownHostsFile={self.known}", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=20",
-            f"root@{self.hosts[host]}", command,
-        ]  # fmt: skip
+            "ssh",
+            "-F",
+            "none",
+            "-i",
+            str(key or self.key),
+            "-o",
+            "IdentitiesOnly=yes",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            f"UserKnownHostsFile={self.known}",
+            "-o",
+            "StrictHostKeyChecking=yes",
+            "-o",
+            "ConnectTimeout=20",
+            f"root@{self.hosts[host]}",
+            command,
+        ]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == code, done.stderr
         return done.stdout
@@ -247,8 +266,10 @@ def test_unplugged_is_unreachable_and_runs_on(running: Bed) -> None:
     assert running.reachable("main")
     told = running.do("status", "--json", code=1)
     assert {row["host"]: row["plugged"] for row in json.loads(told)["hosts"]} == {
-        "main": True, "shadow": False, "worker-0": True,
-    }  # fmt: skip
+        "main": True,
+        "shadow": False,
+        "worker-0": True,
+    }
     later.with_name("go").touch()
     deadline = time.monotonic() + 30
     while not (later.exists() and later.read_text()):

@@ -212,9 +212,13 @@ def test_client_of_another_ca(kit, authority, said):
     server = kit.serve(secret="s3cret", identity=Identity.read(ca.folder()))
     stranger = without_reading(other.folder(ca=ca))
     refuses(
-        kit, server, CertificateError, "this host's certificate: it is not signed by the other's CA",
-        identity=stranger, secret="s3cret",
-    )  # fmt: skip
+        kit,
+        server,
+        CertificateError,
+        "this host's certificate: it is not signed by the other's CA",
+        identity=stranger,
+        secret="s3cret",
+    )
     said(r"^CertificateError: refused 127\.0\.0\.1: its certificate is signed by another CA")
     lets_in(kit, server, Identity.read(ca.folder()))
 
@@ -223,9 +227,13 @@ def test_two_clusters(kit, authority, said):
     server = kit.serve(secret="s3cret", identity=Identity.read(authority("ours").folder()))
     stranger = Identity.read(authority("theirs").folder())
     refuses(
-        kit, server, CertificateError, r"refused the worker at .*: its certificate is signed by another CA",
-        identity=stranger, secret="s3cret",
-    )  # fmt: skip
+        kit,
+        server,
+        CertificateError,
+        r"refused the worker at .*: its certificate is signed by another CA",
+        identity=stranger,
+        secret="s3cret",
+    )
     said(r"^CertificateError: refused 127\.0\.0\.1: it does not take this host's certificate: it is not signed by")
 
 
@@ -233,9 +241,13 @@ def test_server_whose_certificate_has_expired(kit, authority, said):
     ca = authority()
     server = kit.serve(secret="s3cret", identity=without_reading(ca.folder(days=(-5, -1))))
     text = refuses(
-        kit, server, CertificateError, "refused the worker at .* expired on 20..-..-.. .*this host's clock says",
-        identity=Identity.read(ca.folder()), secret="s3cret",
-    )  # fmt: skip
+        kit,
+        server,
+        CertificateError,
+        "refused the worker at .* expired on 20..-..-.. .*this host's clock says",
+        identity=Identity.read(ca.folder()),
+        secret="s3cret",
+    )
     assert "renew it with `odmoe certs`" in text
     said(r"^CertificateError: refused 127\.0\.0\.1: it does not take this host's certificate: it has expired")
 
@@ -244,9 +256,13 @@ def test_server_whose_certificate_is_for_another_address(kit, authority, said):
     ca = authority()
     server = kit.serve(secret="s3cret", identity=Identity.read(ca.folder("127.0.0.9")))
     refuses(
-        kit, server, CertificateError, r"its certificate is for 127\.0\.0\.9, not for 127\.0\.0\.1",
-        identity=Identity.read(ca.folder()), secret="s3cret",
-    )  # fmt: skip
+        kit,
+        server,
+        CertificateError,
+        r"its certificate is for 127\.0\.0\.9, not for 127\.0\.0\.1",
+        identity=Identity.read(ca.folder()),
+        secret="s3cret",
+    )
     said(
         r"^CertificateError: refused 127\.0\.0\.1: it does not take this host's certificate: it is for another address"
     )

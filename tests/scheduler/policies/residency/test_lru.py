@@ -27,8 +27,18 @@ from support.scheduling.world import live
 SHAPE = ModelShape((1, 3, 5), 4, 2)
 KEYS = st.tuples(st.sampled_from(SHAPE.layers), st.integers(0, 3))
 ALL: list[Callable[[ModelShape], Residency]] = [
-    LRU, LFU, Static, Shares, ARC, ShallowARC, ScoreWindow, RecentScore, Frequent, LayerShares, ActivationAware
-]  # fmt: skip
+    LRU,
+    LFU,
+    Static,
+    Shares,
+    ARC,
+    ShallowARC,
+    ScoreWindow,
+    RecentScore,
+    Frequent,
+    LayerShares,
+    ActivationAware,
+]
 
 
 @settings(max_examples=50)
@@ -174,8 +184,9 @@ def test_on_a_device(
         if isinstance(made, Shares):
             stay = Counter(expert.layer for expert, kept in cache.kept.items() if kept)
             assert all(stay[layer] <= share for layer, share in made.share.items())
-            assert made.kept == {layer: {e for e, kept in cache.kept.items() if kept and e.layer == layer}
-                                 for layer in SHAPE.layers}  # fmt: skip
+            assert made.kept == {
+                layer: {e for e, kept in cache.kept.items() if kept and e.layer == layer} for layer in SHAPE.layers
+            }
             assert sum(made.share.values()) <= slots
     if slots == 12 and not isinstance(made, Static | Frequent):
         for layer in SHAPE.layers:
