@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from checkpoint.hub import find_model
 from checkpoint.manifest import FORMAT, MANIFEST
 from checkpoint.sharding.partial_store import sweep
-from checkpoint.sharding.source import Source, find_model, open_source
+from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, StoreWriteError
 

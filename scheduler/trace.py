@@ -138,7 +138,9 @@ def read_trace(path: Path) -> tuple[list[Span], dict[str, Any]]:
             label = event["name"].removeprefix(event["cat"]).strip()
             spans.append(Span(rows[event["pid"]], event["cat"], label, start / 1e6, end / 1e6))
         return spans, document["otherData"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
         raise ConfigError(
-            f"{path} is no trace of ours ({error!r}); make one with odmoe generate --trace FILE"
+            f"trace {path} cannot be read: {error.strerror or error}; make one with odmoe generate --trace FILE"
         ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is no trace of odmoe; make one with odmoe generate --trace FILE") from error

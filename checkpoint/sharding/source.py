@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.direct_io import pieces
+from checkpoint.hub import nearest
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
 
 INDEX = "model.safetensors.index.json"
@@ -21,7 +22,6 @@ _SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000
 _SAMPLES = 256
 _SAMPLE_BYTES = 512
-_WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
 @dataclass(frozen=True)
@@ -47,32 +47,19 @@ class Source:
         )
 
 
-def find_model(name: str) -> Path:
-    """A directory, or the snapshot of a Hub repository (`org/name`; HF_HOME and HF_HUB_OFFLINE apply)."""
-    path = Path(os.path.expanduser(name))
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"model {name!r} is neither a directory here nor a Hub repository that could be fetched "
-            f"({type(error).__name__}); check the path"
-        ) from error
-
-
 def open_source(path: Path) -> Source:
     """Check a model directory: all files exist and have the length of their headers.
 
     Raises CheckpointError, MissingShardError or CorruptCheckpointError. Reads headers only.
     """
     if not path.is_dir():
+        near = nearest(path)
+        hint = f"; did you mean {near}?" if near is not None else ""
         raise CheckpointError(
-            f"model {str(path)!r} is not a directory; give one that holds config.json and safetensors"
+            f"model {str(path)!r} is not a directory; give one that holds config.json and safetensors{hint}"
         )
+    if not (path / "config.json").is_file():
+        raise MissingShardError(f"{path} has no config.json, so it is no model directory; give one that has")
     config = _read_json(path / "config.json")
     listed = _listed_files(path)
     files: dict[str, Path] = {}

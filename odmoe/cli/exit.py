@@ -51,7 +51,9 @@ def outcome(work: Callable[[], object]) -> int:
         if usage is None or not hasattr(error, "format_message"):
             raise
         if message := error.format_message():
-            _explain("ConfigError", f"{message.rstrip('.')}; see odmoe --help")
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "odmoe"
+            _explain("ConfigError", f"{message.rstrip('.')}; see {command} --help")
         return int(usage)
     if code == 130:
         _say("interrupted")

@@ -166,7 +166,9 @@ add_verify(app)
 
 def run() -> int:
     """Do what the command line says; the exit code."""
-    return outcome(lambda: app(standalone_mode=False))  # gives what an Exit says, in which it also hides Ctrl-C
+    return outcome(
+        lambda: app(prog_name="odmoe", standalone_mode=False)
+    )  # gives what an Exit says, in which it also hides Ctrl-C
 
 
 def main() -> NoReturn:

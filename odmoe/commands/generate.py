@@ -237,7 +237,12 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
                 waiting.close()
                 _write(piece)
 
-        text, report = job.answer(ids, show)
+        try:
+            text, report = job.answer(ids, show)
+        except BaseException:
+            if tokens and not output.json:
+                _write("\n")  # what follows begins on a line of its own
+            raise
     if report is None:
         return
     if output.json:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from checkpoint.hub import find_model
 from scheduler.errors import CheckpointError, MissingShardError
 from scheduler.types import ModelSize
 
@@ -19,26 +19,11 @@ def read_config(name: str) -> tuple[dict[str, Any], str | None]:
 
     Raises CheckpointError.
     """
-    path = Path(os.path.expanduser(name))
-    if not path.exists() and name.count("/") == 1 and path.suffix != ".json" and not name.startswith((".", "/", "~")):
-        path = _fetched(name)
+    path = find_model(name, [_CONFIG])
     if (path / _STORE).is_file():
         manifest = _read(path / _STORE)
         return manifest.get("config", {}), manifest.get("dtype")
     return _read(path / _CONFIG if path.is_dir() else path), None
-
-
-def _fetched(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(name, _CONFIG))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"model {name!r} is neither a path here nor a Hub repository whose config.json could be fetched "
-            f"({type(error).__name__}); check the path"
-        ) from error
 
 
 def _read(file: Path) -> dict[str, Any]:

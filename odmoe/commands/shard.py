@@ -37,7 +37,8 @@ def run_shard(
     Raises ConfigError, CheckpointError, StoreError.
     """
     from checkpoint.family import parse_dtype
-    from checkpoint.sharding.source import find_model, open_source
+    from checkpoint.hub import find_model
+    from checkpoint.sharding.source import open_source
     from odmoe.clusters.process import prepare_process
     from odmoe.stores import make_or_open
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import token_predictor
+from checkpoint.hub import find_model
 from checkpoint.observed_model import ObservedModel
 from checkpoint.predictor_training import Recall, Samples, collect, fit, joined, measure
-from checkpoint.sharding.source import find_model
 from checkpoint.token_predictor import FILE, TokenPredictor
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.checks import check_writable

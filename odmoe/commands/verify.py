@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from checkpoint.sharding.source import find_model
+from checkpoint.hub import find_model
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.checks import check_early
 from odmoe.commands.comparison import Answer, Verdict, as_dict, compare

@@ -104,5 +104,5 @@ def test_a_tracer_forgets_the_oldest_and_tells_once() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X"}]}'])
 def test_what_is_no_trace(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"t\.json is no trace of ours"):
+    with pytest.raises(ConfigError, match=r"t\.json is no trace of odmoe"):
         read_trace(tmp_path / "t.json")

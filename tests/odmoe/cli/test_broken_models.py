@@ -37,7 +37,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
     "a bit": (lambda m: flip(weights(m)), "CorruptCheckpointError", ["model.safetensors", "SHA-256", "fetch it"]),
     "empty file": (lambda m: weights(m).write_bytes(b""), "CorruptCheckpointError", ["model.safetensors", "fetch it"]),
     "no weights": (lambda m: weights(m).unlink(), "MissingShardError", ["model.safetensors"]),
-    "no config": (lambda m: (m / "config.json").unlink(), "MissingShardError", ["config.json is missing"]),
+    "no config": (lambda m: (m / "config.json").unlink(), "MissingShardError", ["has no config.json"]),
     "cut config": (lambda m: cut_text(m / "config.json"), "CorruptCheckpointError", ["config.json", "fetch it"]),
     "published tokenizer": (
         lambda m: cut_text(m / "tokenizer.json"),

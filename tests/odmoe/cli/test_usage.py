@@ -26,9 +26,9 @@ USAGE: list[tuple[list[str], list[str]]] = [
     (["--cluster", "somewhere"], ["--cluster", "'somewhere'", "embedded", "local", "host:port"]),
     (["--threads", "0"], ["--threads", "0", "allowed: 1"]),
     (["--mini-batch", "0"], ["--mini-batch", "0", "allowed: 1"]),
-    (["--nonsense"], ["--nonsense", "odmoe --help"]),
-    (["-n"], ["-n", "argument", "odmoe --help"]),
-    (["one", "two"], ["extra argument", "two", "odmoe --help"]),
+    (["--nonsense"], ["--nonsense", "see odmoe generate --help"]),
+    (["-n"], ["-n", "argument", "see odmoe --help"]),
+    (["one", "two"], ["extra argument", "two", "see odmoe generate --help"]),
 ]
 
 
@@ -45,7 +45,7 @@ def test_usage(
 def test_usage_of_the_rest(cli: CommandLine, tmp_path: Path) -> None:
     check_one_line(cli("generate", "hello"), 2, "ConfigError", ["--model", "models/demo-moe"])
     check_one_line(cli("nonsense"), 2, "ConfigError", ["nonsense", "odmoe --help"])
-    check_one_line(cli("shard", "here"), 2, "ConfigError", ["'store'", "odmoe --help"])
+    check_one_line(cli("shard", "here"), 2, "ConfigError", ["'store'", "see odmoe shard --help"])
     check_one_line(
         cli("shard", "here", str(tmp_path / "s"), "--dtype", "int4"), 2, "ConfigError", ["'int4'", "bfloat16"]
     )

@@ -78,7 +78,7 @@ def test_wrong_usage_is_one_line_before_matplotlib(cli: CommandLine, trace: Path
     no_trace.write_text("{}")
     for args, words in (
         ((str(tmp_path / "missing.json"),), ["missing.json", "odmoe generate --trace FILE"]),
-        ((str(no_trace),), ["is no trace of ours"]),
+        ((str(no_trace),), ["is no trace of odmoe"]),
         ((str(trace), "--token", "2"), ["no decoded token 2", "--token: 0 to 1"]),
         ((str(trace), "--token", "1", "--tokens", "2"), ["no decoded token 2"]),
         ((str(trace), "--token", "-1"), ["--token is -1", "allowed: 0, 1, ..."]),

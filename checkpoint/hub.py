@@ -1,0 +1,49 @@
+"""Models by name: a directory here, or a repository of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from scheduler.errors import CheckpointError
+
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+
+
+def find_model(name: str, files: Sequence[str] = MODEL_FILES) -> Path:
+    """A path, which may not exist; or the snapshot of a Hub repository (`org/name`), with those `files` (patterns) of
+    it. HF_HOME and HF_HUB_OFFLINE apply. Raises CheckpointError."""
+    path = Path(os.path.expanduser(name))
+    if path.exists() or name.count("/") != 1 or path.suffix == ".json" or name.startswith((".", "/", "~")):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(files)))
+    except HFValidationError as error:
+        raise _missing(name, path, "no name of a Hub repository") from error
+    except LocalEntryNotFoundError as error:
+        raise _missing(name, path, "not in the local Hub cache, and the Hub cannot be reached") from error
+    except HfHubHTTPError as error:
+        raise _missing(name, path, "no Hub repository that can be read") from error
+    except OSError as error:
+        raise _missing(name, path, f"not to be had from the Hub ({error})") from error
+
+
+def _missing(name: str, path: Path, why: str) -> CheckpointError:
+    near = nearest(path)
+    advice = f"did you mean {near}?" if near is not None else "check the name"
+    return CheckpointError(f"model {name!r} is not a directory here, and {why}; {advice}")
+
+
+def nearest(path: Path) -> Path | None:
+    """An existing directory whose name is nearest to that of a path that does not exist."""
+    try:
+        beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
+    except OSError:
+        return None
+    found = difflib.get_close_matches(path.name, beside, 1)
+    return path.parent / found[0] if found else None
