@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -16,16 +15,16 @@ class ModuleCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._modules: OrderedDict[tuple[int, int], Module] = OrderedDict()
+        self._modules: dict[tuple[int, int], Module] = {}
+        """The longest unused first."""
 
     def get(self, key: tuple[int, int], bind: Callable[[], Module]) -> Module:
         """The module of `key`; made by `bind` where it is not there."""
-        if key not in self._modules:
-            self._modules[key] = bind()
-        self._modules.move_to_end(key)
+        module = self._modules.pop(key, None) or bind()  # another thread may clear or fill it meanwhile
+        self._modules[key] = module
         if len(self._modules) > self._capacity:
-            self._modules.popitem(last=False)
-        return self._modules[key]
+            self._modules.pop(next(iter(self._modules), key), None)
+        return module
 
     def clear(self) -> None:
         self._modules.clear()

@@ -97,12 +97,19 @@ class Core:
 
         Facts about what is already over (a load of a lost worker, a closed request) yield no commands.
         """
-        self._state.now = now
-        self._handlers[type(event)](event)
-        if self._slots.touched:
-            self._slots.fill()
-        if self._state.held_back:
-            self._rows.flush()
+        state = self._state
+        state.now = now
+        try:
+            self._handlers[type(event)](event)
+            if state.touched:
+                self._slots.fill()
+            if state.held_back:
+                self._rows.flush()
+        except BaseException:  # an event that cannot be: what it began must not follow from the next one
+            self._commands.take()
+            state.touched.clear()
+            state.held_back.clear()
+            raise
         return self._commands.take()
 
     # --- what it knows ------------------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ class PassTracker:
         expected = experts if bring is None else bring
         opened = self._opened(request, visit, ordinal)
         demands = opened.demands
+        if opened.unloadable:
+            opened.unloadable = tuple(expert for expert in opened.unloadable if expert in expected)
         for expert in [e for e in demands if e not in expected] if demands else ():
             self._slots.cancel(demands.pop(expert))
         for expert, worker in zip(expected, itertools.cycle(self._workers.group(opened.turn)), strict=False):
@@ -266,7 +268,7 @@ class PassTracker:
         """All rows of a demand have come back. With the last demand the main model goes on."""
         opened = demand.visit
         if demand.hit:
-            opened.request.stats.hit(opened.request.prefilling)
+            opened.request.stats.reuse(opened.request.prefilling)
         elif demand.state == "hosted":
             opened.request.stats.hosted(opened.request.prefilling)
         self._slots.computed(demand)

@@ -34,8 +34,6 @@ class SlotTable:
         self._rows = rows
         self._residency = strategy.residency
         self._precision = strategy.precision if strategy.precision.forms != (FULL,) else None
-        self.touched: set[int] = set()
-        """Workers where a load may begin."""
 
     def resident(self, layer: int) -> dict[int, SlotEntry]:
         """Expert -> where it is kept, loads in flight included."""
@@ -66,7 +64,7 @@ class SlotTable:
         worker.enqueue(demand)
         worker.backlog += demand.confirmed
         if worker.free or worker.idle or demand.confirmed:  # a prefetch pre-empts nothing
-            self.touched.add(number)
+            self._state.touched.add(number)
 
     def confirm(self, demand: Demand) -> None:
         """The gate has chosen what was prefetched, or queued for it."""
@@ -81,13 +79,13 @@ class SlotTable:
         demand.confirmed = True
         if entry is None:
             worker.enqueue(demand)
-            self.touched.add(worker.number)
+            self._state.touched.add(worker.number)
             return
         self._rows.ready(demand)
         if entry.loaded:
             demand.visit.loaded(self._state.now)
         elif worker.link[0] is not entry:
-            self.touched.add(worker.number)
+            self._state.touched.add(worker.number)
 
     def cancel(self, demand: Demand) -> None:
         """No visit needs it any more. Its expert is evicted, unless it is kept or shared."""
@@ -138,7 +136,7 @@ class SlotTable:
         worker.slots[entry.slot] = None
         heappush(worker.free, entry.slot)
         if worker.queue:
-            self.touched.add(worker.number)
+            self._state.touched.add(worker.number)
 
     # --- slots --------------------------------------------------------------------------------------------------
 
@@ -149,7 +147,7 @@ class SlotTable:
         worker = self._state.workers[entry.worker]
         worker.link.remove(entry)
         if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed):
-            self.touched.add(entry.worker)
+            self._state.touched.add(entry.worker)
         for demand in list(entry.users):
             demand.state = "ready"
             if demand.visit.warm_up:
@@ -170,7 +168,7 @@ class SlotTable:
             worker.link.remove(entry)
         worker.slots[entry.slot] = None
         heappush(worker.free, entry.slot)
-        self.touched.add(entry.worker)
+        self._state.touched.add(entry.worker)
 
     def invalidate(self, entry: SlotEntry) -> None:
         """Its load or a computation on it has failed: it may not stay. Unless a demand shares it, it goes at once."""
@@ -181,7 +179,7 @@ class SlotTable:
 
     def worker_lost(self, worker: Worker) -> None:
         """Its loads are over, and what it kept is gone."""
-        self.touched.discard(worker.number)
+        self._state.touched.discard(worker.number)
         for entry in worker.slots:
             if entry is not None:
                 self._state.loads.pop(entry.load_id, None)
@@ -191,7 +189,7 @@ class SlotTable:
         """It is kept, and one demand fewer needs it."""
         if not entry.users:
             self._state.workers[entry.worker].idle[entry.expert] = entry
-        self.touched.add(entry.worker)
+        self._state.touched.add(entry.worker)
 
     def _unkeep(self, entry: SlotEntry) -> None:
         layer, expert = entry.expert
@@ -216,7 +214,7 @@ class SlotTable:
 
     def fill(self) -> None:
         """Begin what loads can begin, worker by worker, ascending."""
-        touched = self.touched
+        touched = self._state.touched
         while touched:  # one may touch another, or itself
             order = sorted(touched) if len(touched) > 1 else tuple(touched)
             touched.clear()
@@ -321,4 +319,4 @@ class SlotTable:
             if entry.loaded:
                 demand.visit.loaded(self._state.now)
             elif worker.link[0] is not entry:
-                self.touched.add(entry.worker)
+                self._state.touched.add(entry.worker)

@@ -42,15 +42,13 @@ class CoreSnapshot:
     """Ids of computations that have not been answered."""
     loads: tuple[int, ...]
     """Ids of loads in flight."""
-    held_back: tuple[Visit, ...]
-    """Visits whose rows wait to be sent together."""
     workers: dict[int, WorkerSnapshot] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
         """Nothing is under way; experts may stay in slots, or be on their way there."""
         busy = any(one.queued or one.hosted or one.needed or one.backlog for one in self.workers.values())
-        return not (busy or self.requests or self.visits or self.calls or self.held_back)
+        return not (busy or self.requests or self.visits or self.calls)
 
 
 def snapshot(state: State) -> CoreSnapshot:
@@ -59,7 +57,6 @@ def snapshot(state: State) -> CoreSnapshot:
         visits=tuple(state.visits),
         calls=tuple(state.calls),
         loads=tuple(state.loads),
-        held_back=tuple(state.held_back),
         workers={number: _worker(worker) for number, worker in state.workers.items()},
     )
 

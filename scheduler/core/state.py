@@ -212,8 +212,10 @@ class State:
     """Computations not answered, by `Compute.call_id`."""
     kept: dict[int, dict[int, SlotEntry]] = field(init=False)
     """Layer -> expert -> where it is kept, loads in flight included."""
+    touched: set[int] = field(default_factory=set)
+    """Workers where a load may begin when this event ends."""
     held_back: dict[Visit, LayerVisit] = field(default_factory=dict)
-    """Visits whose rows wait until none of their loads is in flight (prefill `in-turn`)."""
+    """Visits whose rows may be sent when this event ends (prefill `in-turn`)."""
 
     def __post_init__(self) -> None:
         self.kept = {layer: {} for layer in self.shape.layers}

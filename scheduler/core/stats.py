@@ -36,9 +36,9 @@ class RequestStats:
     """Prefetches given up for a demand load."""
     unused: int = 0
     """Experts prefetched, or on their way, that the gate did not choose."""
-    hits: int = 0
-    """Experts computed from a slot, without a load begun for them."""
-    decode_hits: int = 0
+    reused: int = 0
+    """Experts computed without a load begun for them: another demand's load had brought them."""
+    decode_reused: int = 0
     named: int = 0
     """Experts that decoding's gates chose, after the router."""
     present: int = 0
@@ -66,10 +66,10 @@ class RequestStats:
         self.decode_loads += not prefilling
         self.reloads += reload
 
-    def hit(self, prefilling: bool) -> None:
+    def reuse(self, prefilling: bool) -> None:
         """An expert that the gate chose was computed without a load begun for it."""
-        self.hits += 1
-        self.decode_hits += not prefilling
+        self.reused += 1
+        self.decode_reused += not prefilling
 
     def gate(self, named: int, present: int, prefilling: bool) -> None:
         """`named` experts are to be computed; `present` of them were in slots."""

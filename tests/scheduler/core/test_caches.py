@@ -136,7 +136,7 @@ def test_present_is_who_is_loaded_by_the_gate_and_a_hit_whose_load_was_begun_for
         d.loaded(0, slot=slot)
     for slot in (0, 1, 2):
         d.computed(0, slot=slot)
-    assert (stats.hits, stats.decode_hits, stats.loads, stats.reloads) == (1, 1, 3, 2)
+    assert (stats.reused, stats.decode_reused, stats.loads, stats.reloads) == (1, 1, 3, 2)
 
 
 def test_one_that_waits_in_a_queue_is_a_hit_where_another_brought_it() -> None:
@@ -158,7 +158,7 @@ def test_one_that_waits_in_a_queue_is_a_hit_where_another_brought_it() -> None:
     assert d.gate(2, 3) == in_place("0.0 2/3")
     d.now = 8.0
     assert d.computed(0) == [f"resume 1@{P} layer 2"]
-    assert (d.stats().stall_s, d.stats().hits, d.stats().present) == (0.0, 1, 1)
+    assert (d.stats().stall_s, d.stats().reused, d.stats().present) == (0.0, 1, 1)
 
 
 # --- warming ----------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_when_prefill_is_over_slots_are_filled_with_whom_the_policy_wants() -> N
     assert d.do(t.TokenDecoded(1, 1)) == [f"align 1 step 1 token kv {P}:{P + 1}"]  # once only
     assert d.gate(0, 4, 6) == in_place("0.0 0/4", "0.2 0/6")
     assert d.computed(0) + d.computed(0, slot=2) == [f"resume 1@{P} layer 0"]
-    assert (d.stats().hits, d.stats().present, d.stats().decode_loads, d.stats().reloads) == (2, 2, 3, 0)
+    assert (d.stats().reused, d.stats().present, d.stats().decode_loads, d.stats().reloads) == (2, 2, 3, 0)
 
 
 def test_whoever_is_there_already_is_not_loaded_again_to_warm() -> None:
@@ -302,9 +302,9 @@ def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself() -> 
         *in_place("0.1 0/1", at=f"1@{P + 1}"),
     ]
     assert ("left", 0, (0, 1)) in policy.asked
-    assert d.stats().hits == 0
+    assert d.stats().reused == 0
     d.computed(0)
-    assert d.stats().hits == 1
+    assert d.stats().reused == 1
 
 
 def test_one_that_is_computed_just_now_serves_in_whatever_form() -> None:

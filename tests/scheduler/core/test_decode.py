@@ -307,8 +307,8 @@ def test_a_thousand_workers_serve_61_layers_of_256_experts(everything: bool) -> 
     assert stats.overall.activated == 3 * layers * top_k
     assert 0.85 < (stats.overall.recall or 0) < 0.95
     if everything:
-        assert (stats.loads, stats.decode_loads, stats.decode_hits) == (layers * experts, 0, 3 * layers * top_k)
+        assert (stats.loads, stats.decode_loads, stats.decode_reused) == (layers * experts, 0, 3 * layers * top_k)
         assert len(d.in_slots) == layers * experts
     else:
-        assert (stats.hits, d.in_slots) == (0, {})
+        assert (stats.reused, d.in_slots) == (0, {})
         assert stats.decode_loads >= 3 * layers * top_k

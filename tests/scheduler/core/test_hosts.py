@@ -47,7 +47,7 @@ def test_what_the_placement_says_is_computed_at_once_without_a_load() -> None:
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
     stats = d.stats()
     assert (stats.host_calls, stats.decode_host_calls, stats.loads, stats.reloads) == (1, 1, 1, 1)
-    assert (stats.named, stats.present, stats.hits, stats.stall_s) == (2, 0, 0, 2.0)
+    assert (stats.named, stats.present, stats.reused, stats.stall_s) == (2, 0, 0, 2.0)
 
 
 def test_a_layer_that_the_host_computes_alone_does_not_stall() -> None:

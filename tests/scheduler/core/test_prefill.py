@@ -242,4 +242,4 @@ def test_in_turn_what_is_there_already_waits_for_the_rest_or_for_nothing() -> No
     d.prefill(request=3)
     assert d.gate(0, at=0, request=3, rows={1: 2}) == in_place("1.0 0/1", at="3@0", rows="0:2")
     assert d.computed(1) == ["resume 3@0 layer 0"]
-    assert (d.stats(2).loads, d.stats(2).hits, d.stats(3).hits) == (1, 1, 1)
+    assert (d.stats(2).loads, d.stats(2).reused, d.stats(3).reused) == (1, 1, 1)

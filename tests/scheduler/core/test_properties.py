@@ -47,6 +47,19 @@ def test_without_losses_and_failures_every_request_is_answered(plan: Plan) -> No
     assert not seen["closed in a layer"]
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        eventful_plan(6718),  # a failed prediction, replaced by another before its gate
+        choosing_plan(12993),
+        replace(eventful_plan(5995), policy="layer-lru"),  # a victim, and another copy of its expert that may not stay
+    ],
+    ids=["eventful 6718", "choosing 12993", "eventful 5995 layer-lru"],
+)
+def test_worlds_that_once_were_wrong(plan: Plan) -> None:
+    live(plan)
+
+
 # --- what random worlds must reach, else the tests above would prove little -------------------------------------------
 
 
@@ -139,7 +152,7 @@ def test_what_stays_is_loaded_once_whatever_the_slots(seed: int) -> None:
     )
     core = live(roomy(plan)).core
     loads = sum(one.loads for one in core.stats.values())
-    hits = sum(one.hits for one in core.stats.values())
+    hits = sum(one.reused for one in core.stats.values())
     preempted = sum(one.preempted for one in core.stats.values())
     assert sum(one.bytes_loaded for one in core.stats.values()) <= 5 * 6 * NBYTES
     assert loads <= 5 * 6 + preempted

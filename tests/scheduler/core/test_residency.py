@@ -34,12 +34,12 @@ def test_what_stays_is_loaded_once_and_computed_where_it_is() -> None:
         out = d.gate(layer, at=0, rows={0: 16, 1: 16})
         assert out == in_place(f"0.{layer} {layer}/0", f"1.{layer} {layer}/1", at="1@0", rows="0:16")
         assert d.computed(0, 1, slot=layer) == [f"resume 1@0 layer {layer}"]
-    assert (d.stats().loads, d.stats().hits, len(d.in_slots)) == (4, 0, 4)
+    assert (d.stats().loads, d.stats().reused, len(d.in_slots)) == (4, 0, 4)
     d.token(0, prompt=16)
     for layer in range(2):
         assert d.gate(layer, 1, at=16) == in_place(f"1.{layer} {layer}/1", at="1@16")
         assert d.computed(1, slot=layer) == [f"resume 1@16 layer {layer}"]
-    assert (d.stats().loads, d.stats().hits, d.stats().decode_hits) == (4, 2, 2)
+    assert (d.stats().loads, d.stats().reused, d.stats().decode_reused) == (4, 2, 2)
     assert (d.stats().reloads, d.stats().stall_s, len(d.in_slots)) == (0, 0.0, 4)
     assert d.do(t.RequestClosed(1)) == []
     assert d.prefill(request=2) == []  # the next request finds all of them
@@ -59,7 +59,7 @@ def test_an_expert_that_is_not_there_is_loaded_by_whoever_names_it_first() -> No
         *in_place("1.0 1/1", at=f"1@{P + 1}"),
     ]
     assert d.computed(0, 1) == [f"resume 1@{P + 1} layer 1"]
-    assert (d.stats().loads, d.stats().reloads, d.stats().hits) == (2, 2, 1)
+    assert (d.stats().loads, d.stats().reloads, d.stats().reused) == (2, 2, 1)
 
 
 def test_a_wrong_prediction_stays_and_its_load_goes_on() -> None:
@@ -75,7 +75,7 @@ def test_a_wrong_prediction_stays_and_its_load_goes_on() -> None:
     assert d.computed(1, 2) == [f"resume 1@{P + 1} layer 0"]
     assert d.predict(0, 1, at=P + 2) == ["load 1.1 0/1"]
     assert d.gate(0, at=P + 2) == [f"resume 1@{P + 2} layer 0"]
-    assert (d.stats().loads, d.stats().hits, d.stats().unused, d.stats().bytes_loaded) == (4, 2, 2, 30)
+    assert (d.stats().loads, d.stats().reused, d.stats().unused, d.stats().bytes_loaded) == (4, 2, 2, 30)
 
 
 def test_two_requests_share_an_expert_in_its_one_slot() -> None:
@@ -92,7 +92,7 @@ def test_two_requests_share_an_expert_in_its_one_slot() -> None:
     first, second = d.calls[0, 0]
     assert d.do(t.ComputeEnded(first.call_id)) == []
     assert d.do(t.ComputeEnded(second.call_id)) == [f"resume 2@{P} layer 0"]
-    assert (d.stats(1).loads, d.stats(2).loads, d.stats(2).hits) == (1, 0, 1)
+    assert (d.stats(1).loads, d.stats(2).loads, d.stats(2).reused) == (1, 0, 1)
 
 
 def test_a_shared_load_that_fails_is_tried_again_once_for_all() -> None:
@@ -148,7 +148,7 @@ def test_experts_of_a_lost_worker_find_another_home_and_nobody_else_moves() -> N
     assert d.lose(1) == ["load 0.2 0/1", *in_place("0.2 0/1", at="1@0", rows="0:4"), "load 2.2 1/1"]
     d.loaded(0, slot=2)
     assert d.computed(0, slot=2) == ["resume 1@0 layer 0"]
-    assert (d.stats().loads, d.stats().hits) == (8, 0)
+    assert (d.stats().loads, d.stats().reused) == (8, 0)
     assert d.do(t.WorkerJoined(1, 3)) == []  # everybody has a home: it stays empty
     assert d.gate(1, at=0, rows={0: 1, 1: 1}) == in_place("0.1 1/0", "2.2 1/1", at="1@0")
 
@@ -221,7 +221,7 @@ def test_a_policy_that_evicts_is_told_of_uses_and_asked_for_victims() -> None:
         ("used", (0, 0), True),
         ("left", (0, 2), False),
     ]
-    assert (d.stats().loads, d.stats().hits, d.stats().preempted) == (4, 2, 0)
+    assert (d.stats().loads, d.stats().reused, d.stats().preempted) == (4, 2, 0)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
@@ -240,7 +240,7 @@ def test_a_policy_that_evicts_hits_as_often_as_a_cache_of_that_size(slots: int) 
         if len(cache) > slots:
             cache.popitem(last=False)
         assert (step(d, index, expert) == []) == hit
-    assert d.stats().hits == hits
+    assert d.stats().reused == hits
     assert d.stats().loads == 199 - hits
 
 

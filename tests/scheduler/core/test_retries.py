@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES
 from support.scheduling.core_driver import Driver, P, compute
@@ -42,6 +44,25 @@ def test_a_prediction_that_cannot_be_loaded_costs_time_only() -> None:
     assert d.gate(0, 3) == ["load 0.0 0/3", *compute("0.0 0/3")]
     assert d.core.stats[1].reloads == 0
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
+
+
+def test_a_failed_prediction_that_a_later_one_has_replaced_is_none() -> None:
+    d = Driver(workers=1, group=1, layers=2)
+    d.open()
+    d.predict(0, 3)
+    for _ in range(MAX_FAILURES):
+        d.load_failed(0)
+    assert d.predict(0, 4) == ["load 0.0 0/4"]
+    assert d.gate(0, 3) == ["evict 0.0 0/4", "load 0.0 0/3", *compute("0.0 0/3")]
+    assert d.core.stats[1].reloads == 1
+
+
+def test_an_event_that_cannot_be_leaves_nothing_for_the_next() -> None:
+    d = Driver(workers=2, experts=4, layers=2, prefill="pipelined")
+    d.prefill()
+    with pytest.raises(IndexError):
+        d.gate(0, at=0, rows={1: 2, 9: 1})
+    assert d.do(t.TokenDecoded(99, 0)) == []
 
 
 def test_what_prefill_has_let_go_is_not_assigned_again_before_its_gate() -> None:

@@ -135,8 +135,8 @@ def test_recall_of_a_tally(correct: int, activated: int, recall: float | None) -
 def test_hits_are_kept_by_phase() -> None:
     stats = RequestStats(PROMPT)
     for prefilling in (True, False, False):
-        stats.hit(prefilling)
-    assert (stats.hits, stats.decode_hits, stats.loads) == (3, 2, 0)
+        stats.reuse(prefilling)
+    assert (stats.reused, stats.decode_reused, stats.loads) == (3, 2, 0)
 
 
 def test_a_gate_that_names_nobody_matches_its_prediction_and_adds_nothing() -> None:

@@ -32,8 +32,8 @@ A request that ended in a layer         Its stalls.
 Never checked, whatever the plan: on which worker and in which slot an expert is loaded (groups, homes, prefill's
 shares); which of several waiting loads begins first, and which prediction is put off, but for the link's rule; that a
 policy's victim is a wise one; which form is loaded; what `Follow`, `Align` and `Unfollow` say, but that there is a
-shadow; costs and paces told to strategies; `in_time`, `decode_hits` and, by request, bytes and loads. The exact command
-lists of tests/scheduler/core are for those.
+shadow; costs and paces told to strategies; `in_time`, `decode_reused` and, by request, bytes and loads. The exact
+command lists of tests/scheduler/core are for those.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Referee:
         self._ids: set[int] = set()
         self._keeps: deque[tuple[int, t.ExpertId, bool]] = deque()
         self._victims: list[tuple[int, t.ExpertId]] = []
+        self._made_room: set[tuple[int, t.ExpertId]] = set()
         self._routed: Chosen | None = None
 
     @property
@@ -133,6 +134,7 @@ class Referee:
     def fact(self, event: t.Event, now: int) -> None:
         """This has happened, and the core is about to be told."""
         self._victims.clear()
+        self._made_room.clear()
         self._routed = None
         self.books.fact(event, now)
 
@@ -149,6 +151,7 @@ class Referee:
                 self._judge_gate(visit, commands, present)
         for c in commands:
             self._command(c, fresh, failing)
+        assert set(self._victims) == self._made_room, f"{self._victims} were to make room, {self._made_room} did"
         assert not self._keeps, f"it was asked whether {self._keeps} stay, and nothing was loaded"
         check_settled(books, core)
 
@@ -284,7 +287,8 @@ class Referee:
             assert attempt.failed or over, f"{c}: the gate named it"
         if attempt.failed:
             return
-        owner, victim = attempt.owner, (c.worker, c.expert) in self._victims
+        # Beside the victim, another copy of its expert may go that may not stay.
+        owner, victim = attempt.owner, attempt.keeps and (c.worker, c.expert) in self._victims
         planned = any(number not in failing for number in books.planned(c.expert.layer))
         over = owner is not None and (
             owner.request in failing
@@ -294,7 +298,7 @@ class Referee:
         still = attempt.keeps and not attempt.loaded
         put_off = bool(books.predicted(c.expert)) or planned or books.warming_up(c.expert) > 0 or still
         if victim:
-            assert attempt.keeps
+            self._made_room.add((c.worker, c.expert))
             books.seen["victim"] += 1
         elif put_off and (attempt.keeps or not over):
             books.preempted += 1

@@ -122,7 +122,7 @@ def check_end(books: Books, core: Core) -> None:
     stats = list(core.stats.values())
     assert sum(one.loads for one in stats) == books.loaded
     assert sum(one.bytes_loaded for one in stats) == books.bytes
-    hits = sum(one.hits for one in stats)
+    hits = sum(one.reused for one in stats)
     assert books.again <= hits <= books.computed  # what was computed from a load that had served already is a hit
     assert plan.policy != "none" or hits == 0
     preempted, unused = sum(one.preempted for one in stats), sum(one.unused for one in stats)
@@ -150,7 +150,7 @@ def _check_request(books: Books, one: RequestBooks, stats: RequestStats) -> None
     if books.owners or not (plan.forms or plan.placement):
         assert stats.present == one.present
     if books.clear and books.smooth:
-        assert stats.hits == one.hits
+        assert stats.reused == one.hits
     if not one.broken:
         assert stats.stall_s == one.stall
         if plan.prefill != "in-turn" or (books.smooth and plan.policy in ("none", "all")):

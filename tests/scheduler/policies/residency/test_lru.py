@@ -249,7 +249,7 @@ def test_in_the_cores_random_world(policy: Callable[[ModelShape], Residency]) ->
             assert {expert for kept in made[0].kept.values() for expert in kept} == there
         if isinstance(made[0], ARC):
             assert {*made[0].lists.t1, *made[0].lists.t2} == there
-        hits += sum(stats.hits for stats in lived.core.stats.values())
+        hits += sum(stats.reused for stats in lived.core.stats.values())
     assert hits > 20
 
 
