@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from main_node.engine.layer import LayersInFlight, LayerWork
 from main_node.engine.pace import Pace, RealPace
@@ -14,6 +14,7 @@ from main_node.engine.tracing import MainSpans, gather
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.errors import ClusterError, ProtocolError, RequestFailedError
+from scheduler.eventlog.recording import Recorder
 from scheduler.trace import Span
 from wire import messages as w
 
@@ -22,17 +23,23 @@ class Engine:
     """Thread-safe: events may be posted from any thread; one at a time reaches the scheduler.
 
     `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model.
+    `recorder`: keeps every event with the commands that followed.
     """
 
     def __init__(
-        self, core: Core, hello: w.Hello, answer_s: float = 30.0, lookahead: int = 2, pace: Pace | None = None
+        self,
+        core: Core,
+        hello: w.Hello,
+        answer_s: float = 30.0,
+        lookahead: int = 2,
+        pace: Pace | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
         self.spans = MainSpans(hello.trace, self.pace.now)
-        self.on_decided: Callable[[t.Event, float, list[t.Command]], None] = lambda event, now, commands: None
-        """Called with every event, its time and the commands that followed."""
         self.lookahead = lookahead
+        self._recorder = recorder
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.peers = Peers(self, self._changed, hello, answer_s)
@@ -102,7 +109,8 @@ class Engine:
         """Time never goes backwards, though emulated time is each thread's own."""
         self._now = max(self._now, self.pace.now())
         commands = self.core.handle(event, self._now)
-        self.on_decided(event, self._now, commands)
+        if self._recorder is not None:
+            self._recorder.keep(event, self._now, commands)
         for command in commands:
             self._act(command)
 

@@ -13,7 +13,7 @@ from main_node.sampling import How
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.base import Say
 from odmoe.clusters.configuration import configure
-from odmoe.clusters.event_log import record, taken
+from odmoe.clusters.event_log import make_recorder, taken
 from odmoe.clusters.host_place import make_host
 from odmoe.clusters.nodes import emulation_of, make_engine, make_main, make_shadow, make_worker, travelled, travelling
 from odmoe.clusters.process import prepare_libraries
@@ -38,9 +38,9 @@ class EmbeddedCluster:
         say(f"loading the main model and {settings.workers} worker(s)")
         emulation = self._emulation = emulation_of(settings)
         configuration = configure(settings, store)
-        engine = make_engine(settings, store, configuration, emulation)
+        self._recorder = make_recorder(settings, store, configuration)
+        engine = make_engine(settings, store, configuration, emulation, self._recorder)
         self._travelled = travelled(emulation, engine)
-        self._recorder = record(engine, settings, store, configuration)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
         shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
         try:

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import Any
 
 from checkpoint.store import ExpertStore
-from main_node.engine.engine import Engine
 from odmoe.clusters.configuration import Configuration
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
@@ -15,13 +14,11 @@ from scheduler.eventlog.recording import Recorder
 from wire.messages import PROTOCOL_VERSION
 
 
-def record(engine: Engine, settings: Settings, store: ExpertStore, configuration: Configuration) -> Recorder | None:
-    """Keep what this engine decides, before it has decided anything; None where nobody has asked for it."""
+def make_recorder(settings: Settings, store: ExpertStore, configuration: Configuration) -> Recorder | None:
+    """For --record; None without it."""
     if settings.record is None:
         return None
-    recorder = Recorder(_about(settings, store, configuration.resources.slots), configuration.core)
-    engine.on_decided = recorder.decided
-    return recorder
+    return Recorder(_about(settings, store, configuration.resources.slots), configuration.core)
 
 
 def taken(recorder: Recorder | None) -> bytes:

@@ -20,6 +20,7 @@ from odmoe.text import make_stopper
 from scheduler.build import make_core
 from scheduler.emulation.clock import Emulation
 from scheduler.emulation.expected_predictions import ExpectedPredictions
+from scheduler.eventlog.recording import Recorder
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
 from shadow_node.pace import ShadowPace
@@ -55,14 +56,19 @@ def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect]
 
 
 def make_engine(
-    settings: Settings, store: ExpertStore, configuration: Configuration, emulation: Emulation | None = None
+    settings: Settings,
+    store: ExpertStore,
+    configuration: Configuration,
+    emulation: Emulation | None = None,
+    recorder: Recorder | None = None,
 ) -> Engine:
     """The scheduler, and the engine around it. Raises ConfigError."""
     if settings.shadowed and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
-    return Engine(make_core(configuration.core), hello, pace=MainPace(emulation) if emulation else None)
+    pace = MainPace(emulation) if emulation else None
+    return Engine(make_core(configuration.core), hello, pace=pace, recorder=recorder)
 
 
 def make_worker(

@@ -78,7 +78,7 @@ class Main(NodeProcess):
 
     def _start(self) -> None:
         from odmoe.clusters.configuration import configure
-        from odmoe.clusters.event_log import record
+        from odmoe.clusters.event_log import make_recorder
         from odmoe.clusters.nodes import emulation_of, make_engine
         from odmoe.on_ray.fleet import Fleet
 
@@ -88,8 +88,8 @@ class Main(NodeProcess):
         if size and "group_size" not in self._settings.model_fields_set:
             self._settings = self._settings.but(group_size=size)
         configuration = configure(self._settings, store)
-        engine = make_engine(self._settings, store, configuration, emulation)
-        self._recorder = record(engine, self._settings, store, configuration)
+        self._recorder = make_recorder(self._settings, store, configuration)
+        engine = make_engine(self._settings, store, configuration, emulation, self._recorder)
         fleet = self._fleet = Fleet(engine, self._settings, self._store, emulation)
         try:
             self._main = self._begin(store, engine, fleet)

@@ -50,8 +50,8 @@ class Recorder:
         self._parts: list[bytes] = []
         self._bytes = 0
 
-    def decided(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
-        """See `main_node.engine.engine.Engine.on_decided`."""
+    def keep(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
+        """An event, its time, and the commands that followed."""
         if self._bytes <= LIMIT_BYTES:
             self._parts.append(msgpack.packb((now, _row(event), [_row(command) for command in commands])))
             self._bytes += len(self._parts[-1])

@@ -48,7 +48,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def handle(event: Any, now: float) -> Any:
         commands = list(decide(event, now))
-        recorder.decided(event, now, commands)
+        recorder.keep(event, now, commands)
         return commands
 
     core.handle = handle  # type: ignore[method-assign]

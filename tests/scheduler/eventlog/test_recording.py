@@ -47,7 +47,7 @@ def watched(recorder: Recorder, config: CoreConfig) -> Core:
 
     def tell(event: t.Event, now: float) -> list[t.Command]:
         commands = handle(event, now)
-        recorder.decided(event, now, commands)
+        recorder.keep(event, now, commands)
         return commands
 
     core.handle = tell  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:
         while todo:
             now, one = float(next(clock)), todo.pop(0)
             commands = list(core.handle(one, now))
-            recorder.decided(one, now, commands)
+            recorder.keep(one, now, commands)
             todo += [t.LoadEnded(c.load_id) for c in commands if isinstance(c, t.Load)]
             todo += [t.ComputeEnded(c.call_id) for c in commands if isinstance(c, t.Compute)]
 
@@ -226,7 +226,7 @@ def test_every_event_and_command_is_read_back(tmp_path_factory: pytest.TempPathF
     log.sort(key=lambda row: row[0])
     recorder = Recorder({"model": "m", "workers": 2}, CORE)
     for now, event, commands in log:
-        recorder.decided(event, now, commands)
+        recorder.keep(event, now, commands)
     found = read(tmp_path_factory.mktemp("log"), recorder.take())
     assert found.about == {"model": "m", "workers": 2}
     assert found.core_config == CORE
@@ -349,11 +349,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_log_that_outgrows_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder({}, CORE)
     head = len(recorder.take())
-    recorder.decided(t.RequestOpened(0, 10), 0.0, [])
+    recorder.keep(t.RequestOpened(0, 10), 0.0, [])
     event_bytes = len(recorder.take()) - head
     monkeypatch.setattr(module, "LIMIT_BYTES", 1000)
     for number in range(1, 1000):
-        recorder.decided(t.RequestOpened(number, 10), 0.0, [])
+        recorder.keep(t.RequestOpened(number, 10), 0.0, [])
     with pytest.raises(ConfigError, match=r"outgrown 0 MiB after \d+ events") as caught:
         recorder.take()
     kept = int(str(caught.value).split(" events")[0].split()[-1])
