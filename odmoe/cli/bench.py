@@ -23,7 +23,9 @@ def add_bench(app: typer.Typer) -> None:
 def bench(
     folder: Annotated[
         Path | None,
-        typer.Option(help="Directory on the disk to measure (default: the cache).", show_default=False, metavar="PATH"),
+        typer.Option(
+            help="Directory on the disk to measure (default: the cache directory).", show_default=False, metavar="PATH"
+        ),
     ] = None,
     store: Annotated[
         Path | None,
@@ -35,23 +37,28 @@ def bench(
         typer.Option(help="HOST:PORT of a host that runs bench --serve.", show_default=False, metavar="TEXT"),
     ] = None,
     serve: Annotated[
-        str | None, typer.Option(help="ADDRESS:PORT: be measured by another host.", show_default=False, metavar="TEXT")
+        str | None,
+        typer.Option(
+            help="ADDRESS:PORT to listen on, for bench --link on another host.", show_default=False, metavar="TEXT"
+        ),
     ] = None,
     tls: Annotated[
         Path | None,
         typer.Option(
-            help="With --link, --serve: this host's folder of odmoe certs.", show_default=False, metavar="PATH"
+            help="Directory of this host's certificates, for --link and --serve (odmoe certs).",
+            show_default=False,
+            metavar="PATH",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.", metavar="")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
-    """Measure loads from disk and to a GPU, and the link, for odmoe plan.
+    """Measure disk, GPU and network of this machine for odmoe plan.
 
-    Loads are those of a worker: whole experts, past the page cache.
+    It loads whole experts past the page cache, as a worker does, from disk and to a GPU.
 
-    The link is a gRPC stream, over loopback unless --link names another host.
+    The network is measured with a gRPC stream, over loopback unless --link names another host.
     """
     size = _size(expert_bytes)
     if serve is not None and link is not None:
@@ -64,9 +71,9 @@ def bench(
         from odmoe.bench.link import serve as serve_link
 
         host, port = _address("--serve", serve, 0)
-        told = f"for {SERVE_S / 60:g} minutes or until Ctrl-C"
+        duration = f"for {SERVE_S / 60:g} minutes or until Ctrl-C"
         serve_link(
-            host, port, secret, identity, lambda at: print(f"odmoe bench --link to here, {told}: {at}", flush=True)
+            host, port, secret, identity, lambda at: print(f"odmoe bench --link to here, {duration}: {at}", flush=True)
         )
         return
     if link is not None:
@@ -78,7 +85,7 @@ def bench(
 
 
 def _size(text: str) -> int:
-    """Whole pages of 4096 bytes, as O_DIRECT wants them."""
+    """Rounded down to whole pages of 4096 bytes, which O_DIRECT needs."""
     try:
         pages = parse_bytes(text) // 4096
     except ValueError:

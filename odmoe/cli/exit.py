@@ -32,8 +32,8 @@ ADVICE = {
 
 
 def outcome(work: Callable[[], object]) -> int:
-    """Run `work` and print its error, if any. Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130
-    interrupted."""
+    """Run `work` and print its error, if any. Returns the exit code: 0 done, 1 failed, 2 wrong usage,
+    130 interrupted."""
     try:
         code = work()
     except SystemExit as stop:  # typer's, when the reader of a pipe has gone

@@ -11,9 +11,9 @@ import typer
 from odmoe.settings.table import HEADINGS, Declared, Table, declared, flag
 
 NOT_FLAGS = frozenset({"secret"})
-"""What a process list would show to everyone on the machine."""
+"""Settings without a flag, because a process list would show their values to everyone on the machine."""
 _LISTED = 6
-"""So many names are listed in the help of a flag; of more only the first ones."""
+"""Most names that the help of a flag lists; of more names it lists only the first ones."""
 _FILES = ("a file", "a path", "a directory")
 _PLAIN = {float: "g"}
 
@@ -21,8 +21,8 @@ Command = Callable[..., None]
 
 
 def with_settings(table: type[Table], only: Sequence[str] = ()) -> Callable[[Command], Command]:
-    """Makes `command(flags, ...)` a command with a flag for every setting, or for `only` some. `flags`: those that are
-    given."""
+    """Makes `command(flags, ...)` a command with a flag for every setting, or only for those of `only`. The command
+    receives in `flags` the settings that were given."""
     names = [name for name in table.names() if name not in NOT_FLAGS and (not only or name in only)]
     settings = [parameter for name in names for parameter in _parameters(table, name)]
 
@@ -56,7 +56,7 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 
 
 def _place(parameter: inspect.Parameter) -> int:
-    """Where the part of the help that has it comes; the common flags first."""
+    """The rank of the heading that a flag is under; the common flags come first."""
     option: Any = next(part for part in get_args(parameter.annotation) if isinstance(part, typer.models.OptionInfo))
     return HEADINGS.index(option.rich_help_panel) if option.rich_help_panel else -1
 
@@ -68,8 +68,8 @@ def _parameters(table: type[Table], name: str) -> Iterator[inspect.Parameter]:
     """The flag of a setting. A second spelling and the --no-X of a bool are hidden, since they would make the columns
     of the help wide.
 
-    Every flag is None when it is not given, so that the environment and the file can be asked. Values are text: the
-    table reads them, and refuses them in the same words wherever they come from.
+    A flag that is not given is None, so that the environment and the file apply. Values are text: the table parses
+    them, so a wrong value gets the same message wherever it comes from.
     """
     field, found = table.model_fields[name], declared(table, name)
     truth, several = field.annotation is bool, isinstance(found.default, tuple)
@@ -92,7 +92,7 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
 
 
 def _help(found: Declared) -> str:
-    """With the names that it can be, or the first ones, and its default."""
+    """The text of a flag's help, with the allowed names, or the first of them, and the default."""
     if not found.names:
         shown = found.default not in (None, "", (), False) and "default" not in found.about
         return (

@@ -1,4 +1,4 @@
-"""The commands that are about the machines of a cluster file."""
+"""The commands for the machines of a cluster file."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def up(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Start the cluster of a file.
+    """Start the cluster that a cluster file describes.
 
-    Brings keys, code and expert store to every machine, and starts Ray and a node there.
+    Copies keys, code and expert store to every machine, then starts Ray and a node there.
     """
     from odmoe.machines.up import up as bring_up
     from odmoe.terminal import Terminal
@@ -57,12 +57,12 @@ def status(
     file: File,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C", metavar="")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object (with --watch one a line)", metavar="")
+        bool, typer.Option("--json", help="Print one JSON object (with --watch, one per line)", metavar="")
     ] = False,
 ) -> None:
     """Show the state of every machine and its node.
 
-    The exit code is 1 unless all are ready.
+    The exit code is 1 unless all nodes are ready.
     """
     from odmoe.machines.status import status as show
 
@@ -71,7 +71,7 @@ def status(
 
 
 def down(file: File, quiet: Quiet = False, debug: Debug = False) -> None:
-    """Stop nodes and Ray on every machine of a file."""
+    """Stop nodes and Ray on every machine of a cluster file."""
     from odmoe.machines.down import down as take_down
     from odmoe.terminal import Terminal
 
@@ -79,24 +79,24 @@ def down(file: File, quiet: Quiet = False, debug: Debug = False) -> None:
 
 
 def certs(
-    file: Annotated[Path | None, typer.Argument(help="Cluster file; or give --host")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Cluster file, in place of --host")] = None,
     host: Annotated[
-        list[str] | None, typer.Option(help="NAME=ADDRESS; repeatable", show_default=False, metavar="TEXT")
+        list[str] | None, typer.Option(help="A host, as NAME=ADDRESS; repeatable", show_default=False, metavar="TEXT")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Output directory; ~/.config/odmoe/clusters/NAME when not given", show_default=False, metavar="PATH"
+            help="Output directory (default: ~/.config/odmoe/clusters/NAME)", show_default=False, metavar="PATH"
         ),
     ] = None,
-    days: Annotated[int, typer.Option(help="Days that a host's certificate is valid", metavar="N")] = 825,
+    days: Annotated[int, typer.Option(help="Days for which a host's certificate is valid", metavar="N")] = 825,
     renew: Annotated[
         bool, typer.Option("--renew", help="Renew the hosts' certificates, not the CA", metavar="")
     ] = False,
 ) -> None:
     """Create certificates for the hosts of a cluster.
 
-    Creates the certificate authority, too, if there is none.
+    If there is no certificate authority yet, it is created, too.
     """
     from odmoe.machines.certs import run_certs
     from odmoe.terminal import Terminal

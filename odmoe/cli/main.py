@@ -31,7 +31,7 @@ from odmoe.settings.sources import dump, effective
 from scheduler.errors import ConfigError
 
 app = typer.Typer(
-    help="Run Mixture-of-Experts models that fit on none of your machines.",
+    help="Run Mixture-of-Experts models too large for any of your machines.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
@@ -45,7 +45,7 @@ Config = Annotated[
     str | None,
     typer.Option(
         "--config",
-        help="YAML file of settings; ODMOE_CONFIG or ~/.config/odmoe/config.yaml when not given",
+        help="YAML file of settings (default: ODMOE_CONFIG, or ~/.config/odmoe/config.yaml)",
         rich_help_panel="Cluster",
         metavar="PATH",
     ),
@@ -64,29 +64,29 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version", metavar="")
     ] = False,
 ) -> None:
-    """Run Mixture-of-Experts models that fit on none of your machines."""
+    """Run Mixture-of-Experts models too large for any of your machines."""
 
 
 @app.command()
 @with_settings(Settings)
 def generate(
     flags: dict[str, Any],
-    prompt: Annotated[str | None, typer.Argument(help="Prompt; standard input when not given")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Prompt (default: standard input)")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="File of prompts, one a line", show_default=False, metavar="PATH"),
+        typer.Option(help="File of prompts, one per line", show_default=False, metavar="PATH"),
     ] = None,
     parallel: Annotated[
-        int, typer.Option(help="Prompts of --prompts answered at once", rich_help_panel="Output", metavar="N")
+        int, typer.Option(help="Prompts of --prompts to answer at once", rich_help_panel="Output", metavar="N")
     ] = 4,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object an answer", metavar="")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer", metavar="")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Answer a prompt, or a file of prompts.
 
-    odmoe systems lists systems and policies, odmoe config the settings.
+    odmoe systems lists systems and policies. odmoe config shows the settings.
     """
     settings = effective(flags, config).settings
     if not settings.model and not settings.joined:
@@ -109,9 +109,9 @@ def generate(
 @app.command()
 @with_settings(Settings)
 def config(flags: dict[str, Any], config: Config = None) -> None:
-    """Show effective settings and their source.
+    """Show the effective settings and where each comes from.
 
-    A flag wins over ODMOE_*, that over the configuration file, that over the default.
+    Flags override ODMOE_* variables, these the configuration file, and the file the defaults.
     """
     print(dump(effective(flags, config)), end="")
 
@@ -123,7 +123,7 @@ def shard(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help=f"Data type of the weights: {', '.join(DTYPES)}; the checkpoint's when not given",
+            help=f"Data type of the weights: {', '.join(DTYPES)} (default: the checkpoint's)",
             show_default=False,
             metavar="TEXT",
         ),
@@ -131,7 +131,7 @@ def shard(
     forms: Annotated[
         str | None,
         typer.Option(
-            help="Add smaller forms of every expert: int4, int2 or int4,int2", show_default=False, metavar="TEXT"
+            help="Also store every expert in fewer bits: int4, int2 or int4,int2", show_default=False, metavar="TEXT"
         ),
     ] = None,
     verify: Annotated[
@@ -143,7 +143,7 @@ def shard(
 ) -> None:
     """Split a model into dense weights and an expert store.
 
-    Resumes where it was interrupted.
+    An interrupted run resumes where it stopped.
     """
     from odmoe.commands.shard import run_shard
     from odmoe.terminal import Output
@@ -165,24 +165,23 @@ add_verify(app)
 
 
 def run() -> int:
-    """Do what the command line says; the exit code."""
-    return outcome(
-        lambda: app(prog_name="odmoe", standalone_mode=False)
-    )  # gives what an Exit says, in which it also hides Ctrl-C
+    """Run the command line. Returns the exit code."""
+    # A typer.Exit gives its code, which may stand for Ctrl-C.
+    return outcome(lambda: app(prog_name="odmoe", standalone_mode=False))
 
 
 def main() -> NoReturn:
-    """Ends the process without waiting for threads that are deep in a library: the interpreter's own way out would
-    wait for such a one, or abort because of it."""
+    """Run the command line and end the process, without waiting for threads that are inside a library. The
+    interpreter's normal exit would wait for such a thread, or abort because of it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     one_interrupt()
     code = 1
     try:
         code = run()
-    except Exception:  # noqa: BLE001 - a fault of ours: all that is known of it
+    except Exception:  # noqa: BLE001 - a bug: show all that is known about it
         traceback.print_exc()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is ending already
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

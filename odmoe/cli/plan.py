@@ -1,4 +1,4 @@
-"""`odmoe plan`: what a model would do on machines that need not exist yet."""
+"""`odmoe plan`: speed and memory of a model on machines that need not exist yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(
 ) -> None:
     """Plan a cluster for a model.
 
-    Says whether loads keep up, tokens/s, memory, and what would help most.
+    Shows whether loads keep up, tokens/s, memory, and which change would help most.
 
     The exit code is 1 if --device-memory is too small.
     """
@@ -70,7 +70,7 @@ def _planned(settings: PlanSettings, hardware: Hardware, policy: Policy, termina
     from scheduler.planning.scaling import Setup
 
     name, context = settings.model, settings.context
-    fields, stored = read_config(name)  # before torch is imported: a wrong path is refused at once
+    fields, stored = read_config(name)  # before torch is imported, so that a wrong path is rejected at once
     with terminal.status() as say:
         say("counting the model's parameters")
         model = model_of(name, fields, settings.dtype or stored, context or CONTEXT)

@@ -1,4 +1,4 @@
-"""`odmoe simulate`: a system on a virtual clock, by the same scheduler as a real run; or the replay of a recording."""
+"""`odmoe simulate`: run a system's scheduler on a virtual clock, or replay a recording."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def simulate(
 ) -> None:
     """Simulate a system, or replay a recording.
 
-    Says how fast it answers and where the time goes. odmoe systems lists systems and policies.
+    Shows the speed and where the time goes. odmoe systems lists systems and policies.
     """
     settings = SimulateSettings(**flags)
     from odmoe.commands.simulate import run_replay, run_simulation

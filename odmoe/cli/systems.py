@@ -48,7 +48,7 @@ def _one(name: str) -> list[str]:
 
 
 def _all() -> list[str]:
-    lines = ["--system: preset of policies (* changes the answer)"]
+    lines = ["--system: preset of policies (* the answer is approximate)"]
     for name, preset in SYSTEMS.items():
         lines.append(f"  {name + ('' if is_exact(preset.config) else ' *'):<21} {preset.about}")
     for field, names in CHOICES.items():

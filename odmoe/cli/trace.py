@@ -1,4 +1,4 @@
-"""`odmoe trace`: draw what every node did."""
+"""`odmoe trace`: draw a trace."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def add_trace(app: typer.Typer) -> None:
 
 
 def trace(
-    file: Annotated[Path, typer.Argument(help="A trace, written by generate or simulate with --trace.")],
+    file: Annotated[Path, typer.Argument(help="Trace that generate or simulate wrote with --trace.")],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="PNG to write (default: FILE.png).", show_default=False, metavar="PATH"),
     ] = None,
     token: Annotated[
         int | None,
-        typer.Option(help="First token to draw (default: one of median length).", show_default=False, metavar="N"),
+        typer.Option(help="First token to draw (default: one of median duration).", show_default=False, metavar="N"),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Number of tokens to draw.", metavar="N")] = 1,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
     """Draw a trace as a timeline: one row per node, time to the right.
 
-    Tokens are counted from 0, the first after the prompt. Stalls are red, late departures of the shadow yellow.
+    Token 0 is the first after the prompt. Stalls are red, late departures of the shadow are yellow.
     """
     if token is not None and token < 0:
         raise ConfigError(f"--token is {token}; allowed: 0, 1, ...")

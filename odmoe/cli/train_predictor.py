@@ -22,12 +22,14 @@ def train_predictor(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="A file of prompts, one a line (default: 20 problems of GSM8K).", show_default=False, metavar="PATH"
+            help="File of prompts, one per line (default: 20 problems of GSM8K).", show_default=False, metavar="PATH"
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Most tokens of each answer.", metavar="N")] = 100,
-    steps: Annotated[int, typer.Option(help="Training steps of each layer.", metavar="N")] = 300,
-    seed: Annotated[int, typer.Option(help="Decides which answers are held out.", metavar="N")] = 0,
+    tokens: Annotated[
+        int, typer.Option("-n", "--tokens", help="Maximum number of tokens per answer.", metavar="N")
+    ] = 100,
+    steps: Annotated[int, typer.Option(help="Training steps per layer.", metavar="N")] = 300,
+    seed: Annotated[int, typer.Option(help="Random seed of the choice of held-out answers.", metavar="N")] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -39,14 +41,14 @@ def train_predictor(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.", metavar="")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
     """Train the token-wise predictor of a model, for --predictor token-wise.
 
-    Transformers answers the prompts, and each gate's next choice is learned.
+    Transformers answers the prompts. For each layer, a network learns which experts the next token will use.
 
-    A fifth of the answers is held out, to report recall. The whole model must fit in memory, in float32.
+    A fifth of the answers is held out to measure recall. The whole model must fit in memory, in float32.
     """
     for name, value, least in (("--tokens", tokens, 2), ("--steps", steps, 1), ("--seed", seed, 0)):
         if value < least:

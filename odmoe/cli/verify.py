@@ -1,4 +1,4 @@
-"""`odmoe verify`: are the answers those of Transformers?"""
+"""`odmoe verify`: compare answers with those of Transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = (
     "system", *CHOSEN, "cluster", "workers", "slots", "device_memory", "shadow", "dtype", "loader", "token_predictor",
     "group_size", "align_token", "align_kv", "mini_batch", "threads", "store",
 )  # fmt: skip
-"""Settings of `generate` that could change an answer, or how it comes about."""
+"""Settings of `generate` that could change an answer or the way it is computed."""
 
 
 def add_verify(app: typer.Typer) -> None:
@@ -32,27 +32,29 @@ def add_verify(app: typer.Typer) -> None:
 def verify(
     flags: dict[str, Any],
     model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
-    prompt: Annotated[str | None, typer.Argument(help=f"A prompt (default: {SAMPLES} samples).")] = None,
+    prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts).")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="A file of prompts, one a line: text, or JSON strings.", show_default=False, metavar="PATH"),
+        typer.Option(
+            help="File of prompts, one per line, as text or JSON strings.", show_default=False, metavar="PATH"
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of each answer.", metavar="N")] = 32,
     config: Annotated[
         str | None,
-        typer.Option("--config", help="Settings as YAML, as for generate.", show_default=False, metavar="TEXT"),
+        typer.Option("--config", help="YAML file of settings, as for generate.", show_default=False, metavar="TEXT"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.", metavar="")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
 ) -> None:
     """Compare tokens and logits with those of Transformers on the same checkpoint.
 
-    Both answer greedily. For Transformers the whole model must fit in memory.
+    Both decode greedily. For Transformers the whole model must fit in memory.
 
-    Exit status: 0 where tokens are equal, and logits up to rounding; 1 where not.
+    The exit code is 0 if tokens are equal, and logits up to rounding; otherwise 1.
 
-    A system that is approximate by design is reported as such, with status 0.
+    A system that is approximate by design is reported as such, with exit code 0.
     """
     from odmoe.terminal import Terminal
 

@@ -12,18 +12,18 @@ CONTEXT = 4096
 
 
 class PlanSettings(Table):
-    """A model, machines that need not exist yet, and how they are to be used. Raises ConfigError naming the setting,
-    its value and what is allowed."""
+    """A model, machines that need not exist yet, and the policies to run on them. Raises ConfigError naming the
+    setting, its value and what is allowed."""
 
     model: str = again(Settings, "model", about="Model directory, config.json or org/name")
-    dtype: str | None = again(Settings, "dtype", about="Data type of the weights; as config.json says when not given")
+    dtype: str | None = again(Settings, "dtype", about="Data type of the weights (default: that of config.json)")
     context: Count | None = count(
         None,
-        f"Tokens that the KV caches have room for; {CONTEXT}, or the model's limit, when not given",
+        f"Tokens that fit in the KV caches (default: {CONTEXT}, or the model's limit if that is lower)",
         heading="Model",
     )
 
-    workers: Count | None = again(Settings, "workers", default=None, about="Worker nodes; the profile's when not given")
+    workers: Count | None = again(Settings, "workers", default=None, about="Worker nodes (default: the profile's)")
     load_bandwidth: Rate | None = setting(
         None, RATE, "Load rate of a worker: 25GB/s", heading="Cluster", common=True, metavar="RATE"
     )
@@ -32,14 +32,14 @@ class PlanSettings(Table):
     )
     profile: str = again(Settings, "profile", default=PROFILE, heading="Cluster", common=True, about="Hardware profile")
     group_size: Count | None = again(
-        Settings, "group_size", about="Workers that serve a layer together; the best when not given"
+        Settings, "group_size", about="Workers that serve a layer together (default: the best number)"
     )
 
     shadow: str = again(Settings, "shadow")
     recall: Number | None = setting(
         None,
         "a number from 0 to 1",
-        "Recall of the shadow's predictions; the paper's when not given",
+        "Recall of the shadow's predictions (default: the paper's)",
         heading="Prediction",
         ge=0,
         le=1,
@@ -49,7 +49,7 @@ class PlanSettings(Table):
         None, SIZE, "Device memory of a worker: 1GB", heading="Memory", common=True, metavar="SIZE"
     )
     slots: Count | None = again(
-        Settings, "slots", default=None, about="Experts that fit on a worker; the best number when not given"
+        Settings, "slots", default=None, about="Experts that fit on a worker (default: the best number)"
     )
 
     prefill: str = again(Settings, "prefill")
@@ -59,4 +59,4 @@ class PlanSettings(Table):
         if not self.model:
             raise ConfigError("--model is not given; give a model directory, its config.json, a store or org/name")
         if self.recall is not None and self.shadow == "none":
-            raise ConfigError("--recall is given with --shadow none; it is about the shadow's predictions")
+            raise ConfigError("--recall is given with --shadow none; without a shadow there are no predictions")

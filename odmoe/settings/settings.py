@@ -1,4 +1,5 @@
-"""The settings of a cluster and its answers. No torch here: a wrong setting is refused at once."""
+"""The settings of a cluster and its answers. This module does not import torch, so a wrong setting is rejected at
+once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from scheduler.errors import ConfigError
 from scheduler.policies.systems import SYSTEMS
 
 MAX_PARALLEL = 16
-"""Most answers that a cluster of processes gives at once."""
+"""Maximum number of answers that a cluster of processes computes at once."""
 
 CLUSTERS = ("embedded", "local", "auto")
 SHADOWS = ("fp16", "int8", "nf4", "none")
@@ -28,8 +29,10 @@ class Settings(SystemSettings):
     """One cluster and how it answers. Raises ConfigError naming the setting, its value and what is allowed."""
 
     model: str = setting("", "text", "Model directory or org/name on the Hub", "-m", heading="Model", common=True)
-    store: str | None = setting(None, "a path", "Expert store; found or made when not given", heading="Model")
-    dtype: str | None = one_of(None, DTYPES, "Data type of the weights", heading="Model")
+    store: str | None = setting(
+        None, "a path", "Expert store (default: found in the cache, or made there)", heading="Model"
+    )
+    dtype: str | None = one_of(None, DTYPES, "Data type of the weights (default: as stored)", heading="Model")
 
     cluster: str = setting(
         "embedded",
@@ -40,11 +43,11 @@ class Settings(SystemSettings):
     )
     workers: Count = count(8, "Worker nodes", heading="Cluster", common=True)
     group_size: Count | None = count(
-        None, "Workers that serve a layer together; the model's top-k when not given", heading="Cluster"
+        None, "Workers that serve a layer together (default: the model's top-k)", heading="Cluster"
     )
     threads: Count | None = count(
         None,
-        "Threads of a node; all cores, or half of them if nodes share a machine, when not given",
+        "Threads of each node (default: all cores, or half of them if nodes share a machine)",
         heading="Cluster",
     )
     launch_timeout: Number = setting(
@@ -67,13 +70,13 @@ class Settings(SystemSettings):
     tls: str | None = setting(
         None,
         "a directory",
-        "Directory of ca.pem, node.pem, node.key and secret; needed off loopback (odmoe certs)",
+        "Directory of ca.pem, node.pem, node.key and secret; needed beyond loopback (odmoe certs)",
         heading="Cluster",
     )
     secret: str | None = setting(
         None,
-        "a text that others do not know",
-        "Shared secret of nodes off loopback",
+        "a text that only you know",
+        "Shared secret of nodes beyond loopback",
         heading="Cluster",
         min_length=1,
         repr=False,
@@ -89,17 +92,17 @@ class Settings(SystemSettings):
     token_predictor: str | None = setting(
         None,
         "a file",
-        "Weights of the token-wise predictor; token_predictor.safetensors of the model when not given",
+        "Weights of the token-wise predictor (default: token_predictor.safetensors of the model)",
         heading="Prediction",
     )
 
     device_memory: Memory | None = setting(
-        None, MEMORY, "Memory for experts, all workers: 25%, 2GB", heading="Memory", common=True, metavar="SIZE"
+        None, MEMORY, "Expert memory of all workers: 25%, 2GB", heading="Memory", common=True, metavar="SIZE"
     )
     slots: Count = count(1, "Experts that fit on a worker, in place of --device-memory", heading="Memory")
     loader: str = one_of("disk", LOADERS, "Where experts are loaded from", heading="Memory")
 
-    max_new_tokens: Count = count(128, "Most tokens to generate", "-n", heading="Sampling", common=True)
+    max_new_tokens: Count = count(128, "Maximum number of tokens", "-n", heading="Sampling", common=True)
     temperature: Number | None = setting(
         None,
         "a number of at least 0",
@@ -111,7 +114,7 @@ class Settings(SystemSettings):
     )
     ctx_size: Count | None = count(
         None,
-        "Most tokens of prompt and answer together",
+        "Maximum number of tokens, prompt and answer together",
         "-c",
         heading="Sampling",
         least=2,
@@ -127,7 +130,11 @@ class Settings(SystemSettings):
         le=1,
     )
     repetition_penalty: Number | None = setting(
-        None, "a number above 0", "Divide the scores of tokens that occurred before; 1: off", heading="Sampling", gt=0
+        None,
+        "a number above 0",
+        "Divisor of the scores of tokens that occurred before; 1: off",
+        heading="Sampling",
+        gt=0,
     )
     seed: Count | None = setting(
         None,
@@ -141,7 +148,7 @@ class Settings(SystemSettings):
         (), "text of at least one character", "Stop before this text; repeatable", heading="Sampling"
     )
     ignore_eos: bool = setting(False, "true, false", "Continue past the end-of-sequence token", heading="Sampling")
-    chat: bool = setting(False, "true, false", "Put the prompt into the model's chat template", heading="Sampling")
+    chat: bool = setting(False, "true, false", "Apply the model's chat template to the prompt", heading="Sampling")
     system_prompt: str | None = setting(None, "text", "System message of the chat; needs --chat", heading="Sampling")
 
     trace: str | None = setting(
@@ -153,11 +160,11 @@ class Settings(SystemSettings):
 
     mini_batch: Count | None = count(
         None,
-        "Most rows of an expert's computation in prefill; 16, in at most 8 parts, when not given",
+        "Rows of one expert that prefill sends and computes at once (default: 16, or more to make at most 8 parts)",
         heading="Experiments",
     )
     profile: str | None = setting(
-        None, "a name or a file", "Emulate the timings of a hardware profile", heading="Experiments"
+        None, "a name or a file", "Emulate the times of a hardware profile", heading="Experiments"
     )
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
@@ -178,15 +185,15 @@ class Settings(SystemSettings):
         placement = self.system_config.placement
         if self.cluster != "embedded" and placement != "device" and self.given("placement"):
             raise ConfigError(
-                f"{named('placement')} is {placement!r} with {named('cluster')} {self.cluster}; a host place "
-                "is of this very machine, so it needs an embedded cluster"
+                f"{named('placement')} is {placement!r} with {named('cluster')} {self.cluster}; only an "
+                "embedded cluster can compute experts on the host"
             )
         if self.device_memory is not None and self.given("slots"):
             raise ConfigError(f"{named('device_memory')} is given with {named('slots')}; give one of them")
         if self.device_memory is not None and not self.workers_given:
             raise ConfigError(
-                f"{named('device_memory')} is given without {named('workers')}; it is shared by all workers, and how "
-                f"many {named('cluster')} {self.cluster} has is not known here"
+                f"{named('device_memory')} is given without {named('workers')}; all workers share it, and "
+                f"the number of workers of {named('cluster')} {self.cluster} is not known here"
             )
         if self.system_prompt is not None and not self.chat:
             raise ConfigError(
@@ -195,29 +202,29 @@ class Settings(SystemSettings):
 
     @property
     def threads_a_node(self) -> int:
-        """As given, or every core of a node's machine; half of them where all nodes share this one, since the shadow
-        computes beside the others and threads that wait for a busy core cost more than they bring."""
+        """The setting, or every core of a node's machine. If all nodes share this machine, half of its cores: the
+        shadow computes beside the other nodes, and threads that wait for a busy core cost more than they gain."""
         cores = len(os.sched_getaffinity(0))
         return self.threads or (cores if self.joined else max(1, cores // 2))
 
     @property
     def joined(self) -> bool:
-        """The nodes are those of a Ray cluster that was there before, and goes on."""
+        """Whether the nodes belong to a Ray cluster that runs before and after this command."""
         return self.cluster not in ("embedded", "local")
 
     @property
     def cluster_file(self) -> bool:
-        """`cluster` names the file of a cluster, whose main host is asked over ssh."""
+        """Whether `cluster` is a cluster file. Commands then reach the main host over ssh."""
         return self.cluster.endswith((".yaml", ".yml"))
 
     @property
     def workers_given(self) -> bool:
-        """Whether the number of workers is known here; that of a Ray cluster is only if it is given."""
+        """Whether the number of workers is known here. On a Ray cluster it is known only if the setting is given."""
         return self.given("workers") or not self.joined
 
     @property
     def shadowed(self) -> bool:
-        """Whether a shadow is to run."""
+        """Whether the system uses a shadow."""
         return self.system_config.predictor == "sep" and self.shadow != "none"
 
     @property
@@ -229,12 +236,12 @@ class Settings(SystemSettings):
         return Alignment(self.align_token, self.align_kv)
 
     def but(self, **changes: Any) -> Settings:
-        """These settings with some changed, checked again. What was not given stays so."""
+        """A copy of these settings with `changes`, checked again. Settings that were not given stay not given."""
         return Settings(**(self.model_dump(exclude_unset=True) | changes))
 
 
 def _chosen(values: dict[str, Any]) -> dict[str, Any]:
-    """What the preset chooses and `values` do not give."""
+    """The settings that the preset chooses, except those in `values`."""
     name = values.get("system", "od-moe")
     preset = SYSTEMS.get(name) if isinstance(name, str) else None
     return {name: value for name, value in preset.values().items() if name not in values} if preset else {}

@@ -1,4 +1,4 @@
-"""The settings of `odmoe simulate`. Those that are given hold; the rest follows system, recording and profile."""
+"""The settings of `odmoe simulate`. Settings that are not given come from the system, the recording or the profile."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ class SimulateSettings(SystemSettings):
     prompt_tokens: Count = _up_to(MAX_COUNT, 16, "Tokens of the prompt", "Workload", common=True)
     routes: str | None = setting(None, "a file", "Simulate the routes of a recording", heading="Workload", common=True)
     replay: str | None = setting(
-        None, "a file", "Replay a recording; compare all decisions", heading="Workload", common=True
+        None, "a file", "Replay a recording, compare all decisions", heading="Workload", common=True
     )
-    seed: Count = setting(0, "0, 1, ...", "Seed of routes and mispredictions", heading="Workload", ge=0)
+    seed: Count = setting(0, "0, 1, ...", "Random seed of routes and mispredictions", heading="Workload", ge=0)
 
-    layers: Count | None = _up_to(MAX_EXPERTS, None, "MoE layers; the profile's when not given", "Model")
-    experts: Count | None = _up_to(MAX_EXPERTS, None, "Experts of a layer; the profile's when not given", "Model")
-    top_k: Count | None = _up_to(MAX_EXPERTS, None, "Experts of a token; the profile's when not given", "Model")
+    layers: Count | None = _up_to(MAX_EXPERTS, None, "MoE layers (default: the profile's)", "Model")
+    experts: Count | None = _up_to(MAX_EXPERTS, None, "Experts per layer (default: the profile's)", "Model")
+    top_k: Count | None = _up_to(MAX_EXPERTS, None, "Experts per token (default: the profile's)", "Model")
 
     profile: str = again(Settings, "profile", default=PROFILE, heading="Cluster", common=True, about="Hardware profile")
-    workers: Count | None = _up_to(
-        MAX_EXPERTS, None, "Worker nodes; the profile's when not given", "Cluster", common=True
-    )
+    workers: Count | None = _up_to(MAX_EXPERTS, None, "Worker nodes (default: the profile's)", "Cluster", common=True)
     group_size: Count | None = again(
-        Settings, "group_size", about="Workers that serve a layer together; the profile's or --top-k when not given"
+        Settings, "group_size", about="Workers that serve a layer together (default: --top-k, or the profile's)"
     )
 
     recall: Number | None = setting(
@@ -51,7 +49,7 @@ class SimulateSettings(SystemSettings):
     align_kv: Count = again(Settings, "align_kv")
 
     slots: Count = _up_to(
-        MAX_EXPERTS, 1, "Experts that fit on a worker (default: 1, or as many as must stay)", "Memory"
+        MAX_EXPERTS, 1, "Experts that fit on a worker (default: 1, or as many as the residency keeps)", "Memory"
     )
     mini_batch: Count | None = again(Settings, "mini_batch")
     trace: str | None = again(Settings, "trace")

@@ -21,7 +21,7 @@ PREFIX = "ODMOE_"
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """`settings`, and for each that is not a default `origin`: where it was said."""
+    """The settings in effect, and in `origin` where each setting that is not a default comes from."""
 
     settings: Settings
     origin: dict[str, str]
@@ -36,10 +36,11 @@ _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG"]
 
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
-    """As `merged`. Raises ConfigError also for a setting that the system does not read."""
+    """Like `merged`. Also raises ConfigError for a setting that the system does not read."""
     found = merged(flags, file, environ)
     settings, origin = found.settings, found.origin
-    # A file that `odmoe config` has written gives every default; such a one is refused only as a flag.
+    # A file that `odmoe config` has written gives every default. A default that no policy reads is rejected only as a
+    # flag.
     different = [name for name in origin if getattr(settings, name) != declared(Settings, name).default]
     for name in {"align_token", "align_kv"} & {*different, *flags}:
         if settings.system_config.predictor == "sep" and not settings.shadowed and (period := getattr(settings, name)):
@@ -49,8 +50,9 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
 
 
 def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
-    """The settings from all sources. `flags`: those that are given; `file`: --config, else ODMOE_CONFIG, else the one
-    under `$XDG_CONFIG_HOME/odmoe` if there is one. Raises ConfigError naming where a wrong value comes from."""
+    """The settings from all sources. `flags`: the flags that were given. `file`: the value of --config; without it,
+    ODMOE_CONFIG or the file under `$XDG_CONFIG_HOME/odmoe` is read. Raises ConfigError naming the source of a wrong
+    value."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     path = file or environ.get(PREFIX + "CONFIG")
@@ -61,7 +63,7 @@ def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[s
     strangers = [key for key in environ if key.startswith(PREFIX) and key not in _VARIABLES]
     if strangers:
         near = nearest(strangers[0], _VARIABLES)
-        raise ConfigError(f"{strangers[0]} is set in the environment and is no setting{near}")
+        raise ConfigError(f"{strangers[0]} is set in the environment but is not a setting{near}")
     for name in Settings.model_fields:
         text = environ.get(variable(name))
         if text is not None:
@@ -72,7 +74,7 @@ def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[s
 
 
 def default_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_CONFIG_HOME/odmoe/config.yaml`, `~/.config/...` where that is not set."""
+    """`$XDG_CONFIG_HOME/odmoe/config.yaml`, or `~/.config/...` if that variable is not set."""
     return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "odmoe" / "config.yaml"
 
 
@@ -83,7 +85,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {' '.join(str(error).split())}") from error
     except yaml.YAMLError as error:
-        # `from None`, and not its own words: those show the line, which may be the secret's.
+        # `from None` and a message of our own: the parser's message shows the line, which may hold the secret.
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "some character"
         raise ConfigError(
@@ -97,7 +99,7 @@ def read_file(path: Path) -> dict[str, Any]:
     for key, value in found.items():
         name = str(key).replace("-", "_")
         if name in values:
-            raise ConfigError(f"the configuration {path} says {key} twice; say it once")
+            raise ConfigError(f"the configuration {path} has {key} twice; keep one of them")
         if value is None and name in Settings.model_fields:
             continue  # as if the line were not there
         values[name] = [value] if name == "stop" and isinstance(value, str) else value
@@ -116,8 +118,8 @@ def _from_text(name: str, text: str) -> Any:
 
 
 def dump(found: Effective) -> str:
-    """The effective settings as a configuration file, each with where it came from. The secret is not shown. What a
-    system chose, and slots that a budget decides on, are comments: the same holds where the file is read again."""
+    """The effective settings as a configuration file, each with its source. The secret is not shown. Values that the
+    system chose, and slots that follow from a memory budget, are comments: reading the file gives them again."""
     lines = []
     settings = found.settings
     chosen = settings.preset.values() if "system" in found.origin else {}

@@ -15,7 +15,7 @@ from scheduler.policies.system_config import SystemConfig
 from scheduler.policies.systems import SYSTEMS, Preset, preset_of
 
 CHOSEN = tuple(field.name for field in fields(SystemConfig))
-"""The settings that make a system."""
+"""The settings that define a system."""
 
 
 def _declare(field: Field[Any]) -> tuple[Any, Any]:
@@ -46,7 +46,7 @@ class SystemSettings(_Chosen):
 
     @property
     def system_config(self) -> SystemConfig:
-        """The policies that are in effect."""
+        """The policies in effect."""
         return SystemConfig(**{name: getattr(self, name) for name in CHOSEN})
 
     @property
@@ -56,14 +56,15 @@ class SystemSettings(_Chosen):
 
 
 def check_read(given: Collection[str], values: Table, system: SystemConfig, named: Callable[[str], str]) -> None:
-    """Every setting of `given` has an effect. Raises ConfigError naming one that no policy of the system reads."""
+    """Check that every setting of `given` has an effect. Raises ConfigError naming one that no policy of the system
+    reads."""
     for name in given:
         value = getattr(values, name)
         if value is None or is_read(name, system) or (name == "shadow" and value == "none"):
             continue
         by = readers(name)
-        asked = [f"--{field} {getattr(system, field)}" for field, names in CHOICES.items() if set(by) & set(names)]
-        unread = f"{asked[0]} does not read" if len(asked) == 1 else f"neither {' nor '.join(asked)} reads"
+        flags = [f"--{field} {getattr(system, field)}" for field, names in CHOICES.items() if set(by) & set(names)]
+        unread = f"{flags[0]} does not read" if len(flags) == 1 else f"neither {' nor '.join(flags)} reads"
         raise ConfigError(
             f"{named(name)} is {value}, which {unread}; {', '.join(by)} {'does' if len(by) == 1 else 'do'}: leave it "
             "out, or choose one of those"

@@ -1,5 +1,5 @@
-"""Tables of settings. A setting says its type, default, bounds, help and heading once: flags, environment,
-configuration files and Python callers read the same table."""
+"""Tables of settings. Each setting is declared once, with its type, default, bounds, help and heading. Flags,
+environment, configuration files and Python callers use the same table."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Declared:
 
     default: Any
     allowed: str
-    """What it may be, for messages."""
+    """The allowed values, for messages."""
     about: str
-    """Its help."""
+    """The text of the help."""
     heading: str
-    """Of the part of a command's help that has it."""
+    """The heading in a command's help that the flag is under."""
     common: bool = False
-    """Most people need it: it comes first in the help."""
+    """Whether most people need it. Common flags come first in the help."""
     flags: tuple[str, ...] = ()
     """Other spellings of its flag."""
     metavar: str = ""
-    """What the help shows for its value, if not the type."""
+    """The placeholder of the value in the help, if not that of the type."""
     names: tuple[str, ...] = ()
-    """All that it may be, where that is a list."""
+    """All allowed names, for a setting that is one of a list."""
     registered: bool = False
-    """Its names are those of the scheduler's registry, which checks them."""
+    """Whether the names come from the scheduler's registry, which then checks them."""
     bounds: dict[str, Any] = field(default_factory=dict)
-    """As arguments of pydantic's Field."""
+    """The bounds, as arguments of pydantic's Field."""
 
     def field(self) -> Any:
         return Field(self.default, json_schema_extra={"declared": self}, **self.bounds)  # type: ignore[dict-item]
@@ -55,7 +55,7 @@ def setting(
     metavar: str = "",
     **bounds: Any,
 ) -> Any:
-    """A field of a table; see `Declared`."""
+    """Declare a field of a table; see `Declared`."""
     return Declared(
         default=default,
         allowed=allowed,
@@ -69,13 +69,13 @@ def setting(
 
 
 def count(default: int | None, about: str, *flags: str, heading: str, common: bool = False, least: int = 1) -> Any:
-    """A number of things."""
+    """Declare an integer of at least `least`."""
     allowed = f"{least}, {least + 1}, ..."
     return setting(default, allowed, about, *flags, heading=heading, common=common, ge=least)
 
 
 def one_of(default: str | None, names: Iterable[str], about: str, *, heading: str, **more: Any) -> Any:
-    """One of some names; the type is str. `more`: fields of `Declared`."""
+    """Declare one of some names, of type str. `more`: fields of `Declared`."""
     names = tuple(names)
     return Declared(
         default=default, allowed=", ".join(names), about=about, heading=heading, names=names, **more
@@ -83,19 +83,19 @@ def one_of(default: str | None, names: Iterable[str], about: str, *, heading: st
 
 
 def declared(table: type[Table], name: str) -> Declared:
-    """How the setting was declared."""
+    """The declaration of a setting."""
     extra: Any = table.model_fields[name].json_schema_extra
     found: Declared = extra["declared"]
     return found
 
 
 def again(table: type[Table], name: str, **changes: Any) -> Any:
-    """A setting of another table; `changes`: fields of `Declared`."""
+    """Declare a setting of another table again, with `changes` to the fields of its `Declared`."""
     return replace(declared(table, name), **changes).field()
 
 
 def _no_truth(value: Any) -> Any:
-    """YAML's `yes` is no number."""
+    """Reject a bool, such as YAML's `yes`, where a number is expected."""
     if isinstance(value, bool):
         raise ValueError("a number is expected")
     return value
@@ -111,7 +111,7 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
-        """`named`: how a setting is called in messages; by default its flag."""
+        """`named`: gives the name of a setting in messages; by default its flag."""
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -122,16 +122,16 @@ class Table(BaseModel):
     def _is_listed(cls, value: Any, info: ValidationInfo) -> Any:
         found = declared(cls, str(info.field_name))
         if found.names and not found.registered and value is not None and value not in found.names:
-            raise ValueError("it is none of the names")
+            raise ValueError("not one of the allowed names")
         return value
 
     @classmethod
     def names(cls) -> list[str]:
-        """Every setting, in the order of the headings."""
+        """The names of all settings, in the order of the headings."""
         return sorted(cls.model_fields, key=lambda name: HEADINGS.index(declared(cls, name).heading))
 
     def given(self, name: str) -> bool:
-        """Whether it was given, and is no default."""
+        """Whether the setting was given, rather than a default."""
         return name in self.model_fields_set
 
 
@@ -141,19 +141,19 @@ def flag(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: a number as it is written, though a flag's is text."""
+    """A value as it is shown in a message: numbers without quotes, also where a flag gave them as text."""
     return value if isinstance(value, str) and _NUMBER.fullmatch(value) else repr(value)
 
 
 def _explain(table: type[Table], error: ValidationError, named: Callable[[str], str]) -> str:
-    """The first thing that is wrong, in one line."""
+    """The first error, in one line."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         near = nearest(name.replace("_", "-"), [known.replace("_", "-") for known in table.model_fields])
-        return f"{named(name)} is no setting{near or ';'} odmoe config lists them"
+        return f"{named(name)} is not a setting{near or ';'} odmoe config lists all settings"
     found, value = declared(table, name), first["input"]
     if found.names:
         return unknown(named(name), value, found.names, "odmoe systems")
-    text = "not fit to be shown" if name == "secret" else shown(value)
+    text = "not valid (the value is not shown)" if name == "secret" else shown(value)
     return f"{named(name)} is {text}; allowed: {found.allowed}"

@@ -58,7 +58,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Rate = Annotated[float, BeforeValidator(parse_rate)]
 Link = Annotated[float, BeforeValidator(parse_link)]
 Memory = Annotated[str, BeforeValidator(_memory)]
-"""Kept as text, since a share is one of a store that is not open yet."""
+"""A budget of device memory. It stays text, because a share needs the size of a store that is not open yet."""
 
 
 def _parse(form: re.Pattern[str], text: Any, allowed: str) -> float:

@@ -58,7 +58,7 @@ def test_reports_name_what_was_chosen_otherwise(cli: CommandLine, demo: Path) ->
     assert "importance + residency lru + alpha 0.1 (embedded)\n" in answer.err
     assert "approximate, because of --router expert-cache\n" in answer.err
     assert re.search(r"each worker +6\.3 MB and ", answer.err)
-    assert "experts, in layers that had no prediction" in answer.err
+    assert "experts in layers without a prediction" in answer.err
     facts = json.loads(cli("generate", "--json", "-m", str(demo), *flags, "hello").out)
     assert (facts["alpha"], facts["prefetch"], facts["residency"], facts["exact"]) == (0.1, None, "lru", False)
     assert sum(facts["memory_bytes"]["workers"]) <= 0.3 * 64 * 331776

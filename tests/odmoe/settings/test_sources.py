@@ -64,12 +64,12 @@ WRONG: list[tuple[str, list[str]]] = [
     ("seed: 99999999999999999999", ["seed in", "2^63"]),
     ("stop: ['']", ["stop in", "at least one character"]),
     ("chat: perhaps", ["'perhaps'", "true, false"]),
-    ("slotz: 1", ["slotz in", "no setting", "slots"]),
+    ("slotz: 1", ["slotz in", "not a setting", "slots"]),
     ("ctx-size: 1", ["ctx-size in", "allowed: 2"]),
     ("workers: 2\ngroup-size: 3", ["group-size in", "is 3", "workers in", "(2)"]),
     ("system-prompt: be brief", ["system-prompt in", "--chat"]),
     ("cluster: nowhere", ["cluster in", "'nowhere'", "embedded, local, auto", "host:port"]),
-    ("workers: 1\nworkers_: 2", ["workers- in", "no setting"]),
+    ("workers: 1\nworkers_: 2", ["workers- in", "not a setting"]),
     ("align-kv: 1\nalign_kv: 2", ["align_kv twice"]),
     ("- workers", ["list", "setting: value"]),
     ("workers: {", ["cannot be read"]),
@@ -102,7 +102,7 @@ def test_wrong_elsewhere(tmp_path: Path) -> None:
 
 def test_misspelt_in_the_environment() -> None:
     with pytest.raises(
-        ConfigError, match="ODMOE_WORKER is set in the environment and is no setting; did you mean ODMOE_WORKERS"
+        ConfigError, match="ODMOE_WORKER is set in the environment but is not a setting; did you mean ODMOE_WORKERS"
     ):
         effective({}, None, {"ODMOE_WORKER": "3"})
 
@@ -128,7 +128,7 @@ def test_texts_in_the_environment() -> None:
         ({"system": "fate", "align_kv": 2}, "ODMOE_ALIGN_KV is 2, which --predictor cross-layer does not read; sep "),
         ({"shadow": "none", "align_kv": 2}, "ODMOE_ALIGN_KV is 2 with shadow none; there is nothing to align"),
         ({"device_memory": "200%"}, "ODMOE_DEVICE_MEMORY is '200%'; allowed: a share of all experts .above 0%, at"),
-        ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; it is shared"),
+        ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; all workers"),
     ],
 )
 def test_what_would_have_no_effect_or_no_sense(given: dict[str, Any], says: str, tmp_path: Path) -> None:
