@@ -1,4 +1,4 @@
-"""A plan as people read it, and as one JSON object."""
+"""A plan as text, and as one JSON object."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WIDEST = 100
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """Seconds, bytes, tokens/s; `equation_1.slack_s` below 0: loads are too slow by that; `decode_luck`: the standard
-    error of the simulated rate, as a share of it."""
+    """The figures in seconds, bytes and tokens/s. If `equation_1.slack_s` is below 0, a load takes that much too long.
+    `decode_luck`: the relative standard error of the simulated rate."""
     model, budget = plan.setup.model, plan.budget
     helps = best(plan.changes)
     return {
@@ -47,20 +47,20 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def as_text(plan: Plan) -> str:
-    """The answer in words, then the figures, then what would help."""
+    """The result in words, then the figures, then changes that would help, then assumptions."""
     taken = assumed(plan.profile, plan.setup.hardware, plan.setup.policy)
     lines = [*_wrapped(_answer(plan)), "", *_table(_figures(plan)), "", *_helps(plan), ""]
-    lines += ["Assumed, since nobody said:", *(part for line in taken for part in _wrapped(line, "  ", "    "))]
+    lines += ["Assumed, because not given:", *(part for line in taken for part in _wrapped(line, "  ", "    "))]
     return "\n".join(lines)
 
 
 def _answer(plan: Plan) -> str:
     model, budget, policy = plan.setup.model, plan.budget, plan.setup.policy
     each = -(-model.top_k // plan.group_size)
-    what = "an expert takes" if each == 1 else f"the {each} experts of a worker take"
+    what = "an expert takes" if each == 1 else f"the {each} experts that a worker has to load take"
     allows = f"and equation (1) allows {_ms(budget.max_load_s)}"
     if policy.shadow == "none":
-        first = f"Without a shadow every load is waited for: {what} {_ms(budget.load_s)} to load"
+        first = f"Without a shadow no load is hidden: {what} {_ms(budget.load_s)} to load"
     elif budget.io_bound:
         first = f"Loads are too slow by {_ms(-budget.slack_s)}: {what} {_ms(budget.load_s)} to load, {allows}"
     else:
@@ -70,20 +70,20 @@ def _answer(plan: Plan) -> str:
     lost = 1 - plan.tokens_per_s / plan.ideal_tokens_per_s
     speed = f"Expect {plan.tokens_per_s:.2f} tokens/s"
     speed += (
-        f", {lost:.0%} below the {plan.ideal_tokens_per_s:.2f} that there would be if loading took no time"
+        f", {lost:.0%} less than the {plan.ideal_tokens_per_s:.2f} tokens/s without load times"
         if lost >= _NOTHING
         else ""
     )
     if lost >= _NOTHING and not budget.io_bound and policy.shadow != "none":
-        speed += ": predictions are wrong now and then, and a token's first ones come late"
+        ": some predictions are wrong, and the first ones of each token come late"
     share = plan.memory["together"] / plan.memory["whole"]
     need = (
         f"A worker needs {megabytes(plan.memory['worker'])} of device memory; all nodes together "
-        f"{megabytes(plan.memory['together'])}, {share:.0%} of what one machine with all experts would"
+        f"need {megabytes(plan.memory['together'])}, {share:.0%} of what one machine with all experts needs"
     )
     helps = best(plan.changes)
     last = (
-        f"What would help most: {helps.what}, {helps.tokens_per_s:.2f} tokens/s ({_gain(helps)})"
+        f"The best single change: {helps.what}, for {helps.tokens_per_s:.2f} tokens/s ({_gain(helps)})"
         if helps
         else "No single change would help"
     )
@@ -91,29 +91,30 @@ def _answer(plan: Plan) -> str:
 
 
 def _idle_shadow(plan: Plan) -> list[str]:
-    """A hint where loads are so quick that nobody need foresee them."""
+    """A hint if loads are so fast that predictions gain nothing."""
     alone = [change for change in plan.changes if change.alone and change.factor >= 1 - _NOTHING]
-    return [f"The shadow brings nothing here: without it, {alone[0].price}"] if alone else []
+    return [f"The shadow gains nothing here. Without it: {alone[0].price}"] if alone else []
 
 
 def _figures(plan: Plan) -> dict[str, str]:
     model, budget, memory = plan.setup.model, plan.budget, plan.memory
     main, worker = _ms(budget.main_s), _ms(budget.worker_s)
-    groups = f"{budget.groups} x {main} main node + {budget.groups - 1} x {worker} worker = {_ms(budget.max_load_s)}"
+    groups = (
+        f"{budget.groups} x {main} (main node) + {budget.groups - 1} x {worker} (worker) = {_ms(budget.max_load_s)}"
+    )
     causes = CAUSES if plan.setup.policy.shadow != "none" else CAUSES | {"load": "loads"}
     times = "; ".join(f"{causes[name]} {_ms(seconds)}" for name, seconds in plan.where.items() if seconds)
-    tried = ", ".join(f"{g} and {s}: {v:.2f}" for (g, s), v in plan.tried.items())
+    tried = "; ".join(f"--group-size {g} --slots {s}: {v:.2f} tokens/s" for (g, s), v in plan.tried.items())
     return {
         "model": f"{model.name}: {model.layers} layers of {model.experts} experts, {model.top_k} a token, "
         f"{megabytes(model.expert_bytes)} each; {_many(model.dense + model.experts_all)} parameters",
-        "equation (1)": f"{groups}; a load {_ms(budget.load_s)}; it "
-        + ("does not hold" if budget.io_bound else "holds")
-        + (f" below {workers_needed(budget)} workers" if budget.io_bound else ""),
+        "equation (1)": f"a load may take {groups}; it takes {_ms(budget.load_s)}: "
+        + (f"too long with fewer than {workers_needed(budget)} workers" if budget.io_bound else "in time"),
         "choose": f"--workers {budget.workers} --group-size {plan.group_size} --slots {plan.slots}",
-        "tried": f"group size and slots, tokens/s: {tried}",
+        "tried": tried,
         "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}; {plan.bound}-bound",
         "a token": times,
-        "first token": ", ".join(f"{s:.2f} s after {n} tokens of prompt" for n, s in plan.ttft_s.items()),
+        "first token": ", ".join(f"{s:.2f} s for a prompt of {n} tokens" for n, s in plan.ttft_s.items()),
         "main node": f"{megabytes(memory['main'])}: dense weights, and the cache of {model.context} tokens",
         "shadow": f"{megabytes(memory['shadow'])} ({plan.setup.policy.shadow})" if memory["shadow"] else "none",
         "a worker": f"{megabytes(memory['worker'])} on its device: {plan.slots} slot{'s' * (plan.slots > 1)} and room "
@@ -133,7 +134,7 @@ def _helps(plan: Plan) -> list[str]:
                 found += _wrapped(text, f"  {change.tokens_per_s:>7.2f}  {_gain(change):>6}  ")
         return found
 
-    found = ["One thing done differently, tokens/s:", *(lines(True) or ["  nothing brings or costs anything"])]
+    found = ["Single changes, in tokens/s:", *(lines(True) or ["  no change makes a difference"])]
     if idle:
         found += _wrapped("; ".join(idle), f"  less than {_NOTHING:.0%} either way: ", "    ")
     return found + (["For comparison:", *lines(False)] if lines(False) else [])
@@ -157,26 +158,31 @@ def _table(rows: dict[str, str]) -> list[str]:
 
 
 def _wrapped(text: str, first: str = "", others: str | None = None) -> list[str]:
-    """As wide as the terminal (COLUMNS), a line that is not `first` under its text, or after `others`."""
+    """Lines as wide as the terminal (COLUMNS). Lines after the first are indented by `others`, or to the first's
+    text."""
     width = min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, 40), _WIDEST)
     indent = " " * len(first) if others is None else others
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
-    """What nobody said, and where it was taken from."""
+    """The values that were not given, and where they come from."""
     base = hardware.base
-    found = [f"times of main node, workers and shadow: {base.name}'s, scaled by bytes; launches and packing as there"]
+    found = [
+        f"times of main node, workers and shadow: those of {base.name}, with the part that moves bytes scaled to "
+        f"the model"
+    ]
     if hardware.device_bytes is None:
         found.append("device memory of a worker: for one expert")
     if hardware.load_bytes_per_s is None and base.model_sizes and base.load_s:
-        found.append(f"load bandwidth: {base.model_sizes[0] / base.load_s / 1e9:.1f} GB/s, {base.name}'s")
+        found.append(f"load bandwidth: {base.model_sizes[0] / base.load_s / 1e9:.1f} GB/s, as in {base.name}")
     if hardware.link_bits_per_s is None:
-        found.append(f"links: {profile.link_bits_per_s / 1e9:g} Gbit/s, {base.name}'s")
+        found.append(f"links: {profile.link_bits_per_s / 1e9:g} Gbit/s, as in {base.name}")
     if policy.recall is None and policy.shadow in RECALLS:
         found.append(
-            f"recall: {RECALLS[policy.shadow]:.2%}, what the paper measured for {policy.shadow}, aligned every token"
+            f"recall: {RECALLS[policy.shadow]:.2%}, as the paper measured for {policy.shadow} with alignment "
+            f"every token"
         )
     if policy.shadow != "none":
-        found.append("the shadow runs on a GPU (on a CPU what is not quantised takes twice the bytes)")
+        found.append("the shadow runs on a GPU (on a CPU, weights that are not quantised take twice the bytes)")
     return found

@@ -1,4 +1,4 @@
-"""The figures of answers, as a person reads them: what the user wants to know first, then what the cluster did."""
+"""The figures of answers as text: first what the user wants to know, then what the cluster did."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDED = {
 }
 """`Report.finish` in words. An end-of-sequence token and --max-new-tokens need none."""
 WAIT_SHOWN_S = 0.05
-"""Shortest wait for the shadow that is worth a word."""
+"""Shortest wait for the shadow that is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Line:
 
 
 def show_answer(terminal: Terminal, report: Report, served: Settings, system: str) -> None:
-    """The figures of one answer. `system`: its name, and what was chosen otherwise."""
+    """The figures of one answer. `system`: its name, with the policies that differ from its preset."""
     terminal.console.print()
     terminal.block(
         f"{system} ({served.cluster})",
@@ -99,7 +99,7 @@ def _rate(report: Report) -> str:
 
 
 def _speed(report: Report) -> list[Line]:
-    wait = f"{report.shadow_wait_s:.2f} s to start, after the first token"
+    wait = f"decoding waited {report.shadow_wait_s:.2f} s for it to start"
     return [
         Line("speed", f"{_rate(report)} tokens/s decoding, {report.tokens_per_s:.1f} overall", timed=True),
         Line("first token", f"{report.ttft_s:.2f} s", timed=True),
@@ -145,7 +145,7 @@ def _exactness(reports: Sequence[Report], served: Settings) -> str:
 
 
 def _prediction(report: Report, served: Settings) -> list[Line]:
-    """What was known before a gate fired. Without a predictor there is nothing to say, and without a cache no hits."""
+    """Predictions, hits and demand loads. Without a predictor there are no predictions, without a cache no hits."""
     predicts = report.recall is not None or report.unpredicted > 0
     recall, early = report.recall or 0.0, f"{report.recall_in_time:.1%}" if report.recall_in_time else "none"
     return [
@@ -156,7 +156,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         ),
         Line(
             "not predicted",
-            f"{counted(report.unpredicted, 'expert')}, in layers that had no prediction",
+            f"{counted(report.unpredicted, 'expert')} in layers without a prediction",
             shown=report.unpredicted > 0,
         ),
         Line(
@@ -166,7 +166,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         ),
         Line(
             "demand loads",
-            f"{report.reloads:,}, begun after the gate fired: not predicted in time",
+            f"{report.reloads:,} began after the gate fired, for experts not predicted in time",
             shown=predicts and report.reloads > 0,
         ),
     ]
@@ -179,19 +179,19 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
     hosted, named = sum(r.host_computed for r in reports), sum(r.named for r in reports)
     moved = megabytes(sum(r.bytes_loaded for r in reports))
     return [
-        Line("loads", f"{loads:,} experts, {moved}: {prefill:,} for the prompt, {loads - prefill:,} decoding"),
+        Line("loads", f"{loads:,} experts, {moved}: {prefill:,} in prefill, {loads - prefill:,} in decoding"),
         Line(
             "not used",
-            f"{counted(unused, 'load')}, begun ahead for experts that the gate did not choose",
+            f"{counted(unused, 'load')} of experts that the gate did not choose",
             shown=unused > 0,
         ),
-        Line("stalls", f"{stall:.2f} s decoding, {prefill_stall:.2f} s in the prompt", timed=True),
+        Line("stalls", f"{stall:.2f} s in decoding, {prefill_stall:.2f} s in prefill", timed=True),
         Line("on the host", f"{hosted:,} of {counted(named, 'expert')} computed there", shown=hosted > 0),
     ]
 
 
 def _nodes(reports: Sequence[Report]) -> list[Line]:
-    """Figures of the nodes are the most that they ever had: those of the answer that saw the most."""
+    """The nodes' peak memory, from the answer with the highest one."""
     report = max(reports, key=_held)
     memory = report.memory_bytes
     each = memory["workers"] if isinstance(memory["workers"], list) else []

@@ -1,4 +1,4 @@
-"""What a person reads of a simulation, on standard output."""
+"""The figures of a simulation as text, on standard output."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CAUSES = {
     "main": "main node computes",
     "compute": "experts compute",
     "network": "messages travel",
-    "load": "loads, however early",
+    "load": "loads, even if predicted early",
     "shadow": "loads predicted late or wrongly",
 }
-"""What `scheduler.simulation.time_breakdown` tells apart, in words. Where nobody predicts, no load is early: it is just
+"""The causes of `scheduler.simulation.time_breakdown` in words. Without a predictor no load is early, so it is just
 "loads"."""
 _UNFORESEEN = {cause: words for cause, words in CAUSES.items() if cause != "shadow"} | {"load": "loads"}
-_SAYS = {"sep": "a shadow predicts", "random": "random prefetch", "none": "nobody predicts"}
+_SAYS = {"sep": "a shadow predicts", "random": "random prefetch", "none": "no predictor"}
 
 
 def show(facts: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def show(facts: dict[str, Any]) -> None:
 def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     model, requests = facts["model"], facts["requests"]
     shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
-    yield "model", f"{shape}; a layer and a load last as in the profile, whatever the shape"
+    yield "model", f"{shape}; layer and load times are the profile's, for any shape"
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
     stay += f", placement {facts['placement']} with a host" if facts["host"] else ""
@@ -58,23 +58,23 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     rate = facts["decode_tokens_per_s"]
     if rate is not None:
         yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}"
-        yield "loads", f"{facts['loads_a_token']:.1f} a token, {facts['reloads_a_token']:.1f} of them after the gate"
+        yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them demand loads"
     yield "overall", f"{facts['tokens_per_s']:.2f} tokens/s"
     if facts["recall"] is not None:
         yield "recall", f"{facts['recall']:.2%}"
     if facts["bound"] is not None:
         chance = facts["bound"] == "shadow" and facts["predictor"] != "sep"  # there is no shadow
-        yield "bound", "by wrong predictions" if chance else f"{facts['bound']}-bound"
+        yield "bottleneck", "wrong predictions" if chance else facts["bound"]
     yield "simulated in", f"{facts['wall_s']:.2f} s"
 
 
 def by_luck(share: float | None) -> str:
-    """By how much another draw of routes and mistakes would differ; nothing where that is not worth a word."""
-    return f", by the luck of the draw {share:.1%} more or less" if share and share >= LEAST_LUCK else ""
+    """The standard error over random routes and mispredictions; empty if it is negligible."""
+    return f" ± {share:.1%} (standard error)" if share and share >= LEAST_LUCK else ""
 
 
 def _where(where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
-    """Every moment of a decode token, by cause."""
+    """The time of a decode token, by cause."""
     whole, wide = sum(where.values()), max(map(len, causes.values()))
     yield f"a decode token: {whole:.1f} ms"
     for cause, words in causes.items():
@@ -83,7 +83,7 @@ def _where(where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
 
 
 def _beside(requests: list[dict[str, Any]]) -> Table:
-    """Of each recorded request, what was simulated and what was measured."""
+    """The simulated and the recorded speed of each request."""
     table = Table(box=None, padding=(0, 1), show_header=True, header_style="")
     for name in ("request", "first token s", "recorded", "decode tokens/s", "recorded"):
         table.add_column(f" {name}" if name == "request" else name, justify="right")

@@ -1,4 +1,4 @@
-"""The verdict of `odmoe verify` for people."""
+"""The verdict of `odmoe verify` as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _prompt(one: Comparison, tokenizer: Any) -> str:
 
 def _logits(one: Comparison) -> str:
     if not one.logits:
-        return "logits not compared: they stay on the main node"
+        return "logits not compared, because they stay on the main node"
     if one.bit_equal_logits == one.logits:
         return "logits equal bit for bit"
     within = "rounding" if one.logit_difference <= one.rounding else "more than rounding"
@@ -39,10 +39,10 @@ def _verdict(verdict: Verdict) -> str:
     total = sum(one.tokens for one in verdict.prompts)
     equal = sum(one.equal_tokens for one in verdict.prompts)
     if verdict.verdict == "exact":
-        return f"Exact: all {total} tokens are those of Transformers."
+        return f"Exact: all {total} tokens equal those of Transformers."
     if verdict.verdict == "approximate":
         return (
-            f"Approximate: {verdict.approximate}. {equal} of {total} tokens are those of Transformers, counted up to "
+            f"Approximate: {verdict.approximate}. {equal} of {total} tokens equal those of Transformers, counted up to "
             "each answer's first difference."
         )
     differ = [n for n, one in enumerate(verdict.prompts, 1) if not one.exact]
@@ -51,7 +51,7 @@ def _verdict(verdict: Verdict) -> str:
     ties = [one for one in verdict.prompts if one.difference is not None]
     if ties and all(one.difference.near_tie for one in ties if one.difference):
         text += (
-            " Each time the two best tokens are within rounding of each other, so rounding decides. --mini-batch 4096 "
-            "keeps the shapes of Transformers' products in prefill."
+            " At each difference the logits of the two best tokens are equal up to rounding, so rounding decides. With "
+            "--mini-batch 4096, prefill multiplies matrices of the same shapes as Transformers."
         )
     return text

@@ -1,4 +1,4 @@
-"""What would help: one thing of a plan done differently at a time, and simulated anew."""
+"""What would help: single changes to a plan, each simulated."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _BFLOAT16 = 2
 
 
 _Different = tuple[str, str, Setup, int, int]
-"""What, its price, the setup with it, group size, slots."""
+"""(description, price, changed setup, group size, slots)."""
 
 
 def changes(
     setup: Setup, group_size: int, slots: int, tokens_per_s: float, step: Callable[[], None] = lambda: None
 ) -> tuple[Change, ...]:
-    """Every single change, best first. `tokens_per_s`: without any. `step`: called before each simulation."""
+    """Every single change, best first. `tokens_per_s`: the speed without a change. `step`: called before each
+    simulation."""
     real = [*_hardware(setup, group_size, slots), *_policy(setup, group_size, slots)]
     limits = list(_limits(setup, group_size, slots))
     found: list[Change] = []
@@ -49,8 +50,8 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
     worker = memory(setup, slots + 1)["worker"]
     fits = hardware.device_bytes is None or worker <= hardware.device_bytes
     yield (
-        f"{slots + 1} slots a worker in place of {slots}",
-        f"{size_text(worker)} of device memory a worker" + ("" if fits else ", more than there is"),
+        f"{slots + 1} slots per worker in place of {slots}",
+        f"{size_text(worker)} of device memory per worker" + ("" if fits else ", more than --device-memory"),
         setup, group_size, slots + 1,
     )  # fmt: skip
     more, enough = hardware.workers + group_size, workers_needed(equation_1(profile, group_size))
@@ -69,7 +70,7 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
         if part != "shadow" or setup.policy.shadow != "none":
             yield f"{what} twice as fast", "", _on(setup, **{part: 2 * getattr(hardware, part)}), group_size, slots
     yield (
-        "messages packed and woken up for twice as fast", "", _on(setup, messages=2 * hardware.messages), group_size,
+        "message handling twice as fast", "", _on(setup, messages=2 * hardware.messages), group_size,
         slots,
     )  # fmt: skip
 
@@ -82,7 +83,7 @@ def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
         half = replace(setup, model=replace(model, item_bytes=_BFLOAT16))
         yield (
             "bfloat16 in place of float32",
-            "half of all memory but the shadow's; answers are those of the bfloat16 model",
+            "halves all memory except the shadow's; answers are those of the bfloat16 model",
             half,
             group_size,
             slots,
@@ -93,7 +94,7 @@ def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
         return
     now = memory(setup, slots)["shadow"]
     alone = replace(setup, policy=replace(policy, shadow="none"))
-    yield "no shadow: loads begin at the gate", f"{size_text(now)} less memory", alone, group_size, slots
+    yield "no shadow: loads begin at the gate", f"saves {size_text(now)} of memory", alone, group_size, slots
     for scheme in ("fp16", "int8", "nf4"):
         if scheme != policy.shadow:
             other = replace(setup, policy=replace(policy, shadow=scheme, recall=None))
@@ -102,16 +103,16 @@ def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
 
 
 def _kept(setup: Setup, group_size: int) -> _Different:
-    """Every expert in a slot, for good: a cache that takes what the whole model takes."""
+    """Every expert stays in a slot. This takes as much memory as the whole model."""
     model, workers = setup.model, setup.hardware.workers
     slots = -(-model.layers * model.experts // workers)
-    price = f"{slots} slots, {size_text(memory(setup, slots)['worker'])} a worker"
+    price = f"{slots} slots, {size_text(memory(setup, slots)['worker'])} per worker"
     other = at_once(replace(setup, policy=replace(setup.policy, chosen=replace(setup.policy.chosen, residency="all"))))
     return "every expert kept on a worker (--residency all)", price, other, group_size, slots
 
 
 def _limits(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
-    """What cannot be had, but says where the rest of the time goes."""
+    """Changes that are not possible in practice, but show where the remaining time goes."""
     policy = setup.policy
     if not _roomy(setup):
         yield _kept(setup, group_size)
@@ -120,11 +121,11 @@ def _limits(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
     perfect = replace(setup, policy=replace(policy, recall=1.0))
     yield "if every prediction were right", "", perfect, group_size, slots
     early = replace(setup, policy=replace(policy, alignment=Alignment(0, 0), recall=policy.expected))
-    yield "if the shadow were as often right without alignment", "", early, group_size, slots
+    yield "if the shadow needed no alignment for the same recall", "", early, group_size, slots
 
 
 def _roomy(setup: Setup) -> bool:
-    """Is there known to be room for every expert on the workers?"""
+    """Whether the workers are known to have room for every expert."""
     model, hardware = setup.model, setup.hardware
     return (
         hardware.device_bytes is not None and hardware.slots(model) * hardware.workers >= model.layers * model.experts

@@ -100,12 +100,12 @@ def test_predictions_that_came_late_and_never() -> None:
     found = one(recall=0.75, recall_in_time=0.0, unpredicted=14, unused_loads=3)
     assert found["predicted"] == "75.0% of the experts used, none before the gate fired"
     assert found["not predicted"].startswith("14 experts")
-    assert found["demand loads"].startswith("112, begun after the gate fired")
+    assert found["demand loads"].startswith("112 began after the gate fired")
     assert found["not used"].startswith("3 loads")
     assert "none" not in one(recall=0.75, recall_in_time=0.5)["predicted"]
     lost = one(recall=None, recall_in_time=0.0, unpredicted=112, lost=["shadow"])
     assert "predicted" not in lost
-    assert (lost["not predicted"].split(",")[0], lost["lost"]) == ("112 experts", "shadow")
+    assert (lost["not predicted"].split(" in ")[0], lost["lost"]) == ("112 experts", "shadow")
 
 
 def test_times_name_the_profile_that_they_are_of() -> None:
@@ -152,7 +152,7 @@ def test_several_answers_together_and_each() -> None:
     found = {line[2:15].strip(): line[15:] for line in lines[1:]}
     assert found["speed"] == "3.0 tokens/s, all answers together"
     assert found["first token"] == "0.50 to 1.50 s"
-    assert found["loads"].startswith("352 experts, 112.0 MB: 128 for the prompt, 224 decoding")
+    assert found["loads"].startswith("352 experts, 112.0 MB: 128 in prefill, 224 in decoding")
     table = [line.split() for line in lines[-3:]]
     assert [row[0] for row in table] == ["prompt", "1", "3"]
     assert table[1][5:7] == ["4.0", "-"]

@@ -67,7 +67,7 @@ def test_three_samples_and_a_verdict_in_words(cli: CommandLine, demo: Path) -> N
     answer = cli("verify", str(demo), "--workers", "2", "--threads", "1", "--shadow", "none", "-n", "2")
     assert answer.code == 0, answer.err
     assert answer.out.count("2 of 2 tokens equal, logits equal bit for bit\n") == 3
-    assert answer.out.endswith("\nExact: all 6 tokens are those of Transformers.\n")
+    assert answer.out.endswith("\nExact: all 6 tokens equal those of Transformers.\n")
 
 
 def test_other_experts_are_found(verify: Any, cli: CommandLine, demo: Path, altered: Path) -> None:
