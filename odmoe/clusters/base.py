@@ -1,4 +1,4 @@
-"""A running cluster, whatever it is made of."""
+"""The Protocol of a running cluster, the same for every kind of cluster."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ Say = Callable[[str], None]
 
 
 class Answering(Protocol):
-    """An answer on its way: iterate over it for its tokens."""
+    """An answer that is being computed; iterating over it gives its tokens."""
 
     def __iter__(self) -> Iterator[Step]: ...
 
     def __next__(self) -> Step: ...
 
     def cancel(self) -> None:
-        """Give it up, from any thread, in the middle of a pass too. Whoever iterates gets RequestCancelledError."""
+        """Cancel the answer, from any thread, also during a pass. The iterating thread gets RequestCancelledError."""
 
     def close(self) -> None:
-        """Give it up, from the thread that iterates."""
+        """Cancel the answer, from the iterating thread."""
 
 
 class Cluster(Protocol):
-    """What answers prompts."""
+    """Nodes that answer prompts."""
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answering:
-        """One step a token, the last with the report. Several answers may be open at once, a thread each."""
+        """Gives one step per token, the last one with the report. Several answers may be open at once, in a thread
+        each."""
 
     def trace(self) -> list[Span]:
-        """What every node has done since the last time, where `settings.trace` is set."""
+        """The spans of every node since the last call. Needs `settings.trace`."""
 
     def recording(self) -> bytes:
-        """What the scheduler was told and decided since the nodes started, where `settings.record` is set."""
+        """The scheduler's events and commands since the nodes started. Needs `settings.record`."""
 
     def store(self) -> Path:
-        """Of the model that is served."""
+        """The expert store of the model that is served."""
 
     def serves(self) -> Settings:
-        """With which settings the nodes run."""
+        """The settings of the running nodes."""
 
     def close(self) -> None:
-        """Stop every node that this cluster started, and free what it holds."""
+        """Stop every node that this cluster started, and free its resources."""

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster are made with: settings and a store's model, merged and checked once."""
+"""The configuration of a cluster's nodes: settings and the store's model, merged and checked once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from worker_node.restorer import restoring_bytes
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the workers have."""
+    """The workers, their slots, and the forms in which they load experts."""
 
     workers: int | None
-    """None: as many as a Ray cluster turns out to have."""
+    """None: all workers of a Ray cluster, whose number is not known yet."""
     slots: int
     """Of each worker."""
     forms: tuple[str, ...]
@@ -31,27 +31,27 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Of one cluster."""
+    """The core's configuration and the workers' resources, of one cluster."""
 
     core: CoreConfig
     resources: Resources
 
 
 def configure(settings: Settings, store: ExpertStore) -> Configuration:
-    """Raises ConfigError where slots do not suffice."""
+    """Merge settings and store. Raises ConfigError if there are too few slots."""
     found = Configuration(core_config(settings, model_shape(store)), resources(settings, store))
     if found.resources.workers is None and _keeps_all(settings) and not settings.given("slots"):
         raise ConfigError(
-            f"--residency all needs a slot for every expert, and how many workers --cluster {settings.cluster} has is "
-            "not known here; give --workers or --slots"
+            f"--residency all needs a slot for every expert, and the number of workers of --cluster {settings.cluster} "
+            "is not known here; give --workers or --slots"
         )
     _check_slots(found)
     return found
 
 
 def check_fits(settings: Settings, store: ExpertStore) -> None:
-    """What no node need be started for to know; the nodes of a cluster may run already. Raises ConfigError where slots
-    do not suffice, or a predictor has no weights."""
+    """Check what can be checked before any node starts. Raises ConfigError if there are too few slots, or a predictor
+    has no weights."""
     _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store)))
     if not settings.joined:
         find_token_predictor(settings, store)
@@ -68,7 +68,7 @@ def _keeps_all(settings: Settings) -> bool:
 
 
 def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
-    """Settings and shape, merged. Without a shadow nothing is predicted in its place."""
+    """Settings and shape, merged. Without a shadow the predictor `sep` becomes `none`."""
     group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_given else shape.top_k)
     system = settings.system_config
     if system.predictor == "sep" and not settings.shadowed:
@@ -77,11 +77,11 @@ def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
 
 
 def resources(settings: Settings, store: ExpertStore) -> Resources:
-    """Slots as given; or as many as --device-memory has room for, all workers' together; or one for every expert where
-    all of them stay. A share of memory is one of all experts in full; where they are loaded in a smaller form, more of
-    them fit, beside the room to restore one.
+    """The number of slots: as given, or as many as fit in --device-memory, which all workers share, or one for every
+    expert if the residency keeps them all. A share of memory is a share of all experts in the full form. If experts are
+    loaded in a smaller form, more of them fit, less the memory to dequantise one.
 
-    Raises ConfigError where not one does.
+    Raises ConfigError if not even one fits.
     """
     forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
     experts = sum(len(layer.blobs) for layer in store.manifest.layers.values())
@@ -100,19 +100,19 @@ def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[
     slots = min((size // settings.workers - beside) // each, -(-experts // settings.workers))
     if slots < 1:
         bare = memory.replace(".", "").isdigit()
-        meant = f", or is {memory}% meant?" if bare and float(memory) <= 100 else ""
+        hint = f", or did you mean {memory}%?" if bare and float(memory) <= 100 else ""
         raise ConfigError(
-            f"--device-memory {memory} is {size} bytes for {settings.workers} worker(s), and one that "
-            f"holds one expert needs {each + beside}{f', {beside} of it to restore one' if beside else ''}; "
-            f"give at least {(each + beside) * settings.workers} bytes{meant}"
+            f"--device-memory {memory} is {size} bytes for {settings.workers} worker(s), but a worker with "
+            f"one expert needs {each + beside}{f', {beside} of them to dequantise it' if beside else ''}; "
+            f"give at least {(each + beside) * settings.workers} bytes{hint}"
         )
     return slots
 
 
 def find_token_predictor(settings: Settings, store: ExpertStore) -> Path | None:
-    """Weights of the token-wise predictor: as given, or beside the model, or what came into the store with it.
+    """The weights of the token-wise predictor: the given file, or the one beside the model, or the copy in the store.
 
-    Raises ConfigError where one is needed and there is none.
+    Raises ConfigError if they are needed and missing.
     """
     predictor = settings.system_config.predictor
     if not is_read("token_predictor", settings.system_config):
@@ -123,7 +123,7 @@ def find_token_predictor(settings: Settings, store: ExpertStore) -> Path | None:
     )
     if file is None or not file.is_file():
         raise ConfigError(
-            f"--predictor {predictor} needs trained weights, and {file or beside[0]} is not there; "
-            f"make them: odmoe train-predictor {settings.model}"
+            f"--predictor {predictor} needs trained weights, and {file or beside[0]} does not exist; "
+            f"make them with odmoe train-predictor {settings.model}"
         )
     return file

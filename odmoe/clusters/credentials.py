@@ -1,4 +1,5 @@
-"""What a node must know and show off loopback, read on its own host: secrets and keys do not travel with settings."""
+"""The secret and the certificate that a node needs beyond loopback. Each host reads its own files, because secrets and
+keys do not travel with settings."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ SECRET = "secret"
 def credentials(settings: Settings) -> tuple[str | None, Identity | None]:
     """The cluster's secret and this host's identity: from the directory `settings.tls`, if there is one.
 
-    Raises ConfigError for a secret that cannot be read, CertificateError.
+    Raises ConfigError if the secret cannot be read, CertificateError if the certificate cannot be used.
     """
     if settings.tls is None:
         return settings.secret, None

@@ -1,4 +1,4 @@
-"""The cluster that is made of this process alone."""
+"""A cluster with all nodes in this process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from wire.base import Channel, Handler, Node
 
 
 class EmbeddedCluster:
-    """Every node in this process: one main, one shadow, `settings.workers` workers, messages handed over in memory.
+    """All nodes in this process: main node, shadow and `settings.workers` workers. Messages are passed in memory.
 
-    The shadow is made ready after the first token, which needs no predictions.
+    The shadow starts after the first token, which needs no predictions.
     """
 
     def __init__(self, settings: Settings, store: ExpertStore, say: Say = lambda text: None) -> None:

@@ -1,4 +1,4 @@
-"""What `odmoe generate --record FILE` keeps: the scheduler's log of a cluster, from its first event on."""
+"""`odmoe generate --record FILE`: the scheduler's event log of a cluster, from its first event on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from wire.messages import PROTOCOL_VERSION
 
 
 def make_recorder(settings: Settings, store: ExpertStore, configuration: Configuration) -> Recorder | None:
-    """For --record; None without it."""
+    """The recorder of --record; None without that setting."""
     if settings.record is None:
         return None
     return Recorder(_about(settings, store, configuration.resources.slots), configuration.core)
 
 
 def taken(recorder: Recorder | None) -> bytes:
-    """The log so far. Raises ConfigError where none was kept, or it became too large."""
+    """The log so far. Raises ConfigError if there is none, or if it became too large."""
     if recorder is None:
         raise ConfigError("the cluster's nodes keep no record for --record; start them with it")
     return recorder.take()

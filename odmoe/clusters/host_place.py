@@ -1,4 +1,4 @@
-"""Where experts can be computed: on the device, and on the host beside it where that is a second place."""
+"""The host place of an embedded cluster: the host's processor, if it is a second place to compute beside the device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def hosted(settings: Settings, profile: Profile | None) -> bool:
-    """Whether experts can be computed on the host, too, and are to be. `profile`: that of the settings, read.
+    """Whether there is a host place, and the placement uses it. `profile`: the parsed profile of the settings.
 
-    Raises ConfigError where a second place was asked for by its flag and there is none.
+    Raises ConfigError if --placement was given and there is no host place.
     """
     placement = settings.system_config.placement
     if placement == "device" or settings.cluster != "embedded":
@@ -27,8 +27,8 @@ def hosted(settings: Settings, profile: Profile | None) -> bool:
         return True
     if settings.given("placement"):
         raise ConfigError(
-            f"--placement {placement} needs a second place to compute experts, and there is one only: take "
-            "--loader cuda where there is a GPU, or --profile with one that has times for the host (rtx3090-pcie3)"
+            f"--placement {placement} needs a host that computes beside the device; use --loader cuda if "
+            "there is a GPU, or a --profile with times for the host (rtx3090-pcie3)"
         )
     return False
 
@@ -36,9 +36,9 @@ def hosted(settings: Settings, profile: Profile | None) -> bool:
 def make_host(
     settings: Settings, store: ExpertStore, arithmetic: ExpertArithmetic, emulation: Emulation | None
 ) -> HostPlace | None:
-    """None where everything is computed on the device: as chosen, or since there is no second place.
+    """The host place; None if the placement is `device`, or if the host cannot compute beside the device.
 
-    Raises ConfigError where a second place was asked for by its flag and there is none.
+    Raises ConfigError if --placement was given and there is no host place.
     """
     if not hosted(settings, None if emulation is None else emulation.profile):
         return None

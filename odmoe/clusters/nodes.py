@@ -1,4 +1,4 @@
-"""The nodes of a cluster, made from its settings: the same for every kind of cluster."""
+"""Makes the nodes of a cluster from its settings, for every kind of cluster."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from worker_node.node import Worker
 
 
 def emulation_of(settings: Settings) -> Emulation | None:
-    """The time that --profile keeps, one for all nodes of a process. Raises ConfigError for a profile that is none."""
+    """The emulated clock of --profile, one for all nodes of a process. Raises ConfigError for an unknown profile."""
     if settings.profile is None:
         return None
     return Emulation(find_profile(settings.profile), duplex=settings.system_config.prefill == "ahead")
 
 
 def travelling(node: Node, emulation: Emulation | None) -> Node:
-    """The node, whose end of each stream keeps the profile's times."""
+    """The node, with its end of each stream timed by the profile."""
     return node if emulation is None else TimedNode(node, emulation)
 
 
 def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect], Connect]:
-    """As `travelling`, for the main node's end of its streams, which all share its link."""
+    """Like `travelling`, for the main node's end of its streams, which all share its link."""
     if emulation is None:
         return lambda to: to
     owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile, engine.core.shape.layers[-1])
@@ -79,7 +79,7 @@ def make_worker(
     emulation: Emulation | None,
     resources: Resources,
 ) -> Node:
-    """Raises LaunchError where the loader's memory does not suffice."""
+    """Raises LaunchError if the loader has too little memory."""
     name = settings.loader if emulation is None else "emulated"
     loader = make_loader(name, store, emulation, settings.loader, resources.forms)
     worker = Worker(f"worker {number}", store, arithmetic, loader, resources.slots, resources.forms)
@@ -87,7 +87,7 @@ def make_worker(
 
 
 def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | None) -> Node:
-    """Quantises the whole model: takes as long as reading it."""
+    """Quantises the whole model, which takes as long as reading it."""
     from shadow_node.model import ShadowModel
     from shadow_node.node import Shadow
 
@@ -97,7 +97,7 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
 
 
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:
-    """Raises ConfigError where --ctx-size is beyond the model."""
+    """Raises ConfigError if --ctx-size exceeds the model's limit."""
     dtype = parse_dtype(store.manifest.dtype)
     stopper = make_stopper(store.dense)
     token_file = find_token_predictor(settings, store)

@@ -1,4 +1,4 @@
-"""What every process of ours does first."""
+"""The preparations of every process of OD-MoE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 
 def prepare_process(debug: bool = False) -> None:
-    """Quiet the libraries, unless `debug`."""
+    """Silence the libraries, unless `debug`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     level = logging.DEBUG if debug else logging.ERROR
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
@@ -26,12 +26,12 @@ def prepare_process(debug: bool = False) -> None:
 
 
 def prepare_ray(cluster: str) -> None:
-    """Call before ray is first imported: it reads its authentication then, and what it may print.
+    """Set Ray's authentication and logging. Call it before ray is first imported, which is when Ray reads them.
 
-    Ray listens on every interface even for one machine, so `local` gets a token of its own that keeps strangers out.
-    A running cluster has its own rules (RAY_AUTH_MODE and RAY_AUTH_TOKEN, or ~/.ray/auth_token).
+    Ray listens on every interface even on one machine, so `local` gets a token of its own that keeps others out.
+    A running cluster has its own authentication (RAY_AUTH_MODE and RAY_AUTH_TOKEN, or ~/.ray/auth_token).
     """
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a question after the end would start a Ray of its own
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a call after the shutdown would start another Ray
     # Ray prints "A worker died" to standard output, into the answer, whatever `log_to_driver` says.
     os.environ["RAY_DEDUP_LOGS"] = "1"
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
@@ -41,9 +41,9 @@ def prepare_ray(cluster: str) -> None:
 
 
 def prepare_libraries(threads: int) -> None:
-    """No progress bar for every load, and `threads` to compute with. Imports torch and Transformers.
+    """Disable progress bars and set the number of threads. Imports torch and Transformers.
 
-    Sums of float32 products depend on the number of threads in their last bits: nodes of one kind must agree on it.
+    The last bits of float32 sums depend on the number of threads, so nodes of one kind must use the same number.
     """
     import torch
     from transformers.utils import logging as transformers_logging
@@ -54,7 +54,7 @@ def prepare_libraries(threads: int) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C does not cut short what is inside. (Signals arrive in the main thread; in others this does nothing.)"""
+    """Ignore Ctrl-C inside the block. In other threads than the main one, which gets all signals, this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

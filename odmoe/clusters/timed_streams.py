@@ -1,9 +1,9 @@
-"""Streams whose messages arrive when they would over another network: each message carries its due time, and the
-receiver keeps it until then.
+"""Streams with the message times of another network: each message carries its due time, and the receiver holds it
+until then.
 
-The time of the real stream is part of that time, not added to it; where it is longer, the message is late by the rest.
-Times are those of the sender's `scheduler.emulation.clock`. Another machine's clock is not comparable: from its
-messages only their duration is known, and it counts from their arrival.
+The time on the real stream is part of that time, not added to it. If the real stream takes longer, the message is late
+by the difference. Times are those of the sender's `scheduler.emulation.clock`. The clock of another machine is not
+comparable, so a message from there is due its duration after it arrives.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ _log = logging.getLogger(__name__)
 
 
 class StreamEnd:
-    """A node's end of its stream. Messages take no time here: the main node's end knows the links."""
+    """A node's end of its stream. Messages take no time here, because the main node's end models the links."""
 
     def sent(self, message: Message, at: float) -> float:
-        """A message leaves at `at`. Returns its arrival, as far as this end knows."""
+        """A message leaves at `at`. Returns its arrival, without the time that the other end adds."""
         return at
 
     def arrives(self, message: Message, at: float) -> float:
-        """A message is due at `at`, as far as its sender knew. Returns its arrival."""
+        """A message is due at `at` according to its sender. Returns its arrival."""
         return at
 
     def received(self, message: Message, at: float) -> None:
-        """A message is here, maybe before `at`, when it is due."""
+        """A message has arrived, perhaps before it is due at `at`."""
 
     def closed(self) -> None:
-        """A stream is over."""
+        """The stream has ended."""
 
 
 class MainStreamEnd(StreamEnd):
     """The main node's end of its streams, which all share `links`.
 
-    Durations follow from the number of rows, not of bytes: the model may be smaller than the profile's. Of an
-    alignment, tensors of four dimensions count, two of which are a layer's keys and values.
+    Durations follow from the number of rows, not of bytes, because the model may be smaller than the profile's. The
+    rows of an alignment are those of its tensors with four dimensions, two per layer: keys and values.
     """
 
     def __init__(self, links: MainLinks, expected: ExpectedPredictions) -> None:
@@ -114,8 +114,8 @@ class TimedChannel:
 class TimedHandler:
     """Around any `Handler`: hands messages on when they are due, in the order of their arrival.
 
-    A message that is due before one that came earlier waits for that one, but counts as of its own due time. `cut`:
-    ends the stream where the inner handler fails and cannot end it itself.
+    A message that is due before one that arrived earlier is delivered after it, but counts from its own due time.
+    `cut`: ends the stream if the inner handler fails and cannot end it itself.
     """
 
     def __init__(
@@ -164,12 +164,12 @@ class TimedHandler:
 
     def _fail(self, error: Exception) -> None:
         _log.error("handling a message failed", exc_info=error)
-        named = error if isinstance(error, ODMoEError) else None
-        self._finish(named or LinkError(f"handling a message failed: {error!r}; the stream was ended"))
+        known = error if isinstance(error, ODMoEError) else None
+        self._finish(known or LinkError(f"handling a message failed: {error!r}; the stream was ended"))
         self._cut()
 
     def on_close(self, error: ODMoEError | None) -> None:
-        """After all messages in flight."""
+        """Close the inner handler after all messages in flight."""
         now = self._emulation.clock()
         self._end.closed()
         self._emulation.agenda.at(max(self._queued, now), lambda: self._close_after_messages(error, now))
