@@ -1,4 +1,4 @@
-"""What a plan needs to know of a model, from its configuration alone."""
+"""The sizes of a model that a plan needs, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STORE = "manifest.json"
 
 
 def read_config(name: str) -> tuple[dict[str, Any], str | None]:
-    """A model's configuration, and the dtype of a store. Of what is on the Hub only config.json is fetched.
+    """A model's configuration, and the dtype if it is a store. For a model on the Hub only config.json is fetched.
 
     Raises CheckpointError.
     """
@@ -30,11 +30,13 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_bytes())
     except FileNotFoundError as error:
-        raise MissingShardError(f"{file} is not there; give a model directory, its config.json or a store") from error
+        raise MissingShardError(f"{file} does not exist; give a model directory, its config.json or a store") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); give a model's config.json") from error
     if not isinstance(found, dict) or not ("model_type" in found or "config" in found):
-        raise CheckpointError(f"{file} is no model's configuration: it names no model_type; give its config.json")
+        raise CheckpointError(
+            f"{file} is not a model's configuration, because it has no model_type; give its config.json"
+        )
     return found
 
 

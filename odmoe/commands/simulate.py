@@ -1,4 +1,4 @@
-"""What `odmoe simulate` does: settings to scenarios, scenarios to figures."""
+"""The work of `odmoe simulate`: from settings to scenarios, and from scenarios to figures."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from scheduler.trace import write_trace
 from scheduler.types import WorkerJoined
 
 _OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k")
-"""Settings that a recording has itself."""
+"""Settings that a recording determines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request to simulate; `measured`: the recorded one."""
+    """One request to simulate. `measured`: the recorded request, if there is one."""
 
     scenario: Scenario
     workload: Workload
@@ -44,7 +44,7 @@ class Run:
 
 
 def run_replay(file: Path, as_json: bool) -> bool:
-    """Whether the scheduler decides as it is recorded. Raises ConfigError."""
+    """Whether the scheduler makes the recorded decisions. Raises ConfigError."""
     done = replay(read_recording(file))
     if as_json:
         facts = {"events": done.events, "commands": done.commands, "difference": done.difference}
@@ -76,7 +76,7 @@ def run_simulation(given: SimulateSettings, as_json: bool, terminal: Terminal) -
 
 
 def _simulated(runs: list[Run], spans: bool, terminal: Terminal) -> list[Outcome]:
-    """`spans`: kept of the first one."""
+    """`spans`: whether to keep the spans of the first run."""
     total = sum(run.scenario.tokens for run in runs)
     outcomes: list[Outcome] = []
     before = 0
@@ -112,7 +112,8 @@ def _random_run(given: SimulateSettings) -> Run:
 def _scenario(
     given: SimulateSettings, profile: Profile, recording: Recording | None, prompt_tokens: int, tokens: int
 ) -> Scenario:
-    """A given setting holds, then the given preset's, then the recording's, then the default."""
+    """The scenario of one request. A given setting comes first, then the given preset, the recording, and the
+    default."""
     core = recording.core_config if recording else None
     system = given.preset.config if given.given("system") or core is None else core.system
     system = replace(system, **{name: getattr(given, name) for name in CHOSEN if given.given(name)})
@@ -137,36 +138,36 @@ def _scenario(
     )
     if given.given("placement") and system.placement != "device" and not scenario.host:
         raise ConfigError(
-            f"--placement {system.placement} needs a second place to compute experts, and profile {profile.name} has "
-            "no times for a host; take one that has, as rtx3090-pcie3"
+            f"--placement {system.placement} needs a host that computes experts, and profile {profile.name} has "
+            "no times for one; use a profile with a host, such as rtx3090-pcie3"
         )
     enough = -(-profile.layers * profile.experts // workers) if system.residency == "all" else 1
     return replace(scenario, slots=given.slots if given.given("slots") else max([enough, *joined.values()]))
 
 
 def _group_size(given: SimulateSettings, core: CoreConfig | None, profile: Profile, workers: int) -> int | None:
-    """That of the recording, or one worker for each expert of a token, on as many workers as there are. None: the
-    profile's."""
+    """The recording's group size, or with --top-k one worker per expert of a token; at most the number of workers.
+    None: the profile's."""
     if core is not None:
         return min(core.group_size, workers)
     return min(profile.top_k, workers) if given.given("top_k") else None
 
 
 def _joined(recording: Recording) -> dict[int, int]:
-    """Worker -> its slots, less host places."""
+    """Worker -> its slots, without host places."""
     joined = (event for _, event in recording.events if isinstance(event, WorkerJoined))
     return {event.worker: event.slots for event in joined if event.slots}
 
 
 def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
-    """Every recorded request, on the profile's timings; what is not given is as in the recording."""
+    """Every recorded request, at the profile's times. Settings that are not given come from the recording."""
     for name in _OF_ROUTES:
         if given.given(name):
-            raise ConfigError(f"{flag(name)} is given with --routes; {file} says that itself")
+            raise ConfigError(f"{flag(name)} is given with --routes; {file} has its own value")
     recording = read_recording(file)
     workloads = recorded_workloads(recording)
     if not workloads:
-        raise ConfigError(f"recording {file} has no request whose prefill is whole; nothing can be simulated")
+        raise ConfigError(f"recording {file} has no request with a complete prefill; nothing can be simulated")
     profile_name = given.profile if given.given("profile") else recording.about.get("profile") or given.profile
     shape = recording.core_config.shape
     profile = replace(
@@ -187,7 +188,7 @@ def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
 
 
 def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWorkload, file: Path) -> None:
-    """What a shadow said depends on how it was aligned. Raises ConfigError."""
+    """Check that recorded predictions are used with the alignment that they depend on. Raises ConfigError."""
     if scenario.system.predictor != "sep" or one.recall is not None or scenario.tokens == 1:
         return
     was, simulated = recording.core_config.alignment, scenario.alignment
@@ -208,7 +209,7 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
 
 
 def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: SimulateSettings) -> dict[str, Any]:
-    """What --json prints: means over requests, each token counting alike."""
+    """The object that --json prints. Means over requests weight each token equally."""
     scenario, p = runs[0].scenario, runs[0].scenario.profile
     decoded = sum(len(outcome.token_s) for outcome in outcomes)
     ends = [outcome.token_s[-1] if outcome.token_s else outcome.ttft_s for outcome in outcomes]
@@ -244,7 +245,7 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
 
 
 def _beside(run: Run, outcome: Outcome) -> dict[str, Any]:
-    """One request, and what its recording measured."""
+    """The speed of one request, and the recorded speed."""
     facts = {"ttft_s": outcome.ttft_s, "decode_tokens_per_s": outcome.decode_tokens_per_s}
     if run.measured is not None:
         was = run.measured
