@@ -1,4 +1,5 @@
-"""`python -m odmoe.cli.at_head`, on the main host: carries out one request of the launching machine, a JSON line."""
+"""`python -m odmoe.cli.at_head` runs on the main host and carries out one request of the launching machine, a JSON
+line."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ def _generate(request: dict[str, Any]) -> int:
 
 
 def _follow_launcher() -> None:
-    """Interrupt this process when standard input ends: the launching machine has gone."""
+    """Interrupt this process when standard input ends, because the launching machine has disconnected."""
     while sys.stdin.readline():
         pass
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def main() -> int:
-    """Returns the exit code: 130 where the launching machine has gone."""
+    """Returns the exit code; 130 if the launching machine has disconnected."""
     prepare_process()
     prepare_ray("auto")
     line = sys.stdin.readline()
