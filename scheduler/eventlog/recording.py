@@ -1,10 +1,10 @@
-"""A record of what the scheduler was told, when, and what it decided: enough to make the same scheduler, tell it the
-same and compare (`scheduler.eventlog.replay`), or to take a real run's routes and predictions elsewhere
-(`scheduler.simulation.recorded_routes`).
+"""A recording of the scheduler's events, their times, and its commands. `scheduler.eventlog.replay` feeds the events to
+a new scheduler and compares; `scheduler.simulation.recorded_routes` simulates the routes and predictions of the run.
 
-The file is msgpack, one object after another: a head {format, version, about, core}; of each event an array
-[now, event, [command, ...]], events and commands as [name, field, ...] in the order of `scheduler.types`; and the
-number of events, without which the file is cut off. `now`: seconds on the main node's clock, never falling.
+The file is msgpack, one object after another: a head {format, version, about, core}; for each event an array
+[now, event, [command, ...]], with events and commands as [name, field, ...] in the order of `scheduler.types`; and at
+the end the number of events, without which the file is truncated. `now`: seconds on the main node's clock, never
+falling.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from scheduler.policies.system_config import CoreConfig, SystemConfig
 
 FORMAT, VERSION = "odmoe recording", 3
 LIMIT_BYTES = 256 << 20
-"""A record grows no further in memory; one that would is refused when it is asked for."""
+"""Largest recording. Beyond this size no more events are kept, and `Recorder.take` raises an error."""
 _MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recording:
-    """`about`: what ran, for people. `events`: (now, event); `commands`: of each event, those that followed."""
+    """`about`: a description of the run, for people. `events`: (now, event). `commands`: those that followed each
+    event."""
 
     about: dict[str, Any]
     core_config: CoreConfig
@@ -42,7 +43,8 @@ class Recording:
 
 
 class Recorder:
-    """Keeps every event, from a scheduler's first on. One thread at a time tells it; any may take."""
+    """Keeps every event and its commands, from a scheduler's first event on. `decided` is for one thread at a time,
+    `take` for any thread."""
 
     def __init__(self, about: dict[str, Any], core_config: CoreConfig) -> None:
         core = dataclasses.asdict(core_config)
@@ -57,10 +59,11 @@ class Recorder:
             self._bytes += len(self._parts[-1])
 
     def take(self) -> bytes:
-        """The file's bytes, so far; nothing is forgotten. Raises ConfigError where there was too much to keep."""
+        """The file's bytes so far; events are kept. Raises ConfigError if the recording became too large."""
         if self._bytes > LIMIT_BYTES:
             raise ConfigError(
-                f"the recording has outgrown {LIMIT_BYTES >> 20} MiB after {len(self._parts)} events and is not whole; "
+                f"the recording has outgrown {LIMIT_BYTES >> 20} MiB after {len(self._parts)} events and is "
+                f"incomplete; "
                 "record fewer tokens, on nodes that were started for it"
             )
         parts = self._parts.copy()
@@ -82,7 +85,7 @@ def read_recording(path: Path) -> Recording:
         raise ConfigError(f"recording {path} {error}; record the run again: odmoe generate --record FILE") from error
     except _WrongError as error:
         made = "make one with odmoe generate --record FILE"
-        raise ConfigError(f"{path} is no recording of ours: {error}; {made}") from error
+        raise ConfigError(f"{path} is not a recording: {error}; {made}") from error
 
 
 class _WrongError(Exception):
@@ -94,7 +97,7 @@ class _VersionError(Exception):
 
 
 def _objects(unpacker: Any) -> Iterator[Any]:
-    """Every whole object, one after another. Raises _WrongError for what is no msgpack."""
+    """Every complete object, one after another. Raises _WrongError for bytes that are not msgpack."""
     while True:
         try:
             yield unpacker.unpack()
@@ -120,34 +123,34 @@ def _read(objects: Iterator[Any]) -> Recording:
             commands.append([_fact(command, _COMMANDS, core_config.shape) for command in _tuple(followed)])
         except (_WrongError, TypeError, ValueError) as error:
             raise _WrongError(f"event {len(events)} of it: {error}") from error
-    raise _WrongError(f"it is cut off after {len(events)} events")
+    raise _WrongError(f"it is truncated after {len(events)} events")
 
 
 def _check_end(declared: int, found: int, beyond: Any) -> None:
     if declared != found:
-        raise _WrongError(f"it says that it has {declared} events, and has {found}")
+        raise _WrongError(f"it declares {declared} events but has {found}")
     if beyond is not None:
-        raise _WrongError("something follows its end")
+        raise _WrongError("there is data after its end")
 
 
 def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig]:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise _WrongError("it does not begin as one" if head is not None else "it is empty or cut off")
+        raise _WrongError("its head is not that of a recording" if head is not None else "it is empty or truncated")
     if head.get("version") != VERSION:
-        raise _VersionError(f"has version {head.get('version')!r}, and this odmoe reads version {VERSION}")
+        raise _VersionError(f"has version {head.get('version')!r}, but this odmoe reads version {VERSION}")
     about, core = head.get("about"), head.get("core")
     if not isinstance(about, dict) or not isinstance(core, dict):
-        raise _WrongError("it does not say what ran")
+        raise _WrongError("its head does not describe the run")
     try:
         shape = _made(t.ModelShape, core["shape"])
-        if not _possible(shape):  # before a scheduler makes room for it
+        if not _possible(shape):  # before a scheduler allocates state for it
             raise _WrongError(f"no model has the shape {shape!r:.200}")
         alignment = _made(Alignment, core["alignment"])
         system = _made(SystemConfig, core["system"])
         core_config = _made(CoreConfig, core | {"shape": shape, "alignment": alignment, "system": system})
         make_core(core_config)
     except (_WrongError, KeyError, TypeError, ValueError, ConfigError) as error:
-        raise _WrongError(f"no scheduler can be made as it says ({error})") from error
+        raise _WrongError(f"its head does not describe a valid scheduler ({error})") from error
     return about, core_config
 
 
@@ -213,7 +216,8 @@ _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
 
 
 def _made(cls: Any, fields: dict[str, Any]) -> Any:
-    """A dataclass from all of its fields, each of its type. Raises _WrongError, KeyError, TypeError, ConfigError."""
+    """A dataclass from the values of all its fields, each checked for its type. Raises _WrongError, KeyError,
+    TypeError, ConfigError."""
     hints = get_type_hints(cls)
     if not isinstance(fields, dict) or fields.keys() != hints.keys():
         raise _WrongError(f"{cls.__name__} has {', '.join(hints)}, and this is {fields!r:.200}")
@@ -221,7 +225,7 @@ def _made(cls: Any, fields: dict[str, Any]) -> Any:
 
 
 def _forms(union: Any) -> dict[str, tuple[Any, Callable[[Any], Any]]]:
-    """name -> (class, what makes one of its fields)."""
+    """name -> (class, function that makes an instance from its fields)."""
     return {
         cls.__name__: (cls, _fixed(cls, *(_OF_TYPE[kind] for kind in get_type_hints(cls).values())))
         for cls in get_args(union)
@@ -240,21 +244,21 @@ def _row(fact: t.Event | t.Command) -> list[Any]:
 
 
 def _fact(row: Any, forms: dict[str, tuple[Any, Callable[[Any], Any]]], shape: t.ModelShape) -> Any:
-    """The event or command that a row is. Raises _WrongError."""
+    """The event or command of a row. Raises _WrongError."""
     name, *fields = _tuple(row) or (None,)
     if name not in forms:
-        raise _WrongError(f"{name!r} is nothing that happens; known: {', '.join(forms)}")
+        raise _WrongError(f"{name!r} is not an event or a command; known: {', '.join(forms)}")
     fact = forms[name][1](tuple(fields))
     layers, experts = _named(fact)
     if not set(layers) <= set(shape.layers) or not all(0 <= expert < shape.experts for expert in experts):
-        raise _WrongError(f"{fact} is about what the model does not have")
+        raise _WrongError(f"{fact} names a layer or an expert that the model does not have")
     if not all(0 <= count <= MAX_COUNT for count in _counts(fact)):
-        raise _WrongError(f"{fact} has a number that cannot be")
+        raise _WrongError(f"{fact} has a number out of range")
     return fact
 
 
 def _named(fact: Any) -> tuple[list[int], list[int]]:
-    """Layers and experts that an event or a command is about."""
+    """Layers and experts that an event or a command names."""
     if isinstance(fact, t.Predicted):
         return [fact.layer], list(fact.experts)
     if isinstance(fact, t.GateFired):
@@ -269,7 +273,7 @@ def _named(fact: Any) -> tuple[list[int], list[int]]:
 
 
 def _counts(fact: Any) -> list[int]:
-    """What is as much as it says: tokens, rows, slots."""
+    """The numbers of an event or a command that must not be huge: tokens, rows, slots."""
     counts = [getattr(fact, name, 0) for name in ("slots", "prompt_tokens", "position", "tokens", "index", "step")]
     if isinstance(fact, t.GateFired):
         counts += [fact.visit.position, *(rows for _, rows in fact.rows)]

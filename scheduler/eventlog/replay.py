@@ -1,4 +1,4 @@
-"""A recorded log through a fresh scheduler, by the simulator's heap: does it decide the same?"""
+"""Replays a recording: feeds its events to a new scheduler and compares the commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.eventlog.recording import Recording
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How many events and commands were compared, and the first difference in words; None: identical, in order."""
+    """The numbers of events and commands that were compared, and the first difference in words. None: identical."""
 
     events: int
     commands: int
@@ -25,8 +25,8 @@ class Replayed:
 
 
 def replay(recording: Recording) -> Replayed:
-    """Tell a new core what the recorded one was told, at the same times. Raises ConfigError where no scheduler could
-    have been told that, or it was told nothing: that would be identical whatever it does."""
+    """Feed the recorded events to a new core, at their times, and compare its commands with the recorded ones. Raises
+    ConfigError if the events are impossible, or if there is no command to compare."""
     core = make_core(recording.core_config)
     heap = [(now, number, event) for number, (now, event) in enumerate(recording.events)]
     heapq.heapify(heap)
@@ -41,7 +41,7 @@ def replay(recording: Recording) -> Replayed:
         recorded = recording.commands[number]
         for place, (mine, was) in enumerate(zip_longest(decided, recorded), 1):
             if mine != was:
-                difference = f"command {place} was {was or 'none'}, and is {mine or 'none'} here"
+                difference = f"command {place} was {was or 'none'}, but now is {mine or 'none'}"
                 return Replayed(number + 1, compared, f"after event {number + 1}, {event}, {difference}")
             compared += 1
     if not compared:
