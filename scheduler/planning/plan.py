@@ -1,4 +1,4 @@
-"""A plan: what a cluster would do for a model, and which one change would help most."""
+"""A plan: the expected speed and memory of a cluster for a model, and the single change that would help most."""
 
 from __future__ import annotations
 
@@ -24,29 +24,36 @@ from scheduler.timing.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`budget`: equation (1) for the chosen groups. `tried`: (group size, slots) -> tokens/s. `ttft_s`: by tokens of
-    the prompt. `luck`: by what share `tokens_per_s` is uncertain, routes and mistakes being drawn by chance (the same
-    ones for all that is compared with it). `ideal_tokens_per_s`: if loading took no time. `where`: seconds a token by
-    what was waited for. `memory`: bytes by node. `changes`: best first."""
+    """The expected speed and memory of a setup, and what single changes would do."""
 
     setup: Setup
     profile: Profile
+    """The base profile, scaled to the model and the hardware."""
     budget: LoadBudget
+    """Equation (1) for the chosen group size."""
     group_size: int
     slots: int
     tried: dict[tuple[int, int], float]
+    """(group size, slots) -> tokens/s."""
     tokens_per_s: float
     luck: float | None
+    """The relative standard error of `tokens_per_s` over random routes and mispredictions. Everything that is compared
+    with it uses the same ones."""
     ideal_tokens_per_s: float
+    """The speed if loads took no time."""
     ttft_s: dict[int, float]
+    """By the number of tokens of the prompt."""
     bound: str | None
     where: dict[str, float]
+    """Seconds per token, by cause."""
     memory: dict[str, int]
+    """Bytes by node."""
     changes: tuple[Change, ...]
+    """Best first."""
 
 
 def make_plan(setup: Setup, step: Callable[[], None] = lambda: None) -> Plan:
-    """`step`: called before each simulation. Raises ConfigError, DoesNotFitError."""
+    """Plan for a setup. `step`: called before each simulation. Raises ConfigError, DoesNotFitError."""
     from scheduler.planning.changes import changes  # it plans the same way
 
     if not 1 <= setup.hardware.workers:

@@ -1,8 +1,8 @@
-"""What to expect of a model on hardware that need not be there: equation (1), tokens/s, memory, and what would help.
+"""Estimates for a model on hardware that need not exist: equation (1), tokens/s and memory.
 
-A profile's timings were taken on one model and one kind of device. Each is split into what moving bytes takes, which is
-scaled to the other model and device, and a rest (launches, packing, wake-ups) that is taken to stay. The scheduler
-itself then decodes on these timings in the simulator: no formula stands for it.
+The times of a profile were measured with one model on one kind of device. Each is split into two parts. The part that
+moves bytes is scaled to the other model and device; the rest (launches, packing, wake-ups) is assumed to stay the same.
+The scheduler itself then decodes with these times in the simulator, so there is no formula for the speed.
 """
 
 from __future__ import annotations
@@ -27,65 +27,68 @@ RECALLS = {"fp16": 0.9994, "int8": 0.9734, "nf4": 0.9567}
 """OD-MoE section 3.2: tokens and KV rows aligned after every token."""
 
 SHADOW_BYTES = {"fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
-"""An element of a quantised layer; nf4 with a float32 scale a block of 64. int8's scales, one a row, do not count."""
+"""Bytes per element of a quantised layer. nf4 has a float32 scale per block of 64; int8's scales, one per row, are
+neglected."""
 
-_REST_BYTES = 2  # of what a shadow on a GPU does not quantise, and its KV rows
-_VISITS = 4096  # computations of an expert that a simulated answer should have, for a steady figure
+_REST_BYTES = 2  # bytes per element of what a shadow on a GPU does not quantise, KV rows included
+_VISITS = 4096  # expert computations that a simulated answer should have, for a stable figure
 _LEAST, _MOST = 16, 64  # tokens of such an answer
-_LOOK = 8  # tokens of one that only ranks
+_LOOK = 8  # tokens of an answer that only ranks group sizes
 _KEPT = 3
-_EVEN = 0.005  # speeds that differ by less are the same
+_EVEN = 0.005  # speeds that differ by a smaller share count as equal
 _MOST_SLOTS = 4
 _SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """`base`: whose timings are scaled. None: as in `base`; of `device_bytes`, as much as one slot needs.
-    `main`, `worker`, `shadow`, `messages`: how many times as fast as there."""
+    """The machines of a plan. None means the value of `base`."""
 
     base: Profile
+    """The profile whose times are scaled."""
     workers: int
     device_bytes: float | None = None
+    """Device memory of a worker; None: as much as one slot needs."""
     load_bytes_per_s: float | None = None
     link_bits_per_s: float | None = None
     main: float = 1.0
+    """How many times as fast as in `base`; likewise `worker`, `shadow` and `messages`."""
     worker: float = 1.0
     shadow: float = 1.0
     messages: float = 1.0
 
     def slots(self, model: ModelSize) -> int:
-        """How many experts fit on a worker. Raises DoesNotFitError where not even one does."""
+        """How many experts fit on a worker. Raises DoesNotFitError if not even one does."""
         if self.device_bytes is None:
             return 1
         found = int((self.device_bytes - workspace_bytes(model)) // model.expert_bytes)
         if found < 1:
             whole = size_text(model.expert_bytes + workspace_bytes(model))
             raise DoesNotFitError(
-                f"--device-memory is {size_text(self.device_bytes)}, and one expert of {model.name} takes {whole} "
+                f"--device-memory is {size_text(self.device_bytes)}, but one expert of {model.name} takes {whole} "
                 f"({size_text(model.expert_bytes)} and room to compute {MINI_BATCH} rows); give workers that much, "
-                f"or a smaller dtype{' (bfloat16 halves it)' if model.item_bytes == 4 else ''}"
+                f"or choose a smaller dtype{' (bfloat16 halves it)' if model.item_bytes == 4 else ''}"
             )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the cluster is to be run."""
+    """The policies of a plan."""
 
     shadow: str = "int8"
     """A scheme of SHADOW_BYTES, or none."""
     recall: float | None = None
-    """Of the shadow's predictions; None: as the paper measured it."""
+    """Recall of the shadow's predictions; None: the paper's."""
     chosen: SystemConfig = field(default_factory=SystemConfig)
     alignment: Alignment = field(default_factory=lambda: Alignment(1, 1))
     group_size: int | None = None
-    """None: the best one is searched for, as of `slots`."""
+    """None: the best one is searched for; likewise `slots`."""
     slots: int | None = None
 
     @property
     def system(self) -> SystemConfig:
-        """As chosen; without a shadow nothing is predicted."""
+        """The chosen system; without a shadow its predictor is `none`."""
         return replace(self.chosen, predictor="none") if self.shadow == "none" else self.chosen
 
     @property
@@ -95,7 +98,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """All that a figure depends on."""
+    """Everything that a figure of a plan depends on."""
 
     model: ModelSize
     hardware: Hardware
@@ -104,36 +107,39 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing done differently. `factor`: tokens/s over what they were. `price`: what it costs elsewhere.
-    `real`: it can be had; else it is there for comparison. `alone`: it is to do without the shadow."""
+    """One thing done differently."""
 
     what: str
     tokens_per_s: float
     factor: float
+    """Tokens/s divided by those without the change."""
     price: str = ""
+    """What the change costs, in words."""
     real: bool = True
+    """Whether the change is possible, rather than only a comparison."""
     alone: bool = False
+    """Whether the change removes the shadow."""
 
 
 def workspace_bytes(model: ModelSize) -> int:
-    """What a worker needs beside its slots: a mini-batch going through an expert."""
+    """The memory that a worker needs beside its slots, to compute a mini-batch with an expert."""
     return MINI_BATCH * (model.expert // model.hidden + model.hidden) * model.item_bytes
 
 
 def scaled(setup: Setup) -> Profile:
-    """The base profile's timings for this model on this hardware. Raises ConfigError where it does not say on what
-    they were taken."""
+    """The base profile's times for this model on this hardware. Raises ConfigError if the profile does not name the
+    model and devices that its times were measured with."""
     model, hardware, base = setup.model, setup.hardware, setup.hardware.base
     if base.model_sizes is None or base.device_rates is None:
         raise ConfigError(
-            f"profile {base.name} does not say on what its timings were taken (model.expert_bytes and the like, and "
-            "devices); it can be replayed but not scaled to another model"
+            f"profile {base.name} lacks the sizes and devices that its times were measured with (model.expert_bytes "
+            "and the like, and devices); it can be simulated but not scaled to another model"
         )
     expert_bytes, expert_elements, main_bytes, shadow_bytes = base.model_sizes
     main_rate, worker_rate, shadow_rate = base.device_rates
     link = hardware.link_bits_per_s or base.link_bits_per_s
     hidden_bytes = model.hidden * model.item_bytes
-    read = model.read / model.layers  # a layer with experts carries its share of those without, and of the head
+    read = model.read / model.layers  # layers without experts, and the head, are spread over the layers with experts
     deeper = model.depth / model.layers
     main_s = _rest(base.main_layer_s, main_bytes, main_rate) * deeper + read * model.item_bytes / main_rate
     shadow_s = _rest(base.shadow_layer_s, shadow_bytes, shadow_rate) * deeper
@@ -166,15 +172,15 @@ def _rest(seconds: float, amount: float, rate: float) -> float:
 
 
 def _shadow_read(model: ModelSize, shadow: str) -> float:
-    """Bytes that a shadow reads for one token, a layer with experts."""
+    """Bytes that a shadow reads for one token, per layer with experts."""
     item = SHADOW_BYTES.get(shadow, 0.0)
     dense = model.linear * item + (model.read - model.linear) * _REST_BYTES
     return dense / model.layers + model.top_k * model.expert * item
 
 
 def equation_1(profile: Profile, group_size: int) -> LoadBudget:
-    """Equation (1), with what the main node's link needs for the embeddings of all top-k experts each way. A worker
-    that serves several experts of a layer loads them, and computes them, one after the other."""
+    """Equation (1), including the time of the main node's link for the embeddings of all top-k experts, each way. A
+    worker that serves several experts of a layer loads and computes them one after the other."""
     each = -(-profile.top_k // group_size)
     way_s = max(profile.hop_s, profile.top_k * profile.hidden_bytes * 8 / profile.link_bits_per_s)
     main_s, worker_s = profile.main_layer_s + way_s, each * profile.expert_s + way_s
@@ -182,15 +188,15 @@ def equation_1(profile: Profile, group_size: int) -> LoadBudget:
 
 
 def workers_needed(budget: LoadBudget) -> int:
-    """The fewest workers, in groups as these, with which equation (1) holds."""
+    """The smallest number of workers, in groups of the same size, with which equation (1) holds."""
     groups = (budget.load_s + budget.worker_s) / (budget.main_s + budget.worker_s)
     return max(1, math.ceil(groups - 1e-9)) * budget.group_size
 
 
 def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str, int]:
-    """Bytes: device memory of the main node, the shadow and each worker; all of it; what one device would need for the
-    whole model; and `store`, host memory or disk of each worker. `rest_bytes`: an element of what the shadow does not
-    quantise, and of its cache; 4 on a CPU."""
+    """Bytes of device memory: main node, shadow, each worker, all nodes together, and one device for the whole model.
+    `store`: host memory or disk of each worker. `rest_bytes`: bytes per element of what the shadow does not quantise,
+    and of its cache; 4 on a CPU."""
     model, shadow = setup.model, setup.policy.shadow
     cache = model.cache * model.item_bytes
     main = model.dense * model.item_bytes + cache
@@ -210,7 +216,7 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
 
 
 def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 16) -> Outcome:
-    """What the simulator says of an answer of so many tokens; None: as many as make a steady figure."""
+    """Simulate an answer of `tokens` tokens; None: enough for a stable figure."""
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
     scenario = Scenario(
         scaled(setup), prompt_tokens=prompt_tokens, tokens=tokens, workers=setup.hardware.workers, slots=slots,
@@ -220,23 +226,23 @@ def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None
 
 
 def choose(setup: Setup, step: Callable[[], None] = lambda: None) -> dict[tuple[int, int], float]:
-    """(group size, slots) -> tokens/s, best first; of several that are as fast, the least memory, then the group
-    nearest to top-k. Raises DoesNotFitError where no expert, or fewer than were asked for, fit on a worker."""
+    """(group size, slots) -> tokens/s, best first. Among equally fast ones, the least memory comes first, then the
+    group size nearest to top-k. Raises DoesNotFitError if no expert, or fewer than the given slots, fit on a worker."""
     policy, workers, top_k = setup.policy, setup.hardware.workers, setup.model.top_k
     room = setup.hardware.slots(setup.model)
     if policy.slots and setup.hardware.device_bytes is not None and policy.slots > room:
         raise DoesNotFitError(
-            f"--slots is {policy.slots}, and --device-memory {size_text(setup.hardware.device_bytes)} has room for "
+            f"--slots is {policy.slots}, but --device-memory {size_text(setup.hardware.device_bytes)} has room for "
             f"{room} expert{'s' * (room > 1)} of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
         )
     groups = [policy.group_size] if policy.group_size else _sizes(workers, top_k)
     least = policy.slots or 1
-    rough = {group: _told(step, setup, group, least, _LOOK) for group in groups} if len(groups) > _KEPT else {}
+    rough = {group: _stepped(step, setup, group, least, _LOOK) for group in groups} if len(groups) > _KEPT else {}
     groups = sorted(groups, key=lambda group: -rough.get(group, 0.0))[:_KEPT]
-    found = {(group, least): _told(step, setup, group, least) for group in groups}
+    found = {(group, least): _stepped(step, setup, group, least) for group in groups}
     fastest = max(found, key=lambda pair: found[pair])[0]
     for slots in [] if policy.slots else range(2, min(room, _MOST_SLOTS) + 1):
-        found[fastest, slots] = _told(step, setup, fastest, slots)
+        found[fastest, slots] = _stepped(step, setup, fastest, slots)
     enough = (1 - _EVEN) * max(found.values())
     rank = sorted(
         found, key=lambda p: (found[p] < enough, p[1], abs(p[0] - top_k) if found[p] >= enough else -found[p])
@@ -245,18 +251,19 @@ def choose(setup: Setup, step: Callable[[], None] = lambda: None) -> dict[tuple[
 
 
 def _sizes(workers: int, top_k: int) -> list[int]:
-    """Of the sizes that give a worker as many experts of a layer each, only the smallest: it leaves the most groups."""
+    """Group sizes to try. Of sizes with the same number of experts per worker only the smallest, which leaves most
+    groups."""
     each = {-(-top_k // size) for size in range(1, min(workers, top_k) + 1)}
     return sorted({-(-top_k // count) for count in each})
 
 
 def speed(setup: Setup, group_size: int, slots: int, tokens: int | None = None) -> float:
-    """Decode tokens/s, simulated."""
+    """Simulated decode tokens/s."""
     return outcome(setup, group_size, slots, tokens).decode_tokens_per_s or 0.0
 
 
 def at_once(setup: Setup) -> Setup:
-    """With loads that take no time."""
+    """The setup with loads that take no time."""
     return replace(setup, hardware=replace(setup.hardware, load_bytes_per_s=math.inf))
 
 
@@ -266,11 +273,11 @@ def size_text(count: float) -> str:
 
 
 def best(found: Iterable[Change]) -> Change | None:
-    """The change that brings most and can be had, if any brings a hundredth."""
+    """The possible change with the largest gain, if any gains at least 1 %."""
     top = max((change for change in found if change.real), key=lambda change: change.factor, default=None)
     return top if top is not None and top.factor >= 1.01 else None
 
 
-def _told(step: Callable[[], None], setup: Setup, group_size: int, slots: int, tokens: int | None = None) -> float:
+def _stepped(step: Callable[[], None], setup: Setup, group_size: int, slots: int, tokens: int | None = None) -> float:
     step()
     return speed(setup, group_size, slots, tokens)
