@@ -1,4 +1,4 @@
-"""A virtual clock: a heap of actions, each at its moment."""
+"""A virtual clock: a heap of actions, each with its time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class EventHeap:
-    """Actions in the order of their moments; equal moments in the order of the calls of `at`. Times are seconds."""
+    """Actions in the order of their times; at equal times, in the order of the calls of `at`. Times are seconds."""
 
     __slots__ = ("_heap", "_order", "_stopped", "now")
 
@@ -32,7 +32,7 @@ class EventHeap:
             act(what)
 
     def step(self) -> bool:
-        """Run the next action. False: there is none."""
+        """Run the next action. Returns False if there is none."""
         if not self._heap:
             return False
         self.now, _, act, what = heappop(self._heap)
@@ -45,5 +45,5 @@ class EventHeap:
 
     @property
     def count(self) -> int:
-        """All actions so far, those in the heap included."""
+        """The number of all actions so far, including those still in the heap."""
         return next(copy(self._order))

@@ -1,7 +1,8 @@
-"""A predictor's foresight on a virtual clock: when the main model's scores for it are there.
+"""A predictor's foresight on a virtual clock: the times at which the main model's scores for it arrive.
 
-Computing them delays nothing, since it is done while the main model would wait. The scores of gates are there with the
-gate before them; those of a whole layer (`attention`) a layer's time after the answers of the resident experts.
+Computing the scores delays nothing, since it is done while the main model waits. Scores of gates arrive with the
+previous gate. Scores that need a whole layer (`attention`) arrive one layer's time after the answers of the resident
+experts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from scheduler.simulation.events import EventHeap
 
 
 class SimulatedForesight:
-    """`post`: gives an event to the core, and returns its commands after they were carried out."""
+    """`post`: passes an event to the core, carries out its commands and returns them."""
 
     def __init__(self, kind: Foresight | None, events: EventHeap, post: Callable[[t.Event], list[t.Command]]) -> None:
         self._kind = kind
@@ -26,7 +27,8 @@ class SimulatedForesight:
         self._unanswered: set[int] = set()  # calls of resident experts that the scores depend on
 
     def fire(self, gate: t.GateFired, foreseen: list[t.Foreseen], layer_s: float) -> None:
-        """A gate with scores fires. `foreseen`: what follows from it. `layer_s`: seconds of a layer of this pass."""
+        """A gate with scores fires. `foreseen`: the events that follow from it. `layer_s`: seconds per layer in this
+        pass."""
         self._foreseen = foreseen if self._kind is not None else []
         self._layer_s = layer_s
         self._resident, self._unanswered = (), set()
@@ -41,7 +43,7 @@ class SimulatedForesight:
         self._resident = command.resident
 
     def answered(self, call_id: int) -> None:
-        """A computation's answer is there."""
+        """The answer of a computation has arrived."""
         if self._unanswered:
             self._unanswered.discard(call_id)
             if not self._unanswered:

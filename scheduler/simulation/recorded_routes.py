@@ -1,4 +1,4 @@
-"""A real run's routes and predictions, taken out of its recording, as workloads for the simulator."""
+"""The routes and predictions of a recorded run, as workloads for the simulator."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from scheduler.simulation.workload import Gate, Rows, mistaken
 
 @dataclass(slots=True)
 class RecordedWorkload:
-    """One recorded request, of `tokens` tokens; see `Workload`. What the run itself took by its main node's clock:
-    `ttft_s` from the prefill's start until its last answer, `decode_s` from the first decode pass until the last one's
-    last answer. `gates`: by (index, layer), -1 for prefill, what its run was told beside the routes.
-    """
+    """One recorded request, of `tokens` tokens; see `Workload`."""
 
     number: int
     prompt_tokens: int
@@ -27,27 +24,31 @@ class RecordedWorkload:
     passes: list[list[tuple[int, ...]]] = field(default_factory=list)
     predictions: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     ttft_s: float = 0.0
+    """Recorded time from the start of prefill to its last answer, by the main node's clock."""
     decode_s: float = 0.0
+    """Recorded time from the start of the first decode pass to the last answer of the last one."""
     recall: float | None = None
+    """If given, predictions are drawn at random with this recall, in place of the recorded ones."""
     seed: int = 0
     foresight: str | None = None
     gates: dict[tuple[int, int], Gate] = field(default_factory=dict)
+    """(index, layer), with index -1 for prefill -> the gate's scores and what followed from them."""
 
     @property
     def tokens(self) -> int:
-        """Of the answer; of one that was cut short those whose pass was whole."""
+        """Tokens of the answer; if it was interrupted, those with a complete pass."""
         return 1 + len(self.passes)
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """As the run measured it."""
+        """As recorded."""
         return len(self.passes) / self.decode_s if self.passes and self.decode_s > 0 else None
 
     @property
     def scored(self) -> bool:
         """Whether every gate's scores were recorded."""
-        asked = ((index, layer) for index in range(-1, len(self.passes)) for layer in range(len(self.prefill)))
-        return all(key in self.gates and bool(self.gates[key].scores) for key in asked)
+        keys = ((index, layer) for index in range(-1, len(self.passes)) for layer in range(len(self.prefill)))
+        return all(key in self.gates and bool(self.gates[key].scores) for key in keys)
 
     def gate(self, index: int, layer: int) -> Gate:
         return self.gates[index, layer]
@@ -59,7 +60,7 @@ class RecordedWorkload:
         return self.passes[index][layer]
 
     def predict(self, index: int, layer: int) -> tuple[int, ...] | None:
-        """As recorded; or, where `recall` is said, drawn by chance for the recorded routes."""
+        """As recorded; or, if `recall` is given, drawn at random for the recorded routes."""
         if self.recall is None:
             return self.predictions.get((index, layer))
         draw: Callable[[], float] = Random(f"{self.seed} {self.number} {index} {layer}").random
@@ -67,8 +68,8 @@ class RecordedWorkload:
 
 
 def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
-    """Every request whose prefill is whole, in the order in which they were opened. A pass that was cut short, and what
-    comes after it, is left out."""
+    """Every request with a complete prefill, in the order in which they were opened. The first incomplete pass, and all
+    after it, are left out."""
     readers: dict[int, _Reader] = {}
     found: list[_Reader] = []
     for (now, event), commands in zip(recording.events, recording.commands, strict=True):
@@ -90,8 +91,9 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
 
 
 class _Reader:
-    """Collects one request's events. `_gates`: (position, ordinal) -> rows; `_ends`: position -> its last answer;
-    `_gate_events`: (index, ordinal) -> what else its gate said; `_foreseen`: likewise, what followed it."""
+    """Collects one request's events. `_gates`: (position, ordinal) -> rows. `_ends`: position -> time of its last
+    answer. `_gate_events`: (index, ordinal) -> its gate. `_foreseen`: (index, ordinal) -> the scores that followed its
+    gate."""
 
     def __init__(self, shape: t.ModelShape, opened: t.RequestOpened) -> None:
         self._shape = shape
@@ -121,7 +123,7 @@ class _Reader:
             self._from.setdefault(event.prefill, now)
 
     def _index(self, position: int) -> int:
-        """Of a decode pass; -1: prefill."""
+        """The index of a decode pass; -1: prefill."""
         return max(-1, position - self._opened.prompt_tokens)
 
     def resumed(self, visit: t.Visit, now: float) -> None:
@@ -146,7 +148,7 @@ class _Reader:
         return one
 
     def _rows(self, position: int) -> list[Rows] | None:
-        """Of every layer of a pass; None where it is not whole."""
+        """The rows of every layer of a pass; None if the pass is incomplete."""
         found = [self._gates.get((position, layer)) for layer in range(len(self._shape.layers))]
         rows = [one for one in found if one is not None]
         return rows if position in self._ends and len(rows) == len(found) else None

@@ -1,4 +1,4 @@
-"""What is simulated: cluster, system and lengths, checked when made."""
+"""The scenario of a simulation: cluster, system, and lengths of prompt and answer, checked when made."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Scenario:
     profile: Profile
     prompt_tokens: int = 16
     tokens: int = 64
-    """Of the answer, prefill's first one included."""
+    """Tokens of the answer, including the first one, which prefill gives."""
     workers: int | None = None
-    """None: the profile's, as of `group_size`."""
+    """None: the profile's; likewise `group_size`."""
     slots: int = 1
     group_size: int | None = None
     alignment: Alignment = field(default_factory=Alignment)
@@ -49,7 +49,7 @@ class Scenario:
 
     @property
     def group(self) -> int:
-        """How many of them serve a layer together."""
+        """How many workers serve a layer together."""
         return self.group_size or min(self.profile.group_size, self.worker_count)
 
     @property
@@ -59,5 +59,5 @@ class Scenario:
 
     @property
     def core_config(self) -> CoreConfig:
-        """What the scheduler's core is made with."""
+        """The configuration of the scheduler's core."""
         return CoreConfig(self.shape, self.group, self.alignment, self.mini_batch, self.system)

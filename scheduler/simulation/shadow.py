@@ -13,7 +13,7 @@ from scheduler.timing.profile import Profile
 from scheduler.trace import Span
 
 LOOKAHEAD = 2
-"""Passes that a shadow may be ahead of the main model where no alignment is due, as in the engine."""
+"""Passes by which a shadow may be ahead of the main model if no alignment is due, as in the engine."""
 
 
 class SimulatedShadow:
@@ -42,13 +42,13 @@ class SimulatedShadow:
         self._tokens = tokens
         self._predicted = predicted
         self._spans = spans
-        self._step = -1  # the next decode pass; -1: it has not read the prompt yet
+        self._step = -1  # the next decode pass; -1: the shadow has not read the prompt yet
         self._busy = True
         self._idle_since = 0.0
-        self._announced = -1  # the last decode pass that it may start
+        self._announced = -1  # the last decode pass that the shadow may start
 
     def follow(self, command: t.Follow) -> None:
-        """It reads the prompt beside the main node, and predicts nothing for it."""
+        """The shadow reads the prompt at the same time as the main node, and predicts nothing for it."""
         self._busy = True
         self._events.at(self._events.now + self._profile.layers * self._profile.shadow_layer_s, self._done, -1)
         self._add_layer_spans()
@@ -65,7 +65,7 @@ class SimulatedShadow:
         self._start()
 
     def _start(self) -> None:
-        """Begin the next pass if it may."""
+        """Begin the next pass if the alignment allows it."""
         step, now = self._step, self._events.now
         ahead = 0 if self._alignment.due(step) else LOOKAHEAD
         if self._busy or step > self._announced + ahead or step >= self._tokens - 1:

@@ -1,4 +1,4 @@
-"""The scheduler on a virtual clock: a heap of events, the very same core, timings from a profile.
+"""The scheduler on a virtual clock: the same core as in real runs, a heap of events, and the times of a profile.
 
 scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=64)
 simulate(scenario, random_workload(scenario, recall=0.97)).decode_tokens_per_s
@@ -24,16 +24,18 @@ from scheduler.trace import Span
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request, simulated. Seconds from its start: `ttft_s`, the first token; `token_s`, the end of each decode
-    pass. `where`: seconds of a mean decode token by cause, see `scheduler.simulation.time_breakdown`. `events`: how
-    many there were."""
+    """One simulated request. Times are seconds from its start."""
 
     ttft_s: float
+    """The time of the first token."""
     token_s: list[float]
+    """The end of each decode pass."""
     stats: RequestStats
     spans: list[Span]
     where: dict[str, float]
+    """Seconds of an average decode token by cause, see `scheduler.simulation.time_breakdown`."""
     events: int
+    """The number of events."""
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -42,12 +44,12 @@ class Outcome:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole answer, prefill included."""
+        """The rate of the whole answer, including prefill."""
         return (1 + len(self.token_s)) / (self.token_s[-1] if self.token_s else self.ttft_s)
 
     @property
     def bound(self) -> str | None:
-        """What takes most of a decode token: compute, network, load or shadow. None where nothing was decoded."""
+        """The bottleneck of decoding: compute, network, load or shadow. None without a decode pass."""
         return bound_by(self.where) if self.token_s else None
 
 
@@ -57,9 +59,11 @@ def simulate(
     spans: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Outcome:
-    """Answer one request. `spans`: keep what every node did; `progress` is told how many tokens there are.
+    """Answer one request. `spans`: whether to keep every node's spans. `progress`: called with the number of tokens so
+    far.
 
-    Raises ConfigError where slots do not suffice for what stays, or somebody reads scores that the workload has not.
+    Raises ConfigError if there are too few slots for the residency, or if a policy reads scores that the workload
+    lacks.
     """
     profile, system = scenario.profile, scenario.system
     core = make_core(scenario.core_config)
@@ -72,7 +76,7 @@ def simulate(
     world.start(scenario.worker_count, scenario.slots, system.predictor == "sep", scenario.host)
     for count in range(1, scenario.tokens + 1):
         if not world.run(count):
-            raise ConfigError(f"the simulated request stopped after {count - 1} tokens: nothing can happen any more")
+            raise ConfigError(f"the simulated request stopped after {count - 1} tokens, because no event is left")
         progress(count)
     world.drain()
     stats = world.core.stats[REQUEST]
@@ -83,7 +87,7 @@ def simulate(
 
 
 def _check_scores(system: SystemConfig, strategy: Strategy, workload: Workload) -> None:
-    """Raises ConfigError naming the flag whose choice reads what the workload does not know."""
+    """Raises ConfigError naming the flag of a policy that reads scores that the workload lacks."""
     needed = strategy.predictor.foresight
     readers = [
         ("router", system.router, strategy.router.wants_scores),
@@ -93,11 +97,11 @@ def _check_scores(system: SystemConfig, strategy: Strategy, workload: Workload) 
     for flag, name, reads in readers:
         if reads and not workload.scored:
             raise ConfigError(
-                f"--{flag} {name} reads the scores of gates, and these routes have none; simulate those (--routes) "
-                "of a run that was recorded with such a choice"
+                f"--{flag} {name} reads the scores of gates, but these routes have none; simulate the routes "
+                "(--routes) of a run that was recorded with such a policy"
             )
     if needed is not None and workload.foresight != needed:
         raise ConfigError(
-            f"--predictor {system.predictor} reads what the main model foresees ({needed}), and these routes come "
-            f"with {workload.foresight or 'none of it'}; simulate those (--routes) of a run with this predictor"
+            f"--predictor {system.predictor} reads what the main model foresees ({needed}), but these routes come "
+            f"with {workload.foresight or 'none of it'}; simulate the routes (--routes) of a run with this predictor"
         )

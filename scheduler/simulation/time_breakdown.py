@@ -1,17 +1,17 @@
-"""Where the time of a decode token goes: every moment of it belongs to exactly one cause.
+"""Where the time of a decode token goes. Every moment of it belongs to exactly one cause.
 
-From a pass's start, or a layer's last answer, to the next gate the main node computes: `main`. From the gate to the
-layer's last answer it waits for one chain of events, which is followed backwards from that answer:
+From the start of a pass, or from a layer's last answer, to the next gate, the main node computes: `main`. From the gate
+to the layer's last answer it waits for a chain of events, which is followed backwards from that answer:
 
 network   the answer's way back and the rows' way to the worker, with queues for the shared link
 compute   the expert's computation, and those of other experts that the worker had to finish before it
-load      the rows' wait for their load, as far as an earlier prediction would not have helped: until a load's time
-          after the last computed expert had left the slot (and the worker's link was free)
+load      the rows' wait for their load, as far as an earlier prediction would not have shortened it: until one load
+          time after the last computed expert left the slot (and the worker's link was free)
 shadow    the rest of that wait: the load began late because the prediction was late, wrong, or had filled the slot
           with an expert that was not needed. Without predictions there is no such part, and all of it is `load`.
 
-An expert whose rows were sent only after another one had left its slot waited for that one's chain, which is then
-followed in turn. So these four add up to the time from the gate to the last answer, and with `main` to the pass.
+If an expert's rows were sent only after another expert had left the slot, they waited for that expert's chain, which is
+then followed in turn. So these four add up to the time from the gate to the last answer, and with `main` to the pass.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from scheduler.types import Compute, Load
 
 CAUSES = ("main", "network", "compute", "load", "shadow")
 BOUNDS = {"compute": ("main", "compute"), "network": ("network",), "load": ("load",), "shadow": ("shadow",)}
-"""What a system can be bound by, and the causes that count for it."""
+"""Each possible bottleneck, and the causes that count towards it."""
 
 
 @dataclass(slots=True, eq=False)
 class LoadTimes:
-    """One load, in seconds. All experts of a host place have one, too, which was over before the beginning."""
+    """One load, in seconds. All experts of a host place share one that ended before the simulation began."""
 
     command: Load
     received: float
@@ -35,11 +35,11 @@ class LoadTimes:
     freed: float
     """When the last computed expert had left the slot."""
     waiting: list[CallTimes]
-    """Computations that wait for it."""
+    """Computations that wait for this load."""
     share: float = 1.0
-    """Its time over that of the full form."""
+    """Its time divided by that of a load in the full form."""
     begun: float = -1.0
-    """Its start on the link; -1 before. Likewise `ended`."""
+    """When it began to use the link; -1: not yet. Likewise `ended`."""
     ended: float = -1.0
     cancelled: bool = False
 
@@ -54,13 +54,13 @@ class CallTimes:
     sent: float
     arrives: float
     after: CallTimes | None
-    """The computation whose answer allowed to send this one. None: the gate."""
+    """The computation after whose answer this one could be sent. None: it was sent at the gate."""
     start: float = 0.0
     end: float = 0.0
 
 
 class TimeBreakdown:
-    """Adds up seconds by cause. `predicted`: whether anybody predicts."""
+    """Adds up seconds by cause. `predicted`: whether the system has a predictor."""
 
     def __init__(self, load_s: float, predicted: bool) -> None:
         self._main = self._network = self._compute = self._load = self._shadow = 0.0
@@ -69,12 +69,12 @@ class TimeBreakdown:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By cause."""
+        """Seconds by cause."""
         added = self._main, self._network, self._compute, self._load, self._shadow
         return dict(zip(CAUSES, added, strict=True))
 
     def layer(self, since: float, gate: float, last: CallTimes | None, now: float) -> None:
-        """A layer was begun at `since`, its gate fired at `gate`, and its last answer, that of `last`, came `now`."""
+        """A layer began at `since`, its gate fired at `gate`, and its last answer, that of `last`, arrived at `now`."""
         network = compute = load = shadow = 0.0
         call = last
         while call is not None:
@@ -94,10 +94,10 @@ class TimeBreakdown:
         self._main += gate - since
         self._network += network
         self._compute += compute
-        self._load += load + now - gate  # nothing was sent yet: no slot was free
+        self._load += load + now - gate  # before the first rows were sent, because no slot was free
         self._shadow += shadow
 
 
 def bound_by(where: dict[str, float]) -> str:
-    """What takes most: compute (the main node's and the experts'), network, load or shadow."""
+    """The bottleneck: compute (main node and experts together), network, load or shadow."""
     return max(BOUNDS, key=lambda bound: sum(where[cause] for cause in BOUNDS[bound]))

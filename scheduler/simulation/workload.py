@@ -1,4 +1,4 @@
-"""What a simulated model routes, and what its shadow says: drawn by chance, or as a real run recorded it."""
+"""The routes of a simulated model and the predictions of its shadow: drawn at random, or from a recording."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from scheduler.simulation.scenario import Scenario
 
 KEPT = 8
-"""Decode passes that are remembered: the shadow is ahead of the main model by two at most."""
+"""Decode passes that are kept. The shadow is at most two ahead of the main model."""
 
 Rows = tuple[tuple[int, int], ...]
 
 
 class Gate(NamedTuple):
-    """What else a gate says than which experts compute how many rows, see `GateFired`; and what the main model foresees
-    once it has fired: (index of a pass, -1 for prefill; layer; scores), see `Foreseen`."""
+    """A gate's choice and scores, see `GateFired`, and what the main model foresees after it: (index of a pass, -1 for
+    prefill; layer; scores), see `Foreseen`."""
 
     chosen: tuple[tuple[int, ...], ...]
     scores: Scores
@@ -28,11 +28,11 @@ class Gate(NamedTuple):
 
 
 class Workload(Protocol):
-    """One request. `layer`: the number of an MoE layer, from 0; `index`: of a decode pass, 0 being the one that reads
-    the answer's first token. The same question has the same answer, however often it is asked.
+    """One request. `layer`: the number of an MoE layer, from 0. `index`: the number of a decode pass; pass 0 reads the
+    answer's first token. The same arguments always give the same result.
 
-    `scored`: it knows what gates think of all experts. `foresight`: what it knows of `Foreseen`, as a predictor names
-    it.
+    `scored`: whether it has the gates' scores of all experts. `foresight`: the kind of `Foreseen` events that it has,
+    as a predictor names it.
     """
 
     @property
@@ -45,19 +45,18 @@ class Workload(Protocol):
         """Prefill: (expert, rows), ascending by expert, rows > 0."""
 
     def routes(self, index: int, layer: int) -> tuple[int, ...]:
-        """The experts that the main model's gate names."""
+        """The experts that the main model's gate chooses."""
 
     def predict(self, index: int, layer: int) -> tuple[int, ...] | None:
-        """The experts that the shadow names, best first; None where it said nothing."""
+        """The experts that the shadow predicts, best first; None without a prediction."""
 
     def gate(self, index: int, layer: int) -> Gate:
-        """Of a pass, -1 for prefill. Raises ConfigError where it is not `scored`."""
+        """The gate of a pass, -1 for prefill. Raises ConfigError if the workload is not `scored`."""
 
 
 class RandomWorkload:
-    """Uniform routes. The shadow names each activated expert with probability `recall`, else one that is not activated.
-
-    Nobody can say what the gates of no model think: it has no scores. Raises ConfigError.
+    """Uniform random routes. The shadow predicts each activated expert with probability `recall`, and otherwise one
+    that is not activated. Without a model there are no scores. Raises ConfigError.
     """
 
     scored = False
@@ -106,21 +105,21 @@ class RandomWorkload:
         return self._predictions[index][layer]
 
     def gate(self, index: int, layer: int) -> Gate:
-        raise ConfigError("routes drawn by chance have no scores; simulate the routes of a recording (--routes)")
+        raise ConfigError("random routes have no scores; simulate the routes of a recording (--routes)")
 
 
 def mistaken(draw: Callable[[], float], true: tuple[int, ...], experts: int, recall: float) -> tuple[int, ...]:
-    """`true` with each expert kept with probability `recall`, and exchanged for one of the others else."""
+    """`true`, with each expert kept with probability `recall` and otherwise replaced by one that is not in `true`."""
     kept = [draw() < recall for _ in true]
     if all(kept):
         return true
     wrong = iter(_distinct(draw, experts, min(kept.count(False), experts - len(true)), true))
-    named = [expert if right else next(wrong, None) for expert, right in zip(true, kept, strict=True)]
-    return tuple([expert for expert in named if expert is not None])
+    drawn = [expert if right else next(wrong, None) for expert, right in zip(true, kept, strict=True)]
+    return tuple([expert for expert in drawn if expert is not None])
 
 
 def _routes(draw: Callable[[], float], layers: int, experts: int, top_k: int) -> list[tuple[int, ...]]:
-    """Of every layer, `top_k` different experts."""
+    """`top_k` different experts for every layer."""
     routes = []
     for _ in range(layers):
         chosen: list[int] = []
@@ -143,6 +142,6 @@ def _distinct(draw: Callable[[], float], experts: int, count: int, but: tuple[in
 
 
 def random_workload(scenario: Scenario, recall: float | None = None, seed: int = 0) -> RandomWorkload:
-    """For the scenario's model and prompt. `recall` None: no shadow, or one that says nothing. Raises ConfigError."""
+    """For the scenario's model and prompt. `recall` None: no predictions. Raises ConfigError."""
     p = scenario.profile
     return RandomWorkload(p.layers, p.experts, p.top_k, scenario.prompt_tokens, recall, seed)

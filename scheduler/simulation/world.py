@@ -39,9 +39,9 @@ class _Worker:
         self.slots = slots
         """The load of each slot, in flight or over."""
         self.freed = [0.0] * len(slots)
-        """When the last computed expert left each slot."""
+        """The time at which the last computed expert left each slot."""
         self.compute_s = compute_s
-        """Seconds of a computation of so many rows."""
+        """Seconds of a computation, by its number of rows."""
         self.queue: deque[LoadTimes] = deque()
         self.loading: LoadTimes | None = None
         self.free = 0.0
@@ -49,7 +49,7 @@ class _Worker:
 
 
 def _host_load() -> LoadTimes:
-    """Stands for all experts of a host place: a load that was over before the beginning."""
+    """Stands for all experts of a host place: a load that ended before the simulation began."""
     return LoadTimes(t.Load(-1, 0, t.ExpertId(-1, -1), -1), 0.0, 0.0, [], begun=0.0, ended=0.0)
 
 
@@ -71,7 +71,7 @@ class World:
         self.profile = profile
         self.spans = spans
         self.done: list[float] = []
-        """When each token of the answer was there, the prefill's first."""
+        """The time of each token of the answer, beginning with the one that prefill gives."""
         self.events = EventHeap()
         self._until = 0  # tokens of the answer, when `run` returns
         self._links = links
@@ -120,7 +120,7 @@ class World:
         self._begin_pass(0, self._prompt_tokens)
 
     def run(self, until: int) -> bool:
-        """Run until the answer has so many tokens. False: nothing happens any more before that."""
+        """Run until the answer has `until` tokens. Returns False if no event is left before that."""
         self._until = until
         self.events.run()
         return len(self.done) >= until
@@ -172,7 +172,7 @@ class World:
             self._post(t.GateFired(visit, rows))
 
     def _fire_scored(self, visit: t.Visit, rows: Rows) -> None:
-        """The gate with its scores, and with what the main model then foresees."""
+        """Post the gate with its scores, and then what the main model foresees."""
         index = visit.position - self._prompt_tokens if visit.position else -1
         gate = self._workload.gate(index, visit.layer)
         foreseen = [
@@ -199,7 +199,7 @@ class World:
             self.events.at(now, self._decode, index)
 
     def _decode(self, index: int) -> None:
-        """Token `index` is there: the pass that reads it begins."""
+        """Token `index` is complete: begin the pass that reads it."""
         self._post(t.TokenDecoded(REQUEST, index))
         self._begin_pass(self._prompt_tokens + index, 1)
 
