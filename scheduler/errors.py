@@ -1,22 +1,22 @@
-"""Every error a person can meet, in one tree.
+"""All errors that a user can meet, in one tree.
 
     ODMoEError
-    ├── ConfigError              a flag, a cluster file or a secret that cannot be
-    ├── DoesNotFitError          a machine, or a plan's machines, are too small for the model
+    ├── ConfigError              a flag, a cluster file or a secret is not valid
+    ├── DoesNotFitError          a machine, or the machines of a plan, have too little memory for the model
     ├── CheckpointError          the model directory itself
-    │   ├── NotMoEError              no experts in it, or none that we can take out
-    │   ├── UnsupportedFamilyError   experts, but a model of a kind that cannot run here
+    │   ├── NotMoEError              no experts, or none that can be separated
+    │   ├── UnsupportedFamilyError   it has experts, but this kind of model cannot run
     │   ├── MissingShardError        the index names a file that is not there
     │   └── CorruptCheckpointError   truncated, or its bytes are not those it was published with
     ├── StoreError               the expert store
     │   ├── StoreNotFoundError
     │   ├── StoreMismatchError       another model's, another dtype's or another version's
-    │   ├── CorruptStoreError        truncated, or a checksum that disagrees
+    │   ├── CorruptStoreError        truncated, or a checksum is wrong
     │   └── StoreWriteError          target not writable, disk full
-    ├── RequestError             one request is wrong or was stopped; the cluster is well
+    ├── RequestError             one request is wrong or was stopped; the cluster is not affected
     │   ├── PromptError              empty, or past the model's context
     │   ├── RequestFailedError       no worker could serve it
-    │   └── RequestCancelledError    given up by whoever asked
+    │   └── RequestCancelledError    cancelled by the client
     └── ClusterError             nodes and the links between them
         ├── LaunchError              a node did not come up
         │   └── HostError                its machine: not reached by ssh, wrong Python, no store, other code
@@ -38,7 +38,7 @@ class ODMoEError(Exception):
 
 
 class ConfigError(ODMoEError):
-    """A setting that cannot be: its name, its value and what is allowed are in the message."""
+    """A setting is not valid. The message has its name, its value and what is allowed."""
 
 
 class DoesNotFitError(ODMoEError):
@@ -54,7 +54,7 @@ class NotMoEError(CheckpointError):
 
 
 class UnsupportedFamilyError(CheckpointError):
-    """The model is of a kind that cannot run here: no decoder-only language model, or a cache of its own."""
+    """This kind of model cannot run: it is not a decoder-only language model, or its cache has an unknown format."""
 
 
 class MissingShardError(CheckpointError):
@@ -78,7 +78,7 @@ class StoreMismatchError(StoreError):
 
 
 class CorruptStoreError(StoreError):
-    """The store is truncated or a blob's checksum disagrees with the manifest."""
+    """The store is truncated, or a blob's checksum differs from the manifest's."""
 
 
 class StoreWriteError(StoreError):
@@ -98,15 +98,15 @@ class RequestFailedError(RequestError):
 
 
 class RequestCancelledError(RequestError):
-    """The request was given up by whoever asked."""
+    """The client cancelled the request."""
 
 
 class ClusterError(ODMoEError):
-    """Nodes and the links between them."""
+    """An error of the nodes or of the links between them."""
 
 
 class LaunchError(ClusterError):
-    """A node did not come up."""
+    """A node did not start."""
 
 
 class HostError(LaunchError):

@@ -1,12 +1,12 @@
-"""What every node did, and when: spans, several clocks made one, and a file in Chrome's trace event format.
+"""Traces: what every node did and when, as spans on one common clock, and a file in Chrome's trace event format.
 
-The simulator and real runs write the same spans, so that one picture serves both. What a span says:
+The simulator and real runs write the same spans, so that the same picture serves both. The kinds of spans:
 
 main     token (one pass), layer (attention to gate), gate (scheduling, sending), wait (for experts), stall (of that,
          for a load), head (outputs added, next token)
-shadow   shadow (one layer), late (it waits for an alignment: the late departure), align (it takes one over)
-worker   load, given up (a load that was evicted on its way), compute, evict
-any      transfer (a message on its way to or from that node)
+shadow   shadow (one layer), late (the wait for an alignment: the late departure), align (applying an alignment)
+worker   load, given up (a load that was evicted in flight), compute, evict
+any      transfer (a message to or from that node)
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Span:
 
 
 SpanTuple = tuple[str, str, float, float]
-"""(what, label, start, end): a span whose row is known from whom it came."""
+"""(what, label, start, end): a span whose row follows from the node that sent it."""
 
 
 class Tracer:
-    """A node's spans on its own clock. The oldest entries go when LIMIT is reached. Any thread may add."""
+    """A node's spans on its own clock. At LIMIT entries the oldest ones are dropped. Any thread may add."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit: int = LIMIT) -> None:
         self.clock = clock
@@ -59,7 +59,7 @@ class Tracer:
         self._records.append((what, key, now, now))
 
     def take(self) -> list[SpanTuple]:
-        """All records so far; they are not told again."""
+        """Remove and return all records so far."""
         taken = []
         while self._records:
             taken.append(self._records.popleft())
@@ -121,7 +121,7 @@ def _events(span: Span, number: int, pid: int, origin: float) -> list[dict[str, 
 
 
 def read_trace(path: Path) -> tuple[list[Span], dict[str, Any]]:
-    """The spans of a file that `write_trace` wrote, from 0 s on, and what it says about itself. Raises ConfigError."""
+    """The spans of a file that `write_trace` wrote, from 0 s on, and its description. Raises ConfigError."""
     try:
         document = json.loads(path.read_text())
         events = document["traceEvents"]

@@ -26,16 +26,19 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What must be known of a model. `layers`: the indices of its MoE layers, ascending. `experts`: the largest E of
-    any layer; `by_layer`: E of each layer, where they are not all the same. `hidden`: H, elements of one embedding.
-    `context`: the most tokens, prompt and answer together."""
+    """The facts of a model that the scheduler needs."""
 
     layers: tuple[int, ...]
+    """The indices of the MoE layers, ascending."""
     experts: int
+    """The number of experts of a layer, E; the largest one if layers differ."""
     top_k: int
     hidden: int = 0
+    """Elements of one embedding, H."""
     context: int = 1 << 30
+    """Maximum number of tokens, prompt and answer together."""
     by_layer: tuple[int, ...] = ()
+    """E of each layer; empty if it is the same in all layers."""
 
     def count(self, ordinal: int) -> int:
         """E of the `ordinal`-th MoE layer."""
@@ -44,7 +47,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """How large a model is: numbers of elements, of all layers together unless noted."""
+    """The size of a model, in numbers of elements, of all layers together unless noted."""
 
     name: str
     """For people, with family and dtype."""
@@ -55,18 +58,19 @@ class ModelSize:
     layers: int
     """Layers with experts."""
     experts: int
-    """Of the layer that has most."""
+    """Experts of the layer with the most."""
     top_k: int
     hidden: int
     expert: int
-    """One expert, the largest."""
+    """The largest expert."""
     experts_all: int
     dense: int
-    """All that is not an expert."""
+    """Everything except experts."""
     read: int
-    """Of `dense`, what one token's pass reads: not the input embeddings, unless they are the head as well."""
+    """The part of `dense` that a pass over one token reads. It has the input embeddings only if they are the head,
+    too."""
     linear: int
-    """Of `dense`, what a quantised shadow quantises."""
+    """The part of `dense` that the shadow quantises."""
     cache_token: int
     """Keys, values and states after one token."""
     cache: int
@@ -77,14 +81,14 @@ class ModelSize:
 
     @property
     def expert_bytes(self) -> int:
-        """One expert's, as it travels: a slot, and a blob of the store, are whole pages."""
+        """Bytes of one expert in a slot and in a blob of the store, both in whole pages."""
         return -(-self.expert * self.item_bytes // _PAGE) * _PAGE
 
 
 @dataclass_transform(frozen_default=True)
 def _message(cls: type[_T]) -> type[_T]:
-    """Facts and commands are never changed; mypy sees to it, since a frozen dataclass takes five times as long to make,
-    and hundreds are made for every token."""
+    """A dataclass that only mypy treats as frozen. Creating a really frozen one takes five times as long, and every
+    token creates hundreds."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
@@ -96,7 +100,7 @@ class WorkerJoined:
     """A worker with no `slots` is a host place: it computes any expert where it lies, without a load.
 
     `load_s`: one expert's load; `call_s`, `row_s`: a computation, for each call and for each of its rows. Seconds, as
-    measured or as a profile has them; 0 where nobody knows.
+    measured or as a profile has them; 0 if unknown.
     """
 
     worker: int
@@ -119,7 +123,7 @@ class ShadowJoined:
 
 @_message
 class ShadowLost:
-    """No more predictions; requests go on without."""
+    """There are no more predictions; requests go on without them."""
 
 
 @_message
@@ -157,8 +161,8 @@ class Predicted:
 class GateFired:
     """The main model's gate: (expert, rows) of `layer`, ascending by expert, rows > 0.
 
-    Where the scheduler wants scores (`Strategy.wants_scores`): `chosen`, for each row the experts that the gate chose,
-    best first; `scores`, for each row the score of every expert, as the routing weights are proportional to them.
+    If the scheduler needs scores (`Strategy.wants_scores`), `chosen` has for each row the experts that the gate chose,
+    best first, and `scores` for each row the score of every expert, to which the routing weights are proportional.
     """
 
     visit: Visit
@@ -218,8 +222,8 @@ Event = (
 
 @_message
 class Route:
-    """Before anything of this visit is computed. `experts`: for each row those that compute it, in place of the gate's;
-    empty where the gate's stand. `resident`: named ones whose bytes are in a slot already."""
+    """Comes before any computation of this visit. `experts`: for each row the experts that compute it in place of the
+    gate's; empty if the gate's choice stands. `resident`: those of the visit's experts whose bytes are in a slot."""
 
     visit: Visit
     experts: tuple[tuple[int, ...], ...]
@@ -230,7 +234,7 @@ class Route:
 class Load:
     """Start loading; the slot is free. Ends in LoadEnded or LoadFailed, unless an Evict of the slot comes first.
 
-    `form`: in which of the store's forms; empty: the full one."""
+    `form`: the form in which the expert is loaded; empty: the full one."""
 
     worker: int
     slot: int
@@ -241,7 +245,7 @@ class Load:
 
 @_message
 class Evict:
-    """Free the slot at once, given up if still loading."""
+    """Free the slot at once. A load that is still in flight is given up."""
 
     worker: int
     slot: int
@@ -267,14 +271,14 @@ class Compute:
 
 @_message
 class Resume:
-    """Every expert of this visit has been computed: the main model goes on."""
+    """All experts of this visit have been computed, and the main model continues."""
 
     visit: Visit
 
 
 @_message
 class Follow:
-    """The shadow is to follow the request: it prefills all tokens before decode pass `step` and goes on from there."""
+    """Make the shadow follow the request: it prefills all tokens before decode pass `step` and continues from there."""
 
     request: int
     step: int
@@ -282,8 +286,8 @@ class Follow:
 
 @_message
 class Align:
-    """Tell the shadow that decode pass `step` may start, with the main model's token where `token`, and with the
-    main model's KV rows of positions [kv_start, kv_stop), none where equal."""
+    """Tell the shadow that decode pass `step` may start. If `token`, the main model's token is sent with it, and also
+    the main model's KV rows of positions [kv_start, kv_stop), if there are any."""
 
     request: int
     step: int
@@ -294,7 +298,7 @@ class Align:
 
 @_message
 class Unfollow:
-    """The shadow is to forget the request."""
+    """Make the shadow forget the request."""
 
     request: int
 

@@ -14,13 +14,14 @@ from scheduler.timing.profile import Profile
 
 
 class Lane:
-    """Does one thing at a time, in the order of the calls. Arithmetic only; it does not wait."""
+    """A queue that serves one message at a time, in the order of the calls. It only computes times; it does not
+    wait."""
 
     def __init__(self) -> None:
         self.free = -math.inf
 
     def take(self, at: float, seconds: float) -> float:
-        """Work of so many seconds that is ready at `at`. Returns its end."""
+        """Serve work that is ready at `at` and takes `seconds`. Returns its end."""
         self.free = free = (at if at > self.free else self.free) + seconds  # max() costs more than all the rest
         return free
 

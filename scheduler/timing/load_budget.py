@@ -12,7 +12,7 @@ from scheduler.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LoadBudget:
-    """The longest hidden load, and the numbers it follows from."""
+    """The longest load that is hidden, and the numbers that it follows from."""
 
     workers: int
     group_size: int
@@ -32,7 +32,7 @@ class LoadBudget:
 def luck(since: float, ends: Sequence[float]) -> float | None:
     """The relative standard error of a token's time, and so of the token rate. None for fewer than two tokens.
 
-    `ends`: when each token was there. The first began at `since`.
+    `ends`: the time at which each token was complete. The first one began at `since`.
     """
     times = [end - start for start, end in zip((since, *ends), ends, strict=False)]
     if len(times) < 2 or sum(times) <= 0:
@@ -44,7 +44,7 @@ def load_budget(workers: int, group_size: int, main_s: float, worker_s: float, l
     """Equation (1): max load = (W/G) * t_main + (W/G - 1) * t_worker.
 
     A group that has computed a layer loads while the main node works on the next W/G layers and the other groups
-    compute theirs. Where G does not divide W, groups wrap around and the shortest round counts: W/G rounded down.
+    compute theirs. If G does not divide W, groups wrap around and the shortest turn counts: W/G rounded down.
     `main_s`, `worker_s`: one layer's task on the main node and one expert computation, each with its communication.
     Raises ConfigError.
     """

@@ -35,7 +35,7 @@ _NOTES = ("fully_cached_tokens_per_s", "paper")  # for comparison only; not read
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A testbed's timings in seconds, sizes in bytes, link rates in bits per second."""
+    """The times of a testbed in seconds, sizes in bytes, link rates in bits per second."""
 
     name: str
     layers: int
@@ -60,10 +60,11 @@ class Profile:
     main_extra_s: float = 0.0
     """Each further token of a pass, in one layer of the main node."""
     model_sizes: tuple[int, int, int, int] | None = None
-    """The model that the timings were taken on, to scale them to another (see `planning`): bytes of an expert, its
+    """The model with which the times were measured, to scale them to another (see `planning`): bytes of an expert, its
     parameters, bytes of dense weights that a token reads per layer, bytes that the shadow reads per layer."""
     device_rates: tuple[float, float, float] | None = None
-    """Likewise the devices: bytes a second that main node, worker and shadow read from device memory."""
+    """The devices with which the times were measured: bytes per second that main node, worker and shadow read from
+    device memory."""
     host_s: float | None = None
     """One expert computed by the host's processor beside the device, from host memory, one token. None: no host place.
     `host_extra_s`: each further token."""
@@ -82,7 +83,7 @@ class Profile:
         return self._host() + (tokens - 1) * self.host_extra_s
 
     def slowed(self, times: int) -> Profile:
-        """The same machine, `times` times slower in everything. Ratios stay the same."""
+        """The same testbed with everything `times` times slower. Ratios stay the same."""
         return replace(
             self,
             name=f"{self.name}@{times}",
@@ -99,7 +100,7 @@ class Profile:
         )
 
     def form_share(self, form: str) -> float:
-        """A load's time in this form over that in the full form: as much less as its bytes are fewer.
+        """A load's time in this form divided by that in the full form. It is proportional to the bytes.
 
         Raises ConfigError for an unknown form.
         """
@@ -119,22 +120,22 @@ class Profile:
 
     @property
     def host_costs(self) -> tuple[float, float]:
-        """Likewise on the host's processor. Raises ConfigError where the profile has no host."""
+        """A computation on the host's processor, likewise. Raises ConfigError if the profile has no host."""
         return max(0.0, self._host() - self.host_extra_s), self.host_extra_s
 
     def _host(self) -> float:
         if self.host_s is None:
             raise ConfigError(
-                f"profile {self.name} has no times for experts computed in host memory; take one that has host_ms, "
+                f"profile {self.name} has no times for experts computed in host memory; use one with host_ms, "
                 "or compute all of them on the device"
             )
         return self.host_s
 
 
 def find_profile(name: str | Path) -> Profile:
-    """A profile by the name of a packaged one, or by a file's path. Raises ConfigError.
+    """A profile, by the name of a packaged one or by the path of a file. Raises ConfigError.
 
-    With `@N` behind it everything is N times slower, for a machine that cannot keep up with the profile.
+    With `@N` after the name everything is N times slower, for a machine that cannot keep up with the profile.
     """
     whole, at, times = str(name).rpartition("@")
     if at and _TIMES_SLOWER.fullmatch(times):
@@ -224,7 +225,7 @@ def _mapping(value: Any, name: str, path: Path) -> None:
 def _known(part: Any, where: str, keys: tuple[str, ...], path: Path) -> None:
     """Raises ConfigError. A misspelt key would otherwise count as absent."""
     if unknown := [str(key) for key in part if key not in keys]:
-        raise ConfigError(f"profile {path}: {where}{unknown[0]} is no key of a profile; allowed: {', '.join(keys)}")
+        raise ConfigError(f"profile {path}: {where}{unknown[0]} is not a key of a profile; allowed: {', '.join(keys)}")
 
 
 def _count(value: Any, key: str, path: Path) -> None:
@@ -244,7 +245,7 @@ def _possible(part: int, key: str, whole: int, of: str, path: Path) -> None:
 
 
 def _both(keys: tuple[str, str], fields: Any, path: Path) -> bool:
-    """Are both keys there? Raises ConfigError for a bad value, KeyError for one key without the other."""
+    """Whether both keys are present. Raises ConfigError for a bad value, KeyError for one key without the other."""
     if not any(key in fields for key in keys):
         return False
     for key in keys:
