@@ -166,7 +166,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         ),
         Line(
             "demand loads",
-            f"{report.reloads:,} began after the gate fired, for experts not predicted in time",
+            f"{report.reloads:,} began after the gate, for experts not predicted in time",
             shown=predicts and report.reloads > 0,
         ),
     ]

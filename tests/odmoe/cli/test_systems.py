@@ -18,17 +18,23 @@ WRONG: list[tuple[list[str], str]] = [
     (["--system", "fats"], "--system is 'fats'; did you mean fate? odmoe systems lists all 16 names"),
     (["--alpha", "0.3"], "--alpha is 0.3, which neither --predictor sep nor --router top-k reads; next-layer, "),
     (["--system", "fate", "--token-predictor", "f"], "--token-predictor is f, which --predictor cross-layer does not"),
-    (["--placement", "balance"], "--placement balance needs a second place to compute experts, and there is one only"),
-    (["--placement", "host", "--profile", "rtx3090-1gbe"], "--placement host needs a second place to compute experts"),
-    (["--placement", "host", "--loader", "cuda", "--profile", "rtx3090-1gbe"], "--placement host needs a second"),
+    (["--placement", "balance"], "--placement balance needs a host that computes beside the device"),
+    (["--placement", "host", "--profile", "rtx3090-1gbe"], "--placement host needs a host that computes"),
+    (["--placement", "host", "--loader", "cuda", "--profile", "rtx3090-1gbe"], "--placement host needs a host"),
     (["--predictor", "xyz"], "--predictor is 'xyz'; odmoe systems lists all 13 names"),
     (["--system", "fully-cached", "--slots", "7"], "64 slots are needed, 56 are there; give more"),
     (["--system", "fate", "--align-token", "2"], "--align-token is 2, which --predictor cross-layer does not read"),
     (["--system", "fully-cached", "--device-memory", "30%"], "64 slots are needed, 16 are there; give more"),
-    (["--system", "eap", "--device-memory", "0.1%"], "--device-memory 0.1% is 21233 bytes for 1 worker(s), and one"),
-    (["--system", "eap", "--device-memory", "40"], "give at least 331776 bytes, or is 40% meant?"),
+    (
+        ["--system", "eap", "--device-memory", "0.1%"],
+        "--device-memory 0.1% is 21233 bytes for 1 worker(s), but a worker",
+    ),
+    (["--system", "eap", "--device-memory", "40"], "give at least 331776 bytes, or did you mean 40%?"),
     (["--workers", "64", "--device-memory", "10%"], "give at least 21233664 bytes\n"),
-    (["--system", "smoe", "--token-predictor", "/none"], "--predictor token-wise needs trained weights, and /none is"),
+    (
+        ["--system", "smoe", "--token-predictor", "/none"],
+        "--predictor token-wise needs trained weights, and /none does",
+    ),
 ]
 
 
@@ -48,7 +54,7 @@ def test_a_model_without_a_token_predictor(cli: CommandLine, demo: Path, tmp_pat
     answer = cli("generate", "-m", str(bare), "--system", "smoe", "hello")
     assert answer.code == 2
     command = f"odmoe train-predictor {bare}"
-    assert f"{bare}/token_predictor.safetensors is not there; make them: {command}" in answer.err
+    assert f"{bare}/token_predictor.safetensors does not exist; make them with {command}" in answer.err
 
 
 def test_reports_name_what_was_chosen_otherwise(cli: CommandLine, demo: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_cluster_of_unknown_size_cannot_be_started_to_keep_everything(demo_sto
     """Where its nodes run already, it can be asked for."""
     settings, store = Settings(model="demo", cluster="auto", system="fully-cached"), demo_store("float32")
     check_fits(settings, store)
-    with pytest.raises(ConfigError, match="--cluster auto has is not known here; give --workers or --slots"):
+    with pytest.raises(ConfigError, match="--cluster auto is not known here; give --workers or --slots"):
         configure(settings, store)
     assert configure(settings.but(workers=4), store).resources.slots == 16
 

@@ -147,7 +147,7 @@ def test_what_cannot_be_is_one_line(cli: CommandLine, flags: tuple[str, ...], sa
         (("--device-memory", "500MB"), "one expert of mixtral-8x7b (mixtral, float32) takes 728.8 MB"),
         (
             ("--device-memory", "1GB", "--slots", "2"),
-            "--slots is 2, and --device-memory 1.00 GB has room for 1 expert of",
+            "--slots is 2, but --device-memory 1.00 GB has room for 1 expert of",
         ),
     ],
 )
@@ -181,10 +181,10 @@ def test_a_profile_on_which_loads_take_no_time(cli: CommandLine, tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "MissingShardError: .* is not there"),
+        (None, "MissingShardError: .* does not exist"),
         ("{", "CheckpointError: .* is not valid JSON"),
-        ("[]", "CheckpointError: .* names no model_type"),
-        ('{"vocab_size": 3}', "CheckpointError: .* names no model_type"),
+        ("[]", "CheckpointError: .* has no model_type"),
+        ('{"vocab_size": 3}', "CheckpointError: .* has no model_type"),
         ('{"model_type": "no_such"}', "CheckpointError: .*no_such"),
         ('{"model_type": "llama"}', "NotMoEError"),
     ],

@@ -213,7 +213,7 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
         (["--system", "eap", "--prefetch", "2"], "--prefetch is 2, which --predictor path does not read; next-gate, "),
         (["--router", "topk"], "--router is 'topk'; allowed: top-k, expert-cache, skip"),
         (["--system", "importance", "--alpha", "2"], "--alpha is 2; allowed: a number from 0 to 1"),
-        (["--placement", "host"], "--placement host needs a second place to compute experts, and profile rtx3090-1gbe"),
+        (["--placement", "host"], "--placement host needs a host that computes experts, and profile rtx3090-1gbe"),
         (["--trace", "FIFO"], "allowed: a file in a directory"),
         (["--tokens", "many"], "--tokens is 'many'; allowed: 1 to 4194304"),
         (["--top-k", "9"], "--top-k is 9 with 8 experts; allowed: 1 to 8"),

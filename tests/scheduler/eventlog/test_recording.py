@@ -243,7 +243,7 @@ def log() -> bytes:
 @given(data=st.data())
 def test_a_log_that_is_cut_off_is_named(tmp_path_factory: pytest.TempPathFactory, log: bytes, data: Any) -> None:
     cut = data.draw(st.integers(0, len(log) - 1))
-    with pytest.raises(ConfigError, match=r"no recording of ours: .*(cut off|empty)"):
+    with pytest.raises(ConfigError, match=r"is not a recording: .*(truncated|empty)"):
         read(tmp_path_factory.mktemp("log"), log[:cut])
 
 
@@ -263,7 +263,7 @@ def test_a_damaged_log_is_named_or_is_another(tmp_path_factory: pytest.TempPathF
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=200))
 def test_garbage_is_named(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    with pytest.raises(ConfigError, match="no recording of ours"):
+    with pytest.raises(ConfigError, match="is not a recording"):
         read(tmp_path_factory.mktemp("log"), data)
 
 
@@ -288,26 +288,26 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("where", "value", "says"),
     [
-        ((0, "format"), "odmoe trace", "does not begin as one"),
-        ((0, "version"), 2, "has version 2, and this odmoe reads version 3; record the run again: odmoe generate"),
-        ((0, "about"), [], "does not say what ran"),
-        ((0, "core", "group_size"), 0, "no scheduler can be made as it says .*group-size is 0"),
-        ((0, "core", "system", "predictor"), "oracle", "no scheduler can be made"),
-        ((0, "core", "alignment", "kv_period"), "1", "no scheduler can be made"),
+        ((0, "format"), "odmoe trace", "its head is not that of a recording"),
+        ((0, "version"), 2, "has version 2, but this odmoe reads version 3; record the run again: odmoe generate"),
+        ((0, "about"), [], "does not describe the run"),
+        ((0, "core", "group_size"), 0, "does not describe a valid scheduler .*group-size is 0"),
+        ((0, "core", "system", "predictor"), "oracle", "does not describe a valid scheduler"),
+        ((0, "core", "alignment", "kv_period"), "1", "does not describe a valid scheduler"),
         ((0, "core", "shape", "layers"), [3, 1], "no model has the shape"),
         ((0, "core", "shape", "experts"), 1 << 40, "no model has the shape"),
         ((0, "core", "shape", "layers"), list(range(1 << 19)), "no model has the shape"),
         ((1, 0), "now", "event 0 of it: its time is 'now'"),
         ((1, 0), float("nan"), "event 0 of it: its time is nan"),
         ((3, 0), -5.0, "event 2 of it: its time is -5.0"),
-        ((1, 1, 0), "WorkerBored", "'WorkerBored' is nothing that happens; known: WorkerJoined"),
+        ((1, 1, 0), "WorkerBored", "'WorkerBored' is not an event or a command; known: WorkerJoined"),
         ((1, 1, 2), True, "True where int is expected"),
         ((1, 1), ["WorkerJoined", 0], "5 values are expected"),
         ((1, 1), ["WorkerJoined", 0, 1, float("inf"), 0.0, 0.0], "inf where a number is expected"),
-        ((1, 2), [["Load", 0, 0, [77, 0], 1, ""]], "about what the model does not have"),
+        ((1, 2), [["Load", 0, 0, [77, 0], 1, ""]], "names a layer or an expert that the model does not have"),
         ((1, 2), {"a": 1}, "where an array is expected"),
-        ((1,), 7, "says that it has 7 events, and has 0"),
-        ((-1,), 3, "says that it has 3 events"),
+        ((1,), 7, "declares 7 events but has 0"),
+        ((-1,), 3, "declares 3 events"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, log: bytes, where: tuple[Any, ...], value: Any, says: str) -> None:
@@ -321,7 +321,7 @@ OLD_HEAD = bytes.fromhex("84a6666f726d6174af6f646d6f65207265636f7264696e67a77665
 
 def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> None:
     says = (
-        f"recording {tmp_path / 'log'} has version 2, and this odmoe reads version 3; record the run again: "
+        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 3; record the run again: "
         "odmoe generate --record FILE"
     )
     with pytest.raises(ConfigError) as caught:
@@ -337,7 +337,7 @@ def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
 
 
 def test_what_follows_the_end_is_refused(tmp_path: Path, log: bytes) -> None:
-    with pytest.raises(ConfigError, match="something follows its end"):
+    with pytest.raises(ConfigError, match="there is data after its end"):
         read(tmp_path, log + b"\x01")
 
 

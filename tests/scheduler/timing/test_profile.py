@@ -88,10 +88,10 @@ def written(tmp_path: Path, old: str, new: str) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("load_ms: 25.0", "load_ms: 25.0\nlaod_ms: 3", "laod_ms is no key of a profile; allowed: .*load_ms"),
-        ("  top_k: 2", "  top_k: 2\n  topk: 3", r"model\.topk is no key"),
-        ("cluster: {", "cluster: {slots: 2, ", r"cluster\.slots is no key"),
-        ("devices: {", "devices: {gpu: 2, ", r"devices\.gpu is no key"),
+        ("load_ms: 25.0", "load_ms: 25.0\nlaod_ms: 3", "laod_ms is not a key of a profile; allowed: .*load_ms"),
+        ("  top_k: 2", "  top_k: 2\n  topk: 3", r"model\.topk is not a key"),
+        ("cluster: {", "cluster: {slots: 2, ", r"cluster\.slots is not a key"),
+        ("devices: {", "devices: {gpu: 2, ", r"devices\.gpu is not a key"),
         ("main_layer_ms_per_extra_token: 0.005", "main_layer_ms_per_extra_token: -1", "per_extra_token is -1"),
         ("load_ms: 25.0", "load_ms: yes", "load_ms is True"),
         ("workers: 8", "workers: 0", "workers is 0; it must be 1, 2"),
