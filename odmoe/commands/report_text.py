@@ -69,7 +69,7 @@ def show_answers(
     terminal.console.print()
     terminal.table(
         f"each prompt{_emulated(found[0])}",
-        ("prompt", "tokens in", "out", "first token", "tokens/s", "predicted", "demand loads", "stalls"),
+        ("prompt", "tokens in", "out", "first token", "tokens/s", "predicted", "reloads", "stalls"),
         [
             (
                 str(number),
@@ -145,7 +145,7 @@ def _exactness(reports: Sequence[Report], served: Settings) -> str:
 
 
 def _prediction(report: Report, served: Settings) -> list[Line]:
-    """Predictions, hits and demand loads. Without a predictor there are no predictions, without a cache no hits."""
+    """Predictions, hits and reloads. Without a predictor there are no predictions, without a cache no hits."""
     predicts = report.recall is not None or report.unpredicted > 0
     recall, early = report.recall or 0.0, f"{report.recall_in_time:.1%}" if report.recall_in_time else "none"
     return [
@@ -165,7 +165,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
             shown=report.hits > 0 or served.system_config.residency != "none",
         ),
         Line(
-            "demand loads",
+            "reloads",
             f"{report.reloads:,} began after the gate, for experts not predicted in time",
             shown=predicts and report.reloads > 0,
         ),

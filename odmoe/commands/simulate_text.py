@@ -58,7 +58,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     rate = facts["decode_tokens_per_s"]
     if rate is not None:
         yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}"
-        yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them demand loads"
+        yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
     yield "overall", f"{facts['tokens_per_s']:.2f} tokens/s"
     if facts["recall"] is not None:
         yield "recall", f"{facts['recall']:.2%}"

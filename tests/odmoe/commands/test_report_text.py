@@ -92,7 +92,7 @@ def test_what_the_user_wants_comes_first() -> None:
 
 def test_without_a_predictor_and_a_cache_neither_is_spoken_of() -> None:
     """Every load of such a system begins after its gate: that is no failure."""
-    assert {"predicted", "not predicted", "hits", "demand loads", "shadow", "not used"}.isdisjoint(one())
+    assert {"predicted", "not predicted", "hits", "reloads", "shadow", "not used"}.isdisjoint(one())
     assert "hits" in one(served={"residency": "lru"})
 
 
@@ -100,7 +100,7 @@ def test_predictions_that_came_late_and_never() -> None:
     found = one(recall=0.75, recall_in_time=0.0, unpredicted=14, unused_loads=3)
     assert found["predicted"] == "75.0% of the experts used, none before the gate fired"
     assert found["not predicted"].startswith("14 experts")
-    assert found["demand loads"].startswith("112 began after the gate,")
+    assert found["reloads"].startswith("112 began after the gate,")
     assert found["not used"].startswith("3 loads")
     assert "none" not in one(recall=0.75, recall_in_time=0.5)["predicted"]
     lost = one(recall=None, recall_in_time=0.0, unpredicted=112, lost=["shadow"])
