@@ -10,7 +10,7 @@ import torch
 
 from scheduler.errors import ConfigError, RequestFailedError
 
-_NOT_BUILT: dict[str, tuple[object, ...]] = {
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "num_beams": (None, 1),
     "guidance_scale": (None, 1.0),
     "penalty_alpha": (None, 0.0),
@@ -20,6 +20,9 @@ _NOT_BUILT: dict[str, tuple[object, ...]] = {
 }
 """Generation settings that are not supported, since they need several passes a token or the tokenizer. With them, the
 values that change nothing."""
+
+NEUTRAL = {name: values[-1] for name, values in UNSUPPORTED.items()}
+"""Keyword arguments with which `generate` uses none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,9 @@ class Chooser:
         self.ignored = ignored(model)
         """Generation settings of the model that are not supported."""
         ends: dict[str, Any] = {"eos_token_id": None} if ignore_eos else {}
-        single = {name: values[-1] for name, values in _NOT_BUILT.items()}
         try:
             config, _ = model._prepare_generation_config(
-                None, **sampling.overrides(), **ends, **single, max_new_tokens=room
+                None, **sampling.overrides(), **ends, **NEUTRAL, max_new_tokens=room
             )
             model._prepare_special_tokens(config, True, device="cpu")
             config = model._prepare_generated_length(config, True, True, "input_ids", len(prompt), None)
@@ -119,5 +121,5 @@ class Chooser:
 def ignored(model: Any) -> list[str]:
     """`name=value` of the model's generation settings that would change its tokens and are not supported."""
     settings = model.generation_config
-    found = {name: getattr(settings, name, None) for name in _NOT_BUILT}
-    return [f"{name}={value}" for name, value in found.items() if value not in _NOT_BUILT[name]]
+    found = {name: getattr(settings, name, None) for name in UNSUPPORTED}
+    return [f"{name}={value}" for name, value in found.items() if value not in UNSUPPORTED[name]]

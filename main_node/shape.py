@@ -20,11 +20,16 @@ def model_shape(store: ExpertStore) -> t.ModelShape:
 
 def limited(shape: t.ModelShape, context: int | None) -> t.ModelShape:
     """The shape with a smaller context. Raises ConfigError for one beyond the model's own."""
-    if context is None:
-        return shape
-    if not 2 <= context <= shape.context:
-        raise ConfigError(f"ctx-size is {context}; allowed: 2 to {shape.context}, the model's own limit")
-    return replace(shape, context=context)
+    return replace(shape, context=limited_context(shape.context, context))
+
+
+def limited_context(own: int, limit: int | None) -> int:
+    """The model's own context, or a smaller limit. Raises ConfigError for a limit beyond the model's own."""
+    if limit is None:
+        return own
+    if not 2 <= limit <= own:
+        raise ConfigError(f"ctx-size is {limit}; allowed: 2 to {own}, the model's own limit")
+    return limit
 
 
 def check_prompt(prompt: list[int], context: int, vocabulary: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -46,15 +47,20 @@ class Comparison:
     """The largest between two logits, over the largest logit."""
     difference: Difference | None
     rounding: float
+    finite: bool
+    """False where a logit is infinite or NaN and that of Transformers is not, after a first difference too."""
 
     @property
     def exact(self) -> bool:
-        return self.difference is None and self.logit_difference <= self.rounding
+        return self.finite and self.difference is None and self.logit_difference <= self.rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of all answers. `verdict`: exact, approximate (the system changes answers by design) or different."""
+    """Of all answers. `verdict`: exact, approximate (the system changes answers by design) or different.
+
+    No system may answer with logits that are not finite: those are different, whatever the system.
+    """
 
     model: str
     system: str
@@ -66,7 +72,7 @@ class Verdict:
 
     @property
     def verdict(self) -> str:
-        if self.approximate:
+        if self.approximate and all(one.finite for one in self.prompts):
             return "approximate"
         return "exact" if all(one.exact for one in self.prompts) else "different"
 
@@ -75,6 +81,9 @@ def compare(got: Answer, wanted: Answer, dtype: str) -> Comparison:
     """`wanted`: Transformers' answer, with logits."""
     if wanted.logits is None or len(got.tokens) != len(wanted.tokens):
         raise ValueError(f"{len(got.tokens)} tokens beside {len(wanted.tokens)} of the reference, or no logits of it")
+    for answer in (got, wanted):
+        if answer.logits is not None and len(answer.logits) != len(answer.tokens):
+            raise ValueError(f"{len(answer.logits)} logits of {len(answer.tokens)} tokens")
     rounding = ROUNDING[dtype]
     pairs = enumerate(zip(got.tokens, wanted.tokens, strict=True))
     first = next((n for n, (token, reference) in pairs if token != reference), None)
@@ -83,15 +92,18 @@ def compare(got: Answer, wanted: Answer, dtype: str) -> Comparison:
         best, second = wanted.logits[first].topk(2).values.tolist()
         near = best - second <= rounding * float(wanted.logits[first].abs().max())
         difference = Difference(first, got.tokens[first], wanted.tokens[first], (best, second), near)
-    seen = list(zip(got.logits or [], wanted.logits, strict=False))[: None if first is None else first + 1]
+    pairs_of_logits = [] if got.logits is None else list(zip(got.logits, wanted.logits, strict=True))
+    seen = pairs_of_logits[: None if first is None else first + 1]
+    apart = max((_apart(a, b) for a, b in seen), default=0.0)
     return Comparison(
         tokens=len(wanted.tokens),
         equal_tokens=len(wanted.tokens) if first is None else first,
         logits=len(seen),
         bit_equal_logits=sum(torch.equal(a, b) for a, b in seen),
-        logit_difference=max((_apart(a, b) for a, b in seen), default=0.0),
+        logit_difference=apart,
         difference=difference,
         rounding=rounding,
+        finite=isfinite(apart) and all(_is_finite(a, b) for a, b in pairs_of_logits),
     )
 
 
@@ -103,6 +115,10 @@ def _apart(logits: torch.Tensor, reference: torch.Tensor) -> float:
     if not torch.equal(logits[~finite], reference[~finite]) or not logits[finite].isfinite().all():
         return float("inf")
     return float((logits - reference)[finite].abs().max() / reference[finite].abs().max().clamp_min(1e-30))
+
+
+def _is_finite(logits: torch.Tensor, reference: torch.Tensor) -> bool:
+    return bool(logits[reference.isfinite()].isfinite().all())
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from odmoe.commands.whole_model import check_checkpoint, check_memory, load_whol
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
-from scheduler.errors import PromptError
-from scheduler.policies.registry import forms_of
+from scheduler.errors import ConfigError, PromptError
+from scheduler.policies.registry import forms_of, is_exact
 
 Step = Callable[[], None]
 
@@ -34,18 +34,20 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     check_early(settings)
     path = find_model(settings.model)
     stored = check_checkpoint(path)
-    check_memory(path, settings.dtype or stored)
+    size = check_memory(path, settings.dtype or stored)
     prepare_libraries(settings.threads_a_node)
+    from main_node.shape import limited_context
     from odmoe.clusters.configuration import check_fits
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
+    tokenizer = load_tokenizer(path)  # a store takes long to make: the prompts are checked before
+    ids = encode_prompts(tokenizer, prompts, tokens, limited_context(size.context_max, settings.ctx_size))
     with terminal.progress() as progress:
         forms = forms_of(settings.system_config)
         store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
         check_fits(settings, store)
-        tokenizer = load_tokenizer(store.dense)
-        ids = encode_prompts(tokenizer, prompts, tokens, settings, store)
+    check_memory(path, store.manifest.dtype)  # a store that was there may have another dtype than its checkpoint
     with terminal.status() as say:
         say("loading the whole model with Transformers")
         model = load_whole(path, store.manifest.dtype)
@@ -59,7 +61,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     try:
         with terminal.progress() as progress:
             step = _counter(progress, "this engine", total)
-            found = [answer(cluster, prompt, tokens, step) for prompt in ids]
+            found = [answer(cluster, prompt, tokens, step)[0] for prompt in ids]
     finally:
         cluster.close()
     verdict = Verdict(
@@ -67,19 +69,17 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         system=system_of(settings),
         cluster=settings.cluster,
         dtype=store.manifest.dtype,
-        approximate=_by_design([report for _, report in found], settings),
-        prompts=[compare(got, wanted, store.manifest.dtype) for (got, _), wanted in zip(found, expected, strict=True)],
+        approximate=_by_design(settings),
+        prompts=[compare(got, wanted, store.manifest.dtype) for got, wanted in zip(found, expected, strict=True)],
     )
     print(json.dumps(as_dict(verdict)) if as_json else as_text(verdict, tokenizer))
     return verdict.verdict != "different"
 
 
-def encode_prompts(tokenizer: Any, prompts: list[str], tokens: int, settings: Settings, store: Any) -> list[list[int]]:
+def encode_prompts(tokenizer: Any, prompts: list[str], tokens: int, context: int) -> list[list[int]]:
     """Token ids of every prompt. Raises PromptError where prompt and answer do not fit the model's context."""
-    from main_node.shape import limited, model_shape
     from odmoe.text import encode
 
-    context = limited(model_shape(store), settings.ctx_size).context
     found = [encode(tokenizer, prompt, context) for prompt in prompts]
     longest = max(map(len, found))
     if longest + tokens > context:
@@ -91,19 +91,31 @@ def encode_prompts(tokenizer: Any, prompts: list[str], tokens: int, settings: Se
 
 
 def reference(model: Any, prompt: list[int], tokens: int, step: Step = lambda: None) -> Answer:
-    """Transformers' own greedy answer; end of sequence does not end it. `step`: called after each token."""
-    with torch.inference_mode():
-        out = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-            output_logits=True,
-            streamer=_Streamer(step),
-        )
+    """Transformers' own greedy answer; end of sequence does not end it. `step`: called after each token.
+
+    The model's generation settings hold, but for those that the engine does not support. Raises ConfigError where
+    Transformers refuses them.
+    """
+    from main_node.sampling import NEUTRAL
+
+    try:
+        with torch.inference_mode():
+            out = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_logits=True,
+                streamer=_Streamer(step),
+                **NEUTRAL,
+            )
+    except ValueError as error:
+        raise ConfigError(
+            f"Transformers refuses the settings in the model's generation_config.json: {error}; correct that file"
+        ) from error
     return Answer(out.sequences[0, len(prompt) :].tolist(), [logits[0].float() for logits in out.logits])
 
 
@@ -136,14 +148,11 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
     return Answer(list(report.token_ids), logits if main is not None else None), report
 
 
-def _by_design(reports: list[Any], settings: Settings) -> str:
+def _by_design(settings: Settings) -> str:
     """Why answers may differ from Transformers'; empty where they may not."""
-    if all(report.exact for report in reports):
-        return ""
-    ignored = sorted({name for report in reports for name in report.ignored})
-    if ignored:
-        return f"the model's generation settings {', '.join(ignored)} are not supported"
     system = settings.system_config
+    if is_exact(system):
+        return ""
     chosen = {"router": (system.router, "top-k"), "precision": (system.precision, "full")}
     changing = [f"{name} {value}" for name, (value, exact) in chosen.items() if value != exact]
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"

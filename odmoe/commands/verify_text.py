@@ -29,6 +29,8 @@ def _prompt(one: Comparison, tokenizer: Any) -> str:
 def _logits(one: Comparison) -> str:
     if not one.logits:
         return "logits not compared, because they stay on the main node"
+    if not one.finite:
+        return "logits are not finite"
     if one.bit_equal_logits == one.logits:
         return "logits equal bit for bit"
     within = "rounding" if one.logit_difference <= one.rounding else "more than rounding"
@@ -45,8 +47,10 @@ def _verdict(verdict: Verdict) -> str:
             f"Approximate: {verdict.approximate}. {equal} of {total} tokens equal those of Transformers, counted up to "
             "each answer's first difference."
         )
-    differ = [n for n, one in enumerate(verdict.prompts, 1) if not one.exact]
-    where = f"{'prompt' if len(differ) == 1 else 'prompts'} {', '.join(map(str, differ))}"
+    broken = [n for n, one in enumerate(verdict.prompts, 1) if not one.finite]
+    if broken:
+        return f"Wrong: logits in the answers to {_numbered(broken)} of {len(verdict.prompts)} are infinite or NaN."
+    where = _numbered([n for n, one in enumerate(verdict.prompts, 1) if not one.exact])
     text = f"Not exact: the answers to {where} of {len(verdict.prompts)} differ from those of Transformers."
     ties = [one for one in verdict.prompts if one.difference is not None]
     if ties and all(one.difference.near_tie for one in ties if one.difference):
@@ -55,3 +59,7 @@ def _verdict(verdict: Verdict) -> str:
             "--mini-batch 4096, prefill multiplies matrices of the same shapes as Transformers."
         )
     return text
+
+
+def _numbered(prompts: list[int]) -> str:
+    return f"{'prompt' if len(prompts) == 1 else 'prompts'} {', '.join(map(str, prompts))}"

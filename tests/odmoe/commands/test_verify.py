@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from safetensors import safe_open
 from checkpoint.manifest import seal
 from checkpoint.store import ExpertStore
 from main_node.sampling import Chooser
-from odmoe.commands.comparison import ROUNDING, Answer, compare
+from odmoe.commands.comparison import ROUNDING, Answer, Verdict, compare
 from odmoe.commands.verify import answer, reference
+from odmoe.commands.verify_text import as_text
 from odmoe.commands.whole_model import SPARE, check_memory, load_whole
 from odmoe.stores import prepare_store
-from scheduler.errors import DoesNotFitError
+from scheduler.errors import ConfigError, DoesNotFitError
 from support.machines.cli import CommandLine, check_one_line
 
 QUICK = ("--threads", "1", "--shadow", "none", "-n", "6")
@@ -124,8 +126,66 @@ def test_the_reference_is_that_of_the_tests(demo: Path, gsm8k: list[str], refere
 _reference = reference
 
 
+@pytest.fixture
+def beams(demo: Path, tmp_path: Path) -> Callable[..., Path]:
+    """`beams(num_beams=2)`: the demo model with other generation settings."""
+
+    def made(**settings: Any) -> Path:
+        path = tmp_path / "beams"
+        path.mkdir(exist_ok=True)
+        for file in demo.iterdir():
+            if not (path / file.name).exists():
+                (path / file.name).symlink_to(file)
+        config = json.loads((demo / "generation_config.json").read_text())
+        (path / "generation_config.json").unlink()
+        (path / "generation_config.json").write_text(json.dumps(config | settings))
+        return path
+
+    return made
+
+
+def test_generation_settings_that_the_engine_ignores_are_no_part_of_the_comparison(
+    cli: CommandLine, beams: Callable[..., Path]
+) -> None:
+    """Neither side searches with beams, so the answers are to be the same; a stop text is no reason to fail either."""
+    path = beams(num_beams=2, stop_strings=["never"])
+    answer = cli("verify", str(path), PROMPT, *QUICK, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    found = json.loads(answer.out)
+    assert (found["verdict"], found["approximate"], found["prompts"][0]["equal_tokens"]) == ("exact", "", 6)
+
+
+def test_settings_that_transformers_refuses_are_an_error_of_the_model(beams: Callable[..., Path]) -> None:
+    path = beams(repetition_penalty=-1.0)
+    with pytest.raises(ConfigError, match="generation_config.json: .*penalty"):
+        reference(load_whole(path, "bfloat16"), [5, 6, 7], 2)
+
+
 def logits(*values: float) -> torch.Tensor:
     return torch.tensor(values)
+
+
+def test_an_approximate_system_has_failed_where_logits_are_no_numbers() -> None:
+    """Though its tokens may differ: here they do at once, and a later logit is NaN."""
+    wanted = Answer([1, 1], [logits(1, 5), logits(1, 5)])
+    for row, code in ((logits(2, float("nan")), "different"), (logits(2, 3), "approximate")):
+        got = compare(Answer([0, 1], [logits(5, 1), row]), wanted, "float32")
+        found = Verdict("model", "importance", "embedded", "float32", "router expert-cache changes answers", [got])
+        assert found.verdict == code
+        assert ("NaN" in as_text(found, Tokenizer())) is (code == "different")
+
+
+class Tokenizer:
+    def decode(self, tokens: list[int]) -> str:
+        return str(tokens)
+
+
+def test_missing_logits_are_not_passed_over() -> None:
+    wanted = Answer([1, 1], [logits(1, 5), logits(1, 5)])
+    for got in ([], [logits(1, 5)]):
+        with pytest.raises(ValueError, match=f"{len(got)} logits of 2 tokens"):
+            compare(Answer([1, 1], got), wanted, "float32")
+    assert compare(Answer([1, 1], None), wanted, "float32").exact
 
 
 @pytest.mark.parametrize(
@@ -153,15 +213,44 @@ def test_rounding_is_a_few_units_in_the_last_place() -> None:
         assert 3 <= most / torch.finfo(getattr(torch, name)).eps <= 100
 
 
+def numbers_in(model: Path) -> int:
+    with safe_open(model / "model.safetensors", "pt") as file:
+        return sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118 - it is no dictionary
+
+
 def test_memory_is_needed_for_every_weight(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with safe_open(demo / "model.safetensors", "pt") as file:
-        weights = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118 - it is no dictionary
+    weights = numbers_in(demo)
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda size=size: weights * size + SPARE)
         check_memory(demo, dtype)
         monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda size=size: weights * size + SPARE - 1)
         with pytest.raises(DoesNotFitError):
             check_memory(demo, dtype)
+
+
+def test_memory_is_checked_for_the_dtype_of_the_store(
+    cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A float32 store of a bfloat16 checkpoint: Transformers is to load float32, too."""
+    store = prepare_store(str(demo), str(tmp_path / "store"), "float32").path
+    monkeypatch.setattr("odmoe.commands.verify.load_whole", lambda *_: pytest.fail("the model was loaded"))
+    weights = numbers_in(demo)
+    monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda: weights * 2 + SPARE)
+    answer = cli("verify", str(demo), PROMPT, *QUICK, "--store", str(store))
+    check_one_line(answer, 1, "DoesNotFitError", ["in float32"])
+
+
+def test_prompts_are_checked_before_a_store_is_made(
+    cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("odmoe.stores.prepare_store", lambda *_: pytest.fail("a store was made"))
+    for args, code, words in (
+        (("", *QUICK), 1, ["PromptError", "empty"]),
+        ((PROMPT, "-n", "1020"), 1, ["PromptError", "context of 1024", "allowed for --tokens: 1 to "]),
+    ):
+        answer = cli("verify", str(demo), *args, "--store", str(tmp_path / "store"))
+        assert answer.code == code
+        assert all(word in answer.err for word in words), answer.err
 
 
 def test_what_cannot_be_is_said_before_anything_is_loaded(
