@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Timer
 
 from scheduler.errors import DeadlineError, LaunchError, LinkError, ODMoEError
 from wire.base import Channel
 from wire.messages import Compute, Computed, Message, Tensor
 from wire.rpc.client import connect
 from wire.rpc.server import GrpcServer
+from wire.rpc.stream import is_loopback
 from wire.rpc.tls import Identity
 
 SMALL, BULK = 16 << 10, 1 << 20
@@ -26,6 +28,9 @@ AHEAD = 8
 """Messages on their way at once, where the rate is measured."""
 SECONDS = 1.5
 DEADLINE_S = 20.0
+"""Longest wait for one answer, or for the start of the peer on this machine."""
+TOTAL_S = 120.0
+"""Longest measurement of one link. At 1 Mbit/s it takes about that long."""
 SERVE_S = 600.0
 """How long a peer waits to be measured."""
 
@@ -38,6 +43,7 @@ class Link:
 
     address: str
     loopback: bool
+    """The peer is on this machine, and no network is in between."""
     bits_per_s: float
     round_trip_s: float
     round_trip_90_s: float
@@ -70,6 +76,7 @@ class _Answers:
     """The measuring end of the stream."""
 
     def __init__(self) -> None:
+        self._end = time.monotonic() + TOTAL_S
         self._queue: SimpleQueue[Message | ODMoEError | None] = SimpleQueue()
 
     def on_message(self, message: Message) -> None:
@@ -80,19 +87,22 @@ class _Answers:
 
     def next(self) -> Computed:
         """Raises LinkError where the stream has ended, DeadlineError."""
+        left = self._end - time.monotonic()
         try:
-            found = self._queue.get(timeout=DEADLINE_S)
+            found = self._queue.get(timeout=max(0.0, min(DEADLINE_S, left)))
         except Empty:
+            if left < DEADLINE_S:
+                raise DeadlineError(
+                    f"the link could not be measured within {TOTAL_S:g} s; it is too slow, or the peer is busy"
+                ) from None
             raise DeadlineError(f"the peer did not answer within {DEADLINE_S:g} s; is it busy, or frozen?") from None
         if isinstance(found, Computed):
             return found
         raise found if isinstance(found, ODMoEError) else LinkError("the peer hung up while it was measured")
 
 
-def measure_link(
-    address: str, loopback: bool, step: Step, secret: str | None = None, identity: Identity | None = None
-) -> Link:
-    """Of a new stream to a peer that `serve` runs.
+def measure_link(address: str, step: Step, secret: str | None = None, identity: Identity | None = None) -> Link:
+    """Of a new stream to a peer that `serve` runs. `address`: host:port.
 
     Raises ConfigError, LinkError, SecretError, CertificateError or DeadlineError.
     """
@@ -103,7 +113,26 @@ def measure_link(
         rate = _rate(channel, answers, step)
     finally:
         channel.close()
-    return Link(address, loopback, rate, statistics.median(trips), statistics.quantiles(trips, n=10)[-1])
+    return Link(
+        address, is_this_machine(address), rate, statistics.median(trips), statistics.quantiles(trips, n=10)[-1]
+    )
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether host:port is on this machine: a loopback address, or one of its own in a network."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if is_loopback(host):
+        return True
+    try:
+        for family, kind, *_, place in socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe:
+                probe.connect(place)  # sends nothing: the kernel chooses the address to send from
+                if probe.getsockname()[0] == probe.getpeername()[0]:
+                    return True
+    except OSError:
+        pass
+    return False
 
 
 def _message(size: int, call: int, echoed: bool) -> Compute:
@@ -141,22 +170,41 @@ def _rate(channel: Channel, answers: _Answers, step: Step) -> float:
 
 @contextlib.contextmanager
 def loopback_peer() -> Iterator[str]:
-    """The address of a peer in a process of its own on this machine. Raises LaunchError."""
-    command = [sys.executable, "-m", "odmoe", "bench", "--serve", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        late = Timer(DEADLINE_S, process.kill)
+    """The address of a peer in a process of its own on this machine. It ends with this process.
+
+    Raises LaunchError.
+    """
+    command, pipe = [sys.executable, "-m", "odmoe.bench.link"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        expired = threading.Event()
+
+        def end() -> None:
+            expired.set()
+            process.kill()
+
+        late = threading.Timer(DEADLINE_S, end)
         late.start()
         try:
             line = process.stdout.readline() if process.stdout else ""
-            late.cancel()
             if not line:
-                process.kill()
-                error = process.stderr.read() if process.stderr else ""
-                raise LaunchError(f"the peer on this machine did not start within {DEADLINE_S:g} s: {error.strip()}")
-            yield line.split()[-1]
+                error = process.stderr.read().strip().splitlines() if process.stderr else []
+                code = process.wait(DEADLINE_S)
+                why = f"did not start within {DEADLINE_S:g} s" if expired.is_set() else f"ended with exit code {code}"
+                raise LaunchError(f"the peer on this machine {why}: {error[-1] if error else 'it printed no error'}")
+            late.cancel()
+            yield line.strip()
         finally:
             late.cancel()
             process.kill()
+
+
+def _serve_parent() -> None:
+    """The peer of `loopback_peer`: be measured until standard input ends, which it does when that process ends."""
+    server = GrpcServer(Echo(), "worker")
+    print(server.address, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.stdin.read()
+    server.close(0.5)
 
 
 def serve(host: str, port: int, secret: str | None, identity: Identity | None, ready: Callable[[str], None]) -> None:
@@ -167,3 +215,7 @@ def serve(host: str, port: int, secret: str | None, identity: Identity | None, r
         time.sleep(SERVE_S)
     finally:
         server.close(0.5)
+
+
+if __name__ == "__main__":
+    _serve_parent()

@@ -49,26 +49,28 @@ class Loads:
 
 @contextmanager
 def temporary_store(folder: Path, expert_bytes: int, step: Step) -> Iterator[ExpertStore]:
-    """A store of `EXPERTS` experts of noise in a new file beneath `folder`, none of it left in the page cache.
+    """A store of `EXPERTS` experts of noise in a new file on the disk of `folder`, none of it left in the page cache.
+
+    The file has no name in the folder, so it goes with this process however that ends.
 
     Raises OSError where it cannot be written; see `check_folder`.
     """
-    with tempfile.TemporaryDirectory(dir=folder, prefix="odmoe-bench-") as name:
+    with tempfile.TemporaryFile(dir=folder) as stream:
         layer = LayerSpec(
             "mlp.experts",
-            "layer-00000.experts",
+            str(stream.fileno()),
             (TensorSpec("w", "bfloat16", (expert_bytes // 2,), 0),),
             tuple(Blob(n * expert_bytes, expert_bytes, "") for n in range(EXPERTS)),
         )
         noise = torch.randint(0, 256, (expert_bytes,), dtype=torch.uint8)
-        with (Path(name) / layer.file).open("wb") as stream:
-            for n in range(EXPERTS):
-                stream.write(noise.roll(n).numpy().data)
-                step(n + 1, EXPERTS)
-            stream.flush()
-            os.fsync(stream.fileno())
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        yield ExpertStore(Path(name), Manifest(1, "benchmark", "none", "bfloat16", {}, {0: layer}, {}))
+        for n in range(EXPERTS):
+            stream.write(noise.roll(n).numpy().data)
+            step(n + 1, EXPERTS)
+        stream.flush()
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        open_files = Path(f"/proc/{os.getpid()}/fd")
+        yield ExpertStore(open_files, Manifest(1, "benchmark", "none", "bfloat16", {}, {0: layer}, {}))
 
 
 def check_folder(folder: Path, expert_bytes: int) -> None:

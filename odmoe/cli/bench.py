@@ -31,7 +31,10 @@ def bench(
         Path | None,
         typer.Option(help="Read this expert store instead of a new file.", show_default=False, metavar="PATH"),
     ] = None,
-    expert_bytes: Annotated[str, typer.Option(help="Size of an expert in the new file.", metavar="TEXT")] = "20MiB",
+    expert_bytes: Annotated[
+        str | None,
+        typer.Option(help="Size of an expert in the new file (default: 20MiB)", show_default=False, metavar="TEXT"),
+    ] = None,
     link: Annotated[
         str | None,
         typer.Option(help="HOST:PORT of a host that runs bench --serve.", show_default=False, metavar="TEXT"),
@@ -60,11 +63,16 @@ def bench(
 
     The network is measured with a gRPC stream, over loopback unless --link names another host.
     """
-    size = _size(expert_bytes)
+    size = None if expert_bytes is None else _size(expert_bytes)
     if serve is not None and link is not None:
         raise ConfigError("--serve and --link are both given; run one of them on each host")
     if store is not None and folder is not None:
         raise ConfigError("--store and --folder are both given; give one of them")
+    if tls is not None and serve is None and link is None:
+        raise ConfigError("--tls is given without --link or --serve, and nothing reads it; leave it out")
+    for name, value in (("--folder", folder), ("--store", store), ("--expert-bytes", expert_bytes)):
+        if serve is not None and value is not None:
+            raise ConfigError(f"--serve and {name} are both given; --serve measures no disk, so leave {name} out")
     secret, identity = _credentials(tls)
     if serve is not None:
         from odmoe.bench.link import SERVE_S

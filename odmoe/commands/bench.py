@@ -13,8 +13,12 @@ from odmoe.bench.loads import Loads, check_disk, check_folder, measure_device, m
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.stores import cache_dir
 from odmoe.terminal import Terminal
+from scheduler.errors import ConfigError
 from wire.machine import host_name, processor_name
 from wire.rpc.tls import Identity
+
+EXPERT_BYTES = 20 << 20
+"""Size of an expert in the new file, where none is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Bench:
 def run_bench(
     folder: Path | None,
     store: Path | None,
-    expert_bytes: int,
+    expert_bytes: int | None,
     peer: str | None,
     secret: str | None,
     identity: Identity | None,
@@ -59,6 +63,7 @@ def run_bench(
     terminal: Terminal,
 ) -> None:
     """Measure and print. `peer`: address of a host that runs `odmoe bench --serve`; loopback where it is None.
+    `expert_bytes`: size of an expert in the new file, EXPERT_BYTES where it is None.
 
     Raises ConfigError, StoreError, LaunchError, or a ClusterError of the link.
     """
@@ -72,16 +77,22 @@ def run_bench(
         folder = cache_dir() / "stores"
         folder.mkdir(parents=True, exist_ok=True)
     given = None if store is None else ExpertStore.open(store)
-    if given is None or torch.cuda.is_available():
-        check_folder(folder, expert_bytes)
+    writes = given is None or torch.cuda.is_available()
+    if expert_bytes is not None and not writes:
+        raise ConfigError(
+            "--expert-bytes is given with --store, and there is no GPU here, so no new file is written; leave one out"
+        )
+    size = expert_bytes or EXPERT_BYTES
+    if writes:
+        check_folder(folder, size)
     check_disk(given.path if given is not None else folder)
     device = None
     with terminal.progress() as progress:
         link = _link(peer, secret, identity, lambda done, total: progress("link", done, total))
         if given is not None:
             disk = measure_disk(given, lambda done, total: progress("disk", done, total))
-        if given is None or torch.cuda.is_available():
-            with temporary_store(folder, expert_bytes, lambda done, total: progress("writing", done, total)) as made:
+        if writes:
+            with temporary_store(folder, size, lambda done, total: progress("writing", done, total)) as made:
                 if given is None:
                     disk = measure_disk(made, lambda done, total: progress("disk", done, total))
                 if torch.cuda.is_available():
@@ -93,9 +104,9 @@ def run_bench(
 
 def _link(peer: str | None, secret: str | None, identity: Identity | None, step: Any) -> Link:
     if peer is not None:
-        return measure_link(peer, False, step, secret, identity)
+        return measure_link(peer, step, secret, identity)
     with loopback_peer() as address:
-        return measure_link(address, True, step)
+        return measure_link(address, step)
 
 
 def rate_text(bytes_per_s: float) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -56,6 +60,7 @@ def read_from_disk() -> int:
 def test_every_byte_comes_from_the_disk(disk: Path, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With O_DIRECT, and where a file system refuses it."""
     with temporary_store(disk, EXPERT, nothing) as store:
+        assert list(disk.iterdir()) == [], "whatever ends this process, no file is left"
         if not direct:
             opened = os.open
 
@@ -72,7 +77,6 @@ def test_every_byte_comes_from_the_disk(disk: Path, direct: bool, monkeypatch: p
     assert found.loads >= loads.LEAST
     assert moved >= found.loads * EXPERT
     assert found.slowest <= found.bytes_per_s <= found.fastest
-    assert list(disk.iterdir()) == [], "the file is gone"
 
 
 def test_a_disk_of_known_speed(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +107,76 @@ class SlowEcho(link.Echo):
 def test_a_link_of_known_speed() -> None:
     server = GrpcServer(SlowEcho(), "worker")
     try:
-        found = link.measure_link(server.address, True, nothing)
+        found = link.measure_link(server.address, nothing)
     finally:
         server.close()
     assert 0.01 <= found.round_trip_s < 0.05
     assert found.round_trip_s <= found.round_trip_90_s
     assert 0.4 * link.BULK * 8 / 0.01 < found.bits_per_s < 1.1 * link.BULK * 8 / 0.01
+
+
+@pytest.fixture
+def own_address() -> str:
+    """This machine's address in its network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.77", 9))
+        except OSError:
+            pytest.skip("this machine is in no network")
+        return str(probe.getsockname()[0])
+
+
+def test_own_addresses_are_no_network(own_address: str) -> None:
+    for host in ("127.0.0.1", "127.0.0.5", "localhost", "[::1]", own_address):
+        assert link.is_this_machine(f"{host}:7200"), host
+    for host in ("192.0.2.77", "10.255.255.254", "host.invalid"):
+        assert not link.is_this_machine(f"{host}:7200"), host
+
+
+def test_a_slow_link_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer comes in time, and all of them together do not."""
+    monkeypatch.setattr(link, "TOTAL_S", 0.15)
+    server = GrpcServer(SlowEcho(), "worker")
+    try:
+        with pytest.raises(link.DeadlineError, match=r"could not be measured within 0\.15 s"):
+            link.measure_link(server.address, nothing)
+    finally:
+        server.close()
+
+
+PARENT = """
+import sys, time
+from odmoe.bench.link import loopback_peer
+with loopback_peer() as address:
+    print(address, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_peer_ends_with_the_process_that_measures() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    host, port = parent.stdout.readline().strip().split(":")
+
+    def listens() -> bool:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), 5).close()
+            return True
+        return False
+
+    assert listens()
+    parent.kill()
+    parent.wait(10)
+    deadline = time.monotonic() + 10
+    while listens():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_peer_that_dies_is_not_called_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(link.LaunchError, match="ended with exit code 1"), link.loopback_peer():
+        pass
 
 
 def loopback_bytes() -> int:
@@ -119,7 +187,7 @@ def loopback_bytes() -> int:
 def test_the_rate_is_what_crossed_the_interface() -> None:
     with link.loopback_peer() as address:
         before = loopback_bytes()
-        found = link.measure_link(address, True, nothing)
+        found = link.measure_link(address, nothing)
         crossed = loopback_bytes() - before
     assert found.address == address
     assert 0 < found.bits_per_s * link.SECONDS / 8 < crossed
@@ -144,8 +212,9 @@ def test_the_command_line(cli: CommandLine, disk: Path, served: tuple[str, str])
     found = json.loads(answer.out)
     assert found["disk"]["expert_bytes"] == EXPERT
     assert found["link"]["address"] == address
+    assert found["link"]["loopback"] is True
     assert found["plan_flags"][::2][0] == "--load-bandwidth"
-    assert found["plan_flags"][::2][-1] == "--link"
+    assert "--link" not in found["plan_flags"], "the peer is on this machine: no network was measured"
     refused = cli("bench", "--folder", str(disk), "--expert-bytes", "1MiB", "--link", address)
     check_one_line(refused, 1, "CertificateError", [address])
 
@@ -173,7 +242,7 @@ def test_a_peer_that_hangs_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
     server = GrpcServer(SlowEcho(), "worker")
     threading.Timer(0.1, server.close, (0.1,)).start()
     with pytest.raises(link.LinkError):
-        link.measure_link(server.address, True, nothing)
+        link.measure_link(server.address, nothing)
 
 
 SLOW, FAST = loads.Loads(EXPERT, 5, 1.234e9, 1e9, 2e9, True), loads.Loads(EXPERT, 5, 24.9e9, 20e9, 25e9, True)
@@ -207,8 +276,10 @@ def test_the_file_system_is_that_of_the_deepest_mount(tmp_path: Path) -> None:
 
 
 def test_wrong_usage_is_said_before_anything_is_measured(
-    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, tmp_path: Path, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = str(prepare_store(str(demo), None, None).path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("odmoe.commands.bench.measure_disk", lambda *_: pytest.fail("the disk was measured"))
     monkeypatch.setattr("odmoe.commands.bench.measure_link", lambda *_: pytest.fail("the link was measured"))
     for args, kind, words in (
@@ -217,6 +288,9 @@ def test_wrong_usage_is_said_before_anything_is_measured(
         (("--link", "host"), "ConfigError", ["--link is 'host'", "10.0.0.5:7200"]),
         (("--link", "a:1", "--serve", "b:1"), "ConfigError", ["--serve and --link"]),
         (("--store", "a", "--folder", "b"), "ConfigError", ["--store and --folder"]),
+        (("--tls", "certs"), "ConfigError", ["--tls is given without --link or --serve"]),
+        (("--serve", "127.0.0.1:0", "--folder", "a"), "ConfigError", ["--serve and --folder"]),
+        (("--store", store, "--expert-bytes", "1MiB"), "ConfigError", ["--expert-bytes", "--store"]),
         (("--folder", str(tmp_path / "none")), "ConfigError", ["--folder", "can be written to"]),
         (("--serve", "10.1.2.3:7200"), "ConfigError", ["10.1.2.3"]),
     ):
