@@ -6,6 +6,7 @@ late departure.
 
 from __future__ import annotations
 
+import io
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scheduler.errors import ConfigError
+from scheduler.files import write_whole
 from scheduler.trace import Span, read_trace
 
 LOOKS: dict[str, tuple[str, float, float, str]] = {
@@ -48,10 +50,11 @@ def rows_of(spans: list[Span]) -> list[str]:
     return [row for row in ("main", "shadow") if any(s.row == row for s in spans)] + workers
 
 
-def window(spans: list[Span], number: int | None) -> tuple[float, float, int]:
-    """(start, end, number) of decoded token `number`; None: a token of median length. Times in seconds.
+def window(spans: list[Span], number: int | None, count: int = 1) -> tuple[float, float, int]:
+    """(start, end, number) of `count` decoded tokens from `number` on. Times in seconds. None: from a token of median
+    length on, or an earlier one where too few follow it.
 
-    Raises ConfigError where there is no such token.
+    Raises ConfigError where there are no such tokens.
     """
     tokens = [s for s in spans if s.what == "token"][1:] or [s for s in spans if s.what == "token"]
     if not tokens:
@@ -59,9 +62,15 @@ def window(spans: list[Span], number: int | None) -> tuple[float, float, int]:
     if number is None:
         middle = statistics.median_low(s.end - s.start for s in tokens)
         number = next(n for n, s in enumerate(tokens) if s.end - s.start == middle)
+        number = min(number, max(0, len(tokens) - count))
     if not 0 <= number < len(tokens):
         raise ConfigError(f"the trace has no decoded token {number}; allowed for --token: 0 to {len(tokens) - 1}")
-    return tokens[number].start, tokens[number].end, number
+    if number + count > len(tokens):
+        raise ConfigError(
+            f"the trace has {len(tokens)} decoded tokens, too few for --tokens {count} from token {number} on; "
+            f"allowed for --tokens: 1 to {len(tokens) - number}"
+        )
+    return tokens[number].start, tokens[number + count - 1].end, number
 
 
 def draw(spans: list[Span], start: float, end: float, title: str, out: Path, note: str = "") -> None:
@@ -92,8 +101,10 @@ def draw(spans: list[Span], start: float, end: float, title: str, out: Path, not
     if note:
         figure.text(0.995, 0.005, note, ha="right", va="bottom", fontsize=7, color="#666666")
     figure.tight_layout()
-    figure.savefig(out)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=out.suffix.removeprefix(".") or "png")
     plt.close(figure)
+    write_whole(out, picture.getvalue())
 
 
 def split_waits(spans: list[Span]) -> list[Span]:
@@ -161,9 +172,7 @@ def run_trace(file: Path, output: Path, token: int | None, tokens: int) -> str:
     Returns a line about what is drawn. Raises ConfigError where the file is no trace or has no such token, OSError.
     """
     spans, about = read_trace(file)
-    start, end, number = window(spans, token)
-    if tokens > 1:
-        end = window(spans, number + tokens - 1)[1]
+    start, end, number = window(spans, token, tokens)
     what = f"token {number}" if tokens == 1 else f"tokens {number} to {number + tokens - 1}"
     title = f"{describe(about)}, {what}: {summary(spans, start, end)}"
     draw(spans, start, end, title, output, "labels: layer.expert, counted from 0")

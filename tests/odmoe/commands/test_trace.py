@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,30 @@ def test_a_simulation_can_be_drawn(cli: CommandLine, tmp_path: Path) -> None:
     assert (tmp_path / "simulated.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_is_written_whole_or_not_at_all(
+    cli: CommandLine, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full after a few bytes: the picture that was there stays, and nothing else."""
+    picture = trace.with_suffix(".png")
+    picture.write_bytes(b"the picture before")
+
+    class FullDisk(io.FileIO):
+        def write(self, data: Any) -> int:
+            super().write(bytes(data)[:4])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full(path: Any, mode: str = "r", *args: Any, **named: Any) -> Any:
+        return FullDisk(path, mode) if "w" in mode else io.open_code(str(path))
+
+    monkeypatch.setattr("builtins.open", full)
+    monkeypatch.setattr(Path, "open", full)
+    answer = cli("trace", str(trace))
+    monkeypatch.undo()
+    assert (answer.code, "No space left" in answer.err) == (1, True), answer
+    assert picture.read_bytes() == b"the picture before"
+    assert sorted(trace.parent.iterdir()) == sorted([trace, picture])
+
+
 def test_wrong_usage_is_one_line_before_matplotlib(cli: CommandLine, trace: Path, tmp_path: Path) -> None:
     no_trace = tmp_path / "other.json"
     no_trace.write_text("{}")
@@ -80,7 +106,8 @@ def test_wrong_usage_is_one_line_before_matplotlib(cli: CommandLine, trace: Path
         ((str(tmp_path / "missing.json"),), ["missing.json", "odmoe generate --trace FILE"]),
         ((str(no_trace),), ["is no trace of odmoe"]),
         ((str(trace), "--token", "2"), ["no decoded token 2", "--token: 0 to 1"]),
-        ((str(trace), "--token", "1", "--tokens", "2"), ["no decoded token 2"]),
+        ((str(trace), "--token", "1", "--tokens", "2"), ["2 decoded tokens", "--tokens 2", "for --tokens: 1 to 1"]),
+        ((str(trace), "--tokens", "3"), ["2 decoded tokens", "--tokens 3", "for --tokens: 1 to 2"]),
         ((str(trace), "--token", "-1"), ["--token is -1", "allowed: 0, 1, ..."]),
         ((str(trace), "--tokens", "0"), ["--tokens is 0", "allowed: 1, 2, ..."]),
         ((str(trace), "-o", "picture.svg"), ["'picture.svg'", ".png"]),
