@@ -71,7 +71,8 @@ class ObservedModel:
     def answer(self, prompt: list[int], tokens: int) -> Iterator[Pass]:
         """The passes of the greedy answer: prefill, then at most `tokens` decode passes. End of sequence ends it."""
         self.cache, feed, position = family.new_cache(self.model.config), prompt, 0
-        ends = set(torch.tensor(self.model.generation_config.eos_token_id or -1).reshape(-1).tolist())
+        end = self.model.generation_config.eos_token_id
+        ends = set() if end is None else set(torch.tensor(end).reshape(-1).tolist())
         with torch.inference_mode():
             for _ in range(tokens + 1):
                 self._pass = Pass(position, len(feed))

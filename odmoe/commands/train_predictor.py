@@ -87,7 +87,8 @@ def run_train_predictor(
         "when": time.strftime("%Y-%m-%d"),
     }
     token_predictor.save(TokenPredictor(weights, facts), observed.gates, file)
-    sign(file)
+    if file.parent.resolve() == path.resolve():
+        sign(file)
     print(json.dumps(as_dict(file, facts, recalls)) if as_json else as_text(file, facts, recalls))
 
 

@@ -112,6 +112,20 @@ def test_a_few_answers_are_enough_to_be_better_than_chance(
     assert again.out.endswith(f"written: {path}, {path.stat().st_size:,} bytes\n")
 
 
+def test_checksums_of_another_folder_stay(cli: CommandLine, bare: Path, tmp_path: Path) -> None:
+    """--output elsewhere: the SHA256SUMS there is not the model's."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    prompts, sums, before = tmp_path / "prompts.txt", elsewhere / "SHA256SUMS", f"{'0' * 64}  other.txt\n"
+    prompts.write_text("\n".join(map(json.dumps, sample_prompts()[:2])))
+    sums.write_text(before)
+    quick = ("--prompts", str(prompts), "--tokens", "4", "--steps", "1")
+    answer = cli("train-predictor", str(bare), *quick, "-o", str(elsewhere / "weights.safetensors"))
+    assert answer.code == 0, answer.err
+    assert (elsewhere / "weights.safetensors").is_file()
+    assert sums.read_text() == before
+
+
 def test_what_cannot_be_is_said_before_the_model_is_loaded(
     cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,7 +157,7 @@ def test_generation_settings_that_the_engine_ignores_are_no_part_of_the_comparis
 
 def test_settings_that_transformers_refuses_are_an_error_of_the_model(beams: Callable[..., Path]) -> None:
     path = beams(repetition_penalty=-1.0)
-    with pytest.raises(ConfigError, match="generation_config.json: .*penalty"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json: .*penalty"):
         reference(load_whole(path, "bfloat16"), [5, 6, 7], 2)
 
 
