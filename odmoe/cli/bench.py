@@ -24,12 +24,12 @@ def bench(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Directory on the disk to measure (default: the cache directory).", show_default=False, metavar="PATH"
+            help="Directory on the disk to measure (default: the cache directory)", show_default=False, metavar="PATH"
         ),
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(help="Read this expert store instead of a new file.", show_default=False, metavar="PATH"),
+        typer.Option(help="Read this expert store instead of a new file", show_default=False, metavar="PATH"),
     ] = None,
     expert_bytes: Annotated[
         str | None,
@@ -37,25 +37,25 @@ def bench(
     ] = None,
     link: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of a host that runs bench --serve.", show_default=False, metavar="TEXT"),
+        typer.Option(help="HOST:PORT of a host that runs bench --serve", show_default=False, metavar="TEXT"),
     ] = None,
     serve: Annotated[
         str | None,
         typer.Option(
-            help="ADDRESS:PORT to listen on, for bench --link on another host.", show_default=False, metavar="TEXT"
+            help="ADDRESS:PORT to listen on, for bench --link on another host", show_default=False, metavar="TEXT"
         ),
     ] = None,
     tls: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of this host's certificates, for --link and --serve (odmoe certs).",
+            help="Directory of this host's certificates, for --link and --serve (odmoe certs)",
             show_default=False,
             metavar="PATH",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.", metavar="")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", metavar="")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", metavar="")] = False,
 ) -> None:
     """Measure disk, GPU and network of this machine for odmoe plan.
 

@@ -17,17 +17,19 @@ def add_trace(app: typer.Typer) -> None:
 
 
 def trace(
-    file: Annotated[Path, typer.Argument(help="Trace that generate or simulate wrote with --trace.")],
+    file: Annotated[Path, typer.Argument(help="Trace that generate or simulate wrote with --trace")],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="PNG to write (default: FILE.png).", show_default=False, metavar="PATH"),
+        typer.Option("-o", "--output", help="PNG to write (default: FILE.png)", show_default=False, metavar="PATH"),
     ] = None,
     token: Annotated[
         int | None,
-        typer.Option(help="First token to draw (default: one of median duration).", show_default=False, metavar="N"),
+        typer.Option(help="First token to draw (default: one of median duration)", show_default=False, metavar="N"),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Number of tokens to draw.", metavar="N")] = 1,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
+    tokens: Annotated[
+        int, typer.Option(help="Number of tokens to draw (default: 1)", show_default=False, metavar="N")
+    ] = 1,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", metavar="")] = False,
 ) -> None:
     """Draw a trace as a timeline: one row per node, time to the right.
 

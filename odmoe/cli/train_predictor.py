@@ -18,31 +18,41 @@ def add_train_predictor(app: typer.Typer) -> None:
 
 
 def train_predictor(
-    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
+    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub")],
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="File of prompts, one per line (default: 20 problems of GSM8K).", show_default=False, metavar="PATH"
+            help="File of prompts, one per line (default: 20 problems of GSM8K)", show_default=False, metavar="PATH"
         ),
     ] = None,
     tokens: Annotated[
-        int, typer.Option("-n", "--tokens", help="Maximum number of tokens per answer.", metavar="N")
+        int,
+        typer.Option(
+            "-n", "--tokens", help="Maximum number of tokens per answer (default: 100)", show_default=False, metavar="N"
+        ),
     ] = 100,
-    steps: Annotated[int, typer.Option(help="Training steps per layer.", metavar="N")] = 300,
-    seed: Annotated[int, typer.Option(help="Random seed of the choice of held-out answers.", metavar="N")] = 0,
+    steps: Annotated[
+        int, typer.Option(help="Training steps per layer (default: 300)", show_default=False, metavar="N")
+    ] = 300,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Random seed of the choice of held-out answers (default: 0)", show_default=False, metavar="N"
+        ),
+    ] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="File to write (default: MODEL/token_predictor.safetensors).",
+            help="File to write (default: MODEL/token_predictor.safetensors)",
             show_default=False,
             metavar="PATH",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.", metavar="")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", metavar="")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", metavar="")] = False,
 ) -> None:
     """Train the token-wise predictor of a model, for --predictor token-wise.
 

@@ -31,22 +31,22 @@ def add_verify(app: typer.Typer) -> None:
 @with_settings(Settings, SETTINGS)
 def verify(
     flags: dict[str, Any],
-    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub.")],
-    prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts).")] = None,
+    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub")],
+    prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts)")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="File of prompts, one per line, as text or JSON strings.", show_default=False, metavar="PATH"
-        ),
+        typer.Option(help="File of prompts, one per line, as text or JSON strings", show_default=False, metavar="PATH"),
     ] = None,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of each answer.", metavar="N")] = 32,
+    tokens: Annotated[
+        int, typer.Option("-n", "--tokens", help="Tokens of each answer (default: 32)", show_default=False, metavar="N")
+    ] = 32,
     config: Annotated[
         str | None,
-        typer.Option("--config", help="YAML file of settings, as for generate.", show_default=False, metavar="TEXT"),
+        typer.Option("--config", help="YAML file of settings, as for generate", show_default=False, metavar="PATH"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.", metavar="")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", metavar="")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", metavar="")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", metavar="")] = False,
 ) -> None:
     """Compare tokens and logits with those of Transformers on the same checkpoint.
 

@@ -6,7 +6,10 @@ import json
 import re
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
+from odmoe.cli.main import app
 from odmoe.settings.plan_settings import PlanSettings
 from odmoe.settings.settings import Settings
 from odmoe.settings.simulate_settings import SimulateSettings
@@ -72,6 +75,20 @@ def test_no_flag_is_a_paragraph(shown: list[str]) -> None:
     """Three lines at most: long lists of names are in `odmoe systems`."""
     texts = "\n".join(line for line in shown if line.startswith("│"))
     assert max(part.count("\n") for part in texts.split("│ --")) <= 3
+
+
+@pytest.mark.parametrize("name", ["bench", "trace", "train-predictor", "verify"])
+def test_flags_of_other_commands_read_like_those_of_generate(name: str) -> None:
+    """A phrase without a full stop, and the default in it."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    for parameter in group.commands[name].params:
+        text = getattr(parameter, "help", None) or ""
+        assert text, parameter.name
+        assert not text.endswith("."), text
+        assert not getattr(parameter, "show_default", False) or parameter.default in (None, False), text
+        if isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
+            assert text.endswith(f"(default: {parameter.default})"), text
 
 
 def test_systems_and_policies_are_listed(cli: CommandLine) -> None:
