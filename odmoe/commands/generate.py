@@ -97,7 +97,7 @@ def run_generate(
             if parallel is None:
                 _answer_one(job, prepared.prompts[0], output, terminal)
             else:
-                _answer_all(job, prepared.prompts, parallel, output, terminal)
+                _answer_all(job, prepared.prompts, prompts, parallel, output, terminal)
         finally:
             _write_records(settings, job)  # most wanted where something went wrong
 
@@ -252,7 +252,9 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
         show_answer(terminal, report, job.served, system_of(job.served))
 
 
-def _answer_all(job: Job, prompts: list[list[int]], parallel: int, output: Output, terminal: Terminal) -> None:
+def _answer_all(
+    job: Job, prompts: list[list[int]], texts: list[str], parallel: int, output: Output, terminal: Terminal
+) -> None:
     """Each answer when it is whole, in the prompts' order; then the figures. One that fails does not stop the others.
 
     Standard output is the same on a terminal and elsewhere: for each answer a line `[N]`, with the number of its
@@ -281,7 +283,7 @@ def _answer_all(job: Job, prompts: list[list[int]], parallel: int, output: Outpu
             else:
                 _write(f"[{number}]\n{text}\n\n")
     if not output.json:
-        show_answers(terminal, reports, len(prompts), time.monotonic() - began, job.served, system_of(job.served))
+        show_answers(terminal, reports, texts, time.monotonic() - began, job.served, system_of(job.served))
     if failed:
         number, first = next(iter(failed.items()))
         raise RequestError(f"{len(failed)} of {len(prompts)} prompts failed; prompt {number}: {first}")

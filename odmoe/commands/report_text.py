@@ -19,6 +19,8 @@ _ENDED = {
     "context": ", ended because the context is full",
 }
 """`Report.finish` in words. An end-of-sequence token and --max-new-tokens need none."""
+PROMPT_SHOWN = 60
+"""Characters of a prompt that are shown beside its number."""
 WAIT_SHOWN_S = 0.05
 """Shortest wait for the shadow that is shown."""
 
@@ -46,11 +48,16 @@ def show_answer(terminal: Terminal, report: Report, served: Settings, system: st
 
 
 def show_answers(
-    terminal: Terminal, reports: dict[int, Report], asked: int, seconds: float, served: Settings, system: str
+    terminal: Terminal,
+    reports: dict[int, Report],
+    prompts: Sequence[str],
+    seconds: float,
+    served: Settings,
+    system: str,
 ) -> None:
-    """The figures of several answers, by the numbers of their prompts: of all together, then a row for each.
+    """The figures of several answers together, the number and beginning of each prompt, then a row for each answer.
 
-    `asked`: the number of prompts. `seconds`: from the first request to the last token.
+    `seconds`: from the first request to the last token.
     """
     found = list(reports.values())
     if not found:
@@ -62,10 +69,12 @@ def show_answers(
         Line("first token", f"{min(first):.2f} to {max(first):.2f} s", timed=True),
     ]
     terminal.block(
-        f"{system} ({served.cluster}), {len(found)} of {counted(asked, 'prompt')} answered",
+        f"{system} ({served.cluster}), {len(found)} of {counted(len(prompts), 'prompt')} answered",
         _shown([*speed, *_result(found, served)], found[0]),
         _shown([*_loads(found), *_nodes(found)], found[0]),
     )
+    terminal.console.print()
+    terminal.block("prompts", [(str(number), _beginning(prompt)) for number, prompt in enumerate(prompts, 1)])
     terminal.console.print()
     terminal.table(
         f"each prompt{_emulated(found[0])}",
@@ -84,6 +93,12 @@ def show_answers(
             for number, report in reports.items()
         ],
     )
+
+
+def _beginning(prompt: str) -> str:
+    """The first characters of a prompt, in one line."""
+    text = " ".join(prompt.split())
+    return text if len(text) <= PROMPT_SHOWN else f"{text[: PROMPT_SHOWN - 3].rstrip()}..."
 
 
 def _shown(lines: Sequence[Line], report: Report) -> list[tuple[str, str]]:

@@ -184,6 +184,7 @@ def test_many_prompts(cli: CommandLine, demo: Path, tmp_path: Path, expected: Ex
     answer = cli(*common, tty=True)
     assert (answer.code, answer.out) == (0, texts), "the same where standard error is a terminal"
     assert "5 of 5 prompts answered" in answer.err
+    assert "\n  3  My fellow Americans, we\n" in answer.err
 
 
 def test_one_of_many_that_fails(

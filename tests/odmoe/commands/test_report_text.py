@@ -147,7 +147,8 @@ def test_a_terminal_and_a_file_show_the_same_lines() -> None:
 def test_several_answers_together_and_each() -> None:
     reports = {1: report(), 3: report(recall=0.5, recall_in_time=0.5, ttft_s=1.5, decode_tokens_per_s=None)}
     settings = Settings(model="m")
-    lines = printed(lambda terminal: show_answers(terminal, reports, 3, 2.0, settings, "od-moe"))
+    prompts = ["Question: 1 + 1?\nAnswer:", "b", "word " * 50]
+    lines = printed(lambda terminal: show_answers(terminal, reports, prompts, 2.0, settings, "od-moe"))
     assert lines[0] == "od-moe (embedded), 2 of 3 prompts answered"
     found = {line[2:15].strip(): line[15:] for line in lines[1:]}
     assert found["speed"] == "3.0 tokens/s, all answers together"
@@ -158,4 +159,9 @@ def test_several_answers_together_and_each() -> None:
     assert table[1][5:7] == ["4.0", "-"]
     assert table[2][5:7] == ["-", "50.0%"]
     assert len({len(line) for line in lines[-3:]}) == 1
-    assert printed(lambda terminal: show_answers(terminal, {}, 1, 2.0, settings, "od-moe")) == []
+    listed = lines[lines.index("prompts") + 1 : -5]
+    assert listed[:2] == ["  1  Question: 1 + 1? Answer:", "  2  b"]
+    assert listed[2].startswith("  3  word word ")
+    assert listed[2].endswith("...")
+    assert (len(listed), len(listed[2]) <= 65) == (3, True)
+    assert printed(lambda terminal: show_answers(terminal, {}, ["a"], 2.0, settings, "od-moe")) == []
