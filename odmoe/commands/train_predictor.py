@@ -16,8 +16,6 @@ from typing import Any
 
 from checkpoint import token_predictor
 from checkpoint.hub import find_model
-from checkpoint.observed_model import ObservedModel
-from checkpoint.predictor_training import Recall, Samples, collect, fit, joined, measure
 from checkpoint.token_predictor import FILE, TokenPredictor
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.checks import check_writable
@@ -25,6 +23,8 @@ from odmoe.commands.whole_model import check_checkpoint, check_memory, load_whol
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
 from odmoe.text import encode, load_tokenizer
+from odmoe.training.observed_model import ObservedModel
+from odmoe.training.predictor_training import Recall, Samples, collect, fit, joined, measure
 from scheduler.errors import CheckpointError, ConfigError
 from scheduler.files import write_whole
 from wire.machine import processor_name

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from checkpoint import token_predictor
-from checkpoint.observed_model import ObservedModel, Pass, hits
 from checkpoint.run_ahead import RunAhead
 from checkpoint.sharding.source import open_source
 from checkpoint.token_predictor import FILE
 from odmoe.commands.whole_model import load_whole
 from odmoe.text import load_tokenizer
+from odmoe.training.observed_model import ObservedModel, Pass, hits
 from scheduler.policies.baselines.hobbit import Stacked
 from scheduler.policies.baselines.mixtral_offloading import NextGate
 from scheduler.policies.predictors.gate_based import CrossLayer, NextLayer

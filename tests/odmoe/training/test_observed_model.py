@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.observed_model import ObservedModel
+from odmoe.training.observed_model import ObservedModel
 from support.models.checkpoints import build
 
 

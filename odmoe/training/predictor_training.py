@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from checkpoint.observed_model import ObservedModel, hits
 from checkpoint.token_predictor import targets
+from odmoe.training.observed_model import ObservedModel, hits
 from scheduler.errors import PromptError
 
 RATE, DECAY = 0.02, 1.0
