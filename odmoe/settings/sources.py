@@ -12,8 +12,9 @@ import yaml
 
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
-from odmoe.settings.table import declared, flag
+from odmoe.settings.table import flag
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import CHOICES, is_read, readers
 from scheduler.unknown_names import nearest
 
 PREFIX = "ODMOE_"
@@ -25,6 +26,8 @@ class Effective:
 
     settings: Settings
     origin: dict[str, str]
+    rank: dict[str, int]
+    """How specific that source is: 1 for the file, 2 for the environment, 3 for a flag."""
 
 
 def variable(name: str) -> str:
@@ -36,17 +39,37 @@ _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG"]
 
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
-    """Like `merged`. Also raises ConfigError for a setting that the system does not read."""
+    """Like `merged`, without the settings that a more specific choice makes unread: a value in the file must not forbid
+    a system that is chosen with a flag. Raises ConfigError for any other setting that the system does not read."""
     found = merged(flags, file, environ)
-    settings, origin = found.settings, found.origin
-    # A file that `odmoe config` has written gives every default. A default that no policy reads is rejected only as a
-    # flag.
-    different = [name for name in origin if getattr(settings, name) != declared(Settings, name).default]
-    for name in {"align_token", "align_kv"} & {*different, *flags}:
-        if settings.system_config.predictor == "sep" and not settings.shadowed and (period := getattr(settings, name)):
+    settings, origin, rank = found.settings, found.origin, found.rank
+    ignored = {name for name in origin if rank[name] < _rank_of_choice(name, found)}
+    if ignored:
+        kept = settings.model_dump(exclude_unset=True, exclude=ignored)
+        settings = Settings(lambda name: origin.get(name, flag(name)), **kept)
+        origin = {name: source for name, source in origin.items() if name not in ignored}
+        rank = {name: number for name, number in rank.items() if name not in ignored}
+    for name in ("align_token", "align_kv"):
+        if name in origin and _is_without_shadow(settings) and (period := getattr(settings, name)):
             raise ConfigError(f"{origin[name]} is {period} with shadow none; there is nothing to align")
-    check_read([*different, *flags], settings, settings.system_config, lambda name: origin.get(name, flag(name)))
-    return found
+    check_read(origin, settings, settings.system_config, lambda name: origin.get(name, flag(name)))
+    return Effective(settings, origin, rank)
+
+
+def _rank_of_choice(name: str, found: Effective) -> int:
+    """The rank of the choice that makes a setting unread; 0 if the setting is read, or a default makes it unread."""
+    if name in ("align_token", "align_kv") and _is_without_shadow(found.settings):
+        return found.rank.get("shadow", 0)
+    if is_read(name, found.settings.system_config):
+        return 0
+    by = set(readers(name))
+    preset = found.rank.get("system", 0)
+    return max(found.rank.get(field, preset) for field, names in CHOICES.items() if by & set(names))
+
+
+def _is_without_shadow(settings: Settings) -> bool:
+    """Whether shadow none leaves the predictor sep without a shadow."""
+    return settings.system_config.predictor == "sep" and not settings.shadowed
 
 
 def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
@@ -55,11 +78,12 @@ def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[s
     value."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
+    rank: dict[str, int] = {}
     path = file or environ.get(PREFIX + "CONFIG")
     if path or default_file(environ).is_file():
         where = Path(os.path.expanduser(path)) if path else default_file(environ)
         for name, value in read_file(where).items():
-            values[name], origin[name] = value, f"{name.replace('_', '-')} in {where}"
+            values[name], origin[name], rank[name] = value, f"{name.replace('_', '-')} in {where}", 1
     strangers = [key for key in environ if key.startswith(PREFIX) and key not in _VARIABLES]
     if strangers:
         near = nearest(strangers[0], _VARIABLES)
@@ -67,10 +91,10 @@ def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[s
     for name in Settings.model_fields:
         text = environ.get(variable(name))
         if text is not None:
-            values[name], origin[name] = _from_text(name, text), variable(name)
+            values[name], origin[name], rank[name] = _from_text(name, text), variable(name), 2
     for name, value in flags.items():
-        values[name], origin[name] = value, flag(name)
-    return Effective(Settings(lambda name: origin.get(name, flag(name)), **values), origin)
+        values[name], origin[name], rank[name] = value, flag(name), 3
+    return Effective(Settings(lambda name: origin.get(name, flag(name)), **values), origin, rank)
 
 
 def default_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -118,8 +142,8 @@ def _from_text(name: str, text: str) -> Any:
 
 
 def dump(found: Effective) -> str:
-    """The effective settings as a configuration file, each with its source. The secret is not shown. Values that the
-    system chose, and slots that follow from a memory budget, are comments: reading the file gives them again."""
+    """The settings as a configuration file, each with its source. Defaults and what follows from other settings are
+    comments, so that the file does not forbid another system. The secret is not shown."""
     lines = []
     settings = found.settings
     chosen = settings.preset.values() if "system" in found.origin else {}
@@ -138,5 +162,5 @@ def dump(found: Effective) -> str:
         elif name == "slots" and settings.system_config.residency == "all":
             lines.append("# slots: one for every expert")
         else:
-            lines.append(f"# {line}  # by system {settings.system}" if name in chosen else f"{line}  # default")
+            lines.append(f"# {line}  # {f'by system {settings.system}' if name in chosen else 'default'}")
     return "\n".join(lines) + "\n"

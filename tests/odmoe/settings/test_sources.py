@@ -216,19 +216,65 @@ def test_printed_lines_are_yaml_with_their_origin(cli: CommandLine, tmp_path: Pa
     lines = yaml.safe_load(answer.out)
     assert lines["workers"] == 3
     assert lines["stop"] == ["a: b", "#"]
-    assert list(lines) == [name.replace("_", "-") for name in Settings.names()]
-    assert "workers: 3  # --workers\n" in answer.out
-    assert "slots: 1  # default\n" in answer.out
+    assert list(lines) == ["workers", "stop", "chat"]
+    shown = [line.removeprefix("# ").partition(":")[0] for line in answer.out.splitlines()]
+    assert shown == [name.replace("_", "-") for name in Settings.names()]
+    assert "\nworkers: 3  # --workers\n" in answer.out
+    assert "\n# slots: 1  # default\n" in answer.out
     assert "chat: false  # --chat\n" in answer.out
 
 
-def test_a_default_is_refused_as_a_flag_only(tmp_path: Path) -> None:
-    """A file that `odmoe config` has written gives every default, and serves any system."""
-    file = file_of(tmp_path, dump(effective({}, None, {})))
-    assert effective({"system": "fate"}, file, {}).settings.shadow == "int8"
-    with pytest.raises(ConfigError, match="--shadow is int8, which --predictor cross-layer does not read; sep does"):
-        effective({"system": "fate", "shadow": "int8"}, None, {})
-    assert merged({"system": "fate", "shadow": "int8"}, None, {}).settings.shadow == "int8"
+@pytest.mark.parametrize(
+    ("lines", "environ", "flags", "ignored"),
+    [
+        ("shadow: nf4", {}, {"system": "smoe"}, {"shadow": "int8"}),
+        ("shadow: int8", {}, {"system": "fate"}, {"shadow": "int8"}),
+        ("shadow: nf4", {"ODMOE_SYSTEM": "fate"}, {}, {"shadow": "int8"}),
+        ("", {"ODMOE_SHADOW": "nf4"}, {"system": "hybrimoe"}, {"shadow": "int8"}),
+        ("", {"ODMOE_ALIGN_KV": "4"}, {"predictor": "none"}, {"align_kv": 1}),
+        ("align-token: 4\nalign-kv: 2", {}, {"shadow": "none"}, {"align_token": 1, "align_kv": 1}),
+        ("alpha: 0.2\nrouter: skip", {}, {"router": "top-k"}, {"alpha": None}),
+        ("system: smoe\ntoken-predictor: f", {}, {"system": "od-moe"}, {"token_predictor": None}),
+    ],
+)
+def test_a_file_does_not_forbid_what_a_flag_chooses(
+    lines: str, environ: dict[str, str], flags: dict[str, str], ignored: dict[str, Any], tmp_path: Path
+) -> None:
+    found = effective(flags, file_of(tmp_path, lines), environ)
+    assert {name: getattr(found.settings, name) for name in ignored} == ignored
+    assert not set(ignored) & (found.settings.model_fields_set | set(found.origin))
+
+
+@pytest.mark.parametrize(
+    ("lines", "environ", "flags", "says"),
+    [
+        ("system: fate", {}, {"shadow": "int8"}, "--shadow is int8, which --predictor cross-layer does not read"),
+        ("system: fate\nshadow: int8", {}, {}, "shadow in .* is int8, which --predictor cross-layer does not read"),
+        ("system: fate", {"ODMOE_SHADOW": "nf4"}, {}, "ODMOE_SHADOW is nf4, which --predictor cross-layer does"),
+        ("", {}, {"shadow": "int8", "system": "fate"}, "--shadow is int8, which --predictor cross-layer does not read"),
+        ("shadow: none", {}, {"align_kv": "2"}, "--align-kv is 2 with shadow none; there is nothing to align"),
+        ("alpha: 0.2", {}, {}, "alpha in .* is 0.2, which neither --predictor sep nor --router top-k reads"),
+    ],
+)
+def test_what_is_as_specific_as_the_choice_is_refused(
+    lines: str, environ: dict[str, str], flags: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        effective(flags, file_of(tmp_path, lines), environ)
+
+
+def test_a_printed_configuration_serves_any_system(tmp_path: Path) -> None:
+    file = file_of(tmp_path, dump(merged({}, None, {})))
+    for name in SYSTEMS:
+        found = effective({"system": name}, file, {})
+        assert found.settings == effective({"system": name}, None, {}).settings
+
+
+def test_config_shows_what_no_policy_reads(cli: CommandLine, tmp_path: Path) -> None:
+    file = file_of(tmp_path, "shadow: nf4")
+    answer = cli("config", "--config", file, "--system", "smoe")
+    assert answer.code == 0, answer.err
+    assert f"\nshadow: nf4  # shadow in {file}\n" in answer.out
 
 
 def test_reading_nothing(tmp_path: Path) -> None:
