@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperCommand
 
 from odmoe.settings.table import HEADINGS, Declared, Table, declared, flag
 
@@ -22,7 +23,7 @@ Command = Callable[..., None]
 
 def with_settings(table: type[Table], only: Sequence[str] = ()) -> Callable[[Command], Command]:
     """Makes `command(flags, ...)` a command with a flag for every setting, or only for those of `only`. The command
-    receives in `flags` the settings that were given."""
+    receives in `flags` the settings that were given. Register it with `cls=SettingsCommand`."""
     names = [name for name in table.names() if name not in NOT_FLAGS and (not only or name in only)]
     settings = [parameter for name in names for parameter in _parameters(table, name)]
 
@@ -37,11 +38,8 @@ def with_settings(table: type[Table], only: Sequence[str] = ()) -> Callable[[Com
         ordered = [*arguments, *sorted(options, key=_place)]
 
         def call(**given: Any) -> None:
-            flags: dict[str, Any] = {}
-            for parameter in settings:
-                if (value := given.pop(parameter.name)) is not None:
-                    flags[parameter.name.removeprefix(_ALIAS)] = value
-            command(flags=flags, **given)
+            values = {parameter.name: given.pop(parameter.name) for parameter in settings}
+            command(flags={name: value for name, value in values.items() if value is not None}, **given)
 
         call.__name__, call.__doc__ = command.__name__, command.__doc__
         call.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
@@ -62,6 +60,22 @@ def _place(parameter: inspect.Parameter) -> int:
 
 
 _ALIAS = "alias_of_"
+
+
+class SettingsCommand(TyperCommand):
+    """A command whose hidden spellings set the same parameter as the shown one, so that the last one given wins."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        params: dict[str, Any] = {str(param.name): param for param in self.params}
+        for name, hidden in params.items():
+            if name.startswith(_ALIAS):
+                shown = params[name.removeprefix(_ALIAS)]
+                if hidden.secondary_opts:
+                    parser.add_option(shown, hidden.secondary_opts, shown.name, action="store_const", const=False)
+                else:
+                    parser.add_option(shown, hidden.opts, shown.name)
+        return parser
 
 
 def _parameters(table: type[Table], name: str) -> Iterator[inspect.Parameter]:

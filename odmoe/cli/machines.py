@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from odmoe.cli.flags import with_settings
+from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 
@@ -22,7 +22,7 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only", 
 def add_commands(app: typer.Typer) -> None:
     """`odmoe certs, up, status, down`."""
     app.command()(certs)
-    app.command()(with_settings(Settings)(up))
+    app.command(cls=SettingsCommand)(with_settings(Settings)(up))
     app.command()(status)
     app.command()(down)
 

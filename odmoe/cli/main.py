@@ -17,7 +17,7 @@ import typer
 
 from odmoe.cli.bench import add_bench
 from odmoe.cli.exit import one_interrupt, outcome
-from odmoe.cli.flags import with_settings
+from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.cli.machines import add_commands
 from odmoe.cli.plan import add_plan
 from odmoe.cli.prompts import read_prompts
@@ -27,7 +27,7 @@ from odmoe.cli.trace import add_trace
 from odmoe.cli.train_predictor import add_train_predictor
 from odmoe.cli.verify import add_verify
 from odmoe.settings.settings import DTYPES, MAX_PARALLEL, Settings
-from odmoe.settings.sources import dump, effective
+from odmoe.settings.sources import dump, effective, merged
 from scheduler.errors import ConfigError
 
 app = typer.Typer(
@@ -67,7 +67,7 @@ def _root(
     """Run Mixture-of-Experts models too large for any of your machines."""
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings(Settings)
 def generate(
     flags: dict[str, Any],
@@ -106,14 +106,14 @@ def generate(
     run_generate(settings, prompt_texts, output, at_once)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings(Settings)
 def config(flags: dict[str, Any], config: Config = None) -> None:
     """Show the effective settings and where each comes from.
 
     Flags override ODMOE_* variables, these the configuration file, and the file the defaults.
     """
-    print(dump(effective(flags, config)), end="")
+    print(dump(merged(flags, config)), end="")
 
 
 @app.command()

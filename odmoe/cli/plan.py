@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from odmoe.cli.flags import with_settings
+from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.settings.plan_settings import CONTEXT, PlanSettings
 from scheduler.errors import ConfigError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_plan(app: typer.Typer) -> None:
     """`odmoe plan`."""
-    app.command()(with_settings(PlanSettings)(plan))
+    app.command(cls=SettingsCommand)(with_settings(PlanSettings)(plan))
 
 
 def plan(

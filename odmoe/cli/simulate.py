@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from odmoe.cli.flags import with_settings
+from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.table import flag
 from scheduler.errors import ConfigError
@@ -15,7 +15,7 @@ from scheduler.errors import ConfigError
 
 def add_simulate(app: typer.Typer) -> None:
     """`odmoe simulate`."""
-    app.command()(with_settings(SimulateSettings)(simulate))
+    app.command(cls=SettingsCommand)(with_settings(SimulateSettings)(simulate))
 
 
 def simulate(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from odmoe.cli.flags import with_settings
+from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.cli.prompts import read_prompts
 from odmoe.sample_prompts import sample_prompts
 from odmoe.settings.settings import Settings
@@ -25,7 +25,7 @@ SETTINGS = (
 
 def add_verify(app: typer.Typer) -> None:
     """`odmoe verify`."""
-    app.command()(verify)
+    app.command(cls=SettingsCommand)(verify)
 
 
 @with_settings(Settings, SETTINGS)

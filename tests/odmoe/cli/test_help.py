@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 import typer
 from typer.core import TyperGroup
 
+from odmoe.cli.flags import SettingsCommand
 from odmoe.cli.main import app
 from odmoe.settings.plan_settings import PlanSettings
 from odmoe.settings.settings import Settings
@@ -118,3 +120,29 @@ def test_hidden_spellings(cli: CommandLine) -> None:
     assert "temperature: 0.5  # --temperature\n" in cli("config", "--temp", "0.5").out
     assert "chat: false  # --chat\n" in cli("config", "--no-chat").out
     assert "chat: true  # --chat\n" in cli("config", "--chat").out
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--no-chat", "--chat"], "chat: true  # --chat"),
+        (["--chat", "--no-chat"], "chat: false  # --chat"),
+        (["--chat", "--no-chat", "--chat"], "chat: true  # --chat"),
+        (["--temp", "0.7", "--temperature", "0.5"], "temperature: 0.5  # --temperature"),
+        (["--temperature", "0.5", "--temp=0.7"], "temperature: 0.7  # --temperature"),
+    ],
+    ids=" ".join,
+)
+def test_the_last_spelling_wins(flags: list[str], line: str, cli: CommandLine) -> None:
+    assert f"\n{line}\n" in cli("config", *flags).out
+
+
+def test_every_command_with_hidden_spellings_reads_them() -> None:
+    import typer.main
+
+    from odmoe.cli.main import app
+
+    commands: dict[str, Any] = typer.main.get_group(app).commands
+    hidden = {name for name, one in commands.items() if any("alias_of_" in str(param.name) for param in one.params)}
+    assert hidden >= {"generate", "config", "up"}
+    assert {name for name, one in commands.items() if isinstance(one, SettingsCommand)} >= hidden
