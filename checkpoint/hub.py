@@ -12,9 +12,10 @@ from scheduler.errors import CheckpointError
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 
 
-def find_model(name: str, files: Sequence[str] = MODEL_FILES) -> Path:
+def find_model(name: str, files: Sequence[str] = MODEL_FILES, download: bool = True) -> Path:
     """A path, which may not exist; or the snapshot of a Hub repository (`org/name`), with those `files` (patterns) of
-    it. HF_HOME and HF_HUB_OFFLINE apply. Raises CheckpointError."""
+    it. Without `download`, only the local Hub cache is searched. HF_HOME and HF_HUB_OFFLINE apply. Raises
+    CheckpointError."""
     path = Path(os.path.expanduser(name))
     if path.exists() or name.count("/") != 1 or path.suffix == ".json" or name.startswith((".", "/", "~")):
         return path
@@ -22,7 +23,7 @@ def find_model(name: str, files: Sequence[str] = MODEL_FILES) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(files)))
+        return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=not download))
     except HFValidationError as error:
         raise _missing(name, path, "no name of a Hub repository") from error
     except LocalEntryNotFoundError as error:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from checkpoint.hub import find_model
 from checkpoint.store import ExpertStore
 from checkpoint.token_predictor import FILE
 from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
-from scheduler.errors import ConfigError
+from scheduler.errors import CheckpointError, ConfigError
 from scheduler.policies.registry import forms_of, is_read, residency_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.types import ModelShape
@@ -117,7 +119,9 @@ def find_token_predictor(settings: Settings, store: ExpertStore) -> Path | None:
     predictor = settings.system_config.predictor
     if not is_read("token_predictor", settings.system_config):
         return None
-    beside = [Path(settings.model) / FILE, store.dense / FILE]
+    beside = [store.dense / FILE]
+    with contextlib.suppress(CheckpointError):  # a node's host need not have the model, and does not fetch it
+        beside.insert(0, find_model(settings.model, download=False) / FILE)
     file = (
         Path(settings.token_predictor) if settings.token_predictor else next((p for p in beside if p.is_file()), None)
     )

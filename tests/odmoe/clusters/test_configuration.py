@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
-from odmoe.clusters.configuration import Resources, check_fits, configure, core_config, resources
+from checkpoint.token_predictor import FILE
+from odmoe.clusters.configuration import (
+    Resources,
+    check_fits,
+    configure,
+    core_config,
+    find_token_predictor,
+    resources,
+)
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.policies.systems import SYSTEMS
@@ -77,3 +88,35 @@ def test_too_few_slots_are_refused(demo_store: Callable[[str], Any]) -> None:
     for check in (configure, check_fits):
         with pytest.raises(ConfigError, match="64 slots are needed, 32 are there"):
             check(settings, demo_store("float32"))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hub that cannot be reached, and the snapshot of org/name in the local cache."""
+    revision = "0" * 40
+    repository = tmp_path / "hub" / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    snapshot = repository / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    download = functools.partial(huggingface_hub.snapshot_download, cache_dir=tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: pytest.fail("the Hub was asked"))
+    return snapshot
+
+
+def test_the_token_predictor_is_found_where_training_writes_it(
+    hub: Path, monkeypatch: pytest.MonkeyPatch, demo_store: Callable[[str], Any], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = tmp_path / "models" / "x"
+    home.mkdir(parents=True)
+    for name, folder in (("org/name", hub), ("~/models/x", home)):
+        (folder / FILE).touch()
+        assert find_token_predictor(Settings(model=name, system="smoe"), demo_store("float32")) == folder / FILE
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_that_this_host_does_not_have_is_not_fetched(demo_store: Callable[[str], Any]) -> None:
+    with pytest.raises(ConfigError, match="make them with odmoe train-predictor org/other"):
+        find_token_predictor(Settings(model="org/other", system="smoe"), demo_store("float32"))
