@@ -19,7 +19,7 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, PromptError
-from scheduler.policies.registry import forms_of, is_exact
+from scheduler.policies.registry import forms_of, inexact
 
 Step = Callable[[], None]
 
@@ -150,11 +150,9 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
 
 def _by_design(settings: Settings) -> str:
     """Why answers may differ from Transformers'; empty where they may not."""
-    system = settings.system_config
-    if is_exact(system):
+    changing = [f"{field} {name}" for field, name in inexact(settings.system_config).items()]
+    if not changing:
         return ""
-    chosen = {"router": (system.router, "top-k"), "precision": (system.precision, "full")}
-    changing = [f"{name} {value}" for name, (value, exact) in chosen.items() if value != exact]
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"
 
 

@@ -12,7 +12,7 @@ from scheduler.policies.baselines.hobbit import Mixed, Stacked
 from scheduler.policies.baselines.hybrimoe import Hybrid, Impact, RecentScore
 from scheduler.policies.baselines.mixtral_offloading import NextGate
 from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Placement, PrefillPipeline, ResidentOnly
-from scheduler.policies.precision import Full, Popular, Precision, Uniform
+from scheduler.policies.precision import FULL, INT2, INT4, Full, Popular, Precision, Uniform
 from scheduler.policies.predictors.base import Predictor, RandomPredictor, Silent
 from scheduler.policies.predictors.gate_based import CrossLayer, NextLayer
 from scheduler.policies.predictors.token_wise import TokenWise
@@ -38,9 +38,15 @@ class Choice(Generic[T]):
     about: str
     """One line for people, with the paper's section where it has one."""
     make: Callable[..., T]
-    """From the model's shape and the system's configuration; of a precision from nothing."""
+    """From the model's shape and the system's configuration."""
     reads: tuple[str, ...] = ()
     """Settings that only some policies read. One that no chosen policy reads is refused."""
+    exact: bool = True
+    """Answers stay those of the model."""
+    exact_at_0: str | None = None
+    """A number that the policy reads. Where it is 0, answers stay those of the model after all."""
+    forms: tuple[str, ...] = (FULL,)
+    """Of a precision: the forms in which it loads experts, the largest first."""
 
 
 PREDICTORS: dict[str, Choice[Predictor]] = {
@@ -116,11 +122,15 @@ ROUTERS: dict[str, Choice[Router]] = {
         "Residents replace unimportant experts (Importance)",
         lambda shape, c: ExpertCache(**_given(alpha=c.alpha)),
         ("alpha",),
+        exact=False,
+        exact_at_0="alpha",
     ),
     "skip": Choice(
         "Leaves out the least experts of a row (AdapMoE)",
         lambda shape, c: _from("baselines.adapmoe").Skip(**_given(threshold=c.alpha)),
         ("alpha",),
+        exact=False,
+        exact_at_0="alpha",
     ),
 }
 PLACEMENTS: dict[str, Choice[Placement]] = {
@@ -132,11 +142,21 @@ PLACEMENTS: dict[str, Choice[Placement]] = {
     "hybrid": Choice("Greedy schedule of device and host (HybriMoE)", lambda shape, c: Hybrid()),
 }
 PRECISIONS: dict[str, Choice[Precision]] = {
-    "full": Choice("As the store has them", Full),
-    "int4": Choice("HQQ at four bits", lambda: Uniform("int4")),
-    "int2": Choice("HQQ at two bits", lambda: Uniform("int2")),
-    "popular": Choice("int4, and int2 for unpopular experts in prefill (Fate)", Popular),
-    "mixed": Choice("Fewer bits for less important experts (HOBBIT)", Mixed),
+    "full": Choice("As the store has them", lambda shape, c: Full()),
+    "int4": Choice("HQQ at four bits", lambda shape, c: Uniform(INT4), exact=False, forms=(INT4,)),
+    "int2": Choice("HQQ at two bits", lambda shape, c: Uniform(INT2), exact=False, forms=(INT2,)),
+    "popular": Choice(
+        "int4, and int2 for unpopular experts in prefill (Fate)",
+        lambda shape, c: Popular(),
+        exact=False,
+        forms=(INT4, INT2),
+    ),
+    "mixed": Choice(
+        "Fewer bits for less important experts (HOBBIT)",
+        lambda shape, c: Mixed(),
+        exact=False,
+        forms=(FULL, INT4),
+    ),
 }
 PREFILLS: dict[str, Choice[str]] = {
     "ahead": Choice("Every expert is loaded ahead of its gate", lambda shape, c: "ahead"),
@@ -188,7 +208,7 @@ def strategy_of(shape: ModelShape, system: SystemConfig) -> Strategy:
         RESIDENCIES[system.residency].make(shape, system),
         ROUTERS[system.router].make(shape, system),
         PLACEMENTS[system.placement].make(shape, system),
-        PRECISIONS[system.precision].make(),
+        PRECISIONS[system.precision].make(shape, system),
         predicts=system.predictor not in ("sep", "none"),
     )
 
@@ -202,13 +222,23 @@ def residency_of(shape: ModelShape, system: SystemConfig) -> Residency:
 def forms_of(system: SystemConfig) -> tuple[str, ...]:
     """The forms in which experts are loaded. Raises ConfigError."""
     check(system)
-    return PRECISIONS[system.precision].make().forms
+    return PRECISIONS[system.precision].forms
 
 
 def is_exact(system: SystemConfig) -> bool:
     """Whether the answer is the model's own. Raises ConfigError."""
+    return not inexact(system)
+
+
+def inexact(system: SystemConfig) -> dict[str, str]:
+    """The chosen policies that change answers, by field. Raises ConfigError."""
     check(system)
-    return ROUTERS[system.router].make(None, system).exact and PRECISIONS[system.precision].make().exact
+    found = {}
+    for field, names in CHOICES.items():
+        choice = names[name := getattr(system, field)]
+        if not choice.exact and not (choice.exact_at_0 and getattr(system, choice.exact_at_0) == 0):
+            found[field] = name
+    return found
 
 
 def _from(module: str) -> Any:

@@ -13,6 +13,7 @@ from main_node.report import Report
 from odmoe.commands.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
+from scheduler.policies.registry import PLACEMENTS, Choice
 from support.machines.cli import Screen
 
 MEMORY: dict[str, int | list[int]] = {"main": 2_000_000, "shadow": 0, "workers": [300_000] * 8}
@@ -114,9 +115,14 @@ def test_times_name_the_profile_that_they_are_of() -> None:
     assert timed == {"speed", "first token", "stalls"}
 
 
-def test_an_answer_that_may_differ_says_why() -> None:
+def test_an_answer_that_may_differ_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     text = one(exact=False, served={"router": "expert-cache", "alpha": 0.5})["output"]
     assert text == "approximate, because of --router expert-cache"
+    both = one(exact=False, served={"router": "skip", "precision": "int4"})["output"]
+    assert both == "approximate, because of --router skip and --precision int4"
+    monkeypatch.setitem(PLACEMENTS, "elsewhere", Choice("Rounds on the way", PLACEMENTS["device"].make, exact=False))
+    other = one(exact=False, served={"placement": "elsewhere"})["output"]
+    assert other == "approximate, because of --placement elsewhere"
     found = one(exact=False, ignored=["num_beams=4"])
     assert found["output"] == "approximate, because of ignored generation settings"
     assert found["ignored"].startswith("num_beams=4 of generation_config.json")

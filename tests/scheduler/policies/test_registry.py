@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 
 from scheduler.errors import ConfigError
-from scheduler.policies.registry import CHOICES, PRECISIONS, check, is_exact, is_read, readers, strategy_of
+from scheduler.policies.registry import (
+    CHOICES,
+    PRECISIONS,
+    ROUTERS,
+    Choice,
+    check,
+    forms_of,
+    inexact,
+    is_exact,
+    is_read,
+    readers,
+    strategy_of,
+)
+from scheduler.policies.routers import TopK
 from scheduler.policies.system_config import SystemConfig
 from scheduler.policies.systems import SYSTEMS, preset_of
 from scheduler.types import ModelShape
@@ -28,18 +41,44 @@ class Watched:
         return getattr(SystemConfig(), name)
 
 
-@pytest.mark.parametrize(
-    ("field", "name"), [(field, name) for field, names in CHOICES.items() for name in names if field != "precision"]
-)
+@pytest.mark.parametrize(("field", "name"), [(field, name) for field, names in CHOICES.items() for name in names])
 def test_a_policy_reads_the_numbers_that_it_declares(field: str, name: str) -> None:
     choice, watched = CHOICES[field][name], Watched()
     choice.make(SHAPE, watched)
     assert watched.read & set(NUMBERS) == set(choice.reads) & set(NUMBERS)
 
 
+@pytest.mark.parametrize(
+    ("field", "name"), [("router", one) for one in ROUTERS] + [("precision", p) for p in PRECISIONS]
+)
+def test_a_policy_is_as_exact_as_its_choice_declares(field: str, name: str) -> None:
+    assert CHOICES[field][name].make(SHAPE, SystemConfig()).exact == CHOICES[field][name].exact
+    for alpha in (None, 0, 0.1):
+        system = SystemConfig(**{field: name}, alpha=alpha)
+        assert inexact(system) == ({} if strategy_of(SHAPE, system).exact else {field: name})
+
+
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_a_precision_reads_nothing(name: str) -> None:
-    assert PRECISIONS[name].reads == ()
+def test_a_precision_has_the_forms_that_it_declares(name: str) -> None:
+    assert PRECISIONS[name].make(SHAPE, SystemConfig()).forms == PRECISIONS[name].forms
+    assert forms_of(SystemConfig(precision=name)) == PRECISIONS[name].forms
+
+
+class Own(TopK):
+    """A router that reads the shape."""
+
+    exact = False
+
+    def __init__(self, shape: ModelShape) -> None:
+        self.layers = len(shape.layers)
+
+
+def test_a_policy_of_ones_own_may_read_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROUTERS, "own", Choice("Reads the shape", lambda shape, c: Own(shape), exact=False))
+    system = SystemConfig(router="own")
+    assert not is_exact(system)
+    assert inexact(system) == {"router": "own"}
+    assert not strategy_of(SHAPE, system).exact
 
 
 def test_readers() -> None:
