@@ -94,6 +94,14 @@ def resources(settings: Settings, store: ExpertStore) -> Resources:
     return Resources(workers, slots, forms)
 
 
+def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings:
+    """The settings for a Ray cluster with this number of workers: where all experts stay and nothing else decides on
+    the slots, with slots for all of them."""
+    if not _keeps_all(settings) or settings.given("slots") or settings.workers_given:
+        return settings
+    return settings.but(slots=resources(settings.but(workers=workers), store).slots)
+
+
 def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...], experts: int) -> int:
     manifest = store.manifest
     size = parse_memory(memory, manifest.expert_bytes)

@@ -110,11 +110,15 @@ class _BringUp:
 
     def _store(self, facts: dict[str, Facts]) -> Path:
         """Make the store if there is none, and copy it to every host."""
+        from odmoe.clusters.configuration import with_slots
+
         settings = self._settings
         with self._terminal.progress() as progress:
-            store = prepare_store(
+            opened = prepare_store(
                 settings.model, settings.store, settings.dtype, progress, forms_of(settings.system_config)
-            ).path.resolve()
+            )
+        self._settings = with_slots(settings, opened, len(self._cluster.of("worker_node")))
+        store = opened.path.resolve()
         self._turns.end("store here")
         wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))
         with_room, without = self._checked(facts, wanted)
