@@ -99,7 +99,7 @@ def run_generate(
             else:
                 _answer_all(job, prepared.prompts, prompts, parallel, output, terminal)
         finally:
-            _write_records(settings, job)  # most wanted where something went wrong
+            _write_records(settings, job, prepared.store)  # most wanted where something went wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,10 @@ def _tokens(settings: Settings, prompts: list[str], store: ExpertStore, say: Say
     return tokenizer, ids
 
 
-def _write_records(settings: Settings, job: Job) -> None:
+def _write_records(settings: Settings, job: Job, store: ExpertStore) -> None:
     """Write --record and --trace."""
+    from odmoe.clusters.configuration import resources
+
     failing = sys.exc_info()[0] is not None
     cluster = job.cluster
     try:
@@ -168,7 +170,8 @@ def _write_records(settings: Settings, job: Job) -> None:
             if settings.record is not None:
                 both.callback(lambda path: write_whole(path, cluster.recording()), Path(settings.record))
             if settings.trace is not None:
-                both.callback(lambda path: write_trace(path, cluster.trace(), about(job.served)), Path(settings.trace))
+                facts = about(job.served, resources(job.served, store).slots)
+                both.callback(lambda path: write_trace(path, cluster.trace(), facts), Path(settings.trace))
     except (ODMoEError, OSError):
         if not failing:  # the first error is the one to show
             raise
@@ -188,15 +191,13 @@ def shadow_of(settings: Settings) -> str:
     return settings.shadow if settings.shadowed else "none"
 
 
-def about(settings: Settings) -> dict[str, Any]:
-    """What a trace says of itself."""
+def about(settings: Settings, slots: int) -> dict[str, Any]:
+    """What a trace says of itself. `slots`: of each worker."""
     shown = (
         "model", "cluster", "workers", "slots", "device_memory", "system", *CHOSEN, "align_token",
         "align_kv", "dtype", "loader",
     )  # fmt: skip
-    values = {name: getattr(settings, name) for name in shown}
-    if settings.device_memory is not None:
-        del values["slots"]  # as many as that has room for
+    values = {name: getattr(settings, name) for name in shown} | {"slots": slots}
     return values | {"shadow": shadow_of(settings), "emulated": settings.profile}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.trace import read_trace
 from support.machines.cli import CommandLine
 
 QUICK = ("--threads", "1", "-n", "3")
@@ -76,3 +77,17 @@ def test_the_host_is_no_worker(cli: CommandLine, demo: Path) -> None:
     assert answer.code == 0, answer.err
     assert re.search(r"each worker +6\.3 MB and ", answer.err)
     assert re.search(r"on the host +\d+ of \d+ experts computed there", answer.err)
+
+
+@pytest.mark.parametrize(
+    ("flags", "slots"),
+    [(["--system", "fully-cached", "--workers", "8"], 8), (["--device-memory", "50%", "--workers", "4"], 8)],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_a_trace_has_the_slots_of_each_worker(
+    flags: list[str], slots: int, cli: CommandLine, demo: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    answer = cli("generate", "-m", str(demo), *flags, *QUICK, "--shadow", "none", "--trace", str(file), "hello")
+    assert answer.code == 0, answer.err
+    assert read_trace(file)[1]["slots"] == slots

@@ -55,7 +55,7 @@ settings = Settings(model="m", dice="twelve")
 log = Recorder({}, CoreConfig(ModelShape((0,), 2, 1), 1, system=settings.system_config)).take()
 print(json.dumps({
     "settings": settings.system_config.dice,
-    "trace": about(settings)["dice"],
+    "trace": about(settings, 1)["dice"],
     "report": system_of(settings),
     "served": "dice" in SERVED,
     "recorded": b"dice" in log and b"twelve" in log,
