@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.policies.registry import PREDICTORS
+from scheduler.policies.systems import SYSTEMS
 from scheduler.trace import read_trace
 from support.machines.cli import CommandLine
 
@@ -16,13 +18,13 @@ QUICK = ("--threads", "1", "-n", "3")
 
 
 WRONG: list[tuple[list[str], str]] = [
-    (["--system", "fats"], "--system is 'fats'; did you mean fate? odmoe systems lists all 16 names"),
+    (["--system", "fats"], f"--system is 'fats'; did you mean fate? odmoe systems lists all {len(SYSTEMS)} names"),
     (["--alpha", "0.3"], "--alpha is 0.3, which neither --predictor sep nor --router top-k reads; next-layer, "),
     (["--system", "fate", "--token-predictor", "f"], "--token-predictor is f, which --predictor cross-layer does not"),
     (["--placement", "balance"], "--placement balance needs a host that computes beside the device"),
     (["--placement", "host", "--profile", "rtx3090-1gbe"], "--placement host needs a host that computes"),
     (["--placement", "host", "--loader", "cuda", "--profile", "rtx3090-1gbe"], "--placement host needs a host"),
-    (["--predictor", "xyz"], "--predictor is 'xyz'; odmoe systems lists all 13 names"),
+    (["--predictor", "xyz"], f"--predictor is 'xyz'; odmoe systems lists all {len(PREDICTORS)} names"),
     (["--system", "fully-cached", "--slots", "7"], "64 slots are needed, 56 are there; give more"),
     (["--system", "fate", "--align-token", "2"], "--align-token is 2, which --predictor cross-layer does not read"),
     (["--system", "fully-cached", "--device-memory", "30%"], "64 slots are needed, 16 are there; give more"),

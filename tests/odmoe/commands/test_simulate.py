@@ -16,6 +16,7 @@ from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.eventlog.recording import Recorder
 from scheduler.files import write_whole
+from scheduler.policies.registry import PREDICTORS
 from scheduler.policies.system_config import CoreConfig
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.scenario import Scenario
@@ -221,7 +222,7 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
         (["--workers", "0"], "--workers is 0; allowed: 1 to 65536"),
         (["--workers", "4", "--group-size", "5"], "--group-size is 5; allowed: 1 to --workers (4)"),
         (["--align-token", "-1"], "--align-token is -1; allowed: 0 (never), 1"),
-        (["--predictor", "oracle"], "--predictor is 'oracle'; did you mean traces? odmoe systems lists all 13 names"),
+        (["--predictor", "oracle"], f"did you mean traces? odmoe systems lists all {len(PREDICTORS)} names"),
         (["--residency", "all", "--slots", "1"], "256 slots are needed, 8 are there"),
         (["--trace", "/none/t.json"], "--trace is '/none/t.json'; allowed: a file in a directory"),
         (["--routes", "/none"], "recording /none cannot be read"),

@@ -119,7 +119,7 @@ def test_texts_in_the_environment() -> None:
         ({"alpha": 0.3}, "ODMOE_ALPHA is 0.3, which neither --predictor sep nor --router top-k reads; next-layer, "),
         ({"system": "fate", "prefetch": 2}, "ODMOE_PREFETCH is 2, which --predictor cross-layer does not read"),
         ({"system": "fate", "token_predictor": "f"}, "ODMOE_TOKEN_PREDICTOR is f, which --predictor cross-layer does"),
-        ({"system": ["fate"]}, r"ODMOE_SYSTEM is \['fate'\]; odmoe systems lists all 16 names"),
+        ({"system": ["fate"]}, rf"ODMOE_SYSTEM is \['fate'\]; odmoe systems lists all {len(SYSTEMS)} names"),
         ({"system": {"fate": 1}}, "ODMOE_SYSTEM is {'fate': 1}; odmoe systems lists all"),
         (
             {"system": "fate", "shadow": "nf4"},

@@ -11,6 +11,7 @@ import pytest
 
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import PREDICTORS
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.load_budget import load_budget
@@ -181,7 +182,7 @@ def test_a_thousand_workers_and_deepseeks_shape(profile: Profile) -> None:
     [
         ({"tokens": 0}, "--tokens is 0"),
         ({"slots": 0}, "--slots is 0"),
-        ({"predictor": "x"}, "--predictor is 'x'; odmoe systems lists all 13"),
+        ({"predictor": "x"}, f"--predictor is 'x'; odmoe systems lists all {len(PREDICTORS)} names"),
         ({"group_size": 9}, r"--group-size is 9; allowed: 1 to --workers \(8\)"),
     ],
 )
