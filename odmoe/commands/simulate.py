@@ -19,10 +19,11 @@ from scheduler.core.stats import RecallCounts
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
+from scheduler.policies.registry import strategy_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.simulation.scenario import RECALL, Scenario
-from scheduler.simulation.simulate import Outcome, simulate
+from scheduler.simulation.simulate import Outcome, simulate, unscored
 from scheduler.simulation.time_breakdown import bound_by
 from scheduler.simulation.workload import Workload, random_workload
 from scheduler.timing.load_budget import luck
@@ -106,7 +107,14 @@ def _random_run(given: SimulateSettings) -> Run:
         raise ConfigError(f"--top-k is {profile.top_k} with {profile.experts} experts; allowed: 1 to {profile.experts}")
     scenario = _scenario(given, profile, None, given.prompt_tokens, given.tokens)
     recall = RECALL if given.recall is None and scenario.system.predictor == "sep" else given.recall
-    return Run(scenario, random_workload(scenario, recall, given.seed))
+    workload = random_workload(scenario, recall, given.seed)
+    if lacking := unscored(scenario.system, strategy_of(scenario.shape, scenario.system), workload):
+        flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.given(name))
+        raise ConfigError(
+            f"{lacking}, which only a recorded run has; record a run first: odmoe generate {flags} --record FILE ..., "
+            f"then odmoe simulate {flags} --routes FILE"
+        )
+    return Run(scenario, workload)
 
 
 def _scenario(

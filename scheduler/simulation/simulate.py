@@ -88,6 +88,16 @@ def simulate(
 
 def _check_scores(system: SystemConfig, strategy: Strategy, workload: Workload) -> None:
     """Raises ConfigError naming the flag of a policy that reads scores that the workload lacks."""
+    if lacking := unscored(system, strategy, workload):
+        has = workload.foresight if workload.scored and workload.foresight else "none of it"
+        raise ConfigError(
+            f"{lacking}, but these routes come with {has}; simulate the routes (--routes) of a run that was recorded "
+            "with this policy"
+        )
+
+
+def unscored(system: SystemConfig, strategy: Strategy, workload: Workload) -> str | None:
+    """The first policy that reads what the workload lacks, and what that is; None if there is none."""
     needed = strategy.predictor.foresight
     readers = [
         ("router", system.router, strategy.router.wants_scores),
@@ -96,12 +106,7 @@ def _check_scores(system: SystemConfig, strategy: Strategy, workload: Workload) 
     ]
     for flag, name, reads in readers:
         if reads and not workload.scored:
-            raise ConfigError(
-                f"--{flag} {name} reads the scores of gates, but these routes have none; simulate the routes "
-                "(--routes) of a run that was recorded with such a policy"
-            )
+            return f"--{flag} {name} reads the scores of gates"
     if needed is not None and workload.foresight != needed:
-        raise ConfigError(
-            f"--predictor {system.predictor} reads what the main model foresees ({needed}), but these routes come "
-            f"with {workload.foresight or 'none of it'}; simulate the routes (--routes) of a run with this predictor"
-        )
+        return f"--predictor {system.predictor} reads what the main model foresees ({needed})"
+    return None

@@ -16,7 +16,7 @@ from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.eventlog.recording import Recorder
 from scheduler.files import write_whole
-from scheduler.policies.registry import PREDICTORS
+from scheduler.policies.registry import PREDICTORS, strategy_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.scenario import Scenario
@@ -27,6 +27,7 @@ from scheduler.simulation.world import World
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
 from scheduler.trace import read_trace
+from scheduler.types import ModelShape
 from support.machines.cli import CommandLine
 
 PAPER = find_profile("rtx3090-1gbe")
@@ -88,7 +89,11 @@ def test_json_says_what_the_simulator_does(cli: CommandLine) -> None:
     assert (found["profile"], found["bound"]) == (PAPER.name, outcome.bound)
 
 
-DRAWN = ("od-moe", "sep-arc", "random-prefetch", "on-demand", "fully-cached", "moe-infinity", "eap", "static")
+DRAWN = [
+    name
+    for name, strategy in ((name, strategy_of(ModelShape((0,), 2, 1), one.config)) for name, one in SYSTEMS.items())
+    if not strategy.wants_scores and strategy.predictor.foresight is None
+]
 """What can be simulated on routes that are drawn: nothing in it reads what a gate thinks."""
 
 
@@ -106,7 +111,15 @@ def test_systems_choose_and_flags_choose_otherwise(cli: CommandLine, system: str
 def test_what_reads_scores_needs_a_recording_with_them(cli: CommandLine, system: str) -> None:
     answer = cli("simulate", "--system", system, "--tokens", "4")
     assert answer.code == 2
-    assert "(--routes) of a run" in answer.err
+    advice = f"odmoe generate --system {system} --record FILE ..., then odmoe simulate --system {system} --routes FILE"
+    assert f"record a run first: {advice}\n" in answer.err
+
+
+def test_the_advice_has_the_flags_that_were_given(cli: CommandLine) -> None:
+    answer = cli("simulate", "--router", "skip", "--alpha", "0.2", "--tokens", "4")
+    assert answer.code == 2
+    assert "--router skip reads the scores of gates, which only a recorded run has" in answer.err
+    assert "odmoe simulate --router skip --alpha 0.2 --routes FILE\n" in answer.err
 
 
 def test_the_models_shape_may_be_another(cli: CommandLine) -> None:
