@@ -6,6 +6,8 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.table import Count, Number, Table, again, count, setting
 from odmoe.settings.units import LINK, RATE, SIZE, Bytes, Link, Rate
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import check
+from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.scenario import PROFILE
 
 CONTEXT = 4096
@@ -56,6 +58,7 @@ class PlanSettings(Table):
 
     def check_together(self) -> None:
         """Raises ConfigError."""
+        check(SystemConfig(prefill=self.prefill))
         if not self.model:
             raise ConfigError("--model is not given; give a model directory, its config.json, a store or org/name")
         if self.recall is not None and self.shadow == "none":

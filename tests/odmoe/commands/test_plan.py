@@ -131,6 +131,7 @@ def test_a_planned_shadow_is_as_large_as_a_real_one(
         (("--shadow", "int4"), "--shadow is 'int4'; allowed: fp16, int8, nf4, none"),
         (("--dtype", "int8"), "--dtype is 'int8'; allowed: float32"),
         (("--prefill", "never"), "--prefill is 'never'; allowed: ahead, pipelined, in-turn"),
+        (("--prefill", "never", "-m", "/none"), "--prefill is 'never'; allowed: ahead, pipelined, in-turn"),
     ],
 )
 def test_what_cannot_be_is_one_line(cli: CommandLine, flags: tuple[str, ...], says: str) -> None:
