@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from scheduler.alignment import Alignment
+from scheduler.limits import MAX_EXPERTS
 from scheduler.types import ModelShape
 
 
@@ -41,8 +42,15 @@ class SystemConfig:
         "Score margin of expert-cache and next-layer, or share of the weight that skip leaves out",
     )  # fmt: skip
     prefetch: int | None = _number(
-        int, 1, 1 << 30, "1, 2, ...", "Prediction", "Most experts of a layer that a predictor prefetches"
+        int, 1, MAX_EXPERTS, f"1 to {MAX_EXPERTS}", "Prediction", "Most experts of a layer that a predictor prefetches"
     )
+
+    def __post_init__(self) -> None:
+        # A caller in Python may give 1 for 1.0; a recording knows only floats.
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            if declared.metadata.get("kind") is float and type(value) is int:
+                object.__setattr__(self, declared.name, float(value))
 
 
 @dataclass(frozen=True, slots=True)

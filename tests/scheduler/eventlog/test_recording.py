@@ -336,6 +336,12 @@ def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
     assert SystemConfig(**head["core"]["system"]) == SystemConfig()
 
 
+def test_a_whole_number_is_recorded_as_a_float(tmp_path: Path) -> None:
+    """From Python, alpha may be 1."""
+    core = CoreConfig(t.ModelShape((0,), 2, 1), 1, system=SystemConfig(router="skip", alpha=1))
+    assert read(tmp_path, Recorder({}, core).take()).core_config.system.alpha == 1.0
+
+
 def test_what_follows_the_end_is_refused(tmp_path: Path, log: bytes) -> None:
     with pytest.raises(ConfigError, match="there is data after its end"):
         read(tmp_path, log + b"\x01")
