@@ -12,6 +12,7 @@ from checkpoint.token_predictor import FILE
 from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
+from odmoe.terminal import counted, megabytes
 from scheduler.errors import CheckpointError, ConfigError
 from scheduler.policies.registry import forms_of, is_read, residency_of
 from scheduler.policies.system_config import CoreConfig
@@ -111,10 +112,13 @@ def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[
     if slots < 1:
         bare = memory.replace(".", "").isdigit()
         hint = f", or did you mean {memory}%?" if bare and float(memory) <= 100 else ""
+        least = (each + beside) * settings.workers
+        percent = -(-100 * least // manifest.expert_bytes)
+        share = memory.strip().endswith("%") and percent <= 100
         raise ConfigError(
-            f"--device-memory {memory} is {size} bytes for {settings.workers} worker(s), but a worker with "
+            f"--device-memory {memory} is {size} bytes for {counted(settings.workers, 'worker')}, but a worker with "
             f"one expert needs {each + beside}{f', {beside} of them to dequantise it' if beside else ''}; "
-            f"give at least {(each + beside) * settings.workers} bytes{hint}"
+            f"give at least {f'{percent}% ({megabytes(least)})' if share else f'{least} bytes'}{hint}"
         )
     return slots
 

@@ -18,6 +18,7 @@ from odmoe.clusters.host_place import make_host
 from odmoe.clusters.nodes import emulation_of, make_engine, make_main, make_shadow, make_worker, travelled, travelling
 from odmoe.clusters.process import prepare_libraries
 from odmoe.settings.settings import Settings
+from odmoe.terminal import counted
 from scheduler.trace import Span
 from wire import inprocess
 from wire.base import Channel, Handler, Node
@@ -35,7 +36,7 @@ class EmbeddedCluster:
         self._settings = settings
         self._store = store
         self._closed = False
-        say(f"loading the main model and {settings.workers} worker(s)")
+        say(f"loading the main model and {counted(settings.workers, 'worker')}")
         emulation = self._emulation = emulation_of(settings)
         configuration = configure(settings, store)
         self._recorder = make_recorder(settings, store, configuration)

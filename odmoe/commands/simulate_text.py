@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from odmoe.terminal import counted
+
 BAR = 30
 LEAST_LUCK = 0.0005
 CAUSES = {
@@ -46,7 +48,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
     stay += f", placement {facts['placement']} with a host" if facts["host"] else ""
-    yield "cluster", f"{facts['workers']} workers in groups of {facts['group_size']}, {slots}{stay}"
+    yield "cluster", f"{counted(facts['workers'], 'worker')} in groups of {facts['group_size']}, {slots}{stay}"
     aligned = f", aligned every {facts['align_token']} (token) and {facts['align_kv']} (KV)"
     name = facts["predictor"]
     yield "prediction", _SAYS.get(name, f"by {name}") + (aligned if name == "sep" else "")

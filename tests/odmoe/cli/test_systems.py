@@ -30,10 +30,16 @@ WRONG: list[tuple[list[str], str]] = [
     (["--system", "fully-cached", "--device-memory", "30%"], "64 slots are needed, 16 are there; give more"),
     (
         ["--system", "eap", "--device-memory", "0.1%"],
-        "--device-memory 0.1% is 21233 bytes for 1 worker(s), but a worker",
+        "--device-memory 0.1% is 21233 bytes for 1 worker, but a worker",
     ),
     (["--system", "eap", "--device-memory", "40"], "give at least 331776 bytes, or did you mean 40%?"),
-    (["--workers", "64", "--device-memory", "10%"], "give at least 21233664 bytes\n"),
+    (["--workers", "64", "--device-memory", "10%"], "give at least 100% (21.2 MB)\n"),
+    (["--workers", "65", "--device-memory", "10%"], "give at least 21565440 bytes\n"),
+    (
+        ["--system", "eap", "--precision", "int4", "--device-memory", "1%"],
+        "is 212336 bytes for 1 worker, but a worker with one expert needs 978944, 884736 of them to dequantise it; "
+        "give at least 5% (1.0 MB)\n",
+    ),
     (
         ["--system", "smoe", "--token-predictor", "/none"],
         "--predictor token-wise needs trained weights, and /none does",
@@ -93,3 +99,9 @@ def test_a_trace_has_the_slots_of_each_worker(
     answer = cli("generate", "-m", str(demo), *flags, *QUICK, "--shadow", "none", "--trace", str(file), "hello")
     assert answer.code == 0, answer.err
     assert read_trace(file)[1]["slots"] == slots
+
+
+def test_the_advised_share_of_memory_suffices(cli: CommandLine, demo: Path) -> None:
+    flags = ("--system", "eap", "--precision", "int4", "--device-memory", "5%")
+    answer = cli("generate", "-m", str(demo), *flags, *QUICK, "hello")
+    assert answer.code == 0, answer.err

@@ -52,7 +52,10 @@ def test_threads_end_with_the_cluster(demo_store: Any) -> None:
 
 def test_an_answer_of_one_token(demo_store: Any) -> None:
     """Nothing is decoded, so there is no rate, and no shadow is waited for."""
-    cluster = EmbeddedCluster(Settings(model="demo", shadow="none", threads=1, workers=1), demo_store("bfloat16"))
+    said: list[str] = []
+    settings = Settings(model="demo", shadow="none", threads=1, workers=1)
+    cluster = EmbeddedCluster(settings, demo_store("bfloat16"), said.append)
+    assert said[0] == "loading the main model and 1 worker"
     (step,) = cluster.generate([5, 6, 7], 1)
     cluster.close()
     assert step.report is not None

@@ -252,3 +252,8 @@ def test_what_is_wrong_is_said(cli: CommandLine, log: Path, tmp_path: Path, flag
     answer = cli("simulate", *[named.get(flag, flag) for flag in flags])
     assert answer.code == 2
     assert says in answer.err
+
+
+@pytest.mark.parametrize(("workers", "says"), [("1", "1 worker in groups of 1,"), ("2", "2 workers in groups of 2,")])
+def test_one_worker_is_a_worker(cli: CommandLine, workers: str, says: str) -> None:
+    assert says in cli("simulate", "--tokens", "2", "--workers", workers).out
