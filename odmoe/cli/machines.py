@@ -31,7 +31,14 @@ def up(
     flags: dict[str, Any],
     file: File,
     timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for Ray and the nodes", min=1, rich_help_panel="Cluster", metavar="X")
+        float,
+        typer.Option(
+            help="Seconds to wait for Ray and the nodes (default: 300)",
+            show_default=False,
+            min=1,
+            rich_help_panel="Cluster",
+            metavar="X",
+        ),
     ] = 300.0,
     config: Annotated[
         str | None,
@@ -89,7 +96,12 @@ def certs(
             help="Output directory (default: ~/.config/odmoe/clusters/NAME)", show_default=False, metavar="PATH"
         ),
     ] = None,
-    days: Annotated[int, typer.Option(help="Days for which a host's certificate is valid", metavar="N")] = 825,
+    days: Annotated[
+        int,
+        typer.Option(
+            help="Days for which a host's certificate is valid (default: 825)", show_default=False, metavar="N"
+        ),
+    ] = 825,
     renew: Annotated[
         bool, typer.Option("--renew", help="Renew the hosts' certificates, not the CA", metavar="")
     ] = False,

@@ -77,7 +77,13 @@ def generate(
         typer.Option(help="File of prompts, one per line", show_default=False, metavar="PATH"),
     ] = None,
     parallel: Annotated[
-        int, typer.Option(help="Prompts of --prompts to answer at once", rich_help_panel="Output", metavar="N")
+        int,
+        typer.Option(
+            help="Prompts of --prompts to answer at once (default: 4)",
+            show_default=False,
+            rich_help_panel="Output",
+            metavar="N",
+        ),
     ] = 4,
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer", metavar="")] = False,

@@ -41,7 +41,7 @@ class Settings(SystemSettings):
         heading="Cluster",
         common=True,
     )
-    workers: Count = count(8, "Worker nodes", heading="Cluster", common=True)
+    workers: Count = count(8, "Worker nodes (default: 8, or the system's)", heading="Cluster", common=True)
     group_size: Count | None = count(
         None, "Workers that serve a layer together (default: the model's top-k)", heading="Cluster"
     )
@@ -106,7 +106,7 @@ class Settings(SystemSettings):
     temperature: Number | None = setting(
         None,
         "a number of at least 0",
-        "Temperature (or --temp); 0: greedy",
+        "Temperature (default: 0, greedy)",
         "--temp",
         heading="Sampling",
         common=True,

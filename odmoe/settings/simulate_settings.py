@@ -31,7 +31,9 @@ class SimulateSettings(SystemSettings):
     top_k: Count | None = _up_to(MAX_EXPERTS, None, "Experts per token (default: the profile's)", "Model")
 
     profile: str = again(Settings, "profile", default=PROFILE, heading="Cluster", common=True, about="Hardware profile")
-    workers: Count | None = _up_to(MAX_EXPERTS, None, "Worker nodes (default: the profile's)", "Cluster", common=True)
+    workers: Count | None = _up_to(
+        MAX_EXPERTS, None, "Workers (default: system's or profile's)", "Cluster", common=True
+    )
     group_size: Count | None = again(
         Settings, "group_size", about="Workers that serve a layer together (default: --top-k, or the profile's)"
     )

@@ -146,3 +146,27 @@ def test_every_command_with_hidden_spellings_reads_them() -> None:
     hidden = {name for name, one in commands.items() if any("alias_of_" in str(param.name) for param in one.params)}
     assert hidden >= {"generate", "config", "up"}
     assert {name for name, one in commands.items() if isinstance(one, SettingsCommand)} >= hidden
+
+
+def test_a_default_is_written_one_way() -> None:
+    """In round brackets, as the flags of settings have it; typer would write square ones."""
+    import typer.main
+
+    from odmoe.cli.main import app
+
+    commands: dict[str, Any] = typer.main.get_group(app).commands
+    options = [one for command in commands.values() for one in command.params if one.param_type_name == "option"]
+    given = [one for one in options if isinstance(one.default, int | float | str) and not one.is_flag]
+    assert len(given) > 5
+    for one in given:
+        number = one.default if isinstance(one.default, str) else f"{one.default:g}"
+        assert f"(default: {number})" in one.help
+        assert not one.show_default
+
+
+def test_defaults_that_a_system_decides_are_said(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = cli("generate", "--help").out
+    assert "Worker nodes (default: 8, or the system's)" in text
+    assert "Temperature (default: 0, greedy)" in text
+    assert "Workers (default: system's or profile's)" in cli("simulate", "--help").out
