@@ -13,7 +13,7 @@ from types import FrameType
 
 import typer
 
-from scheduler.errors import ConfigError, ODMoEError
+from scheduler.errors import ConfigError, ODMoEError, PromptError
 
 AGAIN_S = 3.0
 """Further interrupts within this time of the first are ignored."""
@@ -42,7 +42,7 @@ def outcome(work: Callable[[], object]) -> int:
         code = 130
     except ODMoEError as error:
         _explain(type(error).__name__, str(error))
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, (ConfigError, PromptError)) else 1
     except OSError as error:
         _explain(type(error).__name__, _described(error))
         return 1

@@ -66,24 +66,24 @@ def test_usage_of_the_rest(cli: CommandLine, tmp_path: Path) -> None:
     ids=["none", "empty", "not text", "too long"],
 )
 def test_prompts(stdin: bytes | None, words: list[str], cli: CommandLine, demo: Path) -> None:
-    check_one_line(cli("generate", "-m", str(demo), stdin=stdin), 1, "PromptError", words)
+    check_one_line(cli("generate", "-m", str(demo), stdin=stdin), 2, "PromptError", words)
 
 
 @pytest.mark.usefixtures("no_nodes")
 @pytest.mark.parametrize(("prompt", "words"), [("", ["empty"]), ("caf\udce9", ["not UTF-8 text", "character 3"])])
 def test_prompts_as_arguments(prompt: str, words: list[str], cli: CommandLine, demo: Path) -> None:
-    check_one_line(cli("generate", "-m", str(demo), prompt), 1, "PromptError", words)
+    check_one_line(cli("generate", "-m", str(demo), prompt), 2, "PromptError", words)
 
 
 @pytest.mark.usefixtures("no_nodes")
 def test_many_prompts_that_cannot_be(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     missing = cli("generate", "-m", str(demo), "--prompts", str(file))
-    check_one_line(missing, 1, "PromptError", [str(file), "cannot be read"])
+    check_one_line(missing, 2, "PromptError", [str(file), "cannot be read"])
     file.write_text("\n \n")
-    check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 1, "PromptError", ["empty"])
+    check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 2, "PromptError", ["empty"])
     file.write_text("one\n" + "word " * 1100)
-    check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 1, "PromptError", ["context is 1024"])
+    check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 2, "PromptError", ["context is 1024"])
     check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file), "two"), 2, "ConfigError", ["both"])
     check_one_line(
         cli("generate", "-m", str(demo), "--prompts", str(file), "--parallel", "0"), 2, "ConfigError", ["--parallel"]
