@@ -138,10 +138,6 @@ def test_the_last_spelling_wins(flags: list[str], line: str, cli: CommandLine) -
 
 
 def test_every_command_with_hidden_spellings_reads_them() -> None:
-    import typer.main
-
-    from odmoe.cli.main import app
-
     commands: dict[str, Any] = typer.main.get_group(app).commands
     hidden = {name for name, one in commands.items() if any("alias_of_" in str(param.name) for param in one.params)}
     assert hidden >= {"generate", "config", "up"}
@@ -150,10 +146,6 @@ def test_every_command_with_hidden_spellings_reads_them() -> None:
 
 def test_a_default_is_written_one_way() -> None:
     """In round brackets, as the flags of settings have it; typer would write square ones."""
-    import typer.main
-
-    from odmoe.cli.main import app
-
     commands: dict[str, Any] = typer.main.get_group(app).commands
     options = [one for command in commands.values() for one in command.params if one.param_type_name == "option"]
     given = [one for one in options if isinstance(one.default, int | float | str) and not one.is_flag]

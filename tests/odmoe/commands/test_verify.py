@@ -245,8 +245,8 @@ def test_prompts_are_checked_before_a_store_is_made(
 ) -> None:
     monkeypatch.setattr("odmoe.stores.prepare_store", lambda *_: pytest.fail("a store was made"))
     for args, code, words in (
-        (("", *QUICK), 1, ["PromptError", "empty"]),
-        ((PROMPT, "-n", "1020"), 1, ["PromptError", "context of 1024", "allowed for --tokens: 1 to "]),
+        (("", *QUICK), 2, ["PromptError", "empty"]),
+        ((PROMPT, "-n", "1020"), 2, ["PromptError", "context of 1024", "allowed for --tokens: 1 to "]),
     ):
         answer = cli("verify", str(demo), *args, "--store", str(tmp_path / "store"))
         assert answer.code == code
