@@ -186,7 +186,7 @@ def check(system: SystemConfig, named: Callable[[str], str] = _flag) -> None:
             if value not in names:
                 raise ConfigError(unknown(label, value, names, "odmoe systems"))
         elif value is not None and not declared.metadata["bounds"][0] <= value <= declared.metadata["bounds"][1]:
-            raise ConfigError(f"{label} is {value:g}; allowed: {declared.metadata['allowed']}")
+            raise ConfigError(f"{label} is {value:.10g}; allowed: {declared.metadata['allowed']}")
 
 
 def readers(setting: str) -> tuple[str, ...]:
