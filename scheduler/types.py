@@ -213,9 +213,22 @@ class TokenDecoded:
 
 
 Event = (
-    WorkerJoined | WorkerLost | ShadowJoined | ShadowLost | RequestOpened | RequestClosed | PassStarted
-    | Predicted | GateFired | Foreseen | LoadEnded | LoadFailed | ComputeEnded | ComputeFailed | TokenDecoded
-)  # fmt: skip
+    WorkerJoined
+    | WorkerLost
+    | ShadowJoined
+    | ShadowLost
+    | RequestOpened
+    | RequestClosed
+    | PassStarted
+    | Predicted
+    | GateFired
+    | Foreseen
+    | LoadEnded
+    | LoadFailed
+    | ComputeEnded
+    | ComputeFailed
+    | TokenDecoded
+)
 
 # --- commands: what to do ---------------------------------------------------------------------------------------
 

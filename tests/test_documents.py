@@ -76,5 +76,6 @@ def test_the_walks_name_what_is_there() -> None:
     assert steps > 50
     assert not missing
     assert missing_names("1. `odmoe/text.py`, `push`, `pull`: x\n2. `odmoe/no.py`, `do`\n") == (
-        2, ["odmoe/text.py pull", str(ROOT / "odmoe/no.py"), "odmoe/no.py do"],
-    )  # fmt: skip
+        2,
+        ["odmoe/text.py pull", str(ROOT / "odmoe/no.py"), "odmoe/no.py do"],
+    )

@@ -91,9 +91,13 @@ def _parameters(table: type[Table], name: str) -> Iterator[inspect.Parameter]:
     short = [other for other in found.flags if not other.startswith("--")]
     hidden = [f" /--no-{flag(name)[2:]}"] if truth else [other for other in found.flags if other not in short]
     shown = typer.Option(
-        *short, flag(name), help=_help(found), show_default=False, metavar=_metavar(field.annotation, found),
+        *short,
+        flag(name),
+        help=_help(found),
+        show_default=False,
+        metavar=_metavar(field.annotation, found),
         rich_help_panel=None if found.common else found.heading,
-    )  # fmt: skip
+    )
     yield _parameter(name, kind, shown)
     if hidden:
         yield _parameter(_ALIAS + name, kind, typer.Option(*hidden, hidden=True))

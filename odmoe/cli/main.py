@@ -32,9 +32,11 @@ from scheduler.errors import ConfigError
 
 app = typer.Typer(
     help="Run Mixture-of-Experts models too large for any of your machines.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
+)
 
 Debug = Annotated[
     bool,

@@ -17,9 +17,23 @@ from scheduler.errors import ConfigError
 
 SAMPLES = 3
 SETTINGS = (
-    "system", *CHOSEN, "cluster", "workers", "slots", "device_memory", "shadow", "dtype", "loader", "token_predictor",
-    "group_size", "align_token", "align_kv", "mini_batch", "threads", "store",
-)  # fmt: skip
+    "system",
+    *CHOSEN,
+    "cluster",
+    "workers",
+    "slots",
+    "device_memory",
+    "shadow",
+    "dtype",
+    "loader",
+    "token_predictor",
+    "group_size",
+    "align_token",
+    "align_kv",
+    "mini_batch",
+    "threads",
+    "store",
+)
 """Settings of `generate` that could change an answer or the way it is computed."""
 
 

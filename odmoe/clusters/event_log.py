@@ -32,9 +32,15 @@ def _about(settings: Settings, store: ExpertStore, slots: int) -> dict[str, Any]
     manifest = store.manifest
     versions = {"odmoe": version("odmoe"), "protocol": PROTOCOL_VERSION, "python": platform.python_version()}
     return {
-        "model": settings.model or store.path.name, "fingerprint": manifest.fingerprint, "dtype": manifest.dtype,
-        "system": settings.system, "cluster": settings.cluster, "workers": settings.workers,
+        "model": settings.model or store.path.name,
+        "fingerprint": manifest.fingerprint,
+        "dtype": manifest.dtype,
+        "system": settings.system,
+        "cluster": settings.cluster,
+        "workers": settings.workers,
         "slots": slots,
-        "shadow": settings.shadow if settings.shadowed else "none", "loader": settings.loader,
-        "profile": settings.profile, "versions": versions,
-    }  # fmt: skip
+        "shadow": settings.shadow if settings.shadowed else "none",
+        "loader": settings.loader,
+        "profile": settings.profile,
+        "versions": versions,
+    }

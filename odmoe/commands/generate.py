@@ -66,11 +66,15 @@ class Job:
     def facts(self, text: str, report: Report) -> dict[str, Any]:
         """What --json prints of one answer."""
         return {
-            "text": text, **dataclasses.asdict(report), "cluster": self.served.cluster,
-            "shadow": shadow_of(self.served), "dtype": self.dtype, "system": self.served.system,
+            "text": text,
+            **dataclasses.asdict(report),
+            "cluster": self.served.cluster,
+            "shadow": shadow_of(self.served),
+            "dtype": self.dtype,
+            "system": self.served.system,
             **dataclasses.asdict(self.served.system_config),
             "device_memory": self.served.device_memory,
-        }  # fmt: skip
+        }
 
 
 def run_generate(
@@ -194,9 +198,18 @@ def shadow_of(settings: Settings) -> str:
 def about(settings: Settings, slots: int) -> dict[str, Any]:
     """What a trace says of itself. `slots`: of each worker."""
     shown = (
-        "model", "cluster", "workers", "slots", "device_memory", "system", *CHOSEN, "align_token",
-        "align_kv", "dtype", "loader",
-    )  # fmt: skip
+        "model",
+        "cluster",
+        "workers",
+        "slots",
+        "device_memory",
+        "system",
+        *CHOSEN,
+        "align_token",
+        "align_kv",
+        "dtype",
+        "loader",
+    )
     values = {name: getattr(settings, name) for name in shown} | {"slots": slots}
     return values | {"shadow": shadow_of(settings), "emulated": settings.profile}
 
@@ -214,13 +227,19 @@ def answering(settings: Settings) -> dict[str, Any]:
     from main_node.sampling import Sampling
 
     sampling = Sampling(
-        settings.sample, settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty,
+        settings.sample,
+        settings.temperature,
+        settings.top_k,
+        settings.top_p,
+        settings.repetition_penalty,
         settings.seed,
-    )  # fmt: skip
+    )
     return {
-        "max_new_tokens": settings.max_new_tokens, "sampling": sampling, "stop": settings.stop,
+        "max_new_tokens": settings.max_new_tokens,
+        "sampling": sampling,
+        "stop": settings.stop,
         "ignore_eos": settings.ignore_eos,
-    }  # fmt: skip
+    }
 
 
 def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) -> None:

@@ -120,7 +120,7 @@ def _figures(plan: Plan) -> dict[str, str]:
         "a worker": f"{megabytes(memory['worker'])} on its device: {plan.slots} slot{'s' * (plan.slots > 1)} and room "
         f"to compute; {megabytes(memory['store'])} of host memory or disk for all experts",
         "together": f"{megabytes(memory['together'])} on devices; the whole model on one: {megabytes(memory['whole'])}",
-    }  # fmt: skip
+    }
 
 
 def _helps(plan: Plan) -> list[str]:

@@ -230,11 +230,17 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
     recall = RecallCounts(sum(counts.correct for counts in tallies), sum(counts.activated for counts in tallies)).recall
     tokens = decoded + len(outcomes)
     return {
-        "profile": p.name, "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},
-        "workers": scenario.worker_count, "slots": scenario.slots, "group_size": scenario.group,
-        **asdict(scenario.system), "host": scenario.host,
-        "align_token": scenario.alignment.token_period, "align_kv": scenario.alignment.kv_period,
-        "mini_batch": scenario.mini_batch, "seed": given.seed,
+        "profile": p.name,
+        "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},
+        "workers": scenario.worker_count,
+        "slots": scenario.slots,
+        "group_size": scenario.group,
+        **asdict(scenario.system),
+        "host": scenario.host,
+        "align_token": scenario.alignment.token_period,
+        "align_kv": scenario.alignment.kv_period,
+        "mini_batch": scenario.mini_batch,
+        "seed": given.seed,
         "prompt_tokens": [run.scenario.prompt_tokens for run in runs],
         "tokens": [run.scenario.tokens for run in runs],
         "ttft_s": sum(outcome.ttft_s for outcome in outcomes) / len(outcomes),
@@ -243,13 +249,15 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
         "tokens_per_s": tokens / sum(ends),
         "loads_a_token": sum(outcome.stats.decode_loads for outcome in outcomes) / decoded if decoded else None,
         "reloads_a_token": sum(outcome.stats.reloads for outcome in outcomes) / decoded if decoded else None,
-        "recall": recall, "where_ms": {cause: seconds * 1e3 for cause, seconds in where.items()},
+        "recall": recall,
+        "where_ms": {cause: seconds * 1e3 for cause, seconds in where.items()},
         "bound": bound_by(where) if decoded else None,
         "requests": [_beside(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)],
         "trace": given.trace,
-        "events": sum(outcome.events for outcome in outcomes), "wall_s": took_s,
+        "events": sum(outcome.events for outcome in outcomes),
+        "wall_s": took_s,
         "simulated_tokens_per_s": tokens / took_s,
-    }  # fmt: skip
+    }
 
 
 def _beside(run: Run, outcome: Outcome) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def _beside(requests: list[dict[str, Any]]) -> Table:
     for number, one in enumerate(requests, 1):
         rates = (one["decode_tokens_per_s"], one["recorded_decode_tokens_per_s"])
         table.add_row(
-            str(number), f"{one['ttft_s']:.3f}", f"{one['recorded_ttft_s']:.3f}",
+            str(number),
+            f"{one['ttft_s']:.3f}",
+            f"{one['recorded_ttft_s']:.3f}",
             *("-" if rate is None else f"{rate:.2f}" for rate in rates),
-        )  # fmt: skip
+        )
     return table

@@ -145,8 +145,14 @@ def summary(spans: list[Span], start: float, end: float) -> str:
     """Where the time went, in words."""
 
     def total(what: str, row: str) -> float:
-        return sum(min(s.end, end) - max(s.start, start) for s in spans
-                   if s.what == what and s.row == row and s.end > start and s.start < end) * 1e3  # fmt: skip
+        return (
+            sum(
+                min(s.end, end) - max(s.start, start)
+                for s in spans
+                if s.what == what and s.row == row and s.end > start and s.start < end
+            )
+            * 1e3
+        )
 
     parts = [f"{(end - start) * 1e3:.1f} ms; main computes {total('layer', 'main') + total('head', 'main'):.1f}"]
     parts += [f"schedules {total('gate', 'main'):.1f}, waits {total('wait', 'main'):.1f} ms"]

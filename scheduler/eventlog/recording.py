@@ -75,9 +75,15 @@ def read_recording(path: Path) -> Recording:
     try:
         with path.open("rb") as file:
             unpacker = msgpack.Unpacker(
-                file, use_list=False, max_buffer_size=64 << 20, max_array_len=_MAX_ITEMS, max_str_len=_MAX_TEXT,
-                max_map_len=1024, max_bin_len=0, max_ext_len=0,
-            )  # fmt: skip
+                file,
+                use_list=False,
+                max_buffer_size=64 << 20,
+                max_array_len=_MAX_ITEMS,
+                max_str_len=_MAX_TEXT,
+                max_map_len=1024,
+                max_bin_len=0,
+                max_ext_len=0,
+            )
             return _read(_objects(unpacker))
     except OSError as error:
         raise ConfigError(f"recording {path} cannot be read: {error}") from error
@@ -157,10 +163,14 @@ def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig]:
 def _possible(shape: t.ModelShape) -> bool:
     layers, counts = shape.layers, shape.by_layer or (shape.experts,)
     return (
-        0 < len(layers) and list(layers) == sorted(set(layers)) and len(counts) in (1, len(layers))
-        and 1 <= min(counts) and max(counts) <= shape.experts <= MAX_EXPERTS and 1 <= shape.top_k <= shape.experts
+        0 < len(layers)
+        and list(layers) == sorted(set(layers))
+        and len(counts) in (1, len(layers))
+        and 1 <= min(counts)
+        and max(counts) <= shape.experts <= MAX_EXPERTS
+        and 1 <= shape.top_k <= shape.experts
         and len(layers) * shape.experts <= _MAX_ITEMS
-    )  # fmt: skip
+    )
 
 
 # --- values -----------------------------------------------------------------------------------------------------
@@ -206,13 +216,22 @@ def _finite(value: Any) -> float:
 
 _int = _typed(int)
 _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
-    int: _int, int | None: _or_none(_int),
-    float: _finite, str: _typed(str), bool: _typed(bool), t.Visit: _fixed(t.Visit, _int, _int, _int),
-    t.ExpertId: _fixed(t.ExpertId, _int, _int), tuple[int, ...]: _several(_int), Alignment: _typed(Alignment),
-    t.ModelShape: _typed(t.ModelShape), float | None: _or_none(_finite), SystemConfig: _typed(SystemConfig),
+    int: _int,
+    int | None: _or_none(_int),
+    float: _finite,
+    str: _typed(str),
+    bool: _typed(bool),
+    t.Visit: _fixed(t.Visit, _int, _int, _int),
+    t.ExpertId: _fixed(t.ExpertId, _int, _int),
+    tuple[int, ...]: _several(_int),
+    Alignment: _typed(Alignment),
+    t.ModelShape: _typed(t.ModelShape),
+    float | None: _or_none(_finite),
+    SystemConfig: _typed(SystemConfig),
     tuple[tuple[int, int], ...]: _several(_fixed(lambda *pair: pair, _int, _int)),
-    tuple[tuple[int, ...], ...]: _several(_several(_int)), tuple[tuple[float, ...], ...]: _several(_several(_finite)),
-}  # fmt: skip
+    tuple[tuple[int, ...], ...]: _several(_several(_int)),
+    tuple[tuple[float, ...], ...]: _several(_several(_finite)),
+}
 
 
 def _made(cls: Any, fields: dict[str, Any]) -> Any:

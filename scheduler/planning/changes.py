@@ -52,8 +52,10 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
     yield (
         f"{slots + 1} slots per worker in place of {slots}",
         f"{size_text(worker)} of device memory per worker" + ("" if fits else ", more than --device-memory"),
-        setup, group_size, slots + 1,
-    )  # fmt: skip
+        setup,
+        group_size,
+        slots + 1,
+    )
     more, enough = hardware.workers + group_size, workers_needed(equation_1(profile, group_size))
     for workers in sorted({more, enough}):
         if hardware.workers < workers <= 4 * hardware.workers:
@@ -69,10 +71,7 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
     for part, what in (("main", "a main node"), ("worker", "workers that compute"), ("shadow", "a shadow")):
         if part != "shadow" or setup.policy.shadow != "none":
             yield f"{what} twice as fast", "", _on(setup, **{part: 2 * getattr(hardware, part)}), group_size, slots
-    yield (
-        "message handling twice as fast", "", _on(setup, messages=2 * hardware.messages), group_size,
-        slots,
-    )  # fmt: skip
+    yield ("message handling twice as fast", "", _on(setup, messages=2 * hardware.messages), group_size, slots)
 
 
 def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:

@@ -219,9 +219,15 @@ def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None
     """Simulate an answer of `tokens` tokens; None: enough for a stable figure."""
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
     scenario = Scenario(
-        scaled(setup), prompt_tokens=prompt_tokens, tokens=tokens, workers=setup.hardware.workers, slots=slots,
-        group_size=group_size, alignment=setup.policy.alignment, system=setup.policy.system,
-    )  # fmt: skip
+        scaled(setup),
+        prompt_tokens=prompt_tokens,
+        tokens=tokens,
+        workers=setup.hardware.workers,
+        slots=slots,
+        group_size=group_size,
+        alignment=setup.policy.alignment,
+        system=setup.policy.system,
+    )
     return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
 
 

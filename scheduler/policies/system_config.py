@@ -38,9 +38,13 @@ class SystemConfig:
     precision: str = _choice("full", "Memory", "Precision of loaded experts; only full is exact")
     prefill: str = _choice("ahead", "Experiments", "Order of loads and computations in prefill")
     alpha: float | None = _number(
-        float, 0, 1, "a number from 0 to 1", "Experiments",
+        float,
+        0,
+        1,
+        "a number from 0 to 1",
+        "Experiments",
         "Score margin of expert-cache and next-layer, or share of the weight that skip leaves out",
-    )  # fmt: skip
+    )
     prefetch: int | None = _number(
         int, 1, MAX_EXPERTS, f"1 to {MAX_EXPERTS}", "Prediction", "Most experts of a layer that a predictor prefetches"
     )

@@ -67,9 +67,22 @@ def test_the_answer_streams(cli: CommandLine, demo: Path, expected: Expected, mo
 def test_json_is_one_object(shadow: str, cli: CommandLine, demo: Path, expected: Expected) -> None:
     ids, text = expected(PROMPT, 16)
     answer = cli(
-        "generate", "--json", "-m", str(demo), "-n", "16", "--workers", "3", "--slots", "2", "--shadow", shadow,
-        "--threads", "1", PROMPT,
-    )  # fmt: skip
+        "generate",
+        "--json",
+        "-m",
+        str(demo),
+        "-n",
+        "16",
+        "--workers",
+        "3",
+        "--slots",
+        "2",
+        "--shadow",
+        shadow,
+        "--threads",
+        "1",
+        PROMPT,
+    )
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.count("\n") == 1
     found = json.loads(answer.out)

@@ -100,8 +100,12 @@ def test_systems_and_policies_are_listed(cli: CommandLine) -> None:
     named = [line.split()[0] for line in lines if line.startswith("  ")]
     assert named == [*SYSTEMS, *(name for names in CHOICES.values() for name in names)]
     assert [line.split()[0] for line in lines if " * " in line] == [
-        "importance", "fate", "mixtral-offloading", "hobbit", "adapmoe",
-    ]  # fmt: skip
+        "importance",
+        "fate",
+        "mixtral-offloading",
+        "hobbit",
+        "adapmoe",
+    ]
 
 
 def test_one_system_is_shown(cli: CommandLine) -> None:

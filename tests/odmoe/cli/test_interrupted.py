@@ -113,10 +113,14 @@ def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str,
     (tmp_path / "swallows.py").write_text(SWALLOWS)
     code = f"import odmoe.cli.main, time\nodmoe.cli.main.one_interrupt()\n{work}\ntime.sleep(600)"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == begun

@@ -95,9 +95,13 @@ def test_as_generate_ends(
     tokenizer = AutoTokenizer.from_pretrained(demo)
     with torch.inference_mode():
         out = model.generate(
-            torch.tensor([prompt]), max_new_tokens=COUNT, do_sample=False, pad_token_id=1, stop_strings=[stop],
+            torch.tensor([prompt]),
+            max_new_tokens=COUNT,
+            do_sample=False,
+            pad_token_id=1,
+            stop_strings=[stop],
             tokenizer=tokenizer,
-        )  # fmt: skip
+        )
     *_, last = cluster.generate(prompt, COUNT, stop=("never there", stop))
     assert last.report is not None
     assert last.report.token_ids == out[0, len(prompt) :].tolist()
@@ -107,8 +111,24 @@ def test_as_generate_ends(
 def test_the_command_line_leaves_the_stop_out(cli: CommandLine, greedy: Any, demo: Path, gsm8k: list[str]) -> None:
     _, _, whole = greedy
     stop = whole[20:24]
-    common = ["generate", "-m", str(demo), "-n", str(COUNT), "--dtype", "float32", "--shadow", "none", "--workers", "2",
-              "--threads", "1", "--stop", stop, gsm8k[1]]  # fmt: skip
+    common = [
+        "generate",
+        "-m",
+        str(demo),
+        "-n",
+        str(COUNT),
+        "--dtype",
+        "float32",
+        "--shadow",
+        "none",
+        "--workers",
+        "2",
+        "--threads",
+        "1",
+        "--stop",
+        stop,
+        gsm8k[1],
+    ]
     answer = cli(*common, "-q")
     assert (answer.code, answer.out) == (0, whole[: whole.find(stop)] + "\n")
 

@@ -47,14 +47,23 @@ def emulation() -> Iterator[Emulation]:
 
 
 ASKED: tuple[Message, ...] = (
-    Hello(4, "a", "b", "c", True), load(1), Evict(3), Compute(1, 0, 0, 0, rows(2), rows(2), True), AskUsage(),
-    AskTrace(), Echo(5),
-)  # fmt: skip
+    Hello(4, "a", "b", "c", True),
+    load(1),
+    Evict(3),
+    Compute(1, 0, 0, 0, rows(2), rows(2), True),
+    AskUsage(),
+    AskTrace(),
+    Echo(5),
+)
 SAID: tuple[Message, ...] = (
-    WorkerReady(4, "w", 1, 100, "cpu", "disk", "box", 7, "a processor", 1, 2.0), Loaded(1, 10, 0.5),
-    Computed(1, rows(2), 0.5), WorkerUsage(1, 2, 3, 4), TraceRecords("m", 1.0, ("a",), ("b",), (1.0,), (2.0,), False),
-    Failed("E", "m", 1, 2, 3), Echo(5),
-)  # fmt: skip
+    WorkerReady(4, "w", 1, 100, "cpu", "disk", "box", 7, "a processor", 1, 2.0),
+    Loaded(1, 10, 0.5),
+    Computed(1, rows(2), 0.5),
+    WorkerUsage(1, 2, 3, 4),
+    TraceRecords("m", 1.0, ("a",), ("b",), (1.0,), (2.0,), False),
+    Failed("E", "m", 1, 2, 3),
+    Echo(5),
+)
 
 
 def open_timed(node: End, main: End, emulation: Emulation, open_stream: Open, way: StreamEnd) -> TimedChannel:

@@ -69,9 +69,21 @@ def test_the_same_as_one_object(planned: Callable[..., dict[str, Any]]) -> None:
 
 def test_what_is_said_is_no_longer_assumed(planned: Callable[..., dict[str, Any]]) -> None:
     found = planned(
-        "-m", MIXTRAL, "--dtype", "bfloat16", "--device-memory", "1GB", "--load-bandwidth", "10GB/s", "--link",
-        "2.5Gbit", "--recall", "0.9", "--workers", "4",
-    )  # fmt: skip
+        "-m",
+        MIXTRAL,
+        "--dtype",
+        "bfloat16",
+        "--device-memory",
+        "1GB",
+        "--load-bandwidth",
+        "10GB/s",
+        "--link",
+        "2.5Gbit",
+        "--recall",
+        "0.9",
+        "--workers",
+        "4",
+    )
     assert not any("bandwidth" in line or "links" in line or "recall" in line for line in found["assumed"])
     assert found["equation_1"]["load_s"] == pytest.approx(352_321_536 / 10e9)
     assert found["workers"] == 4

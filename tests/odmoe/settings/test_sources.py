@@ -192,11 +192,18 @@ def test_the_secret_is_not_shown_where_the_file_is_no_yaml(line: str, tmp_path: 
 
 
 GIVEN: dict[str, st.SearchStrategy[Any]] = {
-    "model": st.text(), "workers": st.integers(1, 99), "slots": st.integers(1, 9), "align_kv": st.integers(0, 9),
-    "shadow": st.sampled_from(["fp16", "int8", "nf4", "none"]), "temperature": st.floats(0, 9),
-    "top_p": st.floats(0.01, 1), "seed": st.integers(0, 2**63 - 1), "chat": st.booleans(),
-    "stop": st.lists(st.text(min_size=1)), "dtype": st.sampled_from(["float32", "bfloat16"]),
-}  # fmt: skip
+    "model": st.text(),
+    "workers": st.integers(1, 99),
+    "slots": st.integers(1, 9),
+    "align_kv": st.integers(0, 9),
+    "shadow": st.sampled_from(["fp16", "int8", "nf4", "none"]),
+    "temperature": st.floats(0, 9),
+    "top_p": st.floats(0.01, 1),
+    "seed": st.integers(0, 2**63 - 1),
+    "chat": st.booleans(),
+    "stop": st.lists(st.text(min_size=1)),
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
+}
 
 
 @given(st.fixed_dictionaries({}, optional=GIVEN))

@@ -32,10 +32,22 @@ from scheduler.timing.profile import Profile
 from support.scheduling.scenarios import core_config_of, scenario_of
 
 PROFILE = Profile(
-    name="small", layers=4, experts=4, top_k=2, hidden_bytes=100, kv_bytes=10, workers=4, group_size=2,
-    main_layer_s=4e-3, expert_s=2e-3, expert_extra_s=1e-5, load_s=20e-3, hop_s=1e-3, link_bits_per_s=1e9,
+    name="small",
+    layers=4,
+    experts=4,
+    top_k=2,
+    hidden_bytes=100,
+    kv_bytes=10,
+    workers=4,
+    group_size=2,
+    main_layer_s=4e-3,
+    expert_s=2e-3,
+    expert_extra_s=1e-5,
+    load_s=20e-3,
+    hop_s=1e-3,
+    link_bits_per_s=1e9,
     shadow_layer_s=2e-3,
-)  # fmt: skip
+)
 SHAPE = t.ModelShape(layers=(1, 2, 5), experts=4, top_k=2, hidden=8, context=100, by_layer=(4, 3, 4))
 CORE = CoreConfig(SHAPE, 2, Alignment(1, 2), 16)
 
@@ -200,12 +212,17 @@ INTS = st.integers(0, module.MAX_COUNT)
 FLOATS = st.floats(0, 1e6)
 LAYERS, EXPERTS = st.sampled_from(SHAPE.layers), st.integers(0, SHAPE.experts - 1)
 OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
-    int: INTS, str: WORDS, bool: st.booleans(), t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
-    t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS), tuple[int, ...]: st.lists(EXPERTS, max_size=4).map(tuple),
-    tuple[tuple[int, int], ...]: st.lists(st.tuples(EXPERTS, INTS), max_size=4).map(tuple), float: FLOATS,
+    int: INTS,
+    str: WORDS,
+    bool: st.booleans(),
+    t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
+    t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS),
+    tuple[int, ...]: st.lists(EXPERTS, max_size=4).map(tuple),
+    tuple[tuple[int, int], ...]: st.lists(st.tuples(EXPERTS, INTS), max_size=4).map(tuple),
+    float: FLOATS,
     tuple[tuple[int, ...], ...]: st.lists(st.lists(EXPERTS, max_size=3).map(tuple), max_size=3).map(tuple),
     tuple[tuple[float, ...], ...]: st.lists(st.lists(FLOATS, max_size=3).map(tuple), max_size=3).map(tuple),
-}  # fmt: skip
+}
 
 
 def facts(union: Any) -> st.SearchStrategy[Any]:

@@ -44,9 +44,22 @@ def test_the_profiles_own_model_gets_the_profiles_own_timings() -> None:
     """Nothing to scale: whatever was split into bytes and a rest comes together again."""
     found = scaled(PAPER)
     for name in (
-        "layers", "experts", "top_k", "hidden_bytes", "kv_bytes", "workers", "group_size", "main_layer_s",
-        "main_extra_s", "expert_s", "expert_extra_s", "load_s", "hop_s", "link_bits_per_s", "shadow_layer_s",
-    ):  # fmt: skip
+        "layers",
+        "experts",
+        "top_k",
+        "hidden_bytes",
+        "kv_bytes",
+        "workers",
+        "group_size",
+        "main_layer_s",
+        "main_extra_s",
+        "expert_s",
+        "expert_extra_s",
+        "load_s",
+        "hop_s",
+        "link_bits_per_s",
+        "shadow_layer_s",
+    ):
         assert getattr(found, name) == pytest.approx(getattr(PROFILE, name), rel=1e-6), name
 
 

@@ -14,9 +14,22 @@ from scheduler.timing.profile import Profile
 from support.scheduling.scenarios import scenario_of
 
 TINY = Profile(
-    name="tiny", layers=1, experts=1, top_k=1, hidden_bytes=1, kv_bytes=0, workers=1, group_size=1, main_layer_s=4.0,
-    expert_s=2.0, expert_extra_s=0.0, load_s=10.0, hop_s=1.0, link_bits_per_s=1e12, shadow_layer_s=1.0,
-)  # fmt: skip
+    name="tiny",
+    layers=1,
+    experts=1,
+    top_k=1,
+    hidden_bytes=1,
+    kv_bytes=0,
+    workers=1,
+    group_size=1,
+    main_layer_s=4.0,
+    expert_s=2.0,
+    expert_extra_s=0.0,
+    load_s=10.0,
+    hop_s=1.0,
+    link_bits_per_s=1e12,
+    shadow_layer_s=1.0,
+)
 TWO = replace(TINY, experts=2, top_k=2)
 """Every token needs both experts of its layer."""
 
