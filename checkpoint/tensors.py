@@ -8,8 +8,8 @@ import warnings
 import torch
 
 from checkpoint.family import DTYPES, dtype_name
+from scheduler.types import PAGE
 
-PAGE = 4096
 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # see tensor_from_bytes
 _ALL = DTYPES | {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8}
 

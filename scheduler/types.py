@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, dataclass_transform
 
 _T = TypeVar("_T")
-_PAGE = 4096
+PAGE = 4096
+"""Bytes: O_DIRECT reads whole pages, and so does a blob of a store begin and end with one."""
 
 
 class ExpertId(NamedTuple):
@@ -82,7 +83,7 @@ class ModelSize:
     @property
     def expert_bytes(self) -> int:
         """Bytes of one expert in a slot and in a blob of the store, both in whole pages."""
-        return -(-self.expert * self.item_bytes // _PAGE) * _PAGE
+        return -(-self.expert * self.item_bytes // PAGE) * PAGE
 
 
 @dataclass_transform(frozen_default=True)

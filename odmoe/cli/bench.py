@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from odmoe.cli.options import Debug, Json, Quiet
 from odmoe.settings.table import shown
-from odmoe.settings.units import parse_bytes
+from odmoe.settings.units import parse_address, parse_bytes
 from scheduler.errors import ConfigError
+from scheduler.types import PAGE
 
 if TYPE_CHECKING:
     from wire.rpc.tls import Identity
@@ -53,9 +55,9 @@ def bench(
             metavar="PATH",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", metavar="")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", metavar="")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Measure disk, GPU and network of this machine for odmoe plan.
 
@@ -95,19 +97,19 @@ def bench(
 def _size(text: str) -> int:
     """Rounded down to whole pages of 4096 bytes, which O_DIRECT needs."""
     try:
-        pages = parse_bytes(text) // 4096
+        pages = parse_bytes(text) // PAGE
     except ValueError:
         pages = 0
     if not 1 <= pages <= 1 << 18:
         raise ConfigError(f"--expert-bytes is {shown(text)}; allowed: 4KiB to 1GiB")
-    return pages * 4096
+    return pages * PAGE
 
 
 def _address(name: str, text: str, least: int) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not least <= int(port) < 65536:
-        raise ConfigError(f"{name} is {text!r}; allowed: an address and a port, such as 10.0.0.5:7200")
-    return host, int(port)
+    try:
+        return parse_address(text, least)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r}; allowed: {error}") from None
 
 
 def _credentials(tls: Path | None) -> tuple[str | None, Identity | None]:

@@ -8,14 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from odmoe.cli.flags import SettingsCommand, with_settings
+from odmoe.cli.options import LibrariesDebug
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 
 File = Annotated[Path, typer.Argument(help="Cluster file, such as cluster.yaml")]
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", help="Show tracebacks and the libraries' messages", rich_help_panel="Output", metavar=""),
-]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only", metavar="")]
 
 
@@ -47,7 +44,7 @@ def up(
         ),
     ] = None,
     quiet: Quiet = False,
-    debug: Debug = False,
+    debug: LibrariesDebug = False,
 ) -> None:
     """Start the cluster that a cluster file describes.
 
@@ -77,7 +74,7 @@ def status(
         raise typer.Exit(1)
 
 
-def down(file: File, quiet: Quiet = False, debug: Debug = False) -> None:
+def down(file: File, quiet: Quiet = False, debug: LibrariesDebug = False) -> None:
     """Stop nodes and Ray on every machine of a cluster file."""
     from odmoe.machines.down import down as take_down
     from odmoe.terminal import Terminal

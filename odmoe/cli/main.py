@@ -19,6 +19,7 @@ from odmoe.cli.bench import add_bench
 from odmoe.cli.exit import one_interrupt, outcome
 from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.cli.machines import add_commands
+from odmoe.cli.options import Json, LibrariesDebug
 from odmoe.cli.plan import add_plan
 from odmoe.cli.prompts import read_prompts
 from odmoe.cli.simulate import add_simulate
@@ -38,10 +39,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", help="Show tracebacks and the libraries' messages", rich_help_panel="Output", metavar=""),
-]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only", metavar="")]
 Config = Annotated[
     str | None,
@@ -90,7 +87,7 @@ def generate(
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer", metavar="")] = False,
     quiet: Quiet = False,
-    debug: Debug = False,
+    debug: LibrariesDebug = False,
 ) -> None:
     """Answer a prompt, or a file of prompts.
 
@@ -145,9 +142,9 @@ def shard(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every expert back and compare its checksum", metavar="")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
+    debug: LibrariesDebug = False,
 ) -> None:
     """Split a model into dense weights and an expert store.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from odmoe.cli.flags import SettingsCommand, with_settings
+from odmoe.cli.options import Json, PanelDebug, PanelQuiet
 from odmoe.settings.plan_settings import CONTEXT, PlanSettings
 from scheduler.errors import ConfigError
 
@@ -24,13 +25,9 @@ def add_plan(app: typer.Typer) -> None:
 
 def plan(
     flags: dict[str, Any],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
-    quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="Show no progress", rich_help_panel="Output", metavar="")
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks", rich_help_panel="Output", metavar="")
-    ] = False,
+    as_json: Json = False,
+    quiet: PanelQuiet = False,
+    debug: PanelDebug = False,
 ) -> None:
     """Plan a cluster for a model.
 

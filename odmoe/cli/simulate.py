@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from odmoe.cli.flags import SettingsCommand, with_settings
+from odmoe.cli.options import Json, PanelDebug, PanelQuiet
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.table import flag
 from scheduler.errors import ConfigError
@@ -20,13 +21,9 @@ def add_simulate(app: typer.Typer) -> None:
 
 def simulate(
     flags: dict[str, Any],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
-    quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="Show no progress", rich_help_panel="Output", metavar="")
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks", rich_help_panel="Output", metavar="")
-    ] = False,
+    as_json: Json = False,
+    quiet: PanelQuiet = False,
+    debug: PanelDebug = False,
 ) -> None:
     """Simulate a system, or replay a recording.
 

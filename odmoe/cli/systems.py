@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from odmoe.cli.options import Json
 from odmoe.settings.table import flag
 from scheduler.policies.registry import CHOICES, is_exact
 from scheduler.policies.system_config import SystemConfig
@@ -21,7 +22,7 @@ def add_systems(app: typer.Typer) -> None:
 
 def systems(
     name: Annotated[str | None, typer.Argument(help="Show the policies of this system only")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
+    as_json: Json = False,
 ) -> None:
     """List systems and policies."""
     chosen = SYSTEMS if name is None else {name: preset_of(name)}

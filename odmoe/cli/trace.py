@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from odmoe.cli.options import Debug
 from odmoe.commands.checks import check_writable
 from scheduler.errors import ConfigError
 
@@ -29,7 +30,7 @@ def trace(
     tokens: Annotated[
         int, typer.Option(help="Number of tokens to draw (default: 1)", show_default=False, metavar="N")
     ] = 1,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", metavar="")] = False,
+    debug: Debug = False,
 ) -> None:
     """Draw a trace as a timeline: one row per node, time to the right.
 

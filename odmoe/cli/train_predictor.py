@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from odmoe.cli.options import Debug, Json, Quiet
 from odmoe.cli.prompts import read_prompts
 from odmoe.sample_prompts import sample_prompts
 from scheduler.errors import ConfigError
@@ -50,9 +51,9 @@ def train_predictor(
             metavar="PATH",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", metavar="")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", metavar="")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Train the token-wise predictor of a model, for --predictor token-wise.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from odmoe.cli.flags import SettingsCommand, with_settings
+from odmoe.cli.options import Debug, Json, Quiet
 from odmoe.cli.prompts import read_prompts
 from odmoe.sample_prompts import sample_prompts
 from odmoe.settings.settings import Settings
@@ -58,9 +59,9 @@ def verify(
         str | None,
         typer.Option("--config", help="YAML file of settings, as for generate", show_default=False, metavar="PATH"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress", metavar="")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks", metavar="")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Compare tokens and logits with those of Transformers on the same checkpoint.
 

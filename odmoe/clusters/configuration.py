@@ -14,7 +14,7 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
 from odmoe.terminal import counted, megabytes
 from scheduler.errors import CheckpointError, ConfigError
-from scheduler.policies.registry import forms_of, is_read, residency_of
+from scheduler.policies.registry import forms_of, is_read, keeps_all, residency_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.types import ModelShape
 from worker_node.restorer import restoring_bytes
@@ -43,7 +43,7 @@ class Configuration:
 def configure(settings: Settings, store: ExpertStore) -> Configuration:
     """Merge settings and store. Raises ConfigError if there are too few slots."""
     found = Configuration(core_config(settings, model_shape(store)), resources(settings, store))
-    if found.resources.workers is None and _keeps_all(settings) and not settings.given("slots"):
+    if found.resources.workers is None and keeps_all(settings.system_config) and not settings.given("slots"):
         raise ConfigError(
             f"--residency all needs a slot for every expert, and the number of workers of --cluster {settings.cluster} "
             "is not known here; give --workers or --slots"
@@ -66,10 +66,6 @@ def _check_slots(found: Configuration) -> None:
         residency_of(core.shape, core.system).check(core.shape, workers * found.resources.slots)
 
 
-def _keeps_all(settings: Settings) -> bool:
-    return settings.system_config.residency == "all"
-
-
 def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
     """Settings and shape, merged. Without a shadow the predictor `sep` becomes `none`."""
     group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_given else shape.top_k)
@@ -90,7 +86,7 @@ def resources(settings: Settings, store: ExpertStore) -> Resources:
     experts = sum(len(layer.blobs) for layer in store.manifest.layers.values())
     if settings.device_memory is not None:
         return Resources(workers, _slots_in(settings.device_memory, settings, store, forms, experts), forms)
-    enough = _keeps_all(settings) and not settings.given("slots") and workers is not None
+    enough = keeps_all(settings.system_config) and not settings.given("slots") and workers is not None
     slots = -(-experts // settings.workers) if enough else settings.slots
     return Resources(workers, slots, forms)
 
@@ -98,7 +94,7 @@ def resources(settings: Settings, store: ExpertStore) -> Resources:
 def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings:
     """The settings for a Ray cluster with this number of workers: where all experts stay and nothing else decides on
     the slots, with slots for all of them."""
-    if not _keeps_all(settings) or settings.given("slots") or settings.workers_given:
+    if not keeps_all(settings.system_config) or settings.given("slots") or settings.workers_given:
         return settings
     return settings.but(slots=resources(settings.but(workers=workers), store).slots)
 

@@ -19,7 +19,7 @@ from scheduler.core.stats import RecallCounts
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
-from scheduler.policies.registry import strategy_of
+from scheduler.policies.registry import keeps_all, strategy_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.simulation.scenario import RECALL, Scenario
@@ -149,7 +149,7 @@ def _scenario(
             f"--placement {system.placement} needs a host that computes experts, and profile {profile.name} has "
             "no times for one; use a profile with a host, such as rtx3090-pcie3"
         )
-    enough = -(-profile.layers * profile.experts // workers) if system.residency == "all" else 1
+    enough = -(-profile.layers * profile.experts // workers) if keeps_all(system) else 1
     return replace(scenario, slots=given.slots if given.given("slots") else max([enough, *joined.values()]))
 
 

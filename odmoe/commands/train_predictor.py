@@ -19,7 +19,7 @@ from checkpoint.hub import find_model
 from checkpoint.token_predictor import FILE, TokenPredictor
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.checks import check_writable
-from odmoe.commands.whole_model import check_checkpoint, check_memory, load_whole
+from odmoe.commands.whole_model import check_memory, checked_config, load_whole
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
 from odmoe.text import encode, load_tokenizer
@@ -52,10 +52,10 @@ def run_train_predictor(
     """
     prepare_process(terminal.debug)
     path = find_model(model)
-    check_checkpoint(path)
+    config = checked_config(path)
     file = output or path / FILE
     check_writable("--output", str(file))
-    context = check_memory(path, "float32").context_max
+    context = check_memory(path.name, config, "float32").context_max
     if training.tokens > context - 2:
         raise ConfigError(f"--tokens is {training.tokens}; allowed: 2 to {context - 2}, by the model's context")
     prepare_libraries(Settings().threads_a_node)

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from checkpoint.family import dtype_name, stored_dtype
 from checkpoint.hub import find_model
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.checks import check_early
 from odmoe.commands.comparison import Answer, Verdict, as_dict, compare
 from odmoe.commands.generate import system_of
 from odmoe.commands.verify_text import as_text
-from odmoe.commands.whole_model import check_checkpoint, check_memory, load_whole
+from odmoe.commands.whole_model import check_memory, checked_config, load_whole
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
@@ -33,8 +34,9 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     prepare_process(terminal.debug)
     check_early(settings)
     path = find_model(settings.model)
-    stored = check_checkpoint(path)
-    size = check_memory(path, settings.dtype or stored)
+    config = checked_config(path)
+    dtype = settings.dtype or dtype_name(stored_dtype(config))
+    size = check_memory(path.name, config, dtype)
     prepare_libraries(settings.threads_a_node)
     from main_node.shape import limited_context
     from odmoe.clusters.configuration import check_fits
@@ -47,7 +49,8 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         forms = forms_of(settings.system_config)
         store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
         check_fits(settings, store)
-    check_memory(path, store.manifest.dtype)  # a store that was there may have another dtype than its checkpoint
+    if store.manifest.dtype != dtype:  # a store that was there may have another dtype than its checkpoint
+        check_memory(path.name, config, store.manifest.dtype)
     with terminal.status() as say:
         say("loading the whole model with Transformers")
         model = load_whole(path, store.manifest.dtype)

@@ -11,14 +11,16 @@ from checkpoint.sharding.source import open_source
 from scheduler.errors import CheckpointError, ConfigError, DoesNotFitError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from scheduler.types import ModelSize
 
 SPARE = 1 << 30
 """Bytes left to activations, the KV cache and everything else of the process."""
 
 
-def check_checkpoint(path: Path) -> str:
-    """Check the checkpoint's files; the dtype in which it is stored. Reads headers only. Imports torch.
+def checked_config(path: Path) -> PreTrainedConfig:
+    """Check the checkpoint's files, and read its configuration. Reads headers only. Imports torch.
 
     Raises ConfigError for an expert store, which has no checkpoint in it, CheckpointError.
     """
@@ -27,23 +29,23 @@ def check_checkpoint(path: Path) -> str:
             f"{path} is an expert store, which Transformers cannot load; give the checkpoint it was made from, and "
             f"--store {path}"
         )
-    from checkpoint.family import config_from_dict, dtype_name, stored_dtype
+    from checkpoint.family import config_from_dict
 
-    return dtype_name(stored_dtype(config_from_dict(open_source(path).config)))
+    return config_from_dict(open_source(path).config)
 
 
-def check_memory(path: Path, dtype: str) -> ModelSize:
+def check_memory(name: str, config: PreTrainedConfig, dtype: str) -> ModelSize:
     """The model's size. Raises DoesNotFitError, with both sizes, where it does not fit in this machine's memory."""
-    from checkpoint.family import config_from_dict, parse_dtype
+    from checkpoint.family import parse_dtype
     from checkpoint.model_size import count
     from worker_node.loaders.slab import available_memory
 
-    counts = count(config_from_dict(open_source(path).config), parse_dtype(dtype), 1)
+    counts = count(config, parse_dtype(dtype), 1)
     needed = (counts.experts_all + counts.dense) * counts.item_bytes + SPARE
     available = available_memory()
     if needed > available:
         raise DoesNotFitError(
-            f"Transformers needs {needed / 1e9:.1f} GB of memory for all of {path.name} in {dtype}, and "
+            f"Transformers needs {needed / 1e9:.1f} GB of memory for all of {name} in {dtype}, and "
             f"{available / 1e9:.1f} GB are available; use a machine with more memory"
         )
     return counts

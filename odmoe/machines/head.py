@@ -21,6 +21,17 @@ IDLE_S = 60.0
 """Longest silence of a head that starts its nodes; it sends a line every second."""
 
 HostStates = dict[str, Any]
+NODE_UNKNOWN: dict[str, Any] = {
+    "store": "",
+    "slots": None,
+    "device": None,
+    "loader": None,
+    "load_bytes_per_s": None,
+    "round_trip_s": None,
+    "memory_bytes": None,
+    "heartbeat_s": None,
+}
+"""What the row of a host has for a node that has not answered yet."""
 
 
 class Head:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from odmoe.machines.cluster_file import ClusterFile, Host
+from odmoe.machines.head import NODE_UNKNOWN
 from odmoe.terminal import megabytes
 from scheduler.errors import HostError
 
@@ -115,14 +116,7 @@ def empty_row(host: Host | None, address: str = "") -> Row:
         "state": "waiting",
         "detail": "",
         "ray": None,
-        "store": "",
-        "slots": None,
-        "device": None,
-        "loader": None,
-        "load_bytes_per_s": None,
-        "round_trip_s": None,
-        "memory_bytes": None,
-        "heartbeat_s": None,
+        **NODE_UNKNOWN,
     }
 
 

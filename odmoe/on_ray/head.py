@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from checkpoint.store import ExpertStore
+from odmoe.machines.head import NODE_UNKNOWN
 from odmoe.on_ray.calls import QUICK, get
 from odmoe.on_ray.cluster import RayCluster, connect_ray
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
@@ -87,17 +88,7 @@ def snapshot() -> dict[str, Any]:
     return {"hosts": [], "ready": False}
 
 
-_EMPTY: dict[str, Any] = {
-    "detail": "",
-    "store": "",
-    "slots": None,
-    "device": None,
-    "loader": None,
-    "load_bytes_per_s": None,
-    "round_trip_s": None,
-    "memory_bytes": None,
-    "heartbeat_s": None,
-}
+_EMPTY: dict[str, Any] = {"detail": "", **NODE_UNKNOWN}
 
 
 def _state(role: str, there: str, main: str, fact: dict[str, Any] | None) -> dict[str, Any]:

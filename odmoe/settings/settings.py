@@ -11,7 +11,7 @@ from pydantic import Field
 
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
-from odmoe.settings.units import MEMORY, Memory
+from odmoe.settings.units import MEMORY, Memory, parse_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.policies.systems import SYSTEMS
@@ -248,5 +248,8 @@ def _chosen(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    try:
+        parse_address(text)
+    except ValueError:
+        return False
+    return True

@@ -14,7 +14,7 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
 from odmoe.settings.table import flag
 from scheduler.errors import ConfigError
-from scheduler.policies.registry import CHOICES, is_read, readers
+from scheduler.policies.registry import CHOICES, is_read, keeps_all, readers
 from scheduler.unknown_names import nearest
 
 PREFIX = "ODMOE_"
@@ -159,7 +159,7 @@ def dump(found: Effective) -> str:
             lines.append(f"{line}  # {found.origin[name]}")
         elif name == "slots" and settings.device_memory is not None:
             lines.append("# slots: as many as device-memory has room for")
-        elif name == "slots" and settings.system_config.residency == "all":
+        elif name == "slots" and keeps_all(settings.system_config):
             lines.append("# slots: one for every expert")
         else:
             lines.append(f"# {line}  # {f'by system {settings.system}' if name in chosen else 'default'}")

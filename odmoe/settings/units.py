@@ -1,4 +1,5 @@
-"""Sizes, shares and rates as people write them: 512MiB, 40%, 25GB/s, 2.5Gbit. All raise ValueError."""
+"""Sizes, shares, rates and addresses as people write them: 512MiB, 40%, 25GB/s, 2.5Gbit, 10.0.0.5:7200. All raise
+ValueError."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 SIZE = "a size such as 1GB, 512MiB or 704643072 (bytes)"
 RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
 LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
+ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
 
@@ -47,6 +49,14 @@ def parse_memory(text: Any, whole: int) -> int:
     if not 0 < float(match[1]) <= 100:
         raise ValueError(MEMORY)
     return int(float(match[1]) / 100 * whole)
+
+
+def parse_address(text: str, least: int = 1) -> tuple[str, int]:
+    """`host:port`, with a port from `least` on."""
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not least <= int(port) < 65536:
+        raise ValueError(ADDRESS)
+    return host, int(port)
 
 
 def _memory(text: Any) -> str:

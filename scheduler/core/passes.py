@@ -113,7 +113,6 @@ class PassTracker:
             if expert.expert in self._slots.resident(expert.layer):
                 continue
             opened = self._opened(request, visit, 0)
-            opened.warm_up = True
             demand = Demand(self._commands.next_id(), opened, expert, "warm-up")
             opened.demands[demand.seq] = demand
             self._slots.place(demand, self._workers.share(self._ordinal[expert.layer])[expert.expert])

@@ -150,7 +150,7 @@ class SlotTable:
             self._state.touched.add(entry.worker)
         for demand in list(entry.users):
             demand.state = "ready"
-            if demand.visit.warm_up:
+            if demand.origin == "warm-up":
                 del demand.visit.demands[demand.seq]
                 self.cancel(demand)
             elif demand.confirmed:
@@ -305,7 +305,7 @@ class SlotTable:
 
     def _share(self, demand: Demand, entry: SlotEntry) -> None:
         """A hit: no load is begun for it. A warm-up is over with that."""
-        if demand.visit.warm_up:
+        if demand.origin == "warm-up":
             del demand.visit.demands[demand.seq]
             return
         worker = self._state.workers[entry.worker]

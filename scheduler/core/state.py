@@ -49,8 +49,6 @@ class LayerVisit:
     """How many MoE layers decoding has visited before. It chooses the group."""
     demands: dict[int, Demand] = field(default_factory=dict)
     """By expert; by `Demand.seq` in a warm-up, which spans layers."""
-    warm_up: bool = False
-    """It has no gate: its experts are brought into slots for decoding, and not computed."""
     unloadable: tuple[int, ...] = ()
     """Experts that were predicted, and whose loads have failed too often."""
     importance: LayerImportance | None = None
@@ -148,7 +146,7 @@ class Demand:
     @property
     def key(self) -> int:
         """Where it stands in its visit's `demands`."""
-        return self.seq if self.visit.warm_up else self.expert.expert
+        return self.seq if self.origin == "warm-up" else self.expert.expert
 
 
 @dataclass(slots=True, eq=False)

@@ -225,6 +225,11 @@ def forms_of(system: SystemConfig) -> tuple[str, ...]:
     return PRECISIONS[system.precision].forms
 
 
+def keeps_all(system: SystemConfig) -> bool:
+    """Whether every expert stays in a slot of its own, so that there must be a slot for each."""
+    return system.residency == "all"
+
+
 def is_exact(system: SystemConfig) -> bool:
     """Whether the answer is the model's own. Raises ConfigError."""
     return not inexact(system)

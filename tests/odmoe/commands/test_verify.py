@@ -18,7 +18,7 @@ from main_node.sampling import Chooser
 from odmoe.commands.comparison import ROUNDING, Answer, Verdict, compare
 from odmoe.commands.verify import answer, reference
 from odmoe.commands.verify_text import as_text
-from odmoe.commands.whole_model import SPARE, check_memory, load_whole
+from odmoe.commands.whole_model import SPARE, check_memory, checked_config, load_whole
 from odmoe.stores import prepare_store
 from scheduler.errors import ConfigError, DoesNotFitError
 from support.machines.cli import CommandLine, check_one_line
@@ -219,13 +219,13 @@ def numbers_in(model: Path) -> int:
 
 
 def test_memory_is_needed_for_every_weight(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = numbers_in(demo)
+    weights, config = numbers_in(demo), checked_config(demo)
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda size=size: weights * size + SPARE)
-        check_memory(demo, dtype)
+        check_memory(demo.name, config, dtype)
         monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda size=size: weights * size + SPARE - 1)
         with pytest.raises(DoesNotFitError):
-            check_memory(demo, dtype)
+            check_memory(demo.name, config, dtype)
 
 
 def test_memory_is_checked_for_the_dtype_of_the_store(
