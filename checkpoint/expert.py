@@ -1,42 +1,152 @@
-"""One expert's arithmetic: the family's own experts module, cut to one expert whose parameters are views of a slot."""
+"""One expert's arithmetic, bit for bit that of the family's own experts module in Transformers (`eager`)."""
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from checkpoint import family
 
+Views = dict[str, torch.Tensor]
+"""The parameters of one expert, by name: views of the slot that holds its bytes."""
+Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(hidden [n, H], routing weights [n]) -> [n, H]."""
+
+PROBE_ROWS = (1, 2, 7)
+"""A product of one row takes another kernel than one of several."""
+_ALIGN = 64
+
 
 class ExpertArithmetic:
-    """Builds one-expert modules for any layer of a model. Holds shapes only: the model is on the meta device."""
+    """Binds the arithmetic of any layer's experts to a slot. Holds shapes only: the model is on the meta device.
+
+    The family's module repeats for each expert what finds its rows: a one-hot mask, `where`, `index_add_`. Its rows are
+    known here, so two plain products and the activation between them give the same result in fewer steps. They are used
+    where a check, the first time that an expert of a kind is bound, finds them equal to the module bit for bit; else
+    the module computes.
+    """
 
     def __init__(self, config_fields: dict[str, Any], dtype: str) -> None:
         config = family.config_from_dict(config_fields)
         model = family.meta_model(config, family.parse_dtype(dtype))
         self._modules = {layer: module for layer, (_, module) in family.experts_modules(model).items()}
+        self._plain: dict[tuple[object, ...], bool] = {}
+        """Kind of experts -> whether plain arithmetic equals the module's."""
+        self._lock = threading.Lock()
 
-    def bind(self, layer: int, views: dict[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """(hidden [n, H], weights [n]) -> [n, H], the family's eager result for the expert that `views` hold."""
-        module: Any = copy.copy(self._modules[layer])
-        count = family.expert_count(module)
-        module._parameters = {
-            name: torch.nn.Parameter(view.unsqueeze(0), requires_grad=False) for name, view in views.items()
-        }
-        for name, value in list(vars(module).items()):
-            if isinstance(value, int) and not isinstance(value, bool) and value == count and "expert" in name:
-                setattr(module, name, 1)
-        module.config = copy.copy(module.config)
-        module.config._experts_implementation = "eager"
+    def bind(self, layer: int, views: Views) -> Compute:
+        """The expert that `views` hold. Its bytes may change between calls: only the views are bound.
 
-        def compute(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            rows = hidden.shape[0]
-            index = torch.zeros((rows, 1), dtype=torch.int64, device=hidden.device)
-            with torch.inference_mode():
-                result: torch.Tensor = module(hidden, index, weights.view(rows, 1))
-            return result
+        The first bind of a kind computes some rows with the expert that is there.
+        """
+        bind = _bind_plain if self.is_plain(layer, views) else _bind_module
+        return bind(self._modules[layer], views)
 
-        return compute
+    def is_plain(self, layer: int, views: Views) -> bool:
+        """Whether plain arithmetic computes a layer's experts: not until `views` have held an expert that can tell."""
+        module = self._modules[layer]
+        kind = _kind(module, views)
+        with self._lock:
+            if kind not in self._plain:
+                check = _Check(module, views) if _has_plain(module, views) else None
+                if check is not None and not check.tells:
+                    return False
+                self._plain[kind] = check is not None and check.passed()
+            return self._plain[kind]
+
+
+def _bind_plain(module: Any, views: Views) -> Compute:
+    """up -> activation -> down -> routing weight, for an experts module whose structure Transformers declares."""
+    up, down = _product(module, views, _up(module)), _product(module, views, "down_proj")
+    activation = module._apply_gate if module.has_gate else module.act_fn
+
+    def compute(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            if hidden.data_ptr() % _ALIGN:  # the last bit of a float32 product depends on it
+                hidden = hidden.clone()
+            output: torch.Tensor = down(activation(up(hidden))) * weights.view(len(hidden), 1)
+            return output.to(hidden.dtype)
+
+    return compute
+
+
+def _product(module: Any, views: Views, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    weight, bias = views[name], views.get(f"{name}_bias")
+    if not module.is_transposed:
+        return lambda rows: functional.linear(rows, weight, bias)
+    if bias is None:
+        return lambda rows: rows @ weight
+    return lambda rows: rows @ weight + bias
+
+
+class _Check:
+    """The module's outputs of random rows, to compare with. `tells`: they are finite, and not all zero."""
+
+    def __init__(self, module: Any, views: Views) -> None:
+        self._module, self._views = module, views
+        like = next(iter(views.values()))
+        hidden_size = views[_up(module)].shape[0 if module.is_transposed else 1]
+        generator = torch.Generator().manual_seed(0)
+        compute = _bind_module(module, views)
+        self._cases: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        for rows in PROBE_ROWS:
+            hidden = torch.randn(rows, hidden_size, generator=generator).to(like)
+            weights = torch.rand(rows, generator=generator)
+            for routing in {like.dtype, torch.float32}:
+                given = weights.to(like.device, routing)
+                self._cases.append((hidden, given, compute(hidden, given)))
+        self.tells = all(bool(output.isfinite().all() and output.any()) for _, _, output in self._cases)
+
+    def passed(self) -> bool:
+        """The plain arithmetic equals it bit for bit."""
+        compute = _bind_plain(self._module, self._views)
+        try:
+            return all(torch.equal(compute(hidden, given), output) for hidden, given, output in self._cases)
+        except (RuntimeError, TypeError):  # its activation reads what only the whole module has
+            return False
+
+
+def _has_plain(module: Any, views: Views) -> bool:
+    """Whether the parameters are those of two products, and nothing follows these."""
+    products = {_up(module), "down_proj"}
+    named = products | {f"{name}_bias" for name in products} if module.has_bias else products
+    return views.keys() == named and not module.has_post_expert_norm
+
+
+def _up(module: Any) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+def _kind(module: Any, views: Views) -> tuple[object, ...]:
+    """The same for experts that are computed in the same way: class, numbers and flags of the module, and shapes."""
+    plain_values = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
+    shapes = tuple((name, tuple(view.shape), view.dtype, view.device) for name, view in sorted(views.items()))
+    return (type(module), tuple(sorted(plain_values.items())), shapes)
+
+
+def _bind_module(layer_module: Any, views: Views) -> Compute:
+    """The family's own module, cut to one expert whose parameters are the views."""
+    module: Any = copy.copy(layer_module)
+    count = family.expert_count(module)
+    module._parameters = {
+        name: torch.nn.Parameter(view.unsqueeze(0), requires_grad=False) for name, view in views.items()
+    }
+    for name, value in list(vars(module).items()):
+        if isinstance(value, int) and not isinstance(value, bool) and value == count and "expert" in name:
+            setattr(module, name, 1)
+    module.config = copy.copy(module.config)
+    module.config._experts_implementation = "eager"
+
+    def compute(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        rows = hidden.shape[0]
+        index = torch.zeros((rows, 1), dtype=torch.int64, device=hidden.device)
+        with torch.inference_mode():
+            result: torch.Tensor = module(hidden, index, weights.view(rows, 1))
+        return result
+
+    return compute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import warnings
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,21 @@ from checkpoint.family import DTYPES, dtype_name
 from scheduler.types import PAGE
 
 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # see tensor_from_bytes
+
+
+class SentTensor(Protocol):
+    """A tensor of a message (`wire.messages.Tensor`)."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def data(self) -> bytes | memoryview: ...
+
+
 _ALL = DTYPES | {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8}
 
 
@@ -26,6 +42,12 @@ def tensor_from_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryvi
     if not data:
         return torch.empty(0, dtype=_ALL[dtype]).view(shape)
     return torch.frombuffer(data, dtype=_ALL[dtype]).view(shape)
+
+
+def received_tensor(sent: SentTensor) -> torch.Tensor:
+    """A message's tensor, uncopied: the sender's own where it was sent within this process. Treat it as read-only."""
+    local = getattr(sent, "local", None)
+    return tensor_from_bytes(sent.dtype, sent.shape, sent.data) if local is None else local
 
 
 def aligned_buffer(nbytes: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from scheduler.errors import ProtocolError
 from wire import messages, odmoe_pb2
-from wire.messages import DTYPE_BYTES, MAX_DIMS, MAX_MESSAGE_BYTES, Message, Stamped, Tensor
+from wire.messages import DTYPE_BYTES, MAX_DIMS, MAX_MESSAGE_BYTES, LocalTensor, Message, Stamped, Tensor
 
 MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 """Room for `MAX_MESSAGE_BYTES` of tensors and a message's other fields."""
@@ -64,10 +64,13 @@ def _refuse_size(path: str, dtype: str, shape: Sequence[int], nbytes: int) -> Pr
     return _refuse_text(f"{path}.data", f"{nbytes} bytes", f"{want}, for shape {tuple(shape)} of {dtype}")
 
 
-def _write_tensor(path: str, tensor: Tensor) -> dict[str, Any]:
-    if not isinstance(tensor, Tensor):
+def _write_tensor(path: str, tensor: Tensor | LocalTensor) -> dict[str, Any]:
+    if isinstance(tensor, LocalTensor):
+        dtype, shape, data = tensor.describe(tensor.local)
+    elif isinstance(tensor, Tensor):
+        dtype, shape, data = tensor.dtype, tensor.shape, tensor.data
+    else:
         raise _refuse(path, tensor, "a Tensor")
-    dtype, shape, data = tensor.dtype, tensor.shape, tensor.data
     if dtype not in DTYPE_BYTES:
         raise _refuse(f"{path}.dtype", dtype, ", ".join(DTYPE_BYTES))
     if not isinstance(data, bytes):

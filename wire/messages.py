@@ -6,7 +6,9 @@ The in-process transport passes these objects as they are; the gRPC transport en
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 PROTOCOL_VERSION = 5
 """Both ends of a stream must speak the same version."""
@@ -29,6 +31,27 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTensor:
+    """A tensor as its library has it. Within a process it is passed as it is; only a codec reads its bytes."""
+
+    local: Any
+    describe: Callable[[Any], tuple[str, tuple[int, ...], Buffer]]
+    """`local` -> the fields of a `Tensor`."""
+
+    @property
+    def dtype(self) -> str:
+        return self.describe(self.local)[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.describe(self.local)[1]
+
+    @property
+    def data(self) -> Buffer:
+        return self.describe(self.local)[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +125,9 @@ class Compute:
     slot: int
     layer: int
     expert: int
-    hidden: Tensor
+    hidden: Tensor | LocalTensor
     """[n, H]"""
-    weights: Tensor
+    weights: Tensor | LocalTensor
     """Routing weights [n]."""
     evict: bool
     """Whether to free the slot afterwards."""
@@ -154,7 +177,7 @@ class Computed:
     """`output` [n, H]: the expert's rows, times their routing weights."""
 
     call_id: int
-    output: Tensor
+    output: Tensor | LocalTensor
     seconds: float
 
 

@@ -14,7 +14,7 @@ import torch
 from checkpoint import family
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
-from checkpoint.tensors import tensor_from_bytes
+from checkpoint.tensors import received_tensor
 from scheduler.errors import LaunchError, ODMoEError, ProtocolError
 from wire.base import Channel
 from wire.messages import AskUsage, Compute, Evict, Load, Message, WorkerReady, WorkerUsage
@@ -131,14 +131,14 @@ class _Session(ComputeSession):
         """On the computing thread."""
         if self.over:
             return
-        pace, hidden, weights = self._place.pace, message.hidden, message.weights
+        pace = self._place.pace
         start = pace.begin_compute(received)
         try:
             output = self._place.compute(
                 message.layer,
                 message.expert,
-                tensor_from_bytes(hidden.dtype, hidden.shape, hidden.data),
-                tensor_from_bytes(weights.dtype, weights.shape, weights.data),
+                received_tensor(message.hidden),
+                received_tensor(message.weights),
             )
         except (OSError, ODMoEError, RuntimeError, ValueError, TypeError, LookupError) as error:
             self.report(error, message)

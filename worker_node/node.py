@@ -15,7 +15,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
-from checkpoint.tensors import tensor_from_bytes
+from checkpoint.tensors import received_tensor
 from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
@@ -116,8 +116,7 @@ class Worker:
 
     def compute(self, message: Compute, form: str = "") -> torch.Tensor:
         """The message's rows [n, H] through the expert in its slot, held in `form`: [n, H], on the CPU."""
-        hidden = tensor_from_bytes(message.hidden.dtype, message.hidden.shape, message.hidden.data)
-        weights = tensor_from_bytes(message.weights.dtype, message.weights.shape, message.weights.data)
+        hidden, weights = received_tensor(message.hidden), received_tensor(message.weights)
         return self.run(message.slot, message.layer, form, hidden, weights)
 
     def run(self, slot: int, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,17 @@ from checkpoint.tensors import tensor_bytes
 from scheduler.errors import LinkError
 from wire.base import Channel
 from wire.machine import host_name
-from wire.messages import PROTOCOL_VERSION, Compute, Computed, Failed, Load, Message, Tensor, WorkerReady, WorkerUsage
+from wire.messages import (
+    PROTOCOL_VERSION,
+    Compute,
+    Computed,
+    Failed,
+    Load,
+    LocalTensor,
+    Message,
+    WorkerReady,
+    WorkerUsage,
+)
 from wire.sessions import Session, Sessions
 from worker_node.measure import device_bytes, device_name
 from worker_node.pace import Pace
@@ -74,7 +84,7 @@ class ComputeSession(Session):
 
     def send_output(self, message: Compute, output: torch.Tensor, seconds: float) -> None:
         """`output` [n, H], on the CPU, of the computation that `message` asked for."""
-        answer = Computed(message.call_id, Tensor(*tensor_bytes(output)), seconds)
+        answer = Computed(message.call_id, LocalTensor(output, tensor_bytes), seconds)
         self.spans.sent(answer)
         self.send(answer)
 

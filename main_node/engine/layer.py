@@ -8,13 +8,11 @@ from collections.abc import Callable, Collection
 import torch
 
 from checkpoint.family import dtype_name
-from checkpoint.tensors import tensor_bytes, tensor_from_bytes
+from checkpoint.tensors import received_tensor, tensor_bytes
 from scheduler import types as t
 from scheduler.errors import ProtocolError
 from wire import messages as w
-from wire.messages import (
-    Tensor,
-)
+from wire.messages import LocalTensor, Tensor
 
 Reweigh = Callable[[tuple[tuple[int, ...], ...]], tuple[torch.Tensor, torch.Tensor]]
 """For each row its experts -> index and weights [T, k]; -1 and 0 where a row has fewer."""
@@ -123,12 +121,12 @@ class LayerWork:
             command.call_id,
             command.slot,
             *command.expert,
-            w.Tensor(*tensor_bytes(self._hidden[expert][rows])),
-            w.Tensor(*tensor_bytes(self._weights[expert][rows])),
+            w.LocalTensor(self._hidden[expert][rows], tensor_bytes),
+            w.LocalTensor(self._weights[expert][rows], tensor_bytes),
             command.evict,
         )
 
-    def keep(self, command: t.Compute, output: w.Tensor) -> None:
+    def keep(self, command: t.Compute, output: w.Tensor | w.LocalTensor) -> None:
         """A worker's answer. Raises ProtocolError."""
         expert, rows = command.expert.expert, slice(command.start, command.stop)
         kept = read_output(output, self._hidden[expert][rows], self._weights[expert])
@@ -159,16 +157,17 @@ class LayerWork:
         return result
 
 
-def read_output(output: Tensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def read_output(output: Tensor | LocalTensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """A worker's output for `hidden` [n, H] and `weights`. Raises ProtocolError for one of another shape or dtype."""
-    kinds = {dtype_name(hidden.dtype), dtype_name(torch.promote_types(hidden.dtype, weights.dtype))}
-    size = memoryview(output.data).nbytes
     try:
-        if output.dtype in kinds and tuple(output.shape) == tuple(hidden.shape):
-            return tensor_from_bytes(output.dtype, output.shape, output.data)
-    except (RuntimeError, ValueError):
+        received = received_tensor(output)
+        kinds = (hidden.dtype, torch.promote_types(hidden.dtype, weights.dtype))
+        if received.dtype in kinds and received.shape == hidden.shape:
+            return received
+    except (RuntimeError, ValueError, KeyError):  # KeyError: an unknown dtype
         pass
     raise ProtocolError(
-        f"an expert's output has {size} bytes, shape {tuple(output.shape)} and dtype {output.dtype}; "
+        f"an expert's output has {memoryview(output.data).nbytes} bytes, shape {tuple(output.shape)} and dtype "
+        f"{output.dtype}; "
         f"its input has shape {tuple(hidden.shape)} and dtype {dtype_name(hidden.dtype)}"
     )
