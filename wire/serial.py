@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler.errors import LinkError
+from wire.lent_thread import LentThread
 
 MAX_JOBS = 100_000
 _log = logging.getLogger(__name__)
@@ -16,9 +18,13 @@ _Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class SerialThread:
-    """Runs jobs in the order of submission and calls `on_error(error)` with an exception that escapes one."""
+    """Runs jobs in the order of submission and calls `on_error(error)` with an exception that escapes one.
 
-    def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
+    `lent`: may run the jobs that are given to `lend`.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[Exception], None], lent: LentThread | None = None) -> None:
+        self._lent = lent
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._on_error = on_error
         self._closed = False
@@ -30,6 +36,20 @@ class SerialThread:
         if self._closed or self._jobs.qsize() > MAX_JOBS:
             raise LinkError(f"{self._thread.name} {'has stopped' if self._closed else 'has too much to do'}")
         self._jobs.put((job, args))
+
+    def lend(self, job: Callable[..., object], *args: Any) -> None:
+        """Have the lent thread run a job, where one is lent; else as `submit`. It keeps its order only among jobs that
+        are lent."""
+
+        def run() -> None:
+            self._run_job(job, args)
+
+        def take_back(_: object) -> None:
+            with contextlib.suppress(LinkError):  # closed meanwhile, which drops its jobs
+                self.submit(job, *args)
+
+        if self._lent is None or not self._lent.offer(run, take_back):
+            self.submit(job, *args)
 
     def close(self, deadline_s: float = 5.0) -> bool:
         """Finish the running job, drop the others, stop. False if the thread did not stop in time."""
@@ -44,11 +64,14 @@ class SerialThread:
             job = self._jobs.get()
             if job is None or self._closed:
                 return
-            try:
-                job[0](*job[1])
-            except Exception as error:  # noqa: BLE001 - a dead thread would look like a slow one
-                _log.debug("%s", self._thread.name, exc_info=True)
-                self._tell(error)
+            self._run_job(*job)
+
+    def _run_job(self, job: Callable[..., object], args: tuple[Any, ...]) -> None:
+        try:
+            job(*args)
+        except Exception as error:  # noqa: BLE001 - a dead thread would look like a slow one
+            _log.debug("%s", self._thread.name, exc_info=True)
+            self._tell(error)
 
     def _tell(self, error: Exception) -> None:
         try:

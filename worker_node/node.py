@@ -20,6 +20,7 @@ from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel
+from wire.lent_thread import LentThread
 from wire.messages import AskUsage, Compute, Evict, Failed, Load, Loaded, Message, WorkerReady, WorkerUsage
 from wire.serial import SerialThread
 from wire.sessions import Sessions
@@ -67,7 +68,8 @@ class Worker:
     """One worker node. It serves the main node that connected last.
 
     `forms`: all forms that may be loaded. A slot has room for the largest. With one other than the full form, which is
-    the empty string, device memory for one restored expert is allocated too.
+    the empty string, device memory for one restored expert is allocated too. `lent`: the main model's thread, where
+    that is in the same process; it computes what is in a slot when it waits for it.
 
     Raises ConfigError; StoreError for a form that the store lacks; LaunchError where memory does not suffice or the
     store cannot be read.
@@ -81,12 +83,14 @@ class Worker:
         loader: Loader,
         slots: int,
         forms: tuple[str, ...] = ("",),
+        lent: LentThread | None = None,
     ) -> None:
         if not forms:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
         self.name = name
         self.store = store
         self.loader = loader
+        self.lent = lent if loader.device == "cpu" else None
         self.pace = loader.pace
         self.forms = forms
         self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
@@ -150,9 +154,11 @@ class _Session(ComputeSession):
         self._worker = worker
         self._tenures: dict[int, _Tenure] = {}  # slot -> the expert that is in it, or on its way there
         self._slots = threading.Lock()
-        self._loading = SerialThread(f"{worker.name}-load", self.report)
+        self._loading = SerialThread(f"{worker.name}-load", self.report, worker.lent)
         one_slot = len(worker.slots.buffers) == 1
-        self._computing = self._loading if one_slot else SerialThread(f"{worker.name}-compute", self.report)
+        self._computing = (
+            self._loading if one_slot else SerialThread(f"{worker.name}-compute", self.report, worker.lent)
+        )
 
     # --- messages -----------------------------------------------------------------------------------------------
 
@@ -217,7 +223,7 @@ class _Session(ComputeSession):
                     f"slot {message.slot} holds {content}, not expert {message.expert} of layer {message.layer}"
                 )
             if tenure.loaded:
-                self._computing.submit(self._run_compute, tenure, message, received)
+                self._computing.lend(self._run_compute, tenure, message, received)
             else:
                 tenure.waiting.append((message, received))
 
@@ -264,13 +270,13 @@ class _Session(ComputeSession):
             tenure.loaded = True
             cancelled = tenure.cancelled.is_set()
             for message, received in tenure.waiting:  # under the lock: later ones must stay behind
-                self._computing.submit(self._run_compute, tenure, message, received)
+                self._computing.lend(self._run_compute, tenure, message, received)
             tenure.waiting = []
         if cancelled:
             self._release(tenure)
 
     def _run_compute(self, tenure: _Tenure, message: Compute, received: float) -> None:
-        """On the computing thread."""
+        """On the computing thread, or the lent one."""
         with self._slots:
             if tenure.cancelled.is_set():
                 return

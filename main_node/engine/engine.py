@@ -17,6 +17,7 @@ from scheduler.errors import ClusterError, ProtocolError, RequestFailedError
 from scheduler.eventlog.recording import Recorder
 from scheduler.trace import Span
 from wire import messages as w
+from wire.lent_thread import LentThread
 
 
 class Engine:
@@ -42,6 +43,8 @@ class Engine:
         self._recorder = recorder
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self.lent = LentThread()
+        """The thread that runs the model, while it waits for a layer."""
         self.peers = Peers(self, self._changed, hello, answer_s)
         self._inbox: list[t.Event] = []
         self._draining = False
@@ -189,7 +192,7 @@ class Engine:
         """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile.
         Raises RequestFailedError."""
         wait_s = self.peers.owed.answer_s
-        while visit.request not in self._failed and not layer.done.wait(wait_s):
+        while visit.request not in self._failed and not layer.wait(wait_s):
             wait_s = self.peers.drop_silent()
             self._check_owed(visit, layer)
         reason = self._failed.get(visit.request)

@@ -26,16 +26,17 @@ class RemoteExperts:
 
         While they compute, the main model works for the predictor. Raises RequestFailedError.
         """
-        engine, layer = self._engine, LayerWork(hidden, index, weights)
+        engine, layer = self._engine, LayerWork(hidden, index, weights, self._engine.lent)
         if self.watch is not None:
             self.watch.look(visit, layer)
-        engine.pace.gate(partial(engine.gate_fired, visit, layer))  # emulated time announces it when it is due
-        try:
-            for fact in self.watch.ahead(visit, layer) if self.watch is not None else ():
-                engine.pace.foreseen(partial(engine.post, fact), self._attention)
-            engine.wait(visit, layer)
-            engine.pace.resumed()
-            engine.spans.resumed(visit.layer)
-        finally:
-            engine.forget(visit)
+        with engine.lent.lent():
+            engine.pace.gate(partial(engine.gate_fired, visit, layer))  # emulated time announces it when it is due
+            try:
+                for fact in self.watch.ahead(visit, layer) if self.watch is not None else ():
+                    engine.pace.foreseen(partial(engine.post, fact), self._attention)
+                engine.wait(visit, layer)
+                engine.pace.resumed()
+                engine.spans.resumed(visit.layer)
+            finally:
+                engine.forget(visit)
         return layer.combine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection
 
@@ -12,6 +13,7 @@ from checkpoint.tensors import received_tensor, tensor_bytes
 from scheduler import types as t
 from scheduler.errors import ProtocolError
 from wire import messages as w
+from wire.lent_thread import LentThread
 from wire.messages import LocalTensor, Tensor
 
 Reweigh = Callable[[tuple[tuple[int, ...], ...]], tuple[torch.Tensor, torch.Tensor]]
@@ -43,10 +45,10 @@ class LayerWork:
     """Gathers rows and adds outputs in the order of the family's eager forward, so that the result is the same to the
     last bit (unless mini-batches split an expert's rows).
 
-    hidden [T, H], index and weights [T, k]: the gate's output.
+    hidden [T, H], index and weights [T, k]: the gate's output. `lent`: the thread that waits for the layer.
     """
 
-    def __init__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
+    def __init__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, lent: LentThread) -> None:
         self.done = threading.Event()
         """The layer is complete, or its request has failed."""
         self.hidden, self.index, self.weights = hidden, index, weights
@@ -63,6 +65,7 @@ class LayerWork:
         self._resident: frozenset[int] = frozenset()
         self._owed: set[int] = set()
         self._here = threading.Event()
+        self._lent = lent
         self._gather(index, weights)
 
     def _gather(self, index: torch.Tensor, weights: torch.Tensor) -> None:
@@ -105,7 +108,9 @@ class LayerWork:
     def partial(self, within_s: float) -> torch.Tensor | None:
         """The output of the resident experts [T, H], once they have answered. None: not within that time, or the layer
         has ended."""
-        if not self._here.wait(within_s) or any(expert not in self._outputs for expert in self._resident):
+        if not self._lent.run_until(self._here, within_s) or any(
+            expert not in self._outputs for expert in self._resident
+        ):
             return None
         return self._combined(self._resident)
 
@@ -137,24 +142,35 @@ class LayerWork:
             self._owed.discard(expert)
             if not self._owed:
                 self._here.set()
+                self._lent.wake()
 
     def finish(self) -> None:
         """End every wait for it."""
         self.done.set()
         self._here.set()
+        self._lent.wake()
+
+    def wait(self, within_s: float) -> bool:
+        """Until `done`. The calling thread computes meanwhile what is lent to it. False where that took longer."""
+        return self._lent.run_until(self.done, within_s)
 
     def combine(self) -> torch.Tensor:
         """The layer's output [T, H], once every row has been answered."""
         return self._combined(self._tokens)
 
     def _combined(self, experts: Collection[int]) -> torch.Tensor:
+        outputs = {expert: self._output(expert) for expert in self._tokens if expert in experts}
+        if len(self._like) == 1 and outputs:  # the sum that index_add_ computes, in fewer steps
+            return functools.reduce(torch.add, outputs.values())
         result = torch.zeros_like(self._like)
-        for expert, token in self._tokens.items():
-            if expert in experts:
-                parts = self._outputs[expert]
-                output = torch.cat([parts[start] for start in sorted(parts)]) if len(parts) > 1 else parts[0]
-                result.index_add_(0, token, output.to(result))
+        for expert, output in outputs.items():
+            result.index_add_(0, self._tokens[expert], output)
         return result
+
+    def _output(self, expert: int) -> torch.Tensor:
+        parts = self._outputs[expert]
+        output = torch.cat([parts[start] for start in sorted(parts)]) if len(parts) > 1 else parts[0]
+        return output if output.dtype == self._like.dtype else output.to(self._like)
 
 
 def read_output(output: Tensor | LocalTensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from checkpoint.family import parse_dtype
 from checkpoint.hub import find_model
 from checkpoint.store import ExpertStore
 from checkpoint.token_predictor import FILE
@@ -13,11 +14,15 @@ from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
 from odmoe.terminal import counted, megabytes
+from scheduler.core.dispatch import LEAST_ROWS
 from scheduler.errors import CheckpointError, ConfigError
 from scheduler.policies.registry import forms_of, is_read, keeps_all, residency_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.types import ModelShape
 from worker_node.restorer import restoring_bytes
+
+ACTIVATION_BYTES = 256 << 20
+"""Memory for the rows that one expert computes at once, within a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,10 @@ class Configuration:
 
 def configure(settings: Settings, store: ExpertStore) -> Configuration:
     """Merge settings and store. Raises ConfigError if there are too few slots."""
-    found = Configuration(core_config(settings, model_shape(store)), resources(settings, store))
+    core = core_config(settings, model_shape(store))
+    if core.mini_batch is None and settings.cluster == "embedded" and settings.profile is None:
+        core = replace(core, mini_batch=_rows_at_once(store, core.shape))
+    found = Configuration(core, resources(settings, store))
     if found.resources.workers is None and keeps_all(settings.system_config) and not settings.given("slots"):
         raise ConfigError(
             f"--residency all needs a slot for every expert, and the number of workers of --cluster {settings.cluster} "
@@ -50,6 +58,14 @@ def configure(settings: Settings, store: ExpertStore) -> Configuration:
         )
     _check_slots(found)
     return found
+
+
+def _rows_at_once(store: ExpertStore, shape: ModelShape) -> int:
+    """Within a process no row travels, so that mini-batches would only repeat the work for an expert: it computes all
+    rows of a prompt at once, as many as `ACTIVATION_BYTES` allow."""
+    itemsize = parse_dtype(store.manifest.dtype).itemsize
+    widths = store.manifest.blob_bytes // itemsize // shape.hidden + shape.hidden  # of what is computed for a row
+    return max(LEAST_ROWS, ACTIVATION_BYTES // (widths * itemsize))
 
 
 def check_fits(settings: Settings, store: ExpertStore) -> None:

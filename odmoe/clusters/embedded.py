@@ -46,7 +46,9 @@ class EmbeddedCluster:
         shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
         try:
             for number in range(settings.workers):
-                worker = make_worker(number, settings, store, arithmetic, emulation, configuration.resources)
+                worker = make_worker(
+                    number, settings, store, arithmetic, emulation, configuration.resources, engine.lent
+                )
                 self._nodes.append(worker)
                 engine.peers.add_worker(number, self._travelled(_to(worker)), settings.launch_s)
             host = make_host(settings, store, arithmetic, emulation)

@@ -160,7 +160,8 @@ class Settings(SystemSettings):
 
     mini_batch: Count | None = count(
         None,
-        "Rows of one expert that prefill sends and computes at once (default: 16, or more to make at most 8 parts)",
+        "Rows of one expert that prefill sends and computes at once (default: embedded all, else 16, or more to make "
+        "at most 8 parts)",
         heading="Experiments",
     )
     profile: str | None = setting(
