@@ -21,8 +21,8 @@ Role = Literal["worker", "shadow"]
 class Channel(Protocol):
     """One direction of a stream. Messages arrive in the order in which they were sent."""
 
-    def send(self, message: Message) -> None:
-        """Queue a message, without waiting for the peer to read it.
+    def send(self, *messages: Message) -> None:
+        """Queue messages, without waiting for the peer to read them. Those of one call may travel as one.
 
         A node's small answer may be written at once. This then blocks until the link has taken it, at most until the
         peer counts as lost. Raises `LinkError` if the stream is closed or its queue is full.

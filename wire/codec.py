@@ -30,6 +30,7 @@ _ALLOWED = {
     FieldDescriptor.TYPE_DOUBLE: "a float",
     FieldDescriptor.TYPE_BOOL: "True or False",
     FieldDescriptor.TYPE_STRING: "a string of valid Unicode",
+    FieldDescriptor.TYPE_BYTES: "bytes",
 }
 
 

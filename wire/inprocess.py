@@ -18,10 +18,11 @@ class _Pipe:
         self._closed = False
         self._lock = threading.Lock()
 
-    def send(self, message: Message) -> None:
-        if self._closed or self.receiver is None:
-            raise LinkError("the in-process stream is closed; connect to the node again")
-        self.receiver.on_message(message)
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            if self._closed or self.receiver is None:
+                raise LinkError("the in-process stream is closed; connect to the node again")
+            self.receiver.on_message(message)
 
     def close(self) -> None:
         self.shut(None)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -60,6 +60,14 @@ class Beat:
 
     coming: int
     """Bytes of the next message if it is large enough to take a while, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Several messages that travel as one. Transports make and undo it; handlers never see one."""
+
+    messages: tuple[bytes, ...]
+    """Encoded, in the order in which they were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +315,8 @@ class ShadowUsage:
     device_bytes_max: int
 
 
-ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat
-FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat
+ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat | Bundle
+FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat | Bundle
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
 FromShadow = ShadowReady | Prediction | ShadowUsage | TraceRecords | Failed | Echo | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow | Stamped

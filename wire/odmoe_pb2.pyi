@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "load", "evict", "compute", "ask_usage", "ask_trace", "echo", "beat", "stamp")
+    __slots__ = ("hello", "load", "evict", "compute", "ask_usage", "ask_trace", "echo", "beat", "bundle", "stamp")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class ToWorker(_message.Message):
     ASK_TRACE_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     load: Load
@@ -26,11 +27,12 @@ class ToWorker(_message.Message):
     ask_trace: AskTrace
     echo: Echo
     beat: Beat
+    bundle: Bundle
     stamp: Stamp
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "echo", "beat", "stamp")
+    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "echo", "beat", "bundle", "stamp")
     WORKER_READY_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +41,7 @@ class FromWorker(_message.Message):
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
     worker_ready: WorkerReady
     loaded: Loaded
@@ -48,8 +51,9 @@ class FromWorker(_message.Message):
     trace_records: TraceRecords
     echo: Echo
     beat: Beat
+    bundle: Bundle
     stamp: Stamp
-    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class ToShadow(_message.Message):
     __slots__ = ("hello", "open_request", "align", "close_request", "ask_usage", "ask_trace", "echo", "beat", "stamp")
@@ -134,6 +138,12 @@ class Beat(_message.Message):
     COMING_FIELD_NUMBER: _ClassVar[int]
     coming: int
     def __init__(self, coming: _Optional[int] = ...) -> None: ...
+
+class Bundle(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Echo(_message.Message):
     __slots__ = ("number",)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler.errors import LinkError
-from wire.lent_thread import LentThread
+from wire.lent_threads import LentThreads
 
 MAX_JOBS = 100_000
 _log = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ _Job = tuple[Callable[..., object], tuple[Any, ...]]
 class SerialThread:
     """Runs jobs in the order of submission and calls `on_error(error)` with an exception that escapes one.
 
-    `lent`: may run the jobs that are given to `lend`.
+    `lent`: threads that may run the jobs given to `lend`.
     """
 
-    def __init__(self, name: str, on_error: Callable[[Exception], None], lent: LentThread | None = None) -> None:
+    def __init__(self, name: str, on_error: Callable[[Exception], None], lent: LentThreads | None = None) -> None:
         self._lent = lent
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._on_error = on_error
@@ -38,13 +38,12 @@ class SerialThread:
         self._jobs.put((job, args))
 
     def lend(self, job: Callable[..., object], *args: Any) -> None:
-        """Have the lent thread run a job, where one is lent; else as `submit`. It keeps its order only among jobs that
-        are lent."""
+        """Have a lent thread run a job, where one is lent; else as `submit`. It keeps its order only among such jobs."""
 
         def run() -> None:
             self._run_job(job, args)
 
-        def take_back(_: object) -> None:
+        def take_back() -> None:
             with contextlib.suppress(LinkError):  # closed meanwhile, which drops its jobs
                 self.submit(job, *args)
 

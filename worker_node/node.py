@@ -20,7 +20,7 @@ from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel
-from wire.lent_thread import LentThread
+from wire.lent_threads import LentThreads
 from wire.messages import AskUsage, Compute, Evict, Failed, Load, Loaded, Message, WorkerReady, WorkerUsage
 from wire.serial import SerialThread
 from wire.sessions import Sessions
@@ -68,8 +68,8 @@ class Worker:
     """One worker node. It serves the main node that connected last.
 
     `forms`: all forms that may be loaded. A slot has room for the largest. With one other than the full form, which is
-    the empty string, device memory for one restored expert is allocated too. `lent`: the main model's thread, where
-    that is in the same process; it computes what is in a slot when it waits for it.
+    the empty string, device memory for one restored expert is allocated too. `lent`: the main model's threads, where
+    those are in this process; they compute what is in a slot while they wait.
 
     Raises ConfigError; StoreError for a form that the store lacks; LaunchError where memory does not suffice or the
     store cannot be read.
@@ -83,7 +83,7 @@ class Worker:
         loader: Loader,
         slots: int,
         forms: tuple[str, ...] = ("",),
-        lent: LentThread | None = None,
+        lent: LentThreads | None = None,
     ) -> None:
         if not forms:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
@@ -154,6 +154,8 @@ class _Session(ComputeSession):
         self._worker = worker
         self._tenures: dict[int, _Tenure] = {}  # slot -> the expert that is in it, or on its way there
         self._slots = threading.Lock()
+        self._queued = 0
+        """Computations that are ready and have not begun."""
         self._loading = SerialThread(f"{worker.name}-load", self.report, worker.lent)
         one_slot = len(worker.slots.buffers) == 1
         self._computing = (
@@ -223,9 +225,14 @@ class _Session(ComputeSession):
                     f"slot {message.slot} holds {content}, not expert {message.expert} of layer {message.layer}"
                 )
             if tenure.loaded:
-                self._computing.lend(self._run_compute, tenure, message, received)
+                self._submit(tenure, message, received)
             else:
                 tenure.waiting.append((message, received))
+
+    def _submit(self, tenure: _Tenure, message: Compute, received: float) -> None:
+        """Called with the lock held: computations keep their order."""
+        self._computing.lend(self._run_compute, tenure, message, received)
+        self._queued += 1
 
     def _evict(self, slot: int) -> None:
         with self._slots:
@@ -270,17 +277,24 @@ class _Session(ComputeSession):
             tenure.loaded = True
             cancelled = tenure.cancelled.is_set()
             for message, received in tenure.waiting:  # under the lock: later ones must stay behind
-                self._computing.lend(self._run_compute, tenure, message, received)
+                self._submit(tenure, message, received)
             tenure.waiting = []
         if cancelled:
             self._release(tenure)
 
     def _run_compute(self, tenure: _Tenure, message: Compute, received: float) -> None:
-        """On the computing thread, or the lent one."""
+        """On the computing thread, or a lent one."""
         with self._slots:
-            if tenure.cancelled.is_set():
-                return
-            tenure.computing = True
+            self._queued -= 1
+            more = self._queued > 0 and not self._worker.pace.emulated
+            tenure.computing = not tenure.cancelled.is_set()
+        if tenure.computing:
+            self._compute_and_answer(tenure, message, received, more)
+        if not more:
+            self.send_outputs()
+
+    def _compute_and_answer(self, tenure: _Tenure, message: Compute, received: float, more: bool) -> None:
+        """`more`: another computation is ready, and its output may travel with this one's."""
         pace = self._worker.pace
         start = pace.begin_compute(max(received, tenure.ended))
         try:
@@ -292,7 +306,7 @@ class _Session(ComputeSession):
         end = pace.end_compute(len(output))
         self.spans.add("compute", tenure.label, start, end)
         self._finish(tenure, message.evict)
-        self.send_output(message, output, end - start)
+        self.send_output(message, output, end - start, more)
 
     def _finish(self, tenure: _Tenure, evict: bool) -> None:
         """The computation has left the slot. Free it if it is to be evicted, or was evicted meanwhile."""

@@ -12,6 +12,10 @@ class Pace(Protocol):
     """Times are seconds on one clock. Loads begin and end on one thread, computations on another, or the same."""
 
     @property
+    def emulated(self) -> bool:
+        """Whether times are a profile's."""
+
+    @property
     def costs(self) -> tuple[float, float] | None:
         """Seconds that a computation takes by a profile, a call and a row. None: measure them."""
 
@@ -37,6 +41,7 @@ class Pace(Protocol):
 class RealPace:
     """Real time."""
 
+    emulated = False
     costs: tuple[float, float] | None = None
 
     def now(self) -> float:
@@ -62,6 +67,8 @@ class WorkerPace:
     `host`: the node is the host's processor beside the device, and a computation lasts `host_compute_s`. Raises
     ConfigError where the profile has no such times.
     """
+
+    emulated = True
 
     def __init__(self, emulation: Emulation, host: bool = False) -> None:
         profile = emulation.profile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from abc import abstractmethod
 from typing import Any, Protocol
 
@@ -29,6 +30,11 @@ from wire.sessions import Session, Sessions
 from worker_node.measure import device_bytes, device_name
 from worker_node.pace import Pace
 
+SMALL_BYTES = 16 * 1024
+"""A larger output travels at once: that hides its transfer behind the next computation."""
+MOST_TOGETHER = 16
+"""Outputs in one message."""
+
 
 class ComputeNode(Protocol):
     """A worker or a host place, as its sessions need it."""
@@ -48,6 +54,8 @@ class ComputeSession(Session):
         manifest = node.store.manifest
         super().__init__(node.name, (manifest.fingerprint, manifest.dtype), node.sessions, reply, node.pace.now)
         self._node = node
+        self._outputs: list[Computed] = []
+        self._waiting = threading.Lock()
 
     @abstractmethod
     def usage(self) -> WorkerUsage:
@@ -73,20 +81,32 @@ class ComputeSession(Session):
             row_s=self._node.costs[1],
         )
 
-    def send(self, message: Message) -> None:
+    def send(self, *messages: Message) -> None:
         """A broken stream is ignored: `end` follows."""
         if not self.over:
             with contextlib.suppress(LinkError):
-                self.reply.send(message)
+                self.reply.send(*messages)
 
     def send_usage(self) -> None:
         self.send(self.usage())
 
-    def send_output(self, message: Compute, output: torch.Tensor, seconds: float) -> None:
-        """`output` [n, H], on the CPU, of the computation that `message` asked for."""
+    def send_output(self, message: Compute, output: torch.Tensor, seconds: float, more: bool = False) -> None:
+        """`output` [n, H], on the CPU, of the computation that `message` asked for. `more`: the next one is ready, and
+        a small output may wait to travel with its."""
         answer = Computed(message.call_id, LocalTensor(output, tensor_bytes), seconds)
         self.spans.sent(answer)
-        self.send(answer)
+        with self._waiting:
+            self._outputs.append(answer)
+            wait = more and len(self._outputs) < MOST_TOGETHER and output.nbytes <= SMALL_BYTES
+        if not wait:
+            self.send_outputs()
+
+    def send_outputs(self) -> None:
+        """Send the outputs that wait."""
+        with self._waiting:
+            outputs, self._outputs = self._outputs, []
+        if outputs:
+            self.send(*outputs)
 
     def report(self, error: Exception, about: Message | None = None) -> None:
         load_id = about.load_id if isinstance(about, Load) else 0

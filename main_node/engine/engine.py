@@ -17,7 +17,7 @@ from scheduler.errors import ClusterError, ProtocolError, RequestFailedError
 from scheduler.eventlog.recording import Recorder
 from scheduler.trace import Span
 from wire import messages as w
-from wire.lent_thread import LentThread
+from wire.lent_threads import LentThreads
 
 
 class Engine:
@@ -43,8 +43,8 @@ class Engine:
         self._recorder = recorder
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self.lent = LentThread()
-        """The thread that runs the model, while it waits for a layer."""
+        self.lent = LentThreads()
+        """The threads that run the model, while they wait for a layer."""
         self.peers = Peers(self, self._changed, hello, answer_s)
         self._inbox: list[t.Event] = []
         self._draining = False
@@ -116,6 +116,9 @@ class Engine:
             self._recorder.keep(event, self._now, commands)
         for command in commands:
             self._act(command)
+            if self.pace.emulated:  # which counts each message, in this order
+                self.peers.flush()
+        self.peers.flush()
 
     def _act(self, command: t.Command) -> None:
         if isinstance(command, t.Compute):
@@ -125,7 +128,7 @@ class Engine:
             self.peers.ask(command.load_id, command, message)
         elif isinstance(command, t.Evict):  # what was asked of the slot is not answered any more
             self.peers.owed.forgive_slot(command.worker, command.slot)
-            self.peers.send(command.worker, w.Evict(command.slot))
+            self.peers.tell(command.worker, w.Evict(command.slot))
         elif isinstance(command, t.Route):
             self._layers.route(command)
         elif isinstance(command, t.Resume):
@@ -151,10 +154,13 @@ class Engine:
             return
         message = layer.message(command)
         self.spans.sent(message)
-        try:
-            self.peers.ask(command.call_id, command, message)
-        except ProtocolError as error:  # too large for a message
-            self.post(t.ComputeFailed(command.call_id, str(error)))
+        self.peers.ask(command.call_id, command, message)
+
+    def not_sent(self, message: w.Message, error: ProtocolError) -> None:
+        """See `PeerListener`."""
+        if not isinstance(message, w.Compute):
+            raise error
+        self.post(t.ComputeFailed(message.call_id, str(error)))
 
     def idle(self) -> bool:
         """Nothing is left of any request, here or in the scheduler."""

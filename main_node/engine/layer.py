@@ -13,7 +13,7 @@ from checkpoint.tensors import received_tensor, tensor_bytes
 from scheduler import types as t
 from scheduler.errors import ProtocolError
 from wire import messages as w
-from wire.lent_thread import LentThread
+from wire.lent_threads import LentThreads
 from wire.messages import LocalTensor, Tensor
 
 Reweigh = Callable[[tuple[tuple[int, ...], ...]], tuple[torch.Tensor, torch.Tensor]]
@@ -45,10 +45,10 @@ class LayerWork:
     """Gathers rows and adds outputs in the order of the family's eager forward, so that the result is the same to the
     last bit (unless mini-batches split an expert's rows).
 
-    hidden [T, H], index and weights [T, k]: the gate's output. `lent`: the thread that waits for the layer.
+    hidden [T, H], index and weights [T, k]: the gate's output. `lent`: the threads that wait for layers.
     """
 
-    def __init__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, lent: LentThread) -> None:
+    def __init__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, lent: LentThreads) -> None:
         self.done = threading.Event()
         """The layer is complete, or its request has failed."""
         self.hidden, self.index, self.weights = hidden, index, weights

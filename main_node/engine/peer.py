@@ -120,11 +120,11 @@ class PeerHandler:
         """Bytes that the stream has carried; None in one process, where messages are passed as objects."""
         return traffic_of(self._channel) if self._channel else None
 
-    def send(self, message: Message) -> None:
-        """Raises LinkError."""
+    def send(self, *messages: Message) -> None:
+        """Raises LinkError, or ProtocolError for a message that cannot be encoded; then none is sent."""
         if self._channel is None:
             raise LinkError(f"{self.name} is not connected")
-        self._channel.send(message)
+        self._channel.send(*messages)
 
     def on_message(self, message: Message) -> None:
         if isinstance(message, Stamped):

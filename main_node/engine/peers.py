@@ -11,7 +11,7 @@ from main_node.engine.owed_answers import OwedAnswers
 from main_node.engine.peer import PeerHandler, ask_usage, worker_of
 from main_node.engine.roster import NodeFacts, Roster
 from scheduler import types as t
-from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError
+from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError
 from wire import messages as w
 from wire.base import Channel, Handler, Role
 
@@ -29,6 +29,9 @@ class PeerListener(Protocol):
 
     def from_shadow(self, message: w.Message) -> None:
         """Raises ClusterError where the shadow is of no use any more."""
+
+    def not_sent(self, message: w.Message, error: ProtocolError) -> None:
+        """A message for a worker cannot be encoded: it is too large."""
 
 
 class Peers:
@@ -52,6 +55,7 @@ class Peers:
         self._changed = changed
         self._hello = hello
         self._closed = False
+        self._outgoing: dict[int, list[w.Message]] = {}
 
     # --- joining ------------------------------------------------------------------------------------------------
 
@@ -130,21 +134,38 @@ class Peers:
             self._shadow_lost(peer, error)
 
     def ask(self, number: int, command: t.Load | t.Compute, message: w.Message) -> None:
-        """Send a worker what it must answer: load or call `number`. Raises ProtocolError for a message that is too
-        large."""
+        """Tell a worker what it must answer: load or call `number`. As `tell`."""
         if command.worker in self.workers:
             self.owed.ask(number, command)
-            self.send(command.worker, message)
+            self.tell(command.worker, message)
 
-    def send(self, number: int, message: w.Message) -> None:
-        """To a worker; it is lost where its stream has ended."""
-        peer = self.workers.get(number)
-        if peer is None:
-            return
+    def tell(self, number: int, message: w.Message) -> None:
+        """A message for a worker, sent by the next `flush`."""
+        if number in self.workers:
+            self._outgoing.setdefault(number, []).append(message)
+
+    def flush(self) -> None:
+        """Send what was told, a worker's messages together. A worker is lost where its stream has ended."""
+        outgoing, self._outgoing = self._outgoing, {}
+        for number, messages in outgoing.items():
+            peer = self.workers.get(number)
+            if peer is None:
+                continue
+            try:
+                self._send(peer, messages)
+            except LinkError as error:
+                self._worker_lost(number, peer, error)
+
+    def _send(self, peer: PeerHandler, messages: list[w.Message]) -> None:
+        """Raises LinkError."""
         try:
-            peer.send(message)
-        except LinkError as error:
-            self._worker_lost(number, peer, error)
+            peer.send(*messages)
+        except ProtocolError as error:
+            if len(messages) == 1:
+                self._listener.not_sent(messages[0], error)
+                return
+            for message in messages:
+                self._send(peer, [message])
 
     def send_to_shadow(self, messages: Iterable[w.Message]) -> None:
         """The shadow is lost where its stream has ended, or a message cannot be made."""

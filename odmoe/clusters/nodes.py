@@ -25,7 +25,7 @@ from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
 from shadow_node.pace import ShadowPace
 from wire.base import Node
-from wire.lent_thread import LentThread
+from wire.lent_threads import LentThreads
 from wire.messages import PROTOCOL_VERSION, Hello
 from worker_node.loaders.make import make_loader
 from worker_node.node import Worker
@@ -79,9 +79,9 @@ def make_worker(
     arithmetic: ExpertArithmetic,
     emulation: Emulation | None,
     resources: Resources,
-    lent: LentThread | None = None,
+    lent: LentThreads | None = None,
 ) -> Node:
-    """`lent`: the main model's thread, where it is in this process. Raises LaunchError if the loader has too little
+    """`lent`: the main model's threads, where they are in this process. Raises LaunchError if the loader has too little
     memory."""
     lent = lent if emulation is None else None  # emulated time is each thread's own
     name = settings.loader if emulation is None else "emulated"

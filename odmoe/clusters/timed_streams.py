@@ -102,10 +102,11 @@ class TimedChannel:
     def peer(self) -> str:
         return getattr(self._inner, "peer", "")
 
-    def send(self, message: Message) -> None:
+    def send(self, *messages: Message) -> None:
         """Raises what the inner stream raises."""
-        due = self._end.sent(message, self._emulation.now())
-        self._inner.send(Stamped(due, self._emulation.clock(), _machine(), message))
+        for message in messages:
+            due = self._end.sent(message, self._emulation.now())
+            self._inner.send(Stamped(due, self._emulation.clock(), _machine(), message))
 
     def close(self) -> None:
         self._inner.close()

@@ -6,7 +6,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from shadow_node.model import ShadowModel
 from support.nodes.engine_world import WAIT_S
 from support.nodes.tapped_cluster import WORKERS, TappedCluster
 from wire import messages as w
+from wire.lent_threads import LentThreads
 
 pytestmark = pytest.mark.timeout(90)
 TOKENS = 8
@@ -46,15 +46,15 @@ def test_an_interrupt_within_a_layer_leaves_the_cluster_well(
     """Ctrl-C while a layer waits: its workers still answer, the next request is served."""
     waited = 0
 
-    class Interrupted(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
+    class Interrupted(LentThreads):
+        def run_until(self, done: threading.Event, within_s: float) -> bool:
             nonlocal waited
             waited += 1
             if waited == 11:
                 raise KeyboardInterrupt
-            return super().wait(timeout)
+            return super().run_until(done, within_s)
 
-    monkeypatch.setattr("main_node.engine.layer.threading", SimpleNamespace(Event=Interrupted))
+    monkeypatch.setattr(cluster.engine, "lent", Interrupted())
     steps = cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True)
     next(steps)
     with pytest.raises(KeyboardInterrupt):

@@ -43,7 +43,12 @@ class Watched:
         self._channel = self._to(handler)
         return self
 
-    def send(self, message: w.Message) -> None:
+    def send(self, *messages: w.Message) -> None:
+        for message in messages:
+            self._count(message)
+        self._channel.send(*messages)
+
+    def _count(self, message: w.Message) -> None:
         if isinstance(message, w.Load):
             assert message.slot not in self.held
             assert message.slot < self._slots
@@ -52,7 +57,6 @@ class Watched:
         elif isinstance(message, w.Evict) or (isinstance(message, w.Compute) and message.evict):
             del self.held[message.slot]
         self.most = max(self.most, len(self.held))
-        self._channel.send(message)
 
     @property
     def traffic(self) -> Traffic | None:

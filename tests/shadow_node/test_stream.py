@@ -105,12 +105,13 @@ def test_an_error_that_cannot_be_told_does_not_end_the_thread(shadow_of: Any, an
     told, predicted = threading.Event(), threading.Event()
 
     class Reply:
-        def send(self, message: Message) -> None:
-            if isinstance(message, Failed):
-                told.set()
-                raise LinkError("the queue is full")
-            if isinstance(message, Prediction) and message.layer == 7:
-                predicted.set()
+        def send(self, *messages: Message) -> None:
+            for message in messages:
+                if isinstance(message, Failed):
+                    told.set()
+                    raise LinkError("the queue is full")
+                if isinstance(message, Prediction) and message.layer == 7:
+                    predicted.set()
 
         def close(self) -> None: ...
 

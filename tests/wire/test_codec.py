@@ -57,6 +57,7 @@ SCALARS = {
     FieldDescriptor.TYPE_DOUBLE: st.floats(allow_nan=False),
     FieldDescriptor.TYPE_BOOL: st.booleans(),
     FieldDescriptor.TYPE_STRING: st.text(),
+    FieldDescriptor.TYPE_BYTES: st.binary(max_size=64),
     FieldDescriptor.TYPE_MESSAGE: tensors(),
 }
 
@@ -73,7 +74,7 @@ def messages_of(cls):
 
 
 def test_every_message_of_the_contract_is_here():
-    assert len({cls for _, cls in KINDS}) == 20
+    assert len({cls for _, cls in KINDS}) == 21
 
 
 @pytest.mark.parametrize(("codec", "cls"), KINDS, ids=lambda value: getattr(value, "__name__", ""))

@@ -20,8 +20,8 @@ class Broken:
     def __init__(self) -> None:
         self.refused = threading.Event()
 
-    def send(self, message: Message) -> None:
-        if isinstance(message, Loaded):
+    def send(self, *messages: Message) -> None:
+        if any(isinstance(message, Loaded) for message in messages):
             self.refused.set()
             raise LinkError("the stream is closed")
 

@@ -23,7 +23,7 @@ from scheduler.errors import (
 from wire import codec
 from wire.base import Handler, Role
 from wire.codec import MAX_ENCODED_BYTES, Codec
-from wire.messages import Beat, Message
+from wire.messages import Beat, Bundle, Message
 from wire.rpc.outbox import Outbox
 from wire.rpc.pulse import Monitor, Pulse
 from wire.rpc.tls import Identity
@@ -34,6 +34,9 @@ MAX_QUEUED = 4096
 
 MAX_QUEUED_BYTES = 512 * 1024 * 1024
 """Bytes that may wait to be written to one stream: a prompt's KV rows, say, on their way to the shadow."""
+
+BUNDLE_BYTES = 1024 * 1024
+"""Messages travel as one up to this size."""
 
 LINGER_S = 5.0
 """How long a closed stream may take to deliver its queue before it is cut."""
@@ -199,13 +202,21 @@ class Stream:
         self._ended_here = False  # by `close`, for falling behind, or for silence
         self._linger: threading.Timer | None = None
 
-    def send(self, message: Message) -> None:
-        """Raises `LinkError` if the stream is closed or its queue full, `ProtocolError` if encoding fails."""
+    def send(self, *messages: Message) -> None:
+        """Raises `LinkError` if the stream is closed or its queue full, `ProtocolError` if encoding fails: then none of
+        the messages is sent."""
         if self._closed:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
-        data = self._out.encode(message)
+        every = [self._out.encode(message) for message in messages]
+        size = sum(map(len, every))
+        bundle = self._out.encode(Bundle(tuple(every))) if 1 < len(every) and size <= BUNDLE_BYTES else None
+        for message, data in zip(messages, every, strict=True):
+            self.traffic.sent.add(kind_of(message), len(data))
+        for data in [bundle] if bundle else every:
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
         self._monitor.sent_since_wakeup = True
-        self.traffic.sent.add(kind_of(message), len(data))
         if len(data) <= self._pulse.announced_bytes:
             taken = self._outbox.put(data)
         else:
@@ -258,10 +269,12 @@ class Stream:
                 if isinstance(message, Beat):
                     monitor.hear(message.coming)
                     continue
-                self.traffic.received.add(kind_of(message), len(data))
                 monitor.hear()
                 monitor.busy = True
-                handler.on_message(message)
+                for part in message.messages if isinstance(message, Bundle) else ():
+                    self._deliver(self._into.decode(part), len(part), handler)
+                if not isinstance(message, Bundle):
+                    self._deliver(message, len(data), handler)
                 monitor.busy = False
         except grpc.RpcError as error:
             return self.fault if self._ended_here else error_of(error, self.peer)
@@ -271,6 +284,12 @@ class Stream:
             log.exception("on_message failed for the stream to %s", self.peer)
             return LinkError(f"handling a message of {self.peer} failed: {error!r}; the stream was ended")
         return self.fault
+
+    def _deliver(self, message: Message, nbytes: int, handler: Handler) -> None:
+        if isinstance(message, Bundle | Beat):
+            raise ProtocolError(f"{self.peer} sent a {type(message).__name__} within a Bundle")
+        self.traffic.received.add(kind_of(message), nbytes)
+        handler.on_message(message)
 
     def _beat(self) -> None:
         if not self._closed and self._outbox.idle():  # a queued message is a sign of life, too

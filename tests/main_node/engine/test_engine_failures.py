@@ -163,10 +163,10 @@ def test_a_message_that_cannot_be_sent_fails_its_request_alone(desk: Desk) -> No
         def __init__(self, inner: Channel) -> None:
             self.inner = inner
 
-        def send(self, message: w.Message) -> None:
-            if isinstance(message, w.Compute) and message.hidden.shape[0] > 4:
+        def send(self, *messages: w.Message) -> None:
+            if any(isinstance(message, w.Compute) and message.hidden.shape[0] > 4 for message in messages):
                 raise ProtocolError("Compute.hidden.shape is (9, 8); allowed: at most 128 bytes; send it in parts")
-            self.inner.send(message)
+            self.inner.send(*messages)
 
         def close(self) -> None:
             self.inner.close()

@@ -179,8 +179,8 @@ class Slow:
     def __init__(self, inner: Channel, fake: Fake) -> None:
         self.inner, self.fake = inner, fake
 
-    def send(self, message: w.Message) -> None:
-        self.inner.send(message)
+    def send(self, *messages: w.Message) -> None:
+        self.inner.send(*messages)
         assert self.fake.closed.wait(WAIT_S)
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from scheduler.policies.strategy import Strategy
 from support.models.families import build_dispatching
 from support.scheduling.scenarios import core_config_of
 from wire import messages as w
+from wire.lent_threads import LentThreads
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60]
 
@@ -56,7 +57,7 @@ def passing(model: Any, watch: GateWatch, seen: Callable[[t.Visit, LayerWork], N
 
     def experts_of(layer: int) -> Any:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            visit, work = t.Visit(1, 0, layer), LayerWork(hidden, index, weights)
+            visit, work = t.Visit(1, 0, layer), LayerWork(hidden, index, weights, LentThreads())
             watch.look(visit, work)
             seen(visit, work)
             list(watch.ahead(visit, work))

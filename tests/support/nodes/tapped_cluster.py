@@ -42,9 +42,9 @@ class Tap:
         self._channel = inprocess.connect(self._node, self)
         return self
 
-    def send(self, message: w.Message) -> None:
-        self.sent.append(message)
-        self._channel.send(message)
+    def send(self, *messages: w.Message) -> None:
+        self.sent += messages
+        self._channel.send(*messages)
 
     def on_message(self, message: w.Message) -> None:
         self.heard.append(message)

@@ -29,7 +29,9 @@ class VirtualTime:
         clock = SimpleNamespace(monotonic=lambda: self.now)
         patch.setattr("main_node.engine.owed_answers.time", clock)
         patch.setattr("main_node.engine.peer.time", clock)
-        patch.setattr("main_node.engine.layer.threading", SimpleNamespace(Event=lambda: _Event(self)))
+        patch.setattr(
+            "wire.lent_threads.LentThreads.run_until", lambda _, done, within_s: self.wait(done.is_set, within_s)
+        )
         patch.setattr("main_node.engine.peer.threading", SimpleNamespace(Condition=lambda: _Condition(self)))
 
     def after(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
@@ -48,15 +50,6 @@ class VirtualTime:
                 return False
             self.now, _, action = heapq.heappop(self._agenda)
             action()
-
-
-class _Event(threading.Event):
-    def __init__(self, time: VirtualTime) -> None:
-        super().__init__()
-        self._time = time
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._time.wait(self.is_set, timeout)
 
 
 class _Condition(threading.Condition):
