@@ -38,7 +38,7 @@ class SerialThread:
         self._jobs.put((job, args))
 
     def lend(self, job: Callable[..., object], *args: Any) -> None:
-        """Have a lent thread run a job, where one is lent; else as `submit`. It keeps its order only among such jobs."""
+        """Have a lent thread run a job, where one is lent; else as `submit`. Only lent jobs keep their order."""
 
         def run() -> None:
             self._run_job(job, args)

@@ -10,7 +10,8 @@ from wire.messages import Message, Stamped
 
 
 class Count(NamedTuple):
-    """`nbytes` is the encoded size, without the headers of gRPC, TLS and TCP (some 40 bytes a message)."""
+    """`nbytes` is the encoded size, without the headers of gRPC, TLS and TCP (some 40 bytes a message). Messages that
+    travel as one are counted one by one."""
 
     messages: int
     nbytes: int

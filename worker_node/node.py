@@ -286,15 +286,19 @@ class _Session(ComputeSession):
         """On the computing thread, or a lent one."""
         with self._slots:
             self._queued -= 1
-            more = self._queued > 0 and not self._worker.pace.emulated
             tenure.computing = not tenure.cancelled.is_set()
         if tenure.computing:
-            self._compute_and_answer(tenure, message, received, more)
-        if not more:
+            self._compute_and_answer(tenure, message, received)
+        if not self._more():
             self.send_outputs()
 
-    def _compute_and_answer(self, tenure: _Tenure, message: Compute, received: float, more: bool) -> None:
-        """`more`: another computation is ready, and its output may travel with this one's."""
+    def _more(self) -> bool:
+        """Another computation is ready, and the outputs so far may travel with its own. Emulated time counts each
+        message, so there they travel alone."""
+        with self._slots:
+            return self._queued > 0 and not self._worker.pace.emulated
+
+    def _compute_and_answer(self, tenure: _Tenure, message: Compute, received: float) -> None:
         pace = self._worker.pace
         start = pace.begin_compute(max(received, tenure.ended))
         try:
@@ -306,7 +310,7 @@ class _Session(ComputeSession):
         end = pace.end_compute(len(output))
         self.spans.add("compute", tenure.label, start, end)
         self._finish(tenure, message.evict)
-        self.send_output(message, output, end - start, more)
+        self.send_output(message, output, end - start, self._more())
 
     def _finish(self, tenure: _Tenure, evict: bool) -> None:
         """The computation has left the slot. Free it if it is to be evicted, or was evicted meanwhile."""

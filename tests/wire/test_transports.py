@@ -31,6 +31,19 @@ def test_node_hears_what_was_sent(open_stream):
     assert node.streams[0].take(3) == sent
 
 
+def test_messages_of_one_call_arrive_one_by_one_in_order(open_stream):
+    """Small ones together, then some of which the last is too large to travel with the others, then one alone."""
+    node, heard = EchoNode(), Recorder()
+    channel = open_stream(node, heard)
+    large = Compute(8, 0, 3, 5, Tensor("uint8", (2 << 20,), bytes(2 << 20)), WEIGHTS, evict=False)
+    small = [Load(number, 0, 2, 3) for number in range(5)]
+    channel.send(*small[:4])
+    channel.send(small[4], large)
+    channel.send(Evict(0))
+    assert node.streams[0].take(7) == [*small, large, Evict(0)]
+    assert len(heard.take(6)) == 6
+
+
 def test_order_over_1000_messages(open_stream):
     heard = Recorder()
     channel = open_stream(EchoNode(), heard)

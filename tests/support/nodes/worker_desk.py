@@ -16,6 +16,7 @@ from scheduler.errors import ODMoEError
 from support.nodes.held import HeldArithmetic, HeldLoader
 from wire import inprocess
 from wire.base import Channel, Node
+from wire.lent_threads import LentThreads
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -149,13 +150,18 @@ class WorkerDesk:
         self.workers: list[Worker] = []
 
     def worker(
-        self, slots: int = 2, loader: Loader | None = None, arithmetic: Any = None, forms: tuple[str, ...] = ("",)
+        self,
+        slots: int = 2,
+        loader: Loader | None = None,
+        arithmetic: Any = None,
+        forms: tuple[str, ...] = ("",),
+        lent: LentThreads | None = None,
     ) -> Worker:
         name = f"w{len(self.workers)}"
         loader = loader or MemoryLoader(self.store)
         if isinstance(arithmetic, HeldArithmetic):
             arithmetic.serving = False
-        self.workers.append(Worker(name, self.store, arithmetic or self.arithmetic, loader, slots, forms))
+        self.workers.append(Worker(name, self.store, arithmetic or self.arithmetic, loader, slots, forms, lent))
         for held in (loader, arithmetic):
             if isinstance(held, HeldLoader | HeldArithmetic):
                 held.serving = True

@@ -21,6 +21,7 @@ from wire.rpc import server as server_module
 from wire.rpc import stream
 from wire.rpc.stream import ACCEPTED_KEY, MAX_QUEUED, SERVER_OPTIONS
 from wire.rpc.tls import Identity
+from wire.traffic import traffic_of
 
 ECHO = [Loaded(1, 10, 0.25)]
 MAX_BYTES = 64 << 20
@@ -158,6 +159,45 @@ def test_generated_stub_is_understood(kit):
         request = odmoe_pb2.ToWorker(load=odmoe_pb2.Load(load_id=1))
         (answer,) = WorkerStub(channel).Work(iter([request]), timeout=WAIT_S)
     assert answer.loaded.load_id == 1
+
+
+def test_messages_of_one_call_travel_as_one(kit):
+    """As many messages of gRPC as calls of `send`, read by protobuf alone."""
+    seen: list[odmoe_pb2.ToWorker] = []
+
+    def behave(requests, context):
+        context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+        for data in requests:
+            seen.append(odmoe_pb2.ToWorker.FromString(data))
+            if len([pb for pb in seen if pb.WhichOneof("message") != "beat"]) == 2:
+                break
+        yield odmoe_pb2.FromWorker(loaded={"load_id": 1}).SerializeToString()
+
+    heard = Recorder()
+    with raw_server(behave) as address:
+        channel = kit.connect(address, heard)
+        channel.send(Load(1, 0, 2, 3), Evict(4))
+        channel.send(Load(2, 0, 2, 3))
+        heard.take(1)
+        assert traffic_of(channel).sent.of(Load).messages == 2
+        channel.close()
+    bundle, alone = (pb for pb in seen if pb.WhichOneof("message") != "beat")
+    parts = [odmoe_pb2.ToWorker.FromString(part) for part in bundle.bundle.messages]
+    assert [part.WhichOneof("message") for part in parts] == ["load", "evict"]
+    assert (parts[0].load.load_id, parts[1].evict.slot, alone.load.load_id) == (1, 4, 2)
+
+
+@pytest.mark.parametrize("inner", [{"bundle": {"messages": [b""]}}, {"beat": {"coming": 0}}])
+def test_a_bundle_in_a_bundle_ends_that_stream_only(kit, inner):
+    node = EchoNode()
+    server = kit.serve(node)
+    with raw_call(server.address) as (queue, call):
+        part = odmoe_pb2.ToWorker(**inner).SerializeToString()
+        queue.put(odmoe_pb2.ToWorker(bundle={"messages": [part]}).SerializeToString())
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "within a Bundle" in call.details()
+    assert isinstance(node.streams[0].end(), ProtocolError)
+    assert_serves(kit, server.address)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"", b"\x22\x00"], ids=["garbage", "unset", "Compute, no tensors"])

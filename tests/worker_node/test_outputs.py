@@ -1,0 +1,88 @@
+"""Where a worker computes, and which of its outputs travel together."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from support.nodes.held import HeldArithmetic
+from support.nodes.worker_desk import NO_THREAD_FAILS, WAIT_S, Expected, WorkerDesk
+from wire.lent_threads import LentThreads
+from wire.messages import Computed, Load, Loaded, Message, WorkerReady
+
+pytestmark = NO_THREAD_FAILS
+
+
+class Calls:
+    """A channel that keeps the messages of each call of `send`."""
+
+    def __init__(self) -> None:
+        self.made: SimpleQueue[tuple[Message, ...]] = SimpleQueue()
+
+    def send(self, *messages: Message) -> None:
+        self.made.put(messages)
+
+    def close(self) -> None: ...
+
+    def next(self) -> tuple[Any, ...]:
+        return self.made.get(timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("small_bytes", "calls"), [(1 << 20, [[10, 11, 12]]), (0, [[10], [11], [12]])], ids=["small", "large"]
+)
+def test_small_outputs_that_are_ready_together_travel_together(
+    desk: WorkerDesk,
+    held_arithmetic: HeldArithmetic,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+    small_bytes: int,
+    calls: list[list[int]],
+) -> None:
+    monkeypatch.setattr("worker_node.session.SMALL_BYTES", small_bytes)
+    gate, reply = held_arithmetic.hold(0), Calls()
+    session = desk.worker(slots=3, arithmetic=held_arithmetic).accept(reply)
+    session.on_message(desk.hello())
+    assert isinstance(reply.next()[0], WorkerReady)
+    for slot in range(3):
+        session.on_message(Load(1 + slot, slot, 0, slot))
+        assert isinstance(reply.next()[0], Loaded)
+    asked = [desk.compute(10 + slot, slot, 0, slot) for slot in range(3)]
+    session.on_message(asked[0])
+    gate.wait_for_arrival()
+    for one in asked[1:]:
+        session.on_message(one)
+    gate.open()
+    answers = [reply.next() for _ in calls]
+    assert [[answer.call_id for answer in together] for together in answers] == calls
+    for one, answer in zip(asked, [answer for together in answers for answer in together], strict=True):
+        assert expected.fits(answer, one)
+
+
+def test_a_thread_that_waits_computes_what_is_in_a_slot(desk: WorkerDesk, expected: Expected) -> None:
+    lent, where = LentThreads(), []
+    worker = desk.worker(lent=lent)
+    compute = worker.compute
+
+    def watched(*args: Any) -> Any:
+        where.append(threading.current_thread())
+        return compute(*args)
+
+    worker.compute = watched  # type: ignore[method-assign]
+    main = desk.welcome(worker)
+    main.send(Load(1, 0, 0, 0))
+    assert isinstance(main.next(), Loaded)
+    lent_to, alone = desk.compute(10, 0, 0, 0, evict=False), desk.compute(11, 0, 0, 0)
+    with lent.lent():
+        main.send(lent_to)
+        assert not lent.run_until(threading.Event(), 0.01)
+    assert expected.fits(main.next(), lent_to)
+    main.send(alone)
+    answer = main.next()
+    assert isinstance(answer, Computed)
+    assert expected.fits(answer, alone)
+    assert where[0] is threading.current_thread()
+    assert where[1].name.startswith(worker.name), "no thread was lent: the worker's own computes"
