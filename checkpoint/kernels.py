@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-KERNELS = ("exact", "fast")
 MOST_ROWS = {"exact": 32, "fast": 128}
 """With more rows than 32, `linear` with AMX sums in another order than the weight first does."""
 PROBE_ROWS = (2, 3, 8, 16, 17, 32)

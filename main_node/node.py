@@ -57,6 +57,7 @@ class MainNode:
         self.model = load_dense(store.dense, store.manifest.config, dtype)
         linear.replace_in(self.model)
         self.kernel = linear.kernel
+        """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
         self.shape = limited(model_shape(store), context)
         self.stopper = stopper
         self.on_logits: Callable[[torch.Tensor], None] | None = None
@@ -165,7 +166,9 @@ class MainNode:
 
     def _report(self, request: Request, times: Times, finish: str) -> Report:
         memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
-        return build_report(self.engine, request.number, request.sequence, request.chooser, memory, times, finish)
+        return build_report(
+            self.engine, request.number, request.sequence, request.chooser, memory, times, finish, self.kernel
+        )
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""

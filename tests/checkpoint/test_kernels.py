@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional
 
 from checkpoint import kernels
-from checkpoint.kernels import PROBE_ROWS, Linear, is_equal
+from checkpoint.kernels import PROBE_ROWS, Linear, is_equal, linear_of
+from odmoe.settings.settings import KERNELS
 
 SHAPES = [(192, 512), (512, 192), (2048, 768), (768, 2048), (577, 333)]
 
@@ -30,6 +31,10 @@ def test_exact_equals_linear_bit_for_bit(inputs: int, outputs: int, count: int) 
     for seed in range(5):
         rows = random(count, inputs, seed=seed + 1)
         assert torch.equal(linear(rows, weight), functional.linear(rows, weight))
+
+
+def test_there_is_a_kernel_for_each_choice() -> None:
+    assert [linear_of(name).kernel for name in KERNELS] == list(KERNELS)
 
 
 @pytest.mark.usefixtures("always_faster")
