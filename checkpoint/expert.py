@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from checkpoint import family
+from checkpoint.kernels import EXACT, Linear
 
 Views = dict[str, torch.Tensor]
 """The parameters of one expert, by name: views of the slot that holds its bytes."""
@@ -31,10 +31,11 @@ class ExpertArithmetic:
     the module computes.
     """
 
-    def __init__(self, config_fields: dict[str, Any], dtype: str) -> None:
+    def __init__(self, config_fields: dict[str, Any], dtype: str, linear: Linear = EXACT) -> None:
         config = family.config_from_dict(config_fields)
         model = family.meta_model(config, family.parse_dtype(dtype))
         self._modules = {layer: module for layer, (_, module) in family.experts_modules(model).items()}
+        self._linear = linear
         self._plain: dict[tuple[object, ...], bool] = {}
         """Kind of experts -> whether plain arithmetic equals the module's."""
         self._lock = threading.Lock()
@@ -44,8 +45,8 @@ class ExpertArithmetic:
 
         The first bind of a kind computes some rows with the expert that is there.
         """
-        bind = _bind_plain if self.is_plain(layer, views) else _bind_module
-        return bind(self._modules[layer], views)
+        module = self._modules[layer]
+        return _bind_plain(module, views, self._linear) if self.is_plain(layer, views) else _bind_module(module, views)
 
     def is_plain(self, layer: int, views: Views) -> bool:
         """Whether plain arithmetic computes a layer's experts: not until `views` have held an expert that can tell."""
@@ -60,9 +61,9 @@ class ExpertArithmetic:
             return self._plain[kind]
 
 
-def _bind_plain(module: Any, views: Views) -> Compute:
+def _bind_plain(module: Any, views: Views, linear: Linear = EXACT) -> Compute:
     """up -> activation -> down -> routing weight, for an experts module whose structure Transformers declares."""
-    up, down = _product(module, views, _up(module)), _product(module, views, "down_proj")
+    up, down = _product(module, views, _up(module), linear), _product(module, views, "down_proj", linear)
     activation = module._apply_gate if module.has_gate else module.act_fn
 
     def compute(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -75,10 +76,10 @@ def _bind_plain(module: Any, views: Views) -> Compute:
     return compute
 
 
-def _product(module: Any, views: Views, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def _product(module: Any, views: Views, name: str, linear: Linear) -> Callable[[torch.Tensor], torch.Tensor]:
     weight, bias = views[name], views.get(f"{name}_bias")
     if not module.is_transposed:
-        return lambda rows: functional.linear(rows, weight, bias)
+        return lambda rows: linear(rows, weight, bias)
     if bias is None:
         return lambda rows: rows @ weight
     return lambda rows: rows @ weight + bias

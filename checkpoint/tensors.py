@@ -55,7 +55,7 @@ def aligned_buffer(nbytes: int) -> torch.Tensor:
 
     It is touched here, since first-touch faults during a read cost more than the read.
     """
-    area = mmap.mmap(-1, max(nbytes, PAGE))
+    area = mmap.mmap(-1, max(nbytes, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has no huge pages
     if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= 1 << 21:
         area.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(area, dtype=torch.uint8)[:nbytes]

@@ -13,6 +13,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.kernels import EXACT, Linear
 from checkpoint.store import ExpertStore
 from main_node.answer import Answer, Request, Step
 from main_node.engine.engine import Engine
@@ -46,13 +47,17 @@ class MainNode:
         stopper: Stopper | None = None,
         context: int | None = None,
         token_predictor: Path | None = None,
+        linear: Linear = EXACT,
     ) -> None:
         """`launch_s`: longest wait for the shadow, and for a turn. `stopper`: finds stop texts. `context`: most tokens
         of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the token-wise
-        predictor, where the scheduler has one."""
+        predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear layers."""
         self.store = store
         self.engine = engine
         self.model = load_dense(store.dense, store.manifest.config, dtype)
+        linear.replace_in(self.model)
+        self.kernel = linear.kernel
+        """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
         self.shape = limited(model_shape(store), context)
         self.stopper = stopper
         self.on_logits: Callable[[torch.Tensor], None] | None = None
@@ -161,7 +166,9 @@ class MainNode:
 
     def _report(self, request: Request, times: Times, finish: str) -> Report:
         memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
-        return build_report(self.engine, request.number, request.sequence, request.chooser, memory, times, finish)
+        return build_report(
+            self.engine, request.number, request.sequence, request.chooser, memory, times, finish, self.kernel
+        )
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""

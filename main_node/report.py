@@ -86,8 +86,10 @@ class Report:
     ignored: list[str]
     """`name=value` of the model's generation settings that are not supported."""
     exact: bool
-    """Whether the tokens are those of the model with every expert in memory: no router or form that changes them, and
-    nothing `ignored`."""
+    """Whether the tokens are those of the model with every expert in memory: no router, form or kernel that changes
+    them, and nothing `ignored`."""
+    kernel: str
+    """`exact`, or the name of one whose products may differ from those of Transformers in the last bit."""
     seed: int | None
     """Seed of the draws. None where the most probable token was taken."""
     emulated: str | None
@@ -123,7 +125,14 @@ class MainMemory:
 
 
 def build_report(
-    engine: Engine, number: int, sequence: Sequence, chooser: Chooser, memory: MainMemory, times: Times, finish: str
+    engine: Engine,
+    number: int,
+    sequence: Sequence,
+    chooser: Chooser,
+    memory: MainMemory,
+    times: Times,
+    finish: str,
+    kernel: str,
 ) -> Report:
     """Collect the figures of request `number` from the scheduler and from every node.
 
@@ -168,7 +177,8 @@ def build_report(
         lost=list(engine.peers.lost),
         rejoined=list(engine.peers.rejoined),
         ignored=chooser.ignored,
-        exact=engine.core.strategy.exact and not chooser.ignored,
+        exact=engine.core.strategy.exact and kernel == "exact" and not chooser.ignored,
+        kernel=kernel,
         seed=chooser.seed,
         emulated=engine.pace.emulated,
         wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.carried),

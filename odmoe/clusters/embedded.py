@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from checkpoint.expert import ExpertArithmetic
+from checkpoint.kernels import linear_of
 from checkpoint.store import ExpertStore
 from main_node.answer import Answer
 from main_node.sampling import How
@@ -42,7 +43,7 @@ class EmbeddedCluster:
         self._recorder = make_recorder(settings, store, configuration)
         engine = make_engine(settings, store, configuration, emulation, self._recorder)
         self._travelled = travelled(emulation, engine)
-        arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype)
+        arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype, linear_of(settings.kernel))
         shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
         try:
             for number in range(settings.workers):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
+from checkpoint.kernels import linear_of
 from checkpoint.store import ExpertStore
 from main_node.engine.engine import Engine
 from main_node.engine.pace import MainPace
@@ -105,4 +106,5 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     dtype = parse_dtype(store.manifest.dtype)
     stopper = make_stopper(store.dense)
     token_file = find_token_predictor(settings, store)
-    return MainNode(store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file)
+    linear = linear_of(settings.kernel)
+    return MainNode(store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file, linear)

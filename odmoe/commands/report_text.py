@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal, counted, megabytes
-from scheduler.policies.registry import inexact
 
 if TYPE_CHECKING:
     from main_node.report import Report
@@ -153,7 +152,7 @@ def _memory(report: Report) -> str:
 def _exactness(reports: Sequence[Report], served: Settings) -> str:
     if all(report.exact for report in reports):
         return "exact: the same tokens as with all experts in memory"
-    causes = [f"--{field} {name}" for field, name in inexact(served.system_config).items()]
+    causes = [f"--{field} {name}" for field, name in served.inexact.items()]
     causes += ["ignored generation settings"] * any(report.ignored for report in reports)
     return f"approximate, because of {' and '.join(causes)}"
 

@@ -20,7 +20,7 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, PromptError
-from scheduler.policies.registry import forms_of, inexact
+from scheduler.policies.registry import forms_of
 
 Step = Callable[[], None]
 
@@ -153,7 +153,7 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
 
 def _by_design(settings: Settings) -> str:
     """Why answers may differ from Transformers'; empty where they may not."""
-    changing = [f"{field} {name}" for field, name in inexact(settings.system_config).items()]
+    changing = [f"{field} {name}" for field, name in settings.inexact.items()]
     if not changing:
         return ""
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"

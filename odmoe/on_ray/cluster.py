@@ -49,6 +49,7 @@ SERVED = (
     "loader",
     "profile",
     "mini_batch",
+    "kernel",
     "threads",
     "ctx_size",
 )

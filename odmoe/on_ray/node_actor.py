@@ -53,6 +53,7 @@ class NodeActor(NodeProcess):
 
     def _build(self, role: Role, number: int) -> None:
         from checkpoint.expert import ExpertArithmetic
+        from checkpoint.kernels import linear_of
         from odmoe.clusters.configuration import resources
         from odmoe.clusters.nodes import emulation_of, make_shadow, make_worker
         from wire.rpc.server import GrpcServer
@@ -63,7 +64,7 @@ class NodeActor(NodeProcess):
             self._node = make_shadow(self._settings, store, emulation)
         else:
             manifest = store.manifest
-            arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
+            arithmetic = ExpertArithmetic(manifest.config, manifest.dtype, linear_of(self._settings.kernel))
             found = resources(self._settings, store)
             self._node = make_worker(number, self._settings, store, arithmetic, emulation, found)
         host, port = own_host(self._settings), self._settings.node_port

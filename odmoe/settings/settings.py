@@ -14,6 +14,7 @@ from odmoe.settings.table import Count, Number, count, declared, flag, one_of, s
 from odmoe.settings.units import MEMORY, Memory, parse_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import inexact
 from scheduler.policies.systems import SYSTEMS
 
 MAX_PARALLEL = 16
@@ -23,6 +24,7 @@ CLUSTERS = ("embedded", "local", "auto")
 SHADOWS = ("fp16", "int8", "nf4", "none")
 LOADERS = ("disk", "memory", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
+KERNELS = ("exact", "fast")
 
 
 class Settings(SystemSettings):
@@ -164,6 +166,9 @@ class Settings(SystemSettings):
         "at most 8 parts)",
         heading="Experiments",
     )
+    kernel: str = one_of(
+        "exact", KERNELS, "Products of bfloat16 on a CPU; fast may change the last bit", heading="Experiments"
+    )
     profile: str | None = setting(
         None, "a name or a file", "Emulate the times of a hardware profile", heading="Experiments"
     )
@@ -227,6 +232,11 @@ class Settings(SystemSettings):
     def shadowed(self) -> bool:
         """Whether the system uses a shadow."""
         return self.system_config.predictor == "sep" and self.shadow != "none"
+
+    @property
+    def inexact(self) -> dict[str, str]:
+        """The settings that change answers, by name."""
+        return inexact(self.system_config) | ({} if self.kernel == "exact" else {"kernel": self.kernel})
 
     @property
     def launch_s(self) -> float:

@@ -50,6 +50,7 @@ ON_DEMAND: dict[str, Any] = {
     "rejoined": [],
     "ignored": [],
     "exact": True,
+    "kernel": "exact",
     "seed": None,
     "emulated": None,
     "wire_bytes_per_token": None,
@@ -123,6 +124,8 @@ def test_an_answer_that_may_differ_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(PLACEMENTS, "elsewhere", Choice("Rounds on the way", PLACEMENTS["device"].make, exact=False))
     other = one(exact=False, served={"placement": "elsewhere"})["output"]
     assert other == "approximate, because of --placement elsewhere"
+    fast = one(exact=False, kernel="fast", served={"kernel": "fast"})["output"]
+    assert fast == "approximate, because of --kernel fast"
     found = one(exact=False, ignored=["num_beams=4"])
     assert found["output"] == "approximate, because of ignored generation settings"
     assert found["ignored"].startswith("num_beams=4 of generation_config.json")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from odmoe.settings.settings import CLUSTERS, DTYPES, LOADERS, SHADOWS, Settings
+from odmoe.settings.settings import CLUSTERS, DTYPES, KERNELS, LOADERS, SHADOWS, Settings
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 
@@ -27,6 +27,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"shadow": "int3"}, ["--shadow", "'int3'", *SHADOWS]),
     ({"loader": "tape"}, ["--loader", "'tape'", *LOADERS]),
     ({"dtype": "float64"}, ["--dtype", "'float64'", *DTYPES]),
+    ({"kernel": "mv"}, ["--kernel", "'mv'", *KERNELS]),
     ({"cluster": "somewhere"}, ["--cluster", "'somewhere'", *CLUSTERS, "host:port"]),
     ({"cluster": ""}, ["--cluster", "''", *CLUSTERS]),
     ({"cluster": "head:0"}, ["--cluster", "'head:0'"]),
@@ -54,6 +55,12 @@ def test_smallest_and_largest_that_go() -> None:
     )
     assert least.alignment == Alignment(0, 0)
     assert Settings(model="m", workers=3, group_size=3).group_size == 3
+
+
+def test_only_the_exact_kernel_keeps_answers() -> None:
+    assert Settings(model="m").kernel == "exact"
+    assert Settings(model="m").inexact == {}
+    assert Settings(model="m", kernel="fast", precision="int4").inexact == {"precision": "int4", "kernel": "fast"}
 
 
 def test_threads() -> None:

@@ -1,0 +1,98 @@
+"""The faster order of a product is used only where it changes no bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from checkpoint import kernels
+from checkpoint.kernels import PROBE_ROWS, Linear, is_equal, linear_of
+from odmoe.settings.settings import KERNELS
+
+SHAPES = [(192, 512), (512, 192), (2048, 768), (768, 2048), (577, 333)]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+@pytest.fixture
+def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU with AMX: the choice then depends on the comparison alone."""
+    monkeypatch.setattr(kernels, "is_faster", lambda: True)
+
+
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 31, 32, 33, 100])
+def test_exact_equals_linear_bit_for_bit(inputs: int, outputs: int, count: int) -> None:
+    linear, weight = Linear(), random(outputs, inputs)
+    for seed in range(5):
+        rows = random(count, inputs, seed=seed + 1)
+        assert torch.equal(linear(rows, weight), functional.linear(rows, weight))
+
+
+def test_there_is_a_kernel_for_each_choice() -> None:
+    assert [linear_of(name).kernel for name in KERNELS] == list(KERNELS)
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_fast_is_close_to_linear_where_it_is_not_equal() -> None:
+    """K = 3584: oneDNN with AMX on one thread sums it in parts where the weight comes second."""
+    weight, row = random(2048, 3584), random(1, 3584, seed=1)
+    expected, result = functional.linear(row, weight), Linear("fast")(row, weight)
+    assert result.shape == expected.shape
+    torch.testing.assert_close(result, expected, rtol=2**-7, atol=0.05)
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_another_order_of_summation_is_never_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two halves of the inputs, added at the end: of random bits hardly one differs, of the comparison nearly all."""
+
+    def in_halves(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        halves = zip(rows.float().chunk(2, 1), weight.float().chunk(2, 1), strict=True)
+        return sum(x @ w.t() for x, w in halves).to(rows.dtype)  # type: ignore[union-attr,return-value]
+
+    weight = random(256, 512)
+    monkeypatch.setattr(kernels, "_weight_first", in_halves)
+    assert not is_equal((1,), weight)
+    assert not is_equal(PROBE_ROWS, weight)
+    assert not Linear().weight_first(1, weight)
+    assert Linear("fast").weight_first(1, weight)
+
+
+def test_slower_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_faster", lambda: False)
+    assert not Linear().weight_first(1, random(64, 64))
+    assert not Linear("fast").weight_first(1, random(64, 64))
+
+
+def test_a_large_weight_is_compared_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "LARGEST_PROBE", 0)
+    assert is_equal((1,), random(512, 192))
+    monkeypatch.setattr(kernels, "_weight_first", lambda rows, weight: torch.zeros(len(rows), len(weight)).to(rows))
+    assert not is_equal((1,), random(512, 192))
+
+
+def test_float32_and_bias_are_left_to_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(kernels, "_weight_first")
+    rows, weight, bias = torch.randn(1, 64), torch.randn(32, 64), torch.randn(32)
+    assert torch.equal(Linear()(rows, weight), functional.linear(rows, weight))
+    assert torch.equal(Linear()(rows, weight, bias), functional.linear(rows, weight, bias))
+    with_bias = [tensor.to(torch.bfloat16) for tensor in (rows, weight, bias)]
+    assert torch.equal(Linear()(*with_bias), functional.linear(*with_bias))
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_linear_layers_compute_single_rows_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(192, 512, bias=False), torch.nn.Linear(512, 192)).to(torch.bfloat16)
+    row, rows = random(1, 1, 192), random(1, 3, 192)
+    expected, expected_rows = model(row), model(rows)
+    Linear().replace_in(model)
+    counts: list[int] = []
+    weight_first = kernels._weight_first
+    monkeypatch.setattr(kernels, "_weight_first", lambda x, w: counts.append(len(x)) or weight_first(x, w))
+    assert torch.equal(model(row), expected)
+    assert torch.equal(model(rows), expected_rows)
+    assert counts == [1]
