@@ -15,6 +15,7 @@ PROBE_ROWS = (2, 3, 8, 16, 17, 32)
 LARGEST_PROBE = 1 << 28
 """Bytes of the largest weight that is made for a comparison. A larger one has enough outputs to be compared itself."""
 _PERIOD = 64
+"""Random rows of a probe's weight, which repeat: to draw them all takes longer than the products."""
 
 Shape = tuple[int, int, int, bool]
 """Inputs, outputs, threads, and whether there are several rows: what the order of summation depends on."""
@@ -40,11 +41,11 @@ class Linear:
     ) -> torch.Tensor:  # [..., K], [N, K], [N] -> [..., N]
         inputs = weight.shape[1]
         count = rows.numel() // inputs
-        if bias is None and 0 < count <= self._most_rows and self.weight_first(count, weight):
-            return _weight_first(rows.reshape(count, inputs), weight).view(*rows.shape[:-1], -1)
+        if bias is None and 0 < count <= self._most_rows and self.is_weight_first(count, weight):
+            return weight_first(rows.reshape(count, inputs), weight).view(*rows.shape[:-1], -1)
         return functional.linear(rows, weight, bias)
 
-    def weight_first(self, count: int, weight: torch.Tensor) -> bool:
+    def is_weight_first(self, count: int, weight: torch.Tensor) -> bool:
         """Whether `count` rows are multiplied with the weight first. The first call for a shape finds out."""
         if weight.dtype is not torch.bfloat16 or weight.device.type != "cpu":
             return False
@@ -60,7 +61,7 @@ class Linear:
         """Let the model's linear layers multiply single rows with this kernel."""
         for module in model.modules():
             if type(module) is torch.nn.Linear and module.bias is None:
-                self.weight_first(1, module.weight)
+                self.is_weight_first(1, module.weight)
                 module.forward = _forward(self, module.weight)
 
 
@@ -75,28 +76,26 @@ def linear_of(kernel: str) -> Linear:
 
 
 def is_equal(counts: Sequence[int], weight: torch.Tensor) -> bool:
-    """Whether both orders give the same bits for these numbers of rows and a weight of this shape.
+    """Whether both orders give the same bits for these numbers of rows and a weight of this shape."""
+    return all(torch.equal(functional.linear(*probe), weight_first(*probe)) for probe in probes(counts, weight))
 
-    Each sum of the comparison cancels to zero in exact arithmetic, so what is left is the rounding error of the order
-    of summation. Orders that differ then differ in nearly every output; of random numbers, one output in 10,000 shows
-    it.
+
+def probes(counts: Sequence[int], weight: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows [n, K] and a weight [N, K] of the given one's shape, to compare kernels with.
+
+    Each sum cancels to zero in exact arithmetic, so the result is the rounding error of the order of summation. Orders
+    that differ then differ in nearly every output. Of random numbers, one output in 10,000 shows it.
     """
     inputs, generator = weight.shape[1], torch.Generator().manual_seed(0)
     if weight.nbytes > LARGEST_PROBE:
-        cases = [(torch.randn(n, inputs, generator=generator), weight) for n in counts for _ in range(4)]
-    else:
-        first, second = torch.randperm(inputs, generator=generator)[: inputs // 2 * 2].chunk(2)
-        period, most = torch.zeros(_PERIOD, inputs), torch.zeros(max(counts), inputs)
-        period[:, first] = torch.randn(_PERIOD, len(first), generator=generator)
-        period[:, second] = -period[:, first]
-        most[:, first] = most[:, second] = torch.randn(len(most), len(first), generator=generator)
-        made = period.to(weight.dtype).repeat(-(-len(weight) // _PERIOD), 1)[: len(weight)]
-        cases = [(most[:n], made) for n in counts]
-    return all(_same(rows.to(weight.dtype), compared) for rows, compared in cases)
-
-
-def _same(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-    return torch.equal(functional.linear(rows, weight), _weight_first(rows, weight))
+        return [(torch.randn(n, inputs, generator=generator).to(weight), weight) for n in counts for _ in range(4)]
+    first, second = torch.randperm(inputs, generator=generator)[: inputs // 2 * 2].chunk(2)
+    period, rows = torch.zeros(_PERIOD, inputs), torch.zeros(max(counts), inputs)
+    period[:, first] = torch.randn(_PERIOD, len(first), generator=generator)
+    period[:, second] = -period[:, first]
+    rows[:, first] = rows[:, second] = torch.randn(len(rows), len(first), generator=generator)
+    made = period.to(weight.dtype).repeat(-(-len(weight) // _PERIOD), 1)[: len(weight)]
+    return [(rows[:n].to(weight.dtype), made) for n in counts]
 
 
 def is_faster() -> bool:
@@ -104,7 +103,7 @@ def is_faster() -> bool:
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
-def _weight_first(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # [n, K], [N, K] -> [n, N]
+def weight_first(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # [n, K], [N, K] -> [n, N]
     if len(rows) == 1:
         return torch.mv(weight, rows[0]).unsqueeze(0)
     return torch.mm(weight, rows.t()).t().contiguous()

@@ -55,28 +55,28 @@ def test_another_order_of_summation_is_never_exact(monkeypatch: pytest.MonkeyPat
         return sum(x @ w.t() for x, w in halves).to(rows.dtype)  # type: ignore[union-attr,return-value]
 
     weight = random(256, 512)
-    monkeypatch.setattr(kernels, "_weight_first", in_halves)
+    monkeypatch.setattr(kernels, "weight_first", in_halves)
     assert not is_equal((1,), weight)
     assert not is_equal(PROBE_ROWS, weight)
-    assert not Linear().weight_first(1, weight)
-    assert Linear("fast").weight_first(1, weight)
+    assert not Linear().is_weight_first(1, weight)
+    assert Linear("fast").is_weight_first(1, weight)
 
 
 def test_slower_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "is_faster", lambda: False)
-    assert not Linear().weight_first(1, random(64, 64))
-    assert not Linear("fast").weight_first(1, random(64, 64))
+    assert not Linear().is_weight_first(1, random(64, 64))
+    assert not Linear("fast").is_weight_first(1, random(64, 64))
 
 
 def test_a_large_weight_is_compared_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "LARGEST_PROBE", 0)
     assert is_equal((1,), random(512, 192))
-    monkeypatch.setattr(kernels, "_weight_first", lambda rows, weight: torch.zeros(len(rows), len(weight)).to(rows))
+    monkeypatch.setattr(kernels, "weight_first", lambda rows, weight: torch.zeros(len(rows), len(weight)).to(rows))
     assert not is_equal((1,), random(512, 192))
 
 
 def test_float32_and_bias_are_left_to_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(kernels, "_weight_first")
+    monkeypatch.delattr(kernels, "weight_first")
     rows, weight, bias = torch.randn(1, 64), torch.randn(32, 64), torch.randn(32)
     assert torch.equal(Linear()(rows, weight), functional.linear(rows, weight))
     assert torch.equal(Linear()(rows, weight, bias), functional.linear(rows, weight, bias))
@@ -91,8 +91,8 @@ def test_linear_layers_compute_single_rows_with_the_kernel(monkeypatch: pytest.M
     expected, expected_rows = model(row), model(rows)
     Linear().replace_in(model)
     counts: list[int] = []
-    weight_first = kernels._weight_first
-    monkeypatch.setattr(kernels, "_weight_first", lambda x, w: counts.append(len(x)) or weight_first(x, w))
+    weight_first = kernels.weight_first
+    monkeypatch.setattr(kernels, "weight_first", lambda x, w: counts.append(len(x)) or weight_first(x, w))
     assert torch.equal(model(row), expected)
     assert torch.equal(model(rows), expected_rows)
     assert counts == [1]
