@@ -67,19 +67,30 @@ def _bind_plain(module: Any, views: Views, linear: Linear = EXACT) -> Compute:
     activation = module._apply_gate if module.has_gate else module.act_fn
 
     def compute(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            if hidden.data_ptr() % _ALIGN:  # the last bit of a float32 product depends on it
-                hidden = hidden.clone()
-            output: torch.Tensor = down(activation(up(hidden))) * weights.view(len(hidden), 1)
-            return output.to(hidden.dtype)
+        if hidden.data_ptr() % _ALIGN:  # the last bit of a float32 product depends on it
+            hidden = hidden.clone()
+        output: torch.Tensor = down(activation(up(hidden))) * weights.view(hidden.shape[0], 1)
+        return output if output.dtype is hidden.dtype else output.to(hidden.dtype)
 
-    return compute
+    return _inferring(compute)
+
+
+def _inferring(compute: Compute) -> Compute:
+    """In inference mode, which the model's own thread is in already."""
+
+    def inferring(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if torch.is_inference_mode_enabled():
+            return compute(hidden, weights)
+        with torch.inference_mode():
+            return compute(hidden, weights)
+
+    return inferring
 
 
 def _product(module: Any, views: Views, name: str, linear: Linear) -> Callable[[torch.Tensor], torch.Tensor]:
     weight, bias = views[name], views.get(f"{name}_bias")
     if not module.is_transposed:
-        return lambda rows: linear(rows, weight, bias)
+        return linear.bind(weight, bias)
     if bias is None:
         return lambda rows: rows @ weight
     return lambda rows: rows @ weight + bias
@@ -146,8 +157,7 @@ def _bind_module(layer_module: Any, views: Views) -> Compute:
     def compute(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         rows = hidden.shape[0]
         index = torch.zeros((rows, 1), dtype=torch.int64, device=hidden.device)
-        with torch.inference_mode():
-            result: torch.Tensor = module(hidden, index, weights.view(rows, 1))
+        result: torch.Tensor = module(hidden, index, weights.view(rows, 1))
         return result
 
-    return compute
+    return _inferring(compute)

@@ -12,6 +12,8 @@ MOST_ROWS = {"exact": 32, "fast": 128}
 """With more rows than 32, `linear` with AMX sums in another order than the weight first does."""
 PROBE_ROWS = (2, 3, 8, 16, 17, 32)
 """A product of one row is compared alone; these stand for all of several rows. A tile of AMX has 16."""
+LEAST_WEIGHTS = 1 << 16
+"""In a smaller product, the order of the operands makes no difference that outweighs the choice."""
 LARGEST_PROBE = 1 << 28
 """Bytes of the largest weight that is made for a comparison. A larger one has enough outputs to be compared itself."""
 _PERIOD = 64
@@ -36,14 +38,26 @@ class Linear:
         self._most_rows = MOST_ROWS[kernel]
         self._weight_first: dict[Shape, bool] = {}
 
-    def __call__(
-        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:  # [..., K], [N, K], [N] -> [..., N]
-        inputs = weight.shape[1]
-        count = rows.numel() // inputs
-        if bias is None and 0 < count <= self._most_rows and self.is_weight_first(count, weight):
-            return weight_first(rows.reshape(count, inputs), weight).view(*rows.shape[:-1], -1)
-        return functional.linear(rows, weight, bias)
+    def __call__(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., K], [N, K], [N] -> [..., N]"""
+        return self.bind(weight, bias)(rows)
+
+    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The product with this weight [N, K] and bias [N]: [..., K] -> [..., N]."""
+        outputs, inputs = weight.shape
+        if bias is not None or weight.numel() < LEAST_WEIGHTS or not self.is_weight_first(1, weight):
+            return lambda rows: functional.linear(rows, weight, bias)
+        most_rows = self._most_rows
+
+        def product(rows: torch.Tensor) -> torch.Tensor:
+            count = rows.numel() // inputs
+            if count == 1:
+                return torch.mv(weight, rows.reshape(inputs)).view(*rows.shape[:-1], outputs)
+            if 1 < count <= most_rows and self.is_weight_first(count, weight):
+                return weight_first(rows.reshape(count, inputs), weight).view(*rows.shape[:-1], outputs)
+            return functional.linear(rows, weight)
+
+        return product
 
     def is_weight_first(self, count: int, weight: torch.Tensor) -> bool:
         """Whether `count` rows are multiplied with the weight first. The first call for a shape finds out."""
@@ -61,8 +75,7 @@ class Linear:
         """Let the model's linear layers multiply single rows with this kernel."""
         for module in model.modules():
             if type(module) is torch.nn.Linear and module.bias is None:
-                self.is_weight_first(1, module.weight)
-                module.forward = _forward(self, module.weight)
+                module.forward = _single_rows(self.bind(module.weight), module.weight)
 
 
 EXACT = Linear()
@@ -109,6 +122,6 @@ def weight_first(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # [
     return torch.mm(weight, rows.t()).t().contiguous()
 
 
-def _forward(linear: Linear, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def _single_rows(product: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor) -> Any:
     one = weight.shape[1]
-    return lambda rows: linear(rows, weight) if rows.numel() == one else functional.linear(rows, weight)
+    return lambda rows: product(rows) if rows.numel() == one else functional.linear(rows, weight)

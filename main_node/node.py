@@ -132,6 +132,7 @@ class MainNode:
                 raise RequestCancelledError(f"request {request.number} was cancelled")
             yield from self._tokens(request)
         finally:
+            self._note_cache_bytes()
             del self._open[request.number]
             self.engine.close_request(request.number)
 
@@ -193,8 +194,6 @@ class MainNode:
             out = self.model(
                 input_ids=torch.tensor([tokens]), past_key_values=sequence.cache, use_cache=True, logits_to_keep=1
             )
-            held = sum(other.cache_bytes() for other in list(self._open.values()))
-            self._cache_bytes_max = max(self._cache_bytes_max, held)
             logits = out.logits[0, -1].float()
             if self.on_logits is not None:
                 self.on_logits(logits)
@@ -202,9 +201,15 @@ class MainNode:
             self.engine.spans.end_pass()
         return token
 
+    def _note_cache_bytes(self) -> None:
+        """The caches of open requests only grow: they take most when one of these ends."""
+        held = sum(other.cache_bytes() for other in list(self._open.values()))
+        self._cache_bytes_max = max(self._cache_bytes_max, held)
+
     @property
     def device_bytes(self) -> int:
         """Bytes of weights (a predictor's too), buffers, and the most that the KV caches of open requests took."""
+        self._note_cache_bytes()
         watch = self.experts.watch
         return self.weight_bytes + self._cache_bytes_max + (watch.nbytes if watch is not None else 0)
 

@@ -50,18 +50,18 @@ class LentThreads:
             self._changed.notify()
             return True
 
-    def run_until(self, done: threading.Event, within_s: float) -> bool:
-        """Run jobs until `done` is set, which is told by `wake`. False where that took longer."""
+    def run_until(self, done: Callable[[], bool], within_s: float) -> bool:
+        """Run jobs until `done()`; `wake` has it asked again. False where that took longer."""
         end = time.monotonic() + within_s
         with self._changed:
-            while not done.is_set():
+            while not done():
                 if self._jobs and not self._running:
                     self._run_next()
                 elif not self._changed.wait(end - time.monotonic()):
                     break
             if self._jobs:  # another waiting thread has to run them
                 self._changed.notify()
-        return done.is_set()
+        return done()
 
     def _run_next(self) -> None:
         """Called with the lock, which the job does without."""
@@ -75,6 +75,6 @@ class LentThreads:
             self._running = False
 
     def wake(self) -> None:
-        """An event was set that a lent thread may wait for."""
+        """What a lent thread waits for may have come about."""
         with self._changed:
             self._changed.notify_all()

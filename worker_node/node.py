@@ -90,7 +90,8 @@ class Worker:
         self.name = name
         self.store = store
         self.loader = loader
-        self.lent = lent if loader.device == "cpu" else None
+        self._on_cpu = loader.device == "cpu"
+        self.lent = lent if self._on_cpu else None
         self.pace = loader.pace
         self.forms = forms
         self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
@@ -127,13 +128,15 @@ class Worker:
         """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot`: [n, H], on the CPU."""
         buffer = self.slots.buffers[slot]
         with self.loader.computing(buffer):  # all of it on the stream that waits for the load
-            hidden, weights = hidden.to(buffer.device), weights.to(buffer.device)
+            if not self._on_cpu:
+                hidden, weights = hidden.to(buffer.device), weights.to(buffer.device)
             if form and self._restorer:
                 return self._restorer.compute(buffer, layer, form, hidden, weights)
             module = self._modules.get(
                 (slot, layer), lambda: self._arithmetic.bind(layer, self.store.views(buffer, layer))
             )
-            return module(hidden, weights).cpu()
+            output = module(hidden, weights)
+            return output if self._on_cpu else output.cpu()
 
     def share(self, expert: ExpertId, form: str) -> float:
         """The bytes of an expert's form over those of its full form."""
@@ -307,8 +310,9 @@ class _Session(ComputeSession):
             self._finish(tenure, evict=False)
             self.report(error, message)
             return
-        end = pace.end_compute(len(output))
-        self.spans.add("compute", tenure.label, start, end)
+        end = pace.end_compute(output.shape[0])
+        if self.spans.on:
+            self.spans.add("compute", tenure.label, start, end)
         self._finish(tenure, message.evict)
         self.send_output(message, output, end - start, self._more())
 

@@ -210,7 +210,7 @@ class Engine:
     def _check_owed(self, visit: t.Visit, layer: LayerWork) -> None:
         """Raises RequestFailedError where no worker owes anything: then nothing would ever end the wait."""
         with self._lock:
-            if not self.peers.owed and not layer.done.is_set():
+            if not self.peers.owed and not layer.done:
                 raise RequestFailedError(
                     f"request {visit.request} failed: layer {visit.layer} at position {visit.position} has waited for "
                     f"{self.peers.owed.answer_s:g} s and no worker owes an answer; that is a defect, please report it"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Collection
+from operator import itemgetter
 
 import torch
 
@@ -49,7 +49,7 @@ class LayerWork:
     """
 
     def __init__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, lent: LentThreads) -> None:
-        self.done = threading.Event()
+        self.done = False
         """The layer is complete, or its request has failed."""
         self.hidden, self.index, self.weights = hidden, index, weights
         self.chosen: tuple[tuple[int, ...], ...] = ()
@@ -58,18 +58,20 @@ class LayerWork:
         self.reweigh: Reweigh | None = None
         """Routing weights where the router replaces the gate's choice."""
         self._like = hidden
+        self._counts: dict[int, int] = {}
         self._tokens: dict[int, torch.Tensor] = {}
         self._hidden: dict[int, torch.Tensor] = {}
         self._weights: dict[int, torch.Tensor] = {}
         self._outputs: dict[int, dict[int, torch.Tensor]] = {}
         self._resident: frozenset[int] = frozenset()
         self._owed: set[int] = set()
-        self._here = threading.Event()
+        self._here = False
+        """The resident experts have answered."""
         self._lent = lent
         self._gather(index, weights)
 
     def _gather(self, index: torch.Tensor, weights: torch.Tensor) -> None:
-        if len(index) == 1 and len(set(experts := index[0].tolist())) == len(experts):
+        if index.shape[0] == 1 and len(set(experts := index[0].tolist())) == len(experts):
             self._gather_one(experts, weights)
             return
         by_choice = index.T  # [k, T]
@@ -77,6 +79,7 @@ class LayerWork:
             if expert < 0:  # a row that fewer experts compute
                 continue
             place, token = torch.where(by_choice == expert)
+            self._counts[expert] = len(token)
             self._tokens[expert] = token
             self._hidden[expert] = self.hidden[token]
             self._weights[expert] = weights[token, place]
@@ -85,30 +88,30 @@ class LayerWork:
         """A single token, as in decoding: every expert gets the same row. It is copied only where its address is not
         aligned as torch would align it, since the last bit of a float32 product depends on that."""
         row = self._like.clone() if self._like.data_ptr() % _ALIGN else self._like
-        for expert in sorted(experts):
+        for expert, weight in sorted(zip(experts, weights.T.unbind(), strict=True), key=itemgetter(0)):
             if expert >= 0:
-                place = experts.index(expert)
+                self._counts[expert] = 1
                 self._tokens[expert] = _FIRST
                 self._hidden[expert] = row
-                self._weights[expert] = weights[0, place : place + 1]
+                self._weights[expert] = weight
 
     def route(self, experts: tuple[tuple[int, ...], ...], resident: tuple[int, ...]) -> None:
         """The scheduler has decided: `experts` of each row, empty where the gate's choice stands. The `resident` ones
         need no load."""
         if experts and self.reweigh is not None:
+            self._counts.clear()
             self._tokens.clear()
             self._hidden.clear()
             self._weights.clear()
             self._gather(*self.reweigh(experts))
         self._resident = frozenset(resident)
         self._owed = set(resident)
-        if not resident:
-            self._here.set()
+        self._here = not resident
 
     def partial(self, within_s: float) -> torch.Tensor | None:
         """The output of the resident experts [T, H], once they have answered. None: not within that time, or the layer
         has ended."""
-        if not self._lent.run_until(self._here, within_s) or any(
+        if not self._lent.run_until(lambda: self._here, within_s) or any(
             expert not in self._outputs for expert in self._resident
         ):
             return None
@@ -117,42 +120,37 @@ class LayerWork:
     @property
     def rows(self) -> tuple[tuple[int, int], ...]:
         """(expert, how many rows), ascending."""
-        return tuple((expert, len(token)) for expert, token in self._tokens.items())
+        return tuple(self._counts.items())
 
     def message(self, command: t.Compute) -> w.Compute:
         """The rows of a command, for the worker."""
-        expert, rows = command.expert.expert, slice(command.start, command.stop)
-        return w.Compute(
-            command.call_id,
-            command.slot,
-            *command.expert,
-            w.LocalTensor(self._hidden[expert][rows], tensor_bytes),
-            w.LocalTensor(self._weights[expert][rows], tensor_bytes),
-            command.evict,
-        )
+        expert = command.expert.expert
+        hidden, weights = self._hidden[expert], self._weights[expert]
+        if command.stop - command.start < self._counts[expert]:
+            rows = slice(command.start, command.stop)
+            hidden, weights = hidden[rows], weights[rows]
+        sent, routing = w.LocalTensor(hidden, tensor_bytes), w.LocalTensor(weights, tensor_bytes)
+        return w.Compute(command.call_id, command.slot, *command.expert, sent, routing, command.evict)
 
     def keep(self, command: t.Compute, output: w.Tensor | w.LocalTensor) -> None:
         """A worker's answer. Raises ProtocolError."""
-        expert, rows = command.expert.expert, slice(command.start, command.stop)
-        kept = read_output(output, self._hidden[expert][rows], self._weights[expert])
+        expert = command.expert.expert
+        kept = read_output(output, command.stop - command.start, self._hidden[expert], self._weights[expert])
         self._outputs.setdefault(expert, {})[command.start] = kept
-        if expert in self._owed and sum(len(part) for part in self._outputs[expert].values()) == len(
-            self._hidden[expert]
-        ):
+        if expert in self._owed and sum(map(len, self._outputs[expert].values())) == self._counts[expert]:
             self._owed.discard(expert)
             if not self._owed:
-                self._here.set()
+                self._here = True
                 self._lent.wake()
 
     def finish(self) -> None:
         """End every wait for it."""
-        self.done.set()
-        self._here.set()
+        self.done = self._here = True
         self._lent.wake()
 
     def wait(self, within_s: float) -> bool:
         """Until `done`. The calling thread computes meanwhile what is lent to it. False where that took longer."""
-        return self._lent.run_until(self.done, within_s)
+        return self._lent.run_until(lambda: self.done, within_s)
 
     def combine(self) -> torch.Tensor:
         """The layer's output [T, H], once every row has been answered."""
@@ -160,7 +158,7 @@ class LayerWork:
 
     def _combined(self, experts: Collection[int]) -> torch.Tensor:
         outputs = {expert: self._output(expert) for expert in self._tokens if expert in experts}
-        if len(self._like) == 1 and outputs:  # the sum that index_add_ computes, in fewer steps
+        if self._like.shape[0] == 1 and outputs:  # the sum that index_add_ computes, in fewer steps
             return functools.reduce(torch.add, outputs.values())
         result = torch.zeros_like(self._like)
         for expert, output in outputs.items():
@@ -173,17 +171,19 @@ class LayerWork:
         return output if output.dtype == self._like.dtype else output.to(self._like)
 
 
-def read_output(output: Tensor | LocalTensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A worker's output for `hidden` [n, H] and `weights`. Raises ProtocolError for one of another shape or dtype."""
+def read_output(output: Tensor | LocalTensor, count: int, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """A worker's output [count, H] for rows of `hidden` [n, H] and `weights` [n]. Raises ProtocolError for one of
+    another shape or dtype."""
+    shape = (count, hidden.shape[1])
     try:
         received = received_tensor(output)
         kinds = (hidden.dtype, torch.promote_types(hidden.dtype, weights.dtype))
-        if received.dtype in kinds and received.shape == hidden.shape:
+        if received.dtype in kinds and received.shape == shape:
             return received
     except (RuntimeError, ValueError, KeyError):  # KeyError: an unknown dtype
         pass
     raise ProtocolError(
         f"an expert's output has {memoryview(output.data).nbytes} bytes, shape {tuple(output.shape)} and dtype "
         f"{output.dtype}; "
-        f"its input has shape {tuple(hidden.shape)} and dtype {dtype_name(hidden.dtype)}"
+        f"its input has shape {shape} and dtype {dtype_name(hidden.dtype)}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,7 +47,7 @@ def test_an_interrupt_within_a_layer_leaves_the_cluster_well(
     waited = 0
 
     class Interrupted(LentThreads):
-        def run_until(self, done: threading.Event, within_s: float) -> bool:
+        def run_until(self, done: Callable[[], bool], within_s: float) -> bool:
             nonlocal waited
             waited += 1
             if waited == 11:

@@ -41,7 +41,7 @@ def test_the_waiting_thread_runs_jobs_in_order() -> None:
     with lent.lent():
         for number in range(5):
             lent.offer(job(number), refuse)
-        assert lent.run_until(done, WAIT_S)
+        assert lent.run_until(done.is_set, WAIT_S)
     assert ran == [(number, threading.current_thread()) for number in range(5)]
 
 
@@ -54,16 +54,16 @@ def test_jobs_that_come_while_it_waits() -> None:
     with lent.lent():
         other = threading.Thread(target=lambda: lent.offer(lambda: None, refuse) and lent.offer(last, refuse))
         other.start()
-        assert lent.run_until(done, WAIT_S)
+        assert lent.run_until(done.is_set, WAIT_S)
         other.join(WAIT_S)
 
 
 def test_a_wait_ends_in_time_or_when_it_is_woken() -> None:
     lent, done = LentThreads(), threading.Event()
     with lent.lent():
-        assert not lent.run_until(done, 0.01)
+        assert not lent.run_until(done.is_set, 0.01)
         threading.Timer(0.01, lambda: (done.set(), lent.wake())).start()
-        assert lent.run_until(done, WAIT_S)
+        assert lent.run_until(done.is_set, WAIT_S)
 
 
 def test_jobs_that_were_not_run_go_back() -> None:
@@ -105,7 +105,7 @@ def test_a_job_that_raises_is_reported_and_ends_no_wait() -> None:
     with lent.lent():
         serial.lend(fails)
         serial.lend(done.set)
-        assert lent.run_until(done, WAIT_S)
+        assert lent.run_until(done.is_set, WAIT_S)
     assert [str(error) for error in errors] == ["no such expert"]
     serial.close()
 
@@ -138,7 +138,7 @@ def test_several_waiting_threads_run_each_job_once_and_one_at_a_time(each: list[
             for number, nested in enumerate(each[thread]):
                 offer((thread, number), nested, None)
             offer((thread, "last"), 0, done)
-            assert lent.run_until(done, WAIT_S)
+            assert lent.run_until(done.is_set, WAIT_S)
 
     threads = [threading.Thread(target=wait, args=(number,)) for number in range(len(each))]
     for thread in threads:

@@ -78,7 +78,7 @@ def test_a_thread_that_waits_computes_what_is_in_a_slot(desk: WorkerDesk, expect
     lent_to, alone = desk.compute(10, 0, 0, 0, evict=False), desk.compute(11, 0, 0, 0)
     with lent.lent():
         main.send(lent_to)
-        assert not lent.run_until(threading.Event(), 0.01)
+        assert not lent.run_until(lambda: False, 0.01)
     assert expected.fits(main.next(), lent_to)
     main.send(alone)
     answer = main.next()

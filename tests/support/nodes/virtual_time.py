@@ -29,9 +29,7 @@ class VirtualTime:
         clock = SimpleNamespace(monotonic=lambda: self.now)
         patch.setattr("main_node.engine.owed_answers.time", clock)
         patch.setattr("main_node.engine.peer.time", clock)
-        patch.setattr(
-            "wire.lent_threads.LentThreads.run_until", lambda _, done, within_s: self.wait(done.is_set, within_s)
-        )
+        patch.setattr("wire.lent_threads.LentThreads.run_until", lambda _, done, within_s: self.wait(done, within_s))
         patch.setattr("main_node.engine.peer.threading", SimpleNamespace(Condition=lambda: _Condition(self)))
 
     def after(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
