@@ -17,6 +17,8 @@ from scheduler.types import ModelSize
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LEAST_WINDOW = 2
 """The cache keeps a token less than the window."""
+_LEAST_GROUP = 2
+"""A group of experts is chosen by the sum of its best two scores."""
 
 
 def configured_size(fields: Mapping[str, Any], dtype: str | None, context: int, name: str) -> ModelSize | None:
@@ -151,6 +153,8 @@ def _mlp(fields: _Fields, width: str) -> int:
 def _mixtral(fields: _Fields) -> _Layers:
     experts = fields.count("num_local_experts")
     window = fields.window()
+    if not fields.has("head_dim") and fields.is_rope_scaled():  # then Transformers does not build it
+        raise _NotSureError
     if window is not None and window < _LEAST_WINDOW:
         raise _NotSureError
     return _Layers(
@@ -236,8 +240,10 @@ def _gpt_oss(fields: _Fields) -> _Layers:
 
 
 def _after_dense_layers(fields: _Fields, attention: dict[str, int]) -> _Layers:
-    """The first layers are dense; each of the others has experts and shared experts."""
-    experts = fields.count("n_routed_experts")
+    """The first layers are dense; each of the others has experts, in groups, and shared experts."""
+    experts, groups = fields.count("n_routed_experts"), fields.count("n_group")
+    if experts % groups or experts // groups < _LEAST_GROUP or fields.count("topk_group") > groups:
+        raise _NotSureError
     return _Layers(
         **attention,
         experts=experts,
@@ -279,10 +285,10 @@ _WITHOUT_EFFECT: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("attention_dropout", "rope_theta"), (float, int)),
     **dict.fromkeys(("use_cache", "output_router_logits", "norm_topk_prob", "seq_aux"), (bool,)),
     **dict.fromkeys(("max_window_layers", "pretraining_tp", "ep_size", "num_nextn_predict_layers"), (int,)),
-    **dict.fromkeys(("n_group", "topk_group"), (int,)),
     **dict.fromkeys(("bos_token_id", "eos_token_id"), (int, type(None))),
 }
 """Keys that leave the sizes as they are, with the types for which that is certain."""
+_ROPE_KEYS = ("rope_parameters", "rope_scaling")
 _ROPE = {
     "default": {"rope_theta", "partial_rotary_factor"},
     "yarn": {
@@ -299,7 +305,7 @@ class _Fields:
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
-        self._read = {"pad_token_id", "hidden_act", "rope_parameters", "rope_scaling"}
+        self._read = {"pad_token_id", "hidden_act", *_ROPE_KEYS}
 
     def has(self, key: str) -> bool:
         return self._fields.get(key) is not None
@@ -309,9 +315,8 @@ class _Fields:
         return self._fields.get(key)
 
     def number(self, key: str, default: int | None = None) -> int:
-        """An integer of at least 0. null stands for the default."""
-        found = self.any(key)
-        found = default if found is None else found
+        """An integer of at least 0."""
+        found = self.any(key) if key in self._fields else default
         if type(found) is not int or found < 0:
             raise _NotSureError
         return found
@@ -357,9 +362,15 @@ class _Fields:
     def dtype(self) -> str:
         """The checkpoint's."""
         found = [self.any(key) for key in ("dtype", "torch_dtype") if key in self._fields]
-        if len(found) > 1 or any(one not in _ITEM_BYTES for one in found):
+        if len(found) > 1 or any(type(one) is not str or one not in _ITEM_BYTES for one in found):
             raise _NotSureError
         return found[0] if found else "float32"
+
+    def is_rope_scaled(self) -> bool:
+        found = [self._fields.get(key) or {} for key in _ROPE_KEYS]
+        return any(
+            type(one) is not dict or one.get("rope_type", "default") != "default" or "type" in one for one in found
+        )
 
     def check_rest(self, vocab: int) -> None:
         """Whether every key that was not read is without effect."""
@@ -368,7 +379,7 @@ class _Fields:
             raise _NotSureError
         if self._fields.get("hidden_act", "silu") != "silu":
             raise _NotSureError
-        for key in ("rope_parameters", "rope_scaling"):
+        for key in _ROPE_KEYS:
             _check_rope(self._fields.get(key))
         for key in self._fields.keys() - self._read:
             value = self._fields[key]
@@ -383,7 +394,12 @@ def _check_rope(found: Any) -> None:
         raise _NotSureError
     kind = found.get("rope_type", found.get("type"))
     values = {key: value for key, value in found.items() if key not in ("rope_type", "type")}
-    if kind not in _ROPE or values.keys() - _ROPE[kind] or (kind == "yarn" and "factor" not in values):
+    if (
+        type(kind) is not str
+        or kind not in _ROPE
+        or values.keys() - _ROPE[kind]
+        or (kind == "yarn" and "factor" not in values)
+    ):
         raise _NotSureError
     if any(type(value) not in (int, float, bool) for value in values.values()):
         raise _NotSureError
