@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler.types import ModelSize
@@ -38,15 +38,22 @@ class _NotSureError(Exception):
     """The configuration has a key or a value whose effect is not known here."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """Numbers of elements in one layer. `linear` stands for the weights of `nn.Linear`, which the shadow quantises,
+    `other` for the rest, such as biases and norms."""
+
+    linear: int
+    other: int
+    cache_row: int
+    """Keys and values of one token."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layers:
-    """Numbers of elements. `linear` stands for the weights of `nn.Linear` without routers, which the shadow quantises,
-    `other` for the rest: biases, norms, routers."""
+    """Numbers of elements, as in `_Attention`. Routers are not quantised."""
 
-    attention_linear: int
-    attention_other: int
-    cache_row: int
-    """Keys and values of one token in one layer."""
+    attention: _Attention
     windows: tuple[int | None, ...] = ()
     """The window of each layer's attention, None where it forgets nothing; () for no windows at all."""
     experts: int
@@ -71,17 +78,17 @@ def _size(
     fields.check_rest(vocab)
     if dtype not in _ITEM_BYTES or layers.top_k > layers.experts or not 1 <= layers.moe_layers <= depth:
         raise _NotSureError
-    linear = depth * layers.attention_linear + layers.moe_layers * layers.moe_linear
+    linear = depth * layers.attention.linear + layers.moe_layers * layers.moe_linear
     linear += (depth - layers.moe_layers) * layers.dense_mlp
     norms = (2 * depth + 1) * hidden
-    other = depth * layers.attention_other + layers.moe_layers * layers.moe_other + norms
+    other = depth * layers.attention.other + layers.moe_layers * layers.moe_other + norms
     embedding = vocab * hidden
     dense = linear + other + (embedding if tied else 2 * embedding)
     context = min(context, longest)
 
     def cache(tokens: int) -> int:
         windows = layers.windows or (None,) * depth
-        return layers.cache_row * sum(tokens if w is None else min(tokens, w - 1) for w in windows)
+        return layers.attention.cache_row * sum(tokens if w is None else min(tokens, w - 1) for w in windows)
 
     return ModelSize(
         name=f"{name} ({fields.any('model_type')}, {dtype})",
@@ -107,10 +114,8 @@ def _size(
 # --- families ---------------------------------------------------------------------------------------------------
 
 
-def _attention(
-    fields: _Fields, qkv_bias: bool = False, out_bias: bool = False, head_norms: bool = False
-) -> dict[str, int]:
-    """Grouped-query attention, as the fields of `_Layers`. `head_norms`: norms over each head's query and key."""
+def _attention(fields: _Fields, qkv_bias: bool = False, out_bias: bool = False, head_norms: bool = False) -> _Attention:
+    """Grouped-query attention. `head_norms`: norms over each head's query and key."""
     hidden, heads, kv_heads = (
         fields.count(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")
     )
@@ -118,14 +123,11 @@ def _attention(
     if heads % kv_heads or width % 2:
         raise _NotSureError
     query, keys = heads * width, kv_heads * width
-    return {
-        "attention_linear": hidden * (2 * query + 2 * keys),
-        "attention_other": qkv_bias * (query + 2 * keys) + out_bias * hidden + head_norms * 2 * width,
-        "cache_row": 2 * keys,
-    }
+    other = qkv_bias * (query + 2 * keys) + out_bias * hidden + head_norms * 2 * width
+    return _Attention(hidden * (2 * query + 2 * keys), other, 2 * keys)
 
 
-def _latent_attention(fields: _Fields) -> dict[str, int]:
+def _latent_attention(fields: _Fields) -> _Attention:
     """DeepSeek's multi-head latent attention; the cache keeps the latent and the rotary part of the keys."""
     hidden, heads, query_rank, rank, plain, rotary, values = (
         fields.count(key)
@@ -138,11 +140,7 @@ def _latent_attention(fields: _Fields) -> dict[str, int]:
         raise _NotSureError
     query = hidden * query_rank + query_rank * heads * (plain + rotary)
     keys = hidden * (rank + rotary) + rank * heads * (plain + values)
-    return {
-        "attention_linear": query + keys + heads * values * hidden,
-        "attention_other": query_rank + rank,
-        "cache_row": rank + rotary,
-    }
+    return _Attention(query + keys + heads * values * hidden, query_rank + rank, rank + rotary)
 
 
 def _mlp(fields: _Fields, width: str) -> int:
@@ -158,7 +156,7 @@ def _mixtral(fields: _Fields) -> _Layers:
     if window is not None and window < _LEAST_WINDOW:
         raise _NotSureError
     return _Layers(
-        **_attention(fields),
+        attention=_attention(fields),
         windows=() if window is None else (window,) * fields.count("num_hidden_layers"),
         experts=experts,
         expert=_mlp(fields, "intermediate_size"),
@@ -168,7 +166,7 @@ def _mixtral(fields: _Fields) -> _Layers:
     )
 
 
-def _qwen(fields: _Fields, attention: dict[str, int], shared_linear: int = 0, shared_other: int = 0) -> _Layers:
+def _qwen(fields: _Fields, attention: _Attention, shared_linear: int = 0, shared_other: int = 0) -> _Layers:
     depth, experts, step = (
         fields.count("num_hidden_layers"),
         fields.count("num_experts"),
@@ -179,7 +177,7 @@ def _qwen(fields: _Fields, attention: dict[str, int], shared_linear: int = 0, sh
         raise _NotSureError
     plain = fields.numbers("mlp_only_layers")
     return _Layers(
-        **attention,
+        attention=attention,
         experts=experts,
         expert=_mlp(fields, "moe_intermediate_size"),
         top_k=fields.count("num_experts_per_tok"),
@@ -208,9 +206,10 @@ def _olmoe(fields: _Fields) -> _Layers:
     attention = _attention(fields, bias, bias)
     if fields.has("head_dim"):
         raise _NotSureError
-    attention["attention_other"] += fields.count("hidden_size") + attention["cache_row"] // 2  # norms over all heads
+    norms = fields.count("hidden_size") + attention.cache_row // 2  # over all heads
+    attention = replace(attention, other=attention.other + norms)
     return _Layers(
-        **attention,
+        attention=attention,
         experts=experts,
         expert=_mlp(fields, "intermediate_size"),
         top_k=fields.count("num_experts_per_tok"),
@@ -223,13 +222,13 @@ def _gpt_oss(fields: _Fields) -> _Layers:
     depth, hidden, experts = (fields.count(key) for key in ("num_hidden_layers", "hidden_size", "num_local_experts"))
     bias, width = fields.truth("attention_bias", True), fields.count("intermediate_size")
     attention = _attention(fields, bias, bias)
-    attention["attention_other"] += fields.count("num_attention_heads")  # a sink for each head
+    attention = replace(attention, other=attention.other + fields.count("num_attention_heads"))  # a sink for each head
     types = fields.layer_types() or ("sliding_attention", "full_attention") * depth
     window = fields.window()
     if window is None or window < _LEAST_WINDOW or not fields.has("head_dim"):
         raise _NotSureError
     return _Layers(
-        **attention,
+        attention=attention,
         windows=tuple(window if kind == "sliding_attention" else None for kind in types[:depth]),
         experts=experts,
         expert=3 * hidden * width + 2 * width + hidden,
@@ -239,13 +238,13 @@ def _gpt_oss(fields: _Fields) -> _Layers:
     )
 
 
-def _after_dense_layers(fields: _Fields, attention: dict[str, int]) -> _Layers:
+def _after_dense_layers(fields: _Fields, attention: _Attention) -> _Layers:
     """The first layers are dense; each of the others has experts, in groups, and shared experts."""
     experts, groups = fields.count("n_routed_experts"), fields.count("n_group")
     if experts % groups or experts // groups < _LEAST_GROUP or fields.count("topk_group") > groups:
         raise _NotSureError
     return _Layers(
-        **attention,
+        attention=attention,
         experts=experts,
         expert=_mlp(fields, "moe_intermediate_size"),
         top_k=fields.count("num_experts_per_tok"),

@@ -63,7 +63,7 @@ def plan(
 
 def _planned(settings: PlanSettings, hardware: Hardware, policy: Policy, terminal: Terminal) -> Plan:
     from odmoe.commands.plan_model import model_of, read_config
-    from odmoe.commands.simulation_pool import simulation_pool
+    from odmoe.simulation_pool import simulation_pool
     from scheduler.planning.plan import make_plan
     from scheduler.planning.scaling import Setup
 
