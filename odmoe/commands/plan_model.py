@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from checkpoint.configured_size import configured_size
 from checkpoint.hub import find_model
+from checkpoint.sizes.configured_size import configured_size
 from scheduler.errors import CheckpointError, MissingShardError
 from scheduler.types import ModelSize
 
@@ -51,7 +51,7 @@ def model_of(name: str, fields: dict[str, Any], dtype: str | None, context: int)
     if found is not None:
         return found
     from checkpoint.family import config_from_dict, parse_dtype, stored_dtype
-    from checkpoint.model_size import count
+    from checkpoint.sizes.model_size import count
 
     config = config_from_dict(fields)
     return count(config, parse_dtype(dtype) if dtype else stored_dtype(config), context, label)

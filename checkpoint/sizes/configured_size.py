@@ -2,7 +2,7 @@
 takes longer than a plan.
 
 Exact or nothing. What the family does not read, or what would change its layers in a way that is not known here, is
-left to `checkpoint.model_size`, which builds the model.
+left to `checkpoint.sizes.model_size`, which builds the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_GROUP = 2
 
 
 def configured_size(fields: Mapping[str, Any], dtype: str | None, context: int, name: str) -> ModelSize | None:
-    """The same as `checkpoint.model_size.count`, or None where this file cannot be sure of that.
+    """The same as `checkpoint.sizes.model_size.count`, or None where this file cannot be sure of that.
 
     `fields`: config.json. `dtype`: that of the weights; None for the checkpoint's own.
     """

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from checkpoint.configured_size import configured_size
 from checkpoint.family import config_from_dict, stored_dtype
-from checkpoint.model_size import count
+from checkpoint.sizes.configured_size import configured_size
+from checkpoint.sizes.model_size import count
 from support.models import families
 from support.paths import CONFIGS, ROOT
 
