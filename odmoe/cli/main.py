@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import traceback
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -53,6 +52,8 @@ Config = Annotated[
 
 def _version(show: bool) -> None:
     if show:
+        from importlib.metadata import version
+
         print(f"odmoe {version('odmoe')}")
         raise typer.Exit
 

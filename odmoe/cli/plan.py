@@ -63,12 +63,13 @@ def plan(
 
 def _planned(settings: PlanSettings, hardware: Hardware, policy: Policy, terminal: Terminal) -> Plan:
     from odmoe.commands.plan_model import model_of, read_config
+    from odmoe.simulation_pool import simulation_pool
     from scheduler.planning.plan import make_plan
     from scheduler.planning.scaling import Setup
 
     name, context = settings.model, settings.context
     fields, stored = read_config(name)  # before torch is imported, so that a wrong path is rejected at once
-    with terminal.status() as say:
+    with simulation_pool() as each, terminal.status() as say:
         say("counting the model's parameters")
         model = model_of(name, fields, settings.dtype or stored, context or CONTEXT)
         if context is not None and model.context < context:
@@ -80,4 +81,4 @@ def _planned(settings: PlanSettings, hardware: Hardware, policy: Policy, termina
             done += 1
             say(f"simulation {done}")
 
-        return make_plan(Setup(model, hardware, policy), step)
+        return make_plan(Setup(model, hardware, policy), step, each)

@@ -11,9 +11,13 @@ import threading
 import warnings
 from collections.abc import Iterator
 
+from odmoe.clusters.hqq_import import postpone_hqq
+
 
 def prepare_process(debug: bool = False) -> None:
-    """Silence the libraries, unless `debug`."""
+    """Silence the libraries, unless `debug`, and postpone those that a start does not need. Call it before
+    Transformers' models are imported."""
+    postpone_hqq()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     level = logging.DEBUG if debug else logging.ERROR
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")

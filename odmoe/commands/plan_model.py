@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.hub import find_model
+from checkpoint.sizes.configured_size import configured_size
 from scheduler.errors import CheckpointError, MissingShardError
 from scheduler.types import ModelSize
 
@@ -41,10 +42,16 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def model_of(name: str, fields: dict[str, Any], dtype: str | None, context: int) -> ModelSize:
-    """Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError."""
+    """Without torch where the configuration alone gives the sizes.
+
+    Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError.
+    """
+    label = Path(name).name.removesuffix(".json") or name
+    found = configured_size(fields, dtype, context, label)
+    if found is not None:
+        return found
     from checkpoint.family import config_from_dict, parse_dtype, stored_dtype
-    from checkpoint.model_size import count
+    from checkpoint.sizes.model_size import count
 
     config = config_from_dict(fields)
-    label = Path(name).name.removesuffix(".json") or name
     return count(config, parse_dtype(dtype) if dtype else stored_dtype(config), context, label)

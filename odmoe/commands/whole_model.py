@@ -37,7 +37,7 @@ def checked_config(path: Path) -> PreTrainedConfig:
 def check_memory(name: str, config: PreTrainedConfig, dtype: str) -> ModelSize:
     """The model's size. Raises DoesNotFitError, with both sizes, where it does not fit in this machine's memory."""
     from checkpoint.family import parse_dtype
-    from checkpoint.model_size import count
+    from checkpoint.sizes.model_size import count
     from worker_node.loaders.slab import available_memory
 
     counts = count(config, parse_dtype(dtype), 1)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
 from odmoe.settings.table import flag
@@ -104,6 +102,8 @@ def default_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file; `max-new-tokens` and `max_new_tokens` are the same key. Raises ConfigError."""
+    import yaml  # most runs have no file
+
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -134,6 +134,8 @@ def _from_text(name: str, text: str) -> Any:
     """A variable's text; several stop texts are written as a YAML list."""
     if name != "stop":
         return text
+    import yaml
+
     try:
         found = yaml.safe_load(text) if text.startswith("[") else text
     except yaml.YAMLError:
@@ -144,6 +146,8 @@ def _from_text(name: str, text: str) -> Any:
 def dump(found: Effective) -> str:
     """The settings as a configuration file, each with its source. Defaults and what follows from other settings are
     comments, so that the file does not forbid another system. The secret is not shown."""
+    import yaml
+
     lines = []
     settings = found.settings
     chosen = settings.preset.values() if "system" in found.origin else {}

@@ -9,13 +9,15 @@ from typing import Any
 from scheduler.alignment import Alignment
 from scheduler.planning.scaling import (
     Change,
+    Each,
+    Run,
     Setup,
     at_once,
     equation_1,
     memory,
+    rates,
     scaled,
     size_text,
-    speed,
     workers_needed,
 )
 
@@ -28,16 +30,20 @@ _Different = tuple[str, str, Setup, int, int]
 
 
 def changes(
-    setup: Setup, group_size: int, slots: int, tokens_per_s: float, step: Callable[[], None] = lambda: None
+    setup: Setup,
+    group_size: int,
+    slots: int,
+    tokens_per_s: float,
+    step: Callable[[], None] = lambda: None,
+    each: Each = map,
 ) -> tuple[Change, ...]:
-    """Every single change, best first. `tokens_per_s`: the speed without a change. `step`: called before each
+    """Every single change, best first. `tokens_per_s`: the speed without a change. `step`: called after each
     simulation."""
     real = [*_hardware(setup, group_size, slots), *_policy(setup, group_size, slots)]
-    limits = list(_limits(setup, group_size, slots))
+    every = [*real, *_limits(setup, group_size, slots)]
     found: list[Change] = []
-    for what, price, other, group, room in [*real, *limits]:
-        step()
-        rate = speed(other, group, room)
+    simulated = rates(each, step, [Run(other, group, room) for _, _, other, group, room in every])
+    for (what, price, other, _, _), rate in zip(every, simulated, strict=True):
         factor = rate / tokens_per_s if tokens_per_s else 1.0
         alone = other.policy.shadow == "none" != setup.policy.shadow
         found.append(Change(what, rate, factor, price, len(found) < len(real), alone))

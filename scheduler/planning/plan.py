@@ -9,6 +9,7 @@ from scheduler.errors import ConfigError
 from scheduler.planning.scaling import (
     PROMPTS,
     Change,
+    Each,
     Setup,
     at_once,
     choose,
@@ -52,13 +53,14 @@ class Plan:
     """Best first."""
 
 
-def make_plan(setup: Setup, step: Callable[[], None] = lambda: None) -> Plan:
-    """Plan for a setup. `step`: called before each simulation. Raises ConfigError, DoesNotFitError."""
+def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> Plan:
+    """Plan for a setup. `step`: called after each simulation. `each`: runs several simulations; the figures do not
+    depend on it. Raises ConfigError, DoesNotFitError."""
     from scheduler.planning.changes import changes  # it plans the same way
 
     if not 1 <= setup.hardware.workers:
         raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
-    tried = choose(setup, step)
+    tried = choose(setup, step, each)
     (group_size, slots), rate = next(iter(tried.items()))
     profile = scaled(setup)
     budget = equation_1(profile, group_size)
@@ -77,5 +79,5 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None) -> Plan:
         bound=found.bound,
         where=found.where,
         memory=memory(setup, slots),
-        changes=changes(setup, group_size, slots, rate, step),
+        changes=changes(setup, group_size, slots, rate, step, each),
     )

@@ -8,7 +8,7 @@ The scheduler itself then decodes with these times in the simulator, so there is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from scheduler.alignment import Alignment
@@ -231,9 +231,41 @@ def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None
     return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
 
 
-def choose(setup: Setup, step: Callable[[], None] = lambda: None) -> dict[tuple[int, int], float]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An answer to simulate; see `outcome`."""
+
+    setup: Setup
+    group_size: int
+    slots: int
+    tokens: int | None = None
+
+
+Each = Callable[[Callable[[Run], float], Iterable[Run]], Iterator[float]]
+"""Applies a function to each run. The results come in order: `map`, or a pool's."""
+
+
+def rates(each: Each, step: Callable[[], None], runs: Iterable[Run]) -> list[float]:
+    """The decode tokens/s of each run. `step`: called after each."""
+    found = []
+    for rate in each(_rate, runs):
+        step()
+        found.append(rate)
+    return found
+
+
+def _rate(run: Run) -> float:
+    return speed(run.setup, run.group_size, run.slots, run.tokens)
+
+
+def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> dict[tuple[int, int], float]:
     """(group size, slots) -> tokens/s, best first. Among equally fast ones, the least memory comes first, then the
     group size nearest to top-k. Raises DoesNotFitError if no expert, or fewer than the given slots, fit on a worker."""
+
+    def tried(pairs: list[tuple[int, int]], tokens: int | None = None) -> dict[tuple[int, int], float]:
+        runs = [Run(setup, *pair, tokens) for pair in pairs]
+        return dict(zip(pairs, rates(each, step, runs), strict=True))
+
     policy, workers, top_k = setup.policy, setup.hardware.workers, setup.model.top_k
     room = setup.hardware.slots(setup.model)
     if policy.slots and setup.hardware.device_bytes is not None and policy.slots > room:
@@ -243,12 +275,14 @@ def choose(setup: Setup, step: Callable[[], None] = lambda: None) -> dict[tuple[
         )
     groups = [policy.group_size] if policy.group_size else _sizes(workers, top_k)
     least = policy.slots or 1
-    rough = {group: _stepped(step, setup, group, least, _LOOK) for group in groups} if len(groups) > _KEPT else {}
-    groups = sorted(groups, key=lambda group: -rough.get(group, 0.0))[:_KEPT]
-    found = {(group, least): _stepped(step, setup, group, least) for group in groups}
+    pairs = [(group, least) for group in groups]
+    if len(pairs) > _KEPT:
+        rough = tried(pairs, _LOOK)
+        pairs = sorted(pairs, key=lambda pair: -rough[pair])[:_KEPT]
+    found = tried(pairs)
     fastest = max(found, key=lambda pair: found[pair])[0]
-    for slots in [] if policy.slots else range(2, min(room, _MOST_SLOTS) + 1):
-        found[fastest, slots] = _stepped(step, setup, fastest, slots)
+    if not policy.slots:
+        found |= tried([(fastest, slots) for slots in range(2, min(room, _MOST_SLOTS) + 1)])
     enough = (1 - _EVEN) * max(found.values())
     rank = sorted(
         found, key=lambda p: (found[p] < enough, p[1], abs(p[0] - top_k) if found[p] >= enough else -found[p])
@@ -282,8 +316,3 @@ def best(found: Iterable[Change]) -> Change | None:
     """The possible change with the largest gain, if any gains at least 1 %."""
     top = max((change for change in found if change.real), key=lambda change: change.factor, default=None)
     return top if top is not None and top.factor >= 1.01 else None
-
-
-def _stepped(step: Callable[[], None], setup: Setup, group_size: int, slots: int, tokens: int | None = None) -> float:
-    step()
-    return speed(setup, group_size, slots, tokens)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from scheduler.errors import ConfigError
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
@@ -151,6 +149,8 @@ def find_profile(name: str | Path) -> Profile:
 
 def load_profile(path: Path) -> Profile:
     """Raises ConfigError naming the file, the key and what is wrong with it."""
+    import yaml  # a command's help imports this module, and reads no profile
+
     try:
         fields: Any = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

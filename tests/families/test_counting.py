@@ -8,7 +8,7 @@ import torch
 
 from checkpoint import family as families
 from checkpoint import kv
-from checkpoint.model_size import count
+from checkpoint.sizes.model_size import count
 
 CONTEXT = 40
 NO_PASS_OVER_SHAPES = {"qwen4_exp_text"}

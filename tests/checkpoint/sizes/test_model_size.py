@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from checkpoint.family import config_from_dict, stored_dtype
-from checkpoint.model_size import count
 from checkpoint.sharding.source import read_header
+from checkpoint.sizes.model_size import count
 from scheduler.types import ModelSize
 from support.paths import CONFIGS
 
