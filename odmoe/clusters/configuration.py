@@ -37,7 +37,8 @@ class Resources:
     forms: tuple[str, ...]
     """Forms in which experts are loaded."""
     full_slots: int = 0
-    """Of each worker, in the same memory, if it loads all experts in the full form. 0: too few for the residency."""
+    """Of each worker, in the same memory, if it loads no smaller form after all. 0: too few for the residency, or no
+    smaller form is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
     """Slots of a worker for the full form, in the memory of `slots` for the precision's forms and of restoring them."""
     forms, manifest = forms_of(settings.system_config), store.manifest
     if not any(forms):
-        return slots
+        return 0
     if settings.device_memory is not None:
         room = parse_memory(settings.device_memory, manifest.expert_bytes) // settings.workers
     else:

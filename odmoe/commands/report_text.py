@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal, counted, megabytes
+from scheduler.policies.precision import FULL
 from scheduler.policies.registry import forms_of
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
     return [
         Line("memory", _memory(max(reports, key=_held))),
         Line("output", _exactness(reports, served)),
-        Line("precision", _precision(one, served), shown=any(forms_of(served.system_config))),
+        Line("precision", _precision(one), shown=any(forms_of(served.system_config))),
         Line("tokens", f"{new} out, {prompt} in{ended}"),
         Line("seed", seed, shown=one.seed is not None and len({report.seed for report in reports}) == 1),
         Line("ignored", f"{', '.join(one.ignored)} of generation_config.json: not supported", shown=bool(one.ignored)),
@@ -159,22 +160,20 @@ def _exactness(reports: Sequence[Report], served: Settings) -> str:
     return f"approximate, because of {' and '.join(causes)}"
 
 
-def _precision(report: Report, served: Settings) -> str:
-    """The forms that were loaded, and why others of the precision were not."""
-    asked = forms_of(served.system_config)
-    taken = ", ".join(form or "full" for form in report.forms)
-    left_out = [form for form in asked if form and form not in report.forms]
-    if report.forms != [""] or not left_out:
-        return taken
-    if not report.form_costs:
-        return f"{taken}: every expert fits in memory, so {' and '.join(left_out)} would save nothing"
-    load_s, _ = report.form_costs[""]
-    form = next(form for form in left_out if form in report.form_costs)
-    smaller_s, restore_s = report.form_costs[form]
-    return (
-        f"{taken}: an expert loads in {1e3 * load_s:.2f} ms; {form} would take {1e3 * (smaller_s + restore_s):.2f} ms, "
-        f"{1e3 * restore_s:.2f} of them to restore it (--smaller-forms always loads it nevertheless)"
-    )
+def _precision(report: Report) -> str:
+    """The forms that were loaded, and why it was the full one alone where the precision has others."""
+    costs = report.form_costs
+    if not report.smaller_forms:
+        return "full: all experts fit, so smaller forms would save nothing"
+    largest = report.smaller_forms[0]
+    if report.forms != [FULL] or largest not in costs or sum(costs[largest]) < sum(costs[FULL]):
+        return ", ".join(form or "full" for form in report.forms)
+    load_s, restore_s = costs[largest]
+    return f"full, {_ms(costs[FULL][0])} a load; {largest} {_ms(load_s)} and {_ms(restore_s)} to restore"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
 
 
 def _prediction(report: Report, served: Settings) -> list[Line]:

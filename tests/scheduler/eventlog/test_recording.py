@@ -352,7 +352,7 @@ def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> N
 
 def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
     head = objects(log)[0]
-    assert (head["format"], head["version"]) == ("odmoe recording", 3)
+    assert (head["format"], head["version"]) == ("odmoe recording", 4)
     assert set(head["core"]) == {"shape", "group_size", "alignment", "mini_batch", "system"}
     assert SystemConfig(**head["core"]["system"]) == SystemConfig()
 
