@@ -142,7 +142,7 @@ class _Pace:
         left = (now - self._began) / (done - self._first) * (total - done)
         return (
             f"{done / total:.0%}, about {left:.0f} s left"
-            if left < 120
+            if left < 180
             else (f"{done / total:.0%}, about {left / 60:.0f} min left")
         )
 
