@@ -1,4 +1,7 @@
-"""How fast forms are made, in MB of full precision a second: by HQQ's own Quantizer, by ours, and into files."""
+"""How fast forms are made, in MB of full precision a second: by HQQ's own Quantizer, by ours, and into files.
+
+Also by second of processor time of one core, which other work on the machine changes little.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +50,17 @@ def compared(experts: list[Parameters], layer: LayerSpec, form: str, turns: int)
     import hqq.core.quantize  # noqa: F401  # before it is timed
 
     size = sum(value.nbytes for expert in experts for value in expert.values()) / 1e6
-    rates: dict[str, list[float]] = {"hqq": [], "ours": []}
+    rates: dict[str, list[float]] = {"hqq": [], "ours": [], "hqq_core": [], "ours_core": []}
     made: dict[str, list[dict[str, torch.Tensor]]] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "make", torch.set_num_threads, (1,)) as pool:
         for turn in range(turns):
             both: list[tuple[str, Make]] = [("hqq", by_quantizer), ("ours", by_us)]
             for name, make in both if turn % 2 else reversed(both):
-                began = time.perf_counter()
+                began, busy = time.perf_counter(), time.process_time()
                 made[name] = list(pool.map(lambda expert, make=make: make(expert, layer, form), experts))
                 rates[name].append(size / (time.perf_counter() - began))
-    pairs = [ours / hqq for hqq, ours in zip(rates["hqq"], rates["ours"], strict=True)]
+                rates[f"{name}_core"].append(size / (time.process_time() - busy))
+    pairs = [ours / hqq for hqq, ours in zip(rates["hqq_core"], rates["ours_core"], strict=True)]
     equal = all(
         torch.equal(ours[name], value)
         for hqq, ours in zip(made["hqq"], made["ours"], strict=True)
@@ -66,12 +70,15 @@ def compared(experts: list[Parameters], layer: LayerSpec, form: str, turns: int)
     return {"form": form, **medians, "ratio": statistics.median(pairs), "equal": equal}
 
 
-def into_files(store: ExpertStore, form: str) -> float:
-    """MB/s of making the form's files, with reading, checking and writing. Needs room for them beside the store."""
+def into_files(store: ExpertStore, form: str) -> tuple[float, float]:
+    """MB/s of making the form's files, with reading, checking and writing; and MB by second of processor time.
+
+    Needs room for them beside the store.
+    """
     with linked(store) as other:
-        began = time.perf_counter()
+        began, busy, size = time.perf_counter(), time.process_time(), store.manifest.expert_bytes / 1e6
         add_forms(other, (form,))
-        return store.manifest.expert_bytes / 1e6 / (time.perf_counter() - began)
+        return size / (time.perf_counter() - began), size / (time.process_time() - busy)
 
 
 @contextlib.contextmanager
@@ -89,4 +96,6 @@ def rows(store: ExpertStore, read: Callable[[int], Parameters], count: int, turn
     experts = [read(expert) for expert in range(min(count, len(layer.blobs)))]
     for form in FORMS:
         files = [into_files(store, form) for _ in range(turns)]
-        yield compared(experts, layer, form, turns) | {"files_mb_per_s": statistics.median(files)}
+        wall, core = (statistics.median(values) for values in zip(*files, strict=True))
+        found = compared(experts, layer, form, turns)
+        yield found | {"files_mb_per_s": wall, "files_core_mb_per_s": core}

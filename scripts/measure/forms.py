@@ -233,14 +233,17 @@ def show_making(store: ExpertStore, experts: int, turns: int) -> None:
     columns = (
         Column("form", "form"),
         Column("HQQ's Quantizer, MB/s", "hqq_mb_per_s", ".1f"),
+        Column("a core", "hqq_core_mb_per_s", ".1f"),
         Column("ours, MB/s", "ours_mb_per_s", ".1f"),
-        Column("ours / HQQ's", "ratio", ".1f"),
+        Column("a core", "ours_core_mb_per_s", ".1f"),
+        Column("ours / HQQ's, a core", "ratio", ".1f"),
         Column("same bytes", lambda row: "yes" if row["equal"] else "NO"),
         Column("into files, MB/s", "files_mb_per_s", ".1f"),
+        Column("a core", "files_core_mb_per_s", ".1f"),
     )
     print(text_table(columns, found))
     size = f"{store.manifest.blob_bytes:,} bytes an expert, {store.manifest.expert_bytes:,} in all"
-    print(f"MB of full precision, medians of {turns} alternated turns; {size}")
+    print(f"MB of full precision, by the clock and by processor time; medians of {turns} alternated turns; {size}")
     print(f"written to {save_rows('forms-making', found)}")
 
 
