@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from checkpoint import half_quadratic
 from checkpoint.family import DTYPES
 from checkpoint.manifest import Blob, LayerSpec, TensorSpec
+from checkpoint.sharding import half_quadratic
 from checkpoint.tensors import aligned_buffer, round_up
 from scheduler.errors import CheckpointError
 

@@ -39,7 +39,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     size = check_memory(path.name, config, dtype)
     prepare_libraries(settings.threads_a_node)
     from main_node.shape import limited_context
-    from odmoe.clusters.configuration import check_fits, forms_needed
+    from odmoe.clusters.configuration import check_fits, forms_needed, with_precision
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
@@ -49,6 +49,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         needed = partial(forms_needed, settings)
         store = prepare_store(settings.model, settings.store, settings.dtype, progress, needed)
         check_fits(settings, store)
+        settings = with_precision(settings, store)
     if store.manifest.dtype != dtype:  # a store that was there may have another dtype than its checkpoint
         check_memory(path.name, config, store.manifest.dtype)
     with terminal.status() as say:

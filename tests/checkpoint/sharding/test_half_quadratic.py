@@ -8,8 +8,8 @@ from hqq.core.quantize import Quantizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint import half_quadratic
-from checkpoint.half_quadratic import quantised
+from checkpoint.sharding import half_quadratic
+from checkpoint.sharding.half_quadratic import quantised
 
 
 def by_hqq(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
