@@ -21,6 +21,7 @@ import torch
 
 from checkpoint.family import DTYPES
 from checkpoint.manifest import Blob, LayerSpec, TensorSpec
+from checkpoint.sharding import half_quadratic
 from checkpoint.tensors import aligned_buffer, round_up
 from scheduler.errors import CheckpointError
 
@@ -94,26 +95,29 @@ def quantise(parameters: dict[str, torch.Tensor], layer: LayerSpec, form: str, g
 
 def _quantised(weight: torch.Tensor, bits: int, rows: int, group: int) -> tuple[torch.Tensor, ...]:
     """Packed [rows * bits / 8, group], scale [rows], zero [rows], by HQQ. Raises OverflowError."""
-    from hqq.core.quantize import Quantizer
-
-    flat = weight.detach().reshape(-1).float()
-    filled = torch.cat((flat, flat[-1:].expand(rows * group - flat.numel()))).view(rows, group)
-    numbers, meta = Quantizer.quantize(
-        filled, nbits=bits, group_size=group, axis=1, bitpack=False, compute_dtype=torch.float32, device="cpu"
-    )
-    scale, zero = meta["scale"].float().clone(), meta["zero"].float().clone()
+    flat = weight.detach().reshape(-1)
+    missing = rows * group - flat.numel()
+    groups = (torch.cat((flat, flat[-1:].expand(missing))) if missing else flat).view(rows, group)
+    numbers, scale, zero = half_quadratic.quantised(groups, bits)
     # A group far from zero that hardly varies: its zero exceeds float16, so its mean stands for all its weights.
     flat_rows = (zero.abs() > _HALF_MAX).view(-1)
     if bool(flat_rows.any()):
-        numbers = numbers.clone()
         numbers[flat_rows] = 0
         scale[flat_rows] = 1.0
-        zero[flat_rows] = -filled[flat_rows].mean(dim=1, keepdim=True)
+        zero[flat_rows] = -groups[flat_rows].float().mean(dim=1, keepdim=True)
     for value in (scale, zero):
         if bool((value.abs() > _HALF_MAX).any()):
             raise OverflowError(f"a scale of {float(value.abs().max()):g} is beyond float16's {_HALF_MAX:g}")
-    packed = Quantizer.pack[Quantizer.bit_to_packing[bits]](numbers)
-    return packed, scale.half().view(-1), zero.half().view(-1)
+    return _packed(numbers, bits), scale.half().view(-1), zero.half().view(-1)
+
+
+def _packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """`numbers` [rows, group] in [rows * bits / 8, group], the first rows in the highest bits."""
+    first, *others = numbers.chunk(8 // bits)
+    packed = first.clone()
+    for part in others:
+        packed.bitwise_left_shift_(bits).bitwise_or_(part)
+    return packed
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scheduler.errors import RequestFailedError
+from scheduler.policies.precision import FORMS, FULL
 
 if TYPE_CHECKING:
     from main_node.engine.engine import Engine
@@ -90,6 +91,14 @@ class Report:
     them, and nothing `ignored`."""
     kernel: str
     """`exact`, or the name of one whose products may differ from those of Transformers in the last bit."""
+    forms: list[str]
+    """The forms in which experts were loaded since the cluster started, the largest first; the full one is empty."""
+    smaller_forms: list[str]
+    """Those that the precision may choose, the largest first. Empty for full precision, and for any other where all
+    experts fit in full."""
+    form_costs: dict[str, tuple[float, float]]
+    """By form: seconds to load an expert, and to restore it for a computation, measured when the workers started (the
+    median worker). Empty where forms are not chosen by their costs."""
     seed: int | None
     """Seed of the draws. None where the most probable token was taken."""
     emulated: str | None
@@ -177,8 +186,11 @@ def build_report(
         lost=list(engine.peers.lost),
         rejoined=list(engine.peers.rejoined),
         ignored=chooser.ignored,
-        exact=engine.core.strategy.exact and kernel == "exact" and not chooser.ignored,
+        exact=engine.core.exact and kernel == "exact" and not chooser.ignored,
         kernel=kernel,
+        forms=sorted(engine.core.forms, key=FORMS.index),
+        smaller_forms=[form for form in engine.core.strategy.precision.forms if form != FULL],
+        form_costs=engine.core.form_costs,
         seed=chooser.seed,
         emulated=engine.pace.emulated,
         wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.carried),

@@ -29,11 +29,16 @@ def cache_dir() -> Path:
 
 
 def prepare_store(
-    model: str, store: str | None, dtype: str | None, progress: Progress | None = None, forms: Sequence[str] = ()
+    model: str,
+    store: str | None,
+    dtype: str | None,
+    progress: Progress | None = None,
+    forms_needed: Callable[[ExpertStore], Sequence[str]] | None = None,
 ) -> ExpertStore:
     """The store of a model, whole and verified. A missing one is made, at `store` or in the cache.
 
-    `model`: a checkpoint, or a store. `forms`: forms that the store needs beside the full one; missing ones are added.
+    `model`: a checkpoint, or a store. `forms_needed`: the forms that this store needs beside the full one; missing ones
+    are added.
     Raises CheckpointError, StoreError.
     """
     path = find_model(model)
@@ -54,7 +59,7 @@ def prepare_store(
         if cached is None:
             raise
         raise CorruptStoreError(f"{error}; remove {cached}, and the next run makes it again") from error
-    return with_forms(opened, forms, progress)
+    return opened if forms_needed is None else with_forms(opened, forms_needed(opened), progress)
 
 
 def with_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | None = None) -> ExpertStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,13 @@ _TASKS = {
     "wait": "waiting for another process",
     "experts": "writing experts",
     "dense": "writing dense weights",
+    "int4": "quantising to int4",
+    "int2": "quantising to int2",
 }
 """How a bar is labelled, by the name of its task."""
+
+LINE_S = 10.0
+"""Seconds between two lines about a task's progress where there is no terminal for a bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,8 @@ class Output:
 
 
 class Terminal:
-    """Everything goes to standard error. Bars and spinners are shown only where that is a terminal."""
+    """Everything goes to standard error. Bars and spinners are shown only where that is a terminal; elsewhere a long
+    task prints a line now and then."""
 
     def __init__(self, quiet: bool = False, debug: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
@@ -49,7 +56,10 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
-        """A callback `(task, done, total)` that moves a bar. `text` is shown until the first call."""
+        """A callback `(task, done, total)` that moves a bar. `text` is shown until the first call.
+
+        Without a terminal it prints a line for each task that lasts longer than `LINE_S`, and again after as long.
+        """
         columns = (TextColumn("{task.description:<22}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         shown = self.console.is_terminal
         # Standard output is left alone: rich would send what is printed there to this console.
@@ -57,6 +67,7 @@ class Terminal:
         with bars:
             tasks: dict[str, Any] = {}
             idle = [bars.add_task(text, total=None)] if text else []
+            lines: dict[str, _Pace] = {}
 
             def move(task: str, done: int, total: int) -> None:
                 while idle:
@@ -64,6 +75,10 @@ class Terminal:
                 if task not in tasks:
                     tasks[task] = bars.add_task(_TASKS.get(task, task), total=total)
                 bars.update(tasks[task], completed=done, total=total)
+                if not shown:
+                    line = lines.setdefault(task, _Pace(done)).line(done, total)
+                    if line:
+                        self._line(f"{_TASKS.get(task, task)}: {line}")
 
             yield move
 
@@ -109,6 +124,27 @@ class Terminal:
 
     def _line(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+class _Pace:
+    """A task's progress as lines of text, `LINE_S` apart. `done`: what was done when it began."""
+
+    def __init__(self, done: int) -> None:
+        self._first = done
+        self._began = self._last = time.monotonic()
+
+    def line(self, done: int, total: int) -> str | None:
+        """`45%, about 20 s left`; None where it is too early for another line."""
+        now = time.monotonic()
+        if now - self._last < LINE_S or not self._first < done < total:
+            return None
+        self._last = now
+        left = (now - self._began) / (done - self._first) * (total - done)
+        return (
+            f"{done / total:.0%}, about {left:.0f} s left"
+            if left < 180
+            else (f"{done / total:.0%}, about {left / 60:.0f} min left")
+        )
 
 
 def counted(count: int, noun: str) -> str:

@@ -96,12 +96,26 @@ def _message(cls: type[_T]) -> type[_T]:
 # --- events: what happened --------------------------------------------------------------------------------------
 
 
+class FormCost(NamedTuple):
+    """What one form of an expert costs on a worker."""
+
+    form: str
+    """Empty for the full one."""
+    load_s: float
+    """Seconds to load it."""
+    restore_s: float
+    """Seconds to restore it for a computation; 0 for the full form."""
+    fits: bool
+    """The worker has slots, and memory to restore it, for this form."""
+
+
 @_message
 class WorkerJoined:
     """A worker with no `slots` is a host place: it computes any expert where it lies, without a load.
 
     `load_s`: one expert's load; `call_s`, `row_s`: a computation, for each call and for each of its rows. Seconds, as
-    measured or as a profile has them; 0 if unknown.
+    measured or as a profile has them; 0 if unknown. `forms`: the full form and those of the precision; empty where
+    their costs are unknown, or where the precision's forms are loaded whatever they cost.
     """
 
     worker: int
@@ -109,6 +123,7 @@ class WorkerJoined:
     load_s: float = 0.0
     call_s: float = 0.0
     row_s: float = 0.0
+    forms: tuple[FormCost, ...] = ()
 
 
 @_message

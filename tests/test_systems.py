@@ -3,12 +3,17 @@ predicted, kept or late; those that change the answer say so; nobody holds more 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from scheduler.eventlog.recording import read_recording
+from scheduler.eventlog.replay import replay
+from scheduler.files import write_whole
 from scheduler.policies.systems import SYSTEMS
+from scheduler.types import Load
 from support.nodes.exact import WHOLE, answers
 
 TOKENS = 10
@@ -60,11 +65,37 @@ def test_what_everything_has_room_for_is_loaded_once(embedded: Any, reference: A
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in (*EXACT, "od-moe", "fully-cached")])
 def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded: Any, reference: Any) -> None:
-    cluster = embedded(system=name, device_memory="40%")
+    quantised = name in ("fate", "hobbit", "mixtral-offloading")
+    forms = {"smaller_forms": "always"} if quantised else {}  # whether they pay is a matter of the machine
+    cluster = embedded(system=name, device_memory="40%", **forms)
     report, _ = answers(cluster, reference("float32", 0, TOKENS).prompt, TOKENS)
     assert len(report.token_ids) == TOKENS
     assert report.exact == (name in ("random-prefetch", "sep-arc"))
     assert report.bytes_loaded > 0
+
+
+@pytest.mark.parametrize("name", ["fate", "hobbit", "mixtral-offloading"])
+def test_a_budget_that_holds_everything_needs_no_smaller_form(name: str, embedded: Any, reference: Any) -> None:
+    report = is_exact(embedded(system=name, device_memory="100%", **WHOLE), reference("float32", 0, TOKENS))
+    assert (report.forms, report.smaller_forms, report.form_costs) == ([""], [], {})
+
+
+@pytest.mark.parametrize("name", ["fate", "hobbit", "mixtral-offloading"])
+def test_where_restoring_is_slow_everything_is_loaded_in_full(
+    name: str, embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The tokens are the model's, memory stays in the budget, and the recording gives the same decisions again."""
+    monkeypatch.setattr("worker_node.form_choice.restoring_seconds", lambda *_: 1.0)
+    cluster = embedded(system=name, device_memory="25%", record=str(tmp_path / "log"), **WHOLE)
+    report = is_exact(cluster, reference("float32", 0, TOKENS))
+    assert (report.forms, report.smaller_forms[0], report.form_costs["int4"][1]) == ([""], "int4", 1.0)
+    expert_bytes = cluster.main.store.manifest.expert_bytes
+    assert sum(report.memory_bytes["workers"]) <= 0.25 * expert_bytes
+    write_whole(tmp_path / "log", cluster.recording())
+    recording = read_recording(tmp_path / "log")
+    assert replay(recording).difference is None
+    loads = [c for commands in recording.commands for c in commands if isinstance(c, Load)]
+    assert {load.form for load in loads} == {""}
 
 
 def test_importance_replaces_and_loads_less(embedded: Any, reference: Any) -> None:

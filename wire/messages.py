@@ -169,6 +169,15 @@ class WorkerReady:
     """Seconds to compute an expert, for each call, measured at start; 0 if not measured."""
     row_s: float = 0.0
     """The same for each row of a call."""
+    forms: tuple[str, ...] = ()
+    """Forms whose costs were measured at start, the full one (empty) among them. Each of the following has a value for
+    each form."""
+    form_load_s: tuple[float, ...] = ()
+    """Seconds to load an expert in the form."""
+    form_restore_s: tuple[float, ...] = ()
+    """Seconds to restore it for a computation."""
+    form_fits: tuple[bool, ...] = ()
+    """Whether the worker has slots, and memory to restore it, for the form."""
 
 
 @dataclass(frozen=True, slots=True)

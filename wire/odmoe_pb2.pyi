@@ -230,7 +230,7 @@ class TraceRecords(_message.Message):
     def __init__(self, machine: _Optional[str] = ..., now: _Optional[float] = ..., whats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., starts: _Optional[_Iterable[float]] = ..., ends: _Optional[_Iterable[float]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s", "call_s", "row_s")
+    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s", "call_s", "row_s", "forms", "form_load_s", "form_restore_s", "form_fits")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,10 @@ class WorkerReady(_message.Message):
     LOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     CALL_S_FIELD_NUMBER: _ClassVar[int]
     ROW_S_FIELD_NUMBER: _ClassVar[int]
+    FORMS_FIELD_NUMBER: _ClassVar[int]
+    FORM_LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    FORM_RESTORE_S_FIELD_NUMBER: _ClassVar[int]
+    FORM_FITS_FIELD_NUMBER: _ClassVar[int]
     version: int
     node: str
     slots: int
@@ -257,7 +261,11 @@ class WorkerReady(_message.Message):
     load_bytes_per_s: float
     call_s: float
     row_s: float
-    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., row_s: _Optional[float] = ...) -> None: ...
+    forms: _containers.RepeatedScalarFieldContainer[str]
+    form_load_s: _containers.RepeatedScalarFieldContainer[float]
+    form_restore_s: _containers.RepeatedScalarFieldContainer[float]
+    form_fits: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., row_s: _Optional[float] = ..., forms: _Optional[_Iterable[str]] = ..., form_load_s: _Optional[_Iterable[float]] = ..., form_restore_s: _Optional[_Iterable[float]] = ..., form_fits: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("load_id", "nbytes", "seconds")

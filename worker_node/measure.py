@@ -17,6 +17,7 @@ from scheduler.errors import LaunchError
 from wire.machine import memory_bytes, processor_name
 from worker_node.costs import computing_costs
 from worker_node.loaders.base import Loader
+from worker_node.restorer import Restorer
 
 LOADS = 5
 """Most loads that are measured."""
@@ -69,6 +70,19 @@ def _rates(
             return
         moved += nbytes
         yield nbytes / max(seconds, 1e-9)
+
+
+def restoring_seconds(restorer: Restorer, loader: Loader, slot: torch.Tensor, layer: int, form: str) -> float:
+    """Seconds to restore the expert of `layer` in `slot` (in `form`): the median of a few times."""
+    found: list[float] = []
+    while len(found) <= LOADS and sum(found) < SECONDS:
+        start = time.perf_counter()
+        with loader.computing(slot):
+            restorer.restore(slot, layer, form)
+        if loader.device != "cpu":
+            torch.cuda.synchronize(loader.device)
+        found.append(time.perf_counter() - start)
+    return statistics.median(found[1:] or found)  # the first touches memory that is new
 
 
 def device_costs(store: ExpertStore, run: Callable[[torch.Tensor, torch.Tensor], object]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ hand-over per expert.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
 from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
-from scheduler.types import ExpertId
+from scheduler.types import ExpertId, FormCost
 from wire.base import Channel
 from wire.lent_threads import LentThreads
 from wire.messages import AskUsage, Compute, Evict, Failed, Load, Loaded, Message, WorkerReady, WorkerUsage
@@ -69,7 +69,8 @@ class Worker:
 
     `forms`: all forms that may be loaded. A slot has room for the largest. With one other than the full form, which is
     the empty string, device memory for one restored expert is allocated too. `lent`: the main model's threads, where
-    those are in this process; they compute what is in a slot while they wait.
+    those are in this process; they compute what is in a slot while they wait. `form_costs`: what forms cost here; empty
+    where that was not measured.
 
     Raises ConfigError; StoreError for a form that the store lacks; LaunchError where memory does not suffice or the
     store cannot be read.
@@ -84,6 +85,7 @@ class Worker:
         slots: int,
         forms: tuple[str, ...] = ("",),
         lent: LentThreads | None = None,
+        form_costs: tuple[FormCost, ...] = (),
     ) -> None:
         if not forms:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
@@ -94,6 +96,7 @@ class Worker:
         self.lent = lent if self._on_cpu else None
         self.pace = loader.pace
         self.forms = forms
+        self.form_costs = form_costs
         self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
         smaller = tuple(form for form in forms if form)
         self._restorer = Restorer(store, arithmetic, smaller, loader.device) if smaller else None
@@ -169,9 +172,11 @@ class _Session(ComputeSession):
 
     def ready(self) -> WorkerReady:
         worker, slots = self._worker, self._worker.slots.buffers
-        return self.describe(
+        ready = self.describe(
             worker.loader.device, worker.loader.name, len(slots), slots[0].nbytes, worker.load_bytes_per_s
         )
+        forms, load_s, restore_s, fits = zip(*worker.form_costs, strict=True) if worker.form_costs else ((),) * 4
+        return replace(ready, forms=forms, form_load_s=load_s, form_restore_s=restore_s, form_fits=fits)
 
     def usage(self) -> WorkerUsage:
         worker = self._worker

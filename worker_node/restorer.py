@@ -57,10 +57,19 @@ class Restorer:
         self, slot: torch.Tensor, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot` (in `form`): [n, H], on the CPU."""
-        spec = self._store.manifest.form(form)
         with self._lock:
-            if layer not in self._modules:
-                self._views[layer] = self._store.views(self._full, layer)
-                self._modules[layer] = self._arithmetic.bind(layer, self._views[layer])
-            restore_into(self._views[layer], spec.layers[layer].views(slot), spec.bits, self._scratch)
-            return self._modules[layer](hidden, weights).cpu()
+            module = self._restored(slot, layer, form)
+            return module(hidden, weights).cpu()
+
+    def restore(self, slot: torch.Tensor, layer: int, form: str) -> None:
+        """Restore the expert of `layer` in `slot` (in `form`), and compute nothing."""
+        with self._lock:
+            self._restored(slot, layer, form)
+
+    def _restored(self, slot: torch.Tensor, layer: int, form: str) -> Module:
+        if layer not in self._modules:
+            self._views[layer] = self._store.views(self._full, layer)
+            self._modules[layer] = self._arithmetic.bind(layer, self._views[layer])
+        spec = self._store.manifest.form(form)
+        restore_into(self._views[layer], spec.layers[layer].views(slot), spec.bits, self._scratch)
+        return self._modules[layer]

@@ -6,7 +6,7 @@ STORE/.int4.partial/
   layer-00000.int4         moved beside the experts' own when all layers are finished
 
 Until the manifest `int4.json` exists the store is unchanged. An interrupted run is resumed, since quantising takes
-seconds for each few million weights. Its finished layers are read back and compared first.
+a minute for a few gigabytes. Its finished layers are read back and compared first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,11 @@ from checkpoint.store import ExpertStore, blob_fault, form_manifest, same_places
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import ConfigError, CorruptStoreError, StoreWriteError
 
-THREADS = 4
-"""The most experts quantised at a time; each needs several times its float32 size in memory."""
+THREADS = 16
+"""The most experts quantised at a time. Beyond about ten threads Python's lock leaves no more to gain."""
+
+MEMORY_SHARE = 0.25
+"""The most of the machine's memory that experts being quantised take, each `_memory_of` it."""
 
 
 def add_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | None = None) -> ExpertStore:
@@ -58,10 +62,7 @@ def _add(store: ExpertStore, form: str, report: Progress) -> None:
         if lock is None:
             return
         try:
-            import hqq.core.quantize  # noqa: F401  # once, before several threads do
-
-            threads = min(len(os.sched_getaffinity(0)), THREADS)
-            with ThreadPoolExecutor(threads, "odmoe-quantise", torch.set_num_threads, (1,)) as pool:
+            with ThreadPoolExecutor(_threads(store), "odmoe-quantise", torch.set_num_threads, (1,)) as pool:
                 layers = _Layers(store, form, folder, lock, report, pool).written()
             _publish(store, form, folder, layers)
             discard(folder)
@@ -73,6 +74,19 @@ def _add(store: ExpertStore, form: str, report: Progress) -> None:
             f"cannot add {form} to the store {store.path}: {why}; what is finished is kept in {folder}: run the same "
             "again, or remove that"
         ) from error
+
+
+def _threads(store: ExpertStore) -> int:
+    """One a core, as far as memory suffices for an expert in each."""
+    room = MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)), THREADS, int(room / _memory_of(store))))
+
+
+def _memory_of(store: ExpertStore) -> int:
+    """Bytes that quantising one expert takes: the expert, its form, the largest weight in float32 and as numbers."""
+    layers = store.manifest.layers.values()
+    largest = max((math.prod(s.shape) for layer in layers for s in layer.tensors), default=0)
+    return 2 * store.manifest.blob_bytes + 5 * largest
 
 
 class _Layers:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from scheduler import errors
 from scheduler import types as t
 from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
+from scheduler.policies.precision import FORMS
 from wire.base import Channel, Handler
 from wire.messages import (
     AskUsage,
@@ -34,9 +35,15 @@ _ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords, Ec
 
 
 def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
-    """The event of a worker that is ready."""
+    """The event of a worker that is ready. Raises ProtocolError for forms that cannot be."""
+    costs = ready.forms, ready.form_load_s, ready.form_restore_s, ready.form_fits
+    if len({len(values) for values in costs}) > 1 or not set(ready.forms) <= set(FORMS):
+        raise ProtocolError(
+            f"worker {number} has the forms {ready.forms}, and {', '.join(str(len(values)) for values in costs[1:])} "
+            f"costs of them; allowed: {FORMS}, each with all costs"
+        )
     load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
-    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s)
+    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s, tuple(map(t.FormCost, *costs)))
 
 
 def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Prediction], None]) -> t.Predicted:

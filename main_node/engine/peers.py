@@ -70,6 +70,11 @@ class Peers:
         if not isinstance(ready, w.WorkerReady):
             peer.close()
             raise ClusterError(f"worker {number} answered {ready}; is that the address of a worker?")
+        try:
+            joined = worker_of(number, ready)
+        except ProtocolError:
+            peer.close()
+            raise
         round_trip_s = peer.round_trip()
         before = self.workers.get(number)
         if before is not None:
@@ -78,7 +83,7 @@ class Peers:
             self._check_in(peer)
             self.workers[number] = peer
             self.roster.joined("worker", number, ready, round_trip_s, peer.traffic)
-            self._listener.post(worker_of(number, ready))
+            self._listener.post(joined)
         return ready
 
     def add_shadow(self, connect: Connect, deadline_s: float) -> w.ShadowReady:

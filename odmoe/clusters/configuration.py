@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkpoint.family import parse_dtype
+from checkpoint.forms import planned_form
 from checkpoint.hub import find_model
 from checkpoint.store import ExpertStore
 from checkpoint.token_predictor import FILE
@@ -16,7 +17,7 @@ from odmoe.settings.units import parse_memory
 from odmoe.terminal import counted, megabytes
 from scheduler.core.dispatch import LEAST_ROWS
 from scheduler.errors import CheckpointError, ConfigError
-from scheduler.policies.registry import forms_of, is_read, keeps_all, residency_of
+from scheduler.policies.registry import caches, forms_of, is_read, keeps_all, residency_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.types import ModelShape
 from worker_node.restorer import restoring_bytes
@@ -35,6 +36,9 @@ class Resources:
     """Of each worker."""
     forms: tuple[str, ...]
     """Forms in which experts are loaded."""
+    full_slots: int = 0
+    """Of each worker, in the same memory, if it loads no smaller form after all. 0: too few for the residency, or no
+    smaller form is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Configuration:
 
 def configure(settings: Settings, store: ExpertStore) -> Configuration:
     """Merge settings and store. Raises ConfigError if there are too few slots."""
+    settings = with_precision(settings, store)
     core = core_config(settings, model_shape(store))
     if core.mini_batch is None and settings.cluster == "embedded" and settings.profile is None:
         core = replace(core, mini_batch=_rows_at_once(store, core.shape))
@@ -71,6 +76,7 @@ def _rows_at_once(store: ExpertStore, shape: ModelShape) -> int:
 def check_fits(settings: Settings, store: ExpertStore) -> None:
     """Check what can be checked before any node starts. Raises ConfigError if there are too few slots, or a predictor
     has no weights."""
+    settings = with_precision(settings, store)
     _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store)))
     if not settings.joined:
         find_token_predictor(settings, store)
@@ -98,13 +104,77 @@ def resources(settings: Settings, store: ExpertStore) -> Resources:
 
     Raises ConfigError if not even one fits.
     """
+    settings = with_precision(settings, store)
     forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
-    experts = sum(len(layer.blobs) for layer in store.manifest.layers.values())
     if settings.device_memory is not None:
-        return Resources(workers, _slots_in(settings.device_memory, settings, store, forms, experts), forms)
-    enough = keeps_all(settings.system_config) and not settings.given("slots") and workers is not None
-    slots = -(-experts // settings.workers) if enough else settings.slots
-    return Resources(workers, slots, forms)
+        slots = _slots_in(settings.device_memory, settings, store, forms)
+    else:
+        slots = _given_slots(settings, store)
+    return Resources(workers, slots, forms, _full_slots(settings, store, slots))
+
+
+def with_precision(settings: Settings, store: ExpertStore) -> Settings:
+    """The settings with the precision in effect: full where every expert stays in the slots' memory in the full form.
+
+    A smaller form saves nothing there, whatever the system: Fate quantises "when memory resources are insufficient"
+    (4.5). `--smaller-forms always` keeps the precision as it is.
+    """
+    system, forms = settings.system_config, forms_of(settings.system_config)
+    if not any(forms) or settings.smaller_forms == "always" or not caches(system) or not settings.workers_given:
+        return settings
+    manifest = store.manifest
+    if settings.device_memory is not None:
+        room = parse_memory(settings.device_memory, manifest.expert_bytes) // settings.workers
+    else:
+        room = _given_slots(settings, store) * max(_form_bytes(store, form) for form in forms)
+    return settings.but(precision="full") if room // manifest.blob_bytes >= _share(settings, store) else settings
+
+
+def forms_needed(settings: Settings, store: ExpertStore) -> tuple[str, ...]:
+    """The forms that a store must have for these settings; the full one has the empty name."""
+    return forms_of(with_precision(settings, store).system_config)
+
+
+def _share(settings: Settings, store: ExpertStore) -> int:
+    """Experts of each worker if all stay."""
+    return -(-sum(len(layer.blobs) for layer in store.manifest.layers.values()) // settings.workers)
+
+
+def _given_slots(settings: Settings, store: ExpertStore) -> int:
+    """Without --device-memory: --slots, or one for every expert if the residency keeps them all."""
+    enough = keeps_all(settings.system_config) and not settings.given("slots") and settings.workers_given
+    return _share(settings, store) if enough else settings.slots
+
+
+def _form_bytes(store: ExpertStore, form: str) -> int:
+    """The size of a slot for a form that the store may not have yet."""
+    if form in ("", *store.manifest.forms):
+        return store.manifest.form_bytes(form)
+    return max(planned_form(layer, form).blob_bytes for layer in store.manifest.layers.values())
+
+
+def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
+    """Slots of a worker for the full form, in the memory of `slots` for the precision's forms and of restoring them."""
+    forms, manifest = forms_of(settings.system_config), store.manifest
+    if not any(forms):
+        return 0
+    if settings.device_memory is not None:
+        room = parse_memory(settings.device_memory, manifest.expert_bytes) // settings.workers
+    else:
+        room = slots * max(map(manifest.form_bytes, forms)) + restoring_bytes(store, forms, _device(settings))
+    found, shape = room // manifest.blob_bytes, model_shape(store)
+    if not settings.workers_given:
+        return 0 if keeps_all(settings.system_config) else found
+    found = min(found, _share(settings, store))
+    try:
+        residency_of(shape, settings.system_config).check(shape, settings.workers * found)
+    except ConfigError:
+        return 0
+    return found
+
+
+def _device(settings: Settings) -> str:
+    return "cuda" if settings.loader == "cuda" else "cpu"
 
 
 def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings:
@@ -115,12 +185,12 @@ def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings
     return settings.but(slots=resources(settings.but(workers=workers), store).slots)
 
 
-def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...], experts: int) -> int:
+def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...]) -> int:
     manifest = store.manifest
     size = parse_memory(memory, manifest.expert_bytes)
     each = max(manifest.form_bytes(form) for form in forms)
-    beside = restoring_bytes(store, forms, "cuda" if settings.loader == "cuda" else "cpu")
-    slots = min((size // settings.workers - beside) // each, -(-experts // settings.workers))
+    beside = restoring_bytes(store, forms, _device(settings))
+    slots = min((size // settings.workers - beside) // each, _share(settings, store))
     if slots < 1:
         bare = memory.replace(".", "").isdigit()
         hint = f", or did you mean {memory}%?" if bare and float(memory) <= 100 else ""

@@ -28,6 +28,8 @@ from shadow_node.pace import ShadowPace
 from wire.base import Node
 from wire.lent_threads import LentThreads
 from wire.messages import PROTOCOL_VERSION, Hello
+from worker_node.form_choice import FormChoice, choose_forms
+from worker_node.loaders.base import Loader
 from worker_node.loaders.make import make_loader
 from worker_node.node import Worker
 
@@ -86,8 +88,16 @@ def make_worker(
     memory."""
     lent = lent if emulation is None else None  # emulated time is each thread's own
     name = settings.loader if emulation is None else "emulated"
-    loader = make_loader(name, store, emulation, settings.loader, resources.forms)
-    worker = Worker(f"worker {number}", store, arithmetic, loader, resources.slots, resources.forms, lent)
+
+    def loader_of(forms: tuple[str, ...]) -> Loader:
+        return make_loader(name, store, emulation, settings.loader, forms)
+
+    found = FormChoice(resources.forms, resources.slots)
+    # In emulated time restoring costs nothing, so that every smaller form pays.
+    if any(resources.forms) and emulation is None and settings.smaller_forms == "auto":
+        found = choose_forms(store, arithmetic, loader_of, found, resources.full_slots)
+    loader = loader_of(found.forms)
+    worker = Worker(f"worker {number}", store, arithmetic, loader, found.slots, found.forms, lent, found.costs)
     return travelling(worker, emulation)
 
 

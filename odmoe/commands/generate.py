@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from odmoe.start import start_cluster
 from odmoe.terminal import Output, Terminal, counted
 from scheduler.errors import ODMoEError, PromptError, RequestError
 from scheduler.files import write_whole
-from scheduler.policies.registry import forms_of
 from scheduler.trace import write_trace
 
 if TYPE_CHECKING:
@@ -120,12 +120,11 @@ class _Prepared:
 def _start(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepared:
     """Prepare the model's store and start a cluster for it, or join one that serves it."""
     with terminal.progress("opening the model") as progress:
+        from odmoe.clusters.configuration import check_fits, forms_needed
         from odmoe.stores import prepare_store
 
-        forms = forms_of(settings.system_config)
-        store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
-    from odmoe.clusters.configuration import check_fits
-
+        needed = partial(forms_needed, settings)
+        store = prepare_store(settings.model, settings.store, settings.dtype, progress, needed)
     check_fits(settings, store)
     with terminal.status() as say:
         tokenizer, ids = _tokens(settings, prompts, store, say)

@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +25,6 @@ from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
 from odmoe.terminal import Output, Terminal
 from scheduler.errors import HostError, LaunchError, ODMoEError
-from scheduler.policies.registry import forms_of
 
 FETCH_S = 120.0
 """Longest time to copy a trace or a record."""
@@ -93,7 +93,9 @@ def _served(settings: Settings, cluster: ClusterFile) -> bool:
             return False
     if seen.get("fingerprint") is None:
         return False
-    store = prepare_store(settings.model, settings.store, settings.dtype, forms=forms_of(settings.system_config))
+    from odmoe.clusters.configuration import forms_needed
+
+    store = prepare_store(settings.model, settings.store, settings.dtype, forms_needed=partial(forms_needed, settings))
     if seen["fingerprint"] != store.manifest.fingerprint:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal, counted, megabytes
+from scheduler.policies.precision import FULL
+from scheduler.policies.registry import forms_of
 
 if TYPE_CHECKING:
     from main_node.report import Report
@@ -131,6 +133,7 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
     return [
         Line("memory", _memory(max(reports, key=_held))),
         Line("output", _exactness(reports, served)),
+        Line("precision", _precision(one), shown=any(forms_of(served.system_config))),
         Line("tokens", f"{new} out, {prompt} in{ended}"),
         Line("seed", seed, shown=one.seed is not None and len({report.seed for report in reports}) == 1),
         Line("ignored", f"{', '.join(one.ignored)} of generation_config.json: not supported", shown=bool(one.ignored)),
@@ -155,6 +158,22 @@ def _exactness(reports: Sequence[Report], served: Settings) -> str:
     causes = [f"--{field} {name}" for field, name in served.inexact.items()]
     causes += ["ignored generation settings"] * any(report.ignored for report in reports)
     return f"approximate, because of {' and '.join(causes)}"
+
+
+def _precision(report: Report) -> str:
+    """The forms that were loaded, and why it was the full one alone where the precision has others."""
+    costs = report.form_costs
+    if not report.smaller_forms:
+        return "full: all experts fit, so smaller forms would save nothing"
+    largest = report.smaller_forms[0]
+    if report.forms != [FULL] or largest not in costs or sum(costs[largest]) < sum(costs[FULL]):
+        return ", ".join(form or "full" for form in report.forms)
+    load_s, restore_s = costs[largest]
+    return f"full, {_ms(costs[FULL][0])} a load; {largest} {_ms(load_s)} and {_ms(restore_s)} to restore"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
 
 
 def _prediction(report: Report, served: Settings) -> list[Line]:

@@ -29,7 +29,7 @@ from scheduler.simulation.workload import Workload, random_workload
 from scheduler.timing.load_budget import luck
 from scheduler.timing.profile import Profile, find_profile
 from scheduler.trace import write_trace
-from scheduler.types import WorkerJoined
+from scheduler.types import FormCost, WorkerJoined
 
 _OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k")
 """Settings that a recording determines."""
@@ -127,6 +127,7 @@ def _scenario(
     system = replace(system, **{name: getattr(given, name) for name in CHOSEN if given.given(name)})
     check_read(given.model_fields_set, given, system, flag)
     joined = _joined(recording) if recording else {}
+    forms = {} if recording is None or given.given("precision") or given.given("system") else _form_costs(recording)
     single = given.given("system") and given.preset.single_machine
     workers = given.workers or (1 if single else len(joined) or profile.workers)
     alignment = core.alignment if core else Alignment()
@@ -143,6 +144,7 @@ def _scenario(
         mini_batch=given.mini_batch if given.given("mini_batch") or core is None else core.mini_batch,
         host=profile.host_s is not None and system.placement != "device",
         system=system,
+        form_costs=forms,
     )
     if given.given("placement") and system.placement != "device" and not scenario.host:
         raise ConfigError(
@@ -165,6 +167,12 @@ def _joined(recording: Recording) -> dict[int, int]:
     """Worker -> its slots, without host places."""
     joined = (event for _, event in recording.events if isinstance(event, WorkerJoined))
     return {event.worker: event.slots for event in joined if event.slots}
+
+
+def _form_costs(recording: Recording) -> dict[int, tuple[FormCost, ...]]:
+    """Worker -> what forms cost on it, as it joined first: a simulated one takes the same forms."""
+    joined = (event for _, event in reversed(recording.events) if isinstance(event, WorkerJoined))
+    return {event.worker: event.forms for event in joined if event.forms}
 
 
 def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:

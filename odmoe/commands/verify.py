@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, PromptError
-from scheduler.policies.registry import forms_of
 
 Step = Callable[[], None]
 
@@ -39,16 +39,17 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     size = check_memory(path.name, config, dtype)
     prepare_libraries(settings.threads_a_node)
     from main_node.shape import limited_context
-    from odmoe.clusters.configuration import check_fits
+    from odmoe.clusters.configuration import check_fits, forms_needed, with_precision
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
     tokenizer = load_tokenizer(path)  # a store takes long to make: the prompts are checked before
     ids = encode_prompts(tokenizer, prompts, tokens, limited_context(size.context_max, settings.ctx_size))
     with terminal.progress() as progress:
-        forms = forms_of(settings.system_config)
-        store = prepare_store(settings.model, settings.store, settings.dtype, progress, forms)
+        needed = partial(forms_needed, settings)
+        store = prepare_store(settings.model, settings.store, settings.dtype, progress, needed)
         check_fits(settings, store)
+        settings = with_precision(settings, store)
     if store.manifest.dtype != dtype:  # a store that was there may have another dtype than its checkpoint
         check_memory(path.name, config, store.manifest.dtype)
     with terminal.status() as say:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from odmoe.machines.cluster_file import ClusterFile, Host, read_cluster_file
@@ -30,7 +31,6 @@ from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
-from scheduler.policies.registry import forms_of
 
 SILENT_S = 60.0
 """A node that has sent nothing for this long is shown as silent."""
@@ -110,12 +110,12 @@ class _BringUp:
 
     def _store(self, facts: dict[str, Facts]) -> Path:
         """Make the store if there is none, and copy it to every host."""
-        from odmoe.clusters.configuration import with_slots
+        from odmoe.clusters.configuration import forms_needed, with_slots
 
         settings = self._settings
         with self._terminal.progress() as progress:
             opened = prepare_store(
-                settings.model, settings.store, settings.dtype, progress, forms_of(settings.system_config)
+                settings.model, settings.store, settings.dtype, progress, partial(forms_needed, settings)
             )
         self._settings = with_slots(settings, opened, len(self._cluster.of("worker_node")))
         store = opened.path.resolve()

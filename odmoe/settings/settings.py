@@ -160,6 +160,12 @@ class Settings(SystemSettings):
         None, "a file", "Write the scheduler's events and commands, for odmoe simulate", heading="Output"
     )
 
+    smaller_forms: str = one_of(
+        "auto",
+        ("auto", "always"),
+        "Load int4 and int2 where that saves time (auto), or as the precision's paper does",
+        heading="Experiments",
+    )
     mini_batch: Count | None = count(
         None,
         "Rows of one expert that prefill sends and computes at once (default: embedded all, else 16, or more to make "

@@ -37,6 +37,7 @@ from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
 from scheduler.core.workers import WorkerTable
 from scheduler.errors import ConfigError
+from scheduler.policies.precision import FULL
 from scheduler.policies.strategy import Strategy, od_moe
 
 MAX_FAILURES = 3
@@ -127,6 +128,21 @@ class Core:
     def stats(self) -> dict[int, RequestStats]:
         """By request. Those of closed ones stay until the caller removes them."""
         return self._state.stats
+
+    @property
+    def forms(self) -> set[str]:
+        """The forms in which loads have begun so far."""
+        return self._slots.forms
+
+    @property
+    def form_costs(self) -> dict[str, tuple[float, float]]:
+        """Form -> seconds to load an expert and to restore it, of the median worker that knows them."""
+        return self._workers.form_costs
+
+    @property
+    def exact(self) -> bool:
+        """Answers so far are the model's own: the policies change none, or no smaller form was taken."""
+        return self.strategy.router.exact and (self.strategy.precision.exact or self.forms <= {FULL})
 
     @property
     def stalled_s(self) -> float:

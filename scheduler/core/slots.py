@@ -12,7 +12,7 @@ from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
 from scheduler.core.state import Demand, SlotEntry, State, Worker
 from scheduler.core.workers import WorkerTable
-from scheduler.policies.precision import FULL
+from scheduler.policies.precision import FULL, form_taken
 from scheduler.policies.strategy import Strategy
 
 PREFETCHES = 2
@@ -34,6 +34,8 @@ class SlotTable:
         self._rows = rows
         self._residency = strategy.residency
         self._precision = strategy.precision if strategy.precision.forms != (FULL,) else None
+        self.forms: set[str] = set()
+        """Those in which loads have begun so far."""
 
     def resident(self, layer: int) -> dict[int, SlotEntry]:
         """Expert -> where it is kept, loads in flight included."""
@@ -291,7 +293,10 @@ class SlotTable:
         request, number, expert = demand.visit.request, worker.number, demand.expert
         slot, load_id = heappop(worker.free), self._commands.next_id()
         keeps = self._residency.keeps(number, expert, not demand.confirmed)
-        form = FULL if self._precision is None else self._precision.form(demand.importance)
+        form = FULL
+        if self._precision is not None:
+            form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
+        self.forms.add(form)
         entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
         demand.entry, demand.state, demand.hit = entry, "loading", False
         worker.slots[slot] = self._state.loads[load_id] = entry

@@ -40,6 +40,16 @@ class WorkerTable:
             host_row_s=_mean([event.row_s for event in host]),
         )
 
+    @property
+    def form_costs(self) -> dict[str, tuple[float, float]]:
+        """Form -> seconds to load an expert and to restore it, of the median worker that knows them."""
+        costs = [cost for number in self.live for cost in self._state.workers[number].joined.forms]
+        found = {}
+        for form in dict.fromkeys(cost.form for cost in costs):
+            of_form = sorted((cost.load_s, cost.restore_s) for cost in costs if cost.form == form)
+            found[form] = of_form[len(of_form) // 2]
+        return found
+
     def joined(self, event: t.WorkerJoined) -> None:
         """Raises ConfigError for a number of slots that cannot be."""
         number, slots = event.worker, event.slots

@@ -23,9 +23,10 @@ from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS
+from scheduler.policies.precision import FORMS
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 
-FORMAT, VERSION = "odmoe recording", 3
+FORMAT, VERSION = "odmoe recording", 4
 LIMIT_BYTES = 256 << 20
 """Largest recording. Beyond this size no more events are kept, and `Recorder.take` raises an error."""
 _MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16
@@ -214,6 +215,12 @@ def _finite(value: Any) -> float:
     return value
 
 
+def _form(value: Any) -> str:
+    if value not in FORMS:
+        raise _WrongError(f"{value!r} where one of {', '.join(map(repr, FORMS))} is expected")
+    return str(value)
+
+
 _int = _typed(int)
 _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     int: _int,
@@ -224,6 +231,7 @@ _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     t.Visit: _fixed(t.Visit, _int, _int, _int),
     t.ExpertId: _fixed(t.ExpertId, _int, _int),
     tuple[int, ...]: _several(_int),
+    tuple[t.FormCost, ...]: _several(_fixed(t.FormCost, _form, _finite, _finite, _typed(bool))),
     Alignment: _typed(Alignment),
     t.ModelShape: _typed(t.ModelShape),
     float | None: _or_none(_finite),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
+
+from scheduler.types import FormCost
 
 FULL = ""
 """The checkpoint's own precision."""
@@ -74,6 +77,24 @@ class Full:
 def suffices(held: str, form: str) -> bool:
     """Is an expert in form `held` at least as precise as one in `form`?"""
     return FORMS.index(held) <= FORMS.index(form)
+
+
+def form_taken(wanted: str, costs: Iterable[FormCost]) -> str:
+    """The form to load on a worker with these costs where `wanted` is precise enough.
+
+    The one that is ready to compute first, of those in the worker's slots that are at least as precise; the most
+    precise of equals. So a form that costs more to restore than it saves is not taken. `wanted` where costs are
+    unknown.
+    """
+    enough = [cost for cost in costs if cost.fits and suffices(cost.form, wanted)]
+    best = min(enough, key=lambda cost: (cost.load_s + cost.restore_s, FORMS.index(cost.form)), default=None)
+    return wanted if best is None else best.form
+
+
+def full_pays(forms: tuple[str, ...], costs: Iterable[FormCost]) -> bool:
+    """Is the full form ready to compute at least as soon as the largest smaller one of `forms`?"""
+    largest = next((form for form in forms if form != FULL), FULL)
+    return form_taken(largest, [cost._replace(fits=True) for cost in costs if cost.form in (FULL, largest)]) == FULL
 
 
 class Uniform:

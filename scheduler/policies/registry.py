@@ -29,6 +29,7 @@ from scheduler.unknown_names import unknown
 
 T = TypeVar("T")
 SHADOW = ("shadow", "align_token", "align_kv", "recall")
+SMALLER = ("smaller_forms",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +144,19 @@ PLACEMENTS: dict[str, Choice[Placement]] = {
 }
 PRECISIONS: dict[str, Choice[Precision]] = {
     "full": Choice("As the store has them", lambda shape, c: Full()),
-    "int4": Choice("HQQ at four bits", lambda shape, c: Uniform(INT4), exact=False, forms=(INT4,)),
-    "int2": Choice("HQQ at two bits", lambda shape, c: Uniform(INT2), exact=False, forms=(INT2,)),
+    "int4": Choice("HQQ at four bits", lambda shape, c: Uniform(INT4), SMALLER, exact=False, forms=(INT4,)),
+    "int2": Choice("HQQ at two bits", lambda shape, c: Uniform(INT2), SMALLER, exact=False, forms=(INT2,)),
     "popular": Choice(
         "int4, and int2 for unpopular experts in prefill (Fate)",
         lambda shape, c: Popular(),
+        SMALLER,
         exact=False,
         forms=(INT4, INT2),
     ),
     "mixed": Choice(
         "Fewer bits for less important experts (HOBBIT)",
         lambda shape, c: Mixed(),
+        SMALLER,
         exact=False,
         forms=(FULL, INT4),
     ),
@@ -223,6 +226,11 @@ def forms_of(system: SystemConfig) -> tuple[str, ...]:
     """The forms in which experts are loaded. Raises ConfigError."""
     check(system)
     return PRECISIONS[system.precision].forms
+
+
+def caches(system: SystemConfig) -> bool:
+    """Whether experts stay in their slots after they were computed."""
+    return system.residency != "none"
 
 
 def keeps_all(system: SystemConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler import types as t
@@ -32,6 +33,8 @@ class Scenario:
     host: bool = False
     """Experts can be computed in host memory, too, beside the workers. The profile must have times for that."""
     system: SystemConfig = field(default_factory=SystemConfig)
+    form_costs: Mapping[int, tuple[t.FormCost, ...]] = field(default_factory=dict)
+    """Worker -> what forms cost on it, as in `WorkerJoined`, of a recording; they decide which forms are loaded."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "tokens", "workers", "slots", "group_size", "mini_batch"):

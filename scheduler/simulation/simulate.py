@@ -73,7 +73,7 @@ def simulate(
     kept: list[Span] | None = [] if spans else None
     links = MainLinks(profile, duplex=system.prefill == "ahead")
     world = World(core, profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept)
-    world.start(scenario.worker_count, scenario.slots, system.predictor == "sep", scenario.host)
+    world.start(scenario.worker_count, scenario.slots, system.predictor == "sep", scenario.host, scenario.form_costs)
     for count in range(1, scenario.tokens + 1):
         if not world.run(count):
             raise ConfigError(f"the simulated request stopped after {count - 1} tokens, because no event is left")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scheduler import types as t
@@ -102,15 +102,23 @@ class World:
             t.Route: self._foresight.route,
         }
 
-    def start(self, workers: int, slots: int, shadow: bool, host: bool = False) -> None:
-        """All nodes join, and the request is opened. `host`: with a host place.
+    def start(
+        self,
+        workers: int,
+        slots: int,
+        shadow: bool,
+        host: bool = False,
+        form_costs: Mapping[int, tuple[t.FormCost, ...]] | None = None,
+    ) -> None:
+        """All nodes join, and the request is opened. `host`: with a host place. `form_costs`: by worker.
 
         Raises ConfigError where the profile has no times for a host place.
         """
         profile = self.profile
         for number in range(workers):
             self._workers.append(_Worker([None] * slots, profile.compute_s))
-            self._post(t.WorkerJoined(number, slots, profile.load_s, *profile.device_costs))
+            forms = (form_costs or {}).get(number, ())
+            self._post(t.WorkerJoined(number, slots, profile.load_s, *profile.device_costs, forms))
         if host:
             self._workers.append(_Worker([_host_load()], profile.host_compute_s))
             self._post(t.WorkerJoined(workers, 0, 0.0, *profile.host_costs))

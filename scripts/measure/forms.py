@@ -2,6 +2,7 @@
 
 .venv/bin/python -m scripts.measure.forms            # models/demo-moe, 8 windows of 256 tokens: some minutes
 .venv/bin/python -m scripts.measure.forms --quick    # 4 windows, fewer shares
+.venv/bin/python -m scripts.measure.forms --making --model DIR   # only how fast forms are made; DIR: large experts
 
 First every expert in one form: Transformers' own model with the weights of the store's forms, restored, in their place
 (int8: HQQ's, as a reference; no store has it). Then Fate's search: in each window, all of it one prefill, the least
@@ -34,6 +35,7 @@ from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.importance import shares
 from scheduler.policies.precision import Importance, Popular
+from scripts.lib import making
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO, ROOT
 from scripts.lib.provenance import header, save_rows
@@ -223,6 +225,28 @@ def search(
         yield row
 
 
+def show_making(store: ExpertStore, experts: int, turns: int) -> None:
+    """Time HQQ's Quantizer and ours in alternated turns, and print both."""
+    first = next(iter(store.manifest.layers))
+    layer = store.manifest.layers[first]
+    found = list(making.rows(store, lambda expert: layer.views(read(store, first, expert)), experts, turns))
+    columns = (
+        Column("form", "form"),
+        Column("HQQ's Quantizer, MB/s", "hqq_mb_per_s", ".1f"),
+        Column("a core", "hqq_core_mb_per_s", ".1f"),
+        Column("ours, MB/s", "ours_mb_per_s", ".1f"),
+        Column("a core", "ours_core_mb_per_s", ".1f"),
+        Column("ours / HQQ's, a core", "ratio", ".1f"),
+        Column("same bytes", lambda row: "yes" if row["equal"] else "NO"),
+        Column("into files, MB/s", "files_mb_per_s", ".1f"),
+        Column("a core", "files_core_mb_per_s", ".1f"),
+    )
+    print(text_table(columns, found))
+    size = f"{store.manifest.blob_bytes:,} bytes an expert, {store.manifest.expert_bytes:,} in all"
+    print(f"MB of full precision, by the clock and by processor time; medians of {turns} alternated turns; {size}")
+    print(f"written to {save_rows('forms-making', found)}")
+
+
 def show(full: str, rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
     whole, base = rows[0], found[0]["least_perplexity"]
     uniform_columns = (
@@ -251,12 +275,18 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help="its expert store, made and given its forms where it has none")
     parser.add_argument("--windows", type=int, help="8 unless said")
     parser.add_argument("--window", type=int, default=256, help="tokens in one prefill; %(default)s unless said")
+    parser.add_argument("--making", action="store_true", help="only how fast forms are made")
+    parser.add_argument("--turns", type=int, default=5, help="of --making; %(default)s unless said")
+    parser.add_argument("--experts", type=int, default=8, help="compared in a turn of it; %(default)s unless said")
     parser.add_argument("--quick", action="store_true", help="4 windows, six shares")
     args = parser.parse_args()
     prepare_libraries(1)
     header("Experts in fewer bits")
     path = args.model if Path(args.model).exists() else str(ROOT / args.model)
     store = prepare_store(path, str(args.store) if args.store else None, None)
+    if args.making:
+        show_making(store, args.experts, args.turns)
+        return
     store = add_forms(store, tuple(FORMS))
     count = args.windows or (4 if args.quick else 8)
     tokens = count * (args.window - 1) + 1

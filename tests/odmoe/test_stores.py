@@ -216,21 +216,21 @@ def test_what_killed_runs_left_in_the_cache_goes_in_the_end(model: Path, cache: 
 def test_forms_that_a_system_needs_are_made_with_the_store_and_added_to_one_that_is_there(
     model: Path, cache: Path, made: list[Path]
 ) -> None:
-    first = prepare_store(str(model), None, None, forms=("",))
+    first = prepare_store(str(model), None, None, forms_needed=lambda store: ("",))
     assert first.manifest.forms == {}
-    second = prepare_store(str(model), None, None, forms=("int4", "int2"))
+    second = prepare_store(str(model), None, None, forms_needed=lambda store: ("int4", "int2"))
     assert list(second.manifest.forms) == ["int4", "int2"]
-    third = prepare_store(str(model), None, None, forms=("int2",))
+    third = prepare_store(str(model), None, None, forms_needed=lambda store: ("int2",))
     assert third.manifest == second.manifest
     assert len(made) == 1
     assert not third.verify_once(cache / "verified"), "what was just written is not read again"
 
 
 def test_a_damaged_form_is_found_when_the_store_is_prepared(model: Path, cache: Path) -> None:
-    store = prepare_store(str(model), None, None, forms=("int4",))
+    store = prepare_store(str(model), None, None, forms_needed=lambda store: ("int4",))
     file = min(store.path.glob("*.int4"))
     data = bytearray(file.read_bytes())
     data[1] ^= 4
     file.write_bytes(data)
     with pytest.raises(CorruptStoreError, match=r"\.int4 fails its checksum; remove .*int4\.json"):
-        prepare_store(str(model), None, None, forms=("int4",))
+        prepare_store(str(model), None, None, forms_needed=lambda store: ("int4",))

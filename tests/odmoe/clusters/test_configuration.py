@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from checkpoint.sharding.form_files import add_forms
+from checkpoint.store import ExpertStore
 from checkpoint.token_predictor import FILE
 from odmoe.clusters.configuration import (
     Resources,
@@ -17,14 +20,26 @@ from odmoe.clusters.configuration import (
     configure,
     core_config,
     find_token_predictor,
+    forms_needed,
     resources,
+    with_precision,
 )
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import forms_of
 from scheduler.policies.systems import SYSTEMS
 from scheduler.types import ModelShape
 
 FULL = ("",)
+
+
+@pytest.fixture(scope="module")
+def demo_forms(demo_store: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> ExpertStore:
+    """The demo model's store with both forms."""
+    copied = shutil.copytree(demo_store("float32").path, tmp_path_factory.mktemp("forms") / "store")
+    return add_forms(ExpertStore.open(Path(copied)), ("int4", "int2"))
+
+
 TOP_10 = ModelShape(layers=(0,), experts=64, top_k=10)
 
 
@@ -72,6 +87,62 @@ def test_slots_as_given_or_as_many_as_fit(
 ) -> None:
     """The demo model has 64 experts in all."""
     assert resources(Settings(model="demo", **given), demo_store("float32")) == found
+
+
+BUDGET = {"workers": 1, "device_memory": "100%"}
+
+
+@pytest.mark.parametrize(
+    ("given", "precision"),
+    [
+        ({"system": "fate"} | BUDGET, "full"),
+        ({"system": "hobbit"} | BUDGET, "full"),
+        ({"system": "mixtral-offloading"} | BUDGET, "full"),
+        ({"system": "fate", "device_memory": "100%", "workers": 2}, "full"),
+        ({"system": "fate", "workers": 1, "device_memory": "99%"}, "popular"),
+        ({"system": "fate", "smaller_forms": "always"} | BUDGET, "popular"),
+        ({"precision": "int4"} | BUDGET, "int4"),  # nothing stays: each use is a load
+        ({"system": "hobbit", "slots": 64}, "full"),  # slots of the full form
+        ({"system": "hobbit", "slots": 63}, "mixed"),
+        ({"system": "fate", "slots": 64}, "popular"),  # slots of int4
+        ({"system": "fate", "slots": 640}, "full"),
+        ({"system": "fully-cached", "precision": "int4"}, "int4"),
+        ({"system": "fate", "cluster": "auto", "slots": 640}, "popular"),  # of how many workers?
+        ({"system": "fate"}, "popular"),
+    ],
+    ids=str,
+)
+def test_full_precision_where_every_expert_fits_in_full(
+    given: dict[str, Any], precision: str, demo_store: Callable[[str], Any]
+) -> None:
+    """The demo model has 64 experts, and its store no other form yet."""
+    store, settings = demo_store("float32"), Settings(model="demo", **given)
+    found = with_precision(settings, store)
+    assert found.system_config == settings.but(precision=precision).system_config
+    assert forms_needed(settings, store) == forms_of(found.system_config)
+    assert with_precision(found, store).system_config == found.system_config
+    if precision == "full":
+        assert resources(settings, store) == resources(found, store)
+        assert configure(settings, store).core.system.precision == "full"
+
+
+@pytest.mark.parametrize(
+    ("given", "slots", "full_slots"),
+    [
+        ({"system": "fate", "device_memory": "50%", "workers": 1}, range(60, 65), [32]),
+        ({"system": "hobbit", "device_memory": "50%", "workers": 2}, range(12, 16), [16]),
+        ({"system": "fate", "slots": 1}, [1], [1]),  # room for a restored expert is room for a full one
+        ({"system": "fully-cached", "precision": "int4", "workers": 1}, [64], [0]),  # all must stay
+        ({"system": "on-demand"}, [1], [0]),
+    ],
+    ids=str,
+)
+def test_slots_for_the_full_form_in_the_same_memory(
+    given: dict[str, Any], slots: Any, full_slots: Any, demo_forms: ExpertStore
+) -> None:
+    found = resources(Settings(model="demo", **given), demo_forms)
+    assert found.slots in slots
+    assert found.full_slots in full_slots
 
 
 def test_a_cluster_of_unknown_size_cannot_be_started_to_keep_everything(demo_store: Callable[[str], Any]) -> None:

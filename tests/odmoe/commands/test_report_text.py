@@ -51,6 +51,9 @@ ON_DEMAND: dict[str, Any] = {
     "ignored": [],
     "exact": True,
     "kernel": "exact",
+    "forms": [""],
+    "smaller_forms": [],
+    "form_costs": {},
     "seed": None,
     "emulated": None,
     "wire_bytes_per_token": None,
@@ -129,6 +132,23 @@ def test_an_answer_that_may_differ_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     found = one(exact=False, ignored=["num_beams=4"])
     assert found["output"] == "approximate, because of ignored generation settings"
     assert found["ignored"].startswith("num_beams=4 of generation_config.json")
+
+
+def test_the_forms_that_were_loaded_and_why_no_smaller_ones() -> None:
+    def precision(system: str, **changed: Any) -> str:
+        return one(served={"system": system}, **changed)["precision"]
+
+    assert "precision" not in one()
+    both = ["int4", "int2"]
+    assert precision("fate", forms=both, smaller_forms=both) == "int4, int2"
+    assert precision("hobbit", forms=["", "int4"], smaller_forms=["int4"]) == "full, int4"
+    assert precision("fate") == "full: all experts fit, so smaller forms would save nothing"
+    slow = {"": (0.0104, 0.0), "int4": (0.003, 0.0091), "int2": (0.002, 0.004)}
+    found = precision("fate", smaller_forms=both, form_costs=slow)
+    assert found == "full, 10.40 ms a load; int4 3.00 ms and 9.10 ms to restore"
+    # no token of these answers needed a smaller one
+    assert precision("hobbit", smaller_forms=["int4"]) == "full"
+    assert precision("hobbit", smaller_forms=["int4"], form_costs=slow | {"int4": (0.003, 0.001)}) == "full"
 
 
 def test_how_it_ended_and_what_it_was_drawn_with() -> None:

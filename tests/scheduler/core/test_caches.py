@@ -336,6 +336,45 @@ def test_fates_choice_in_prefill_and_in_decoding() -> None:
     ]
 
 
+def costly(*costs: tuple[str, float, float]) -> tuple[t.FormCost, ...]:
+    return tuple(t.FormCost(form, load_s, restore_s, True) for form, load_s, restore_s in costs)
+
+
+def test_a_worker_where_a_form_does_not_pay_loads_the_full_one() -> None:
+    """Of two workers with the same slots only the first restores too slowly."""
+    d = Driver(workers=0, slots=2, layers=2, experts=4, residency=Keeps(), precision=ByRank(), group=1)
+    slow, fast = costly(("", 5, 0), ("int4", 2, 4)), costly(("", 5, 0), ("int4", 2, 1))
+    for worker, forms in enumerate((slow, fast)):
+        d.do(t.WorkerJoined(worker, 2, forms=forms))
+    d.open()
+    assert d.predict(0, 2, 1) == ["load 0.0 0/2", "load 0.1 0/1"]
+    assert d.predict(1, 2, 1) == ["load 1.0 1/2 int4", "load 1.1 1/1 int4"]
+    assert d.core.forms == {"", "int4"}
+    assert d.core.form_costs == {"": (5, 0), "int4": (2, 4)}
+    assert not d.core.exact
+
+
+def test_answers_are_exact_while_no_smaller_form_was_taken() -> None:
+    d = Driver(workers=0, layers=1, experts=4, precision=Uniform("int4"), group=1)
+    d.do(t.WorkerJoined(0, 2, forms=costly(("", 5, 0), ("int4", 2, 4))))
+    d.open()
+    assert d.gate(0, 1)[0] == "load 0.0 0/1"
+    assert (d.core.exact, d.core.forms) == (True, {""})
+    d.do(t.WorkerJoined(1, 2, forms=costly(("int4", 2, 1))))
+    d.do(t.WorkerLost(0, "gone"))
+    assert (d.core.exact, d.core.forms) == (False, {"", "int4"})
+
+
+def test_an_unpopular_expert_is_loaded_in_the_form_that_is_ready_first() -> None:
+    """int2 takes longer to restore than int4 here."""
+    d = Driver(workers=0, slots=2, layers=2, experts=4, precision=Popular(1.0), prefill="pipelined", shadow=False)
+    d.do(t.WorkerJoined(0, 4, forms=costly(("int4", 2, 1), ("int2", 1, 3))))
+    d.open(1, 8, decode=False)
+    d.do(t.PassStarted(1, 0, 8, prefill=True))
+    out = d.do(t.GateFired(t.Visit(1, 0, 0), ((0, 8), (1, 8))))
+    assert [x for x in out if x.startswith("load")] == ["load 0.0 0/0 int4", "load 0.1 0/1 int4"]
+
+
 def test_hobbits_choice_by_what_the_better_ones_weigh() -> None:
     d = formed(Mixed())
     out = d.gate(0, chosen=((0, 1),), scores=((0.7, 0.2, 0.1, 0.0),))

@@ -218,6 +218,9 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
     t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS),
     tuple[int, ...]: st.lists(EXPERTS, max_size=4).map(tuple),
+    tuple[t.FormCost, ...]: st.lists(
+        st.builds(t.FormCost, st.sampled_from(["", "int4", "int2"]), FLOATS, FLOATS, st.booleans()), max_size=3
+    ).map(tuple),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(EXPERTS, INTS), max_size=4).map(tuple),
     float: FLOATS,
     tuple[tuple[int, ...], ...]: st.lists(st.lists(EXPERTS, max_size=3).map(tuple), max_size=3).map(tuple),
@@ -306,7 +309,7 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
     ("where", "value", "says"),
     [
         ((0, "format"), "odmoe trace", "its head is not that of a recording"),
-        ((0, "version"), 2, "has version 2, but this odmoe reads version 3; record the run again: odmoe generate"),
+        ((0, "version"), 2, "has version 2, but this odmoe reads version 4; record the run again: odmoe generate"),
         ((0, "about"), [], "does not describe the run"),
         ((0, "core", "group_size"), 0, "does not describe a valid scheduler .*group-size is 0"),
         ((0, "core", "system", "predictor"), "oracle", "does not describe a valid scheduler"),
@@ -319,8 +322,9 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
         ((3, 0), -5.0, "event 2 of it: its time is -5.0"),
         ((1, 1, 0), "WorkerBored", "'WorkerBored' is not an event or a command; known: WorkerJoined"),
         ((1, 1, 2), True, "True where int is expected"),
-        ((1, 1), ["WorkerJoined", 0], "5 values are expected"),
-        ((1, 1), ["WorkerJoined", 0, 1, float("inf"), 0.0, 0.0], "inf where a number is expected"),
+        ((1, 1), ["WorkerJoined", 0], "6 values are expected"),
+        ((1, 1), ["WorkerJoined", 0, 1, float("inf"), 0.0, 0.0, []], "inf where a number is expected"),
+        ((1, 1), ["WorkerJoined", 0, 1, 0.0, 0.0, 0.0, [["int3", 0.0, 0.0, True]]], "'int3' where one of '', 'int4'"),
         ((1, 2), [["Load", 0, 0, [77, 0], 1, ""]], "names a layer or an expert that the model does not have"),
         ((1, 2), {"a": 1}, "where an array is expected"),
         ((1,), 7, "declares 7 events but has 0"),
@@ -338,7 +342,7 @@ OLD_HEAD = bytes.fromhex("84a6666f726d6174af6f646d6f65207265636f7264696e67a77665
 
 def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> None:
     says = (
-        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 3; record the run again: "
+        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 4; record the run again: "
         "odmoe generate --record FILE"
     )
     with pytest.raises(ConfigError) as caught:
@@ -348,7 +352,7 @@ def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> N
 
 def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
     head = objects(log)[0]
-    assert (head["format"], head["version"]) == ("odmoe recording", 3)
+    assert (head["format"], head["version"]) == ("odmoe recording", 4)
     assert set(head["core"]) == {"shape", "group_size", "alignment", "mini_batch", "system"}
     assert SystemConfig(**head["core"]["system"]) == SystemConfig()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,10 @@ from scheduler.policies.precision import (
     Popular,
     Precision,
     Uniform,
+    form_taken,
+    full_pays,
 )
+from scheduler.types import FormCost
 
 BITS = {FULL: 16, INT4: 4, INT2: 2}
 
@@ -77,3 +81,61 @@ def test_no_share_is_int4_throughout_and_the_whole_share_int2_throughout_prefill
     for n, s in product((1, 9), (0.0, 0.5, 0.99)):
         assert Popular(0).form(wanted(n, s, prefill=True)) == INT4
         assert Popular(1).form(wanted(n, s, prefill=True)) == INT2
+
+
+# --- which form a worker takes ----------------------------------------------------------------------------------------
+
+
+def costs(full: float, int4: tuple[float, float], int2: tuple[float, float], fits: str = "full int4 int2") -> list[Any]:
+    return [
+        FormCost(FULL, full, 0.0, "full" in fits),
+        FormCost(INT4, *int4, "int4" in fits),
+        FormCost(INT2, *int2, "int2" in fits),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known", "taken"),
+    [
+        (INT4, [], INT4),
+        (INT4, costs(10, (3, 2), (2, 2)), INT4),  # precise enough, not the cheapest of all
+        (INT2, costs(10, (3, 2), (2, 2)), INT2),
+        (INT4, costs(10, (3, 8), (2, 2)), FULL),  # restoring takes longer than the smaller form saves
+        (INT2, costs(10, (3, 2), (2, 4)), INT4),
+        (INT4, costs(10, (3, 7), (2, 2)), FULL),  # no slower in full: more precise
+        (INT2, costs(10, (3, 9), (2, 9)), FULL),
+        (INT2, costs(10, (3, 9), (2, 9), fits="int4 int2"), INT2),  # slots too small for the full form
+        (FULL, costs(10, (3, 2), (2, 2)), FULL),
+        (FULL, costs(10, (3, 2), (2, 2), fits="int4 int2"), FULL),
+    ],
+)
+def test_the_form_that_is_ready_first_of_those_as_precise(wanted: str, known: list[Any], taken: str) -> None:
+    assert form_taken(wanted, known) == taken
+
+
+TIMES = st.floats(0, 10)
+ANY_COSTS = st.builds(costs, TIMES, st.tuples(TIMES, TIMES), st.tuples(TIMES, TIMES))
+
+
+@given(st.sampled_from([FULL, INT4, INT2]), ANY_COSTS)
+def test_no_form_is_taken_that_costs_more_than_it_saves(wanted: str, known: list[Any]) -> None:
+    total = {cost.form: cost.load_s + cost.restore_s for cost in known}
+    taken = form_taken(wanted, known)
+    assert BITS[taken] >= BITS[wanted]
+    assert total[taken] <= min(total[form] for form in BITS if BITS[form] >= BITS[wanted])
+    assert taken == FULL or total[taken] < total[FULL]
+
+
+@pytest.mark.parametrize(
+    ("forms", "known", "pays"),
+    [
+        ((INT4, INT2), costs(10, (3, 8), (2, 1)), True),  # int4 is what most experts are loaded in
+        ((INT4, INT2), costs(10, (3, 2), (2, 9)), False),
+        ((FULL, INT4), costs(10, (3, 8), (2, 1)), True),
+        ((INT2,), costs(10, (3, 8), (2, 1)), False),
+        ((INT4,), costs(10, (3, 8), (2, 1), fits="int4"), True),  # slots for the full form are yet to be made
+        ((FULL,), costs(10, (3, 2), (2, 1)), True),
+    ],
+)
+def test_when_a_worker_loads_everything_in_full(forms: tuple[str, ...], known: list[Any], pays: bool) -> None:
+    assert full_pays(forms, known) is pays

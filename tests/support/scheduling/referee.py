@@ -247,6 +247,7 @@ class Referee:
         assert 0 <= c.slot < books.live[c.worker], f"{c}: no such worker or slot"
         assert (c.worker, c.slot) not in books.slots, f"{c} into a taken slot"
         assert not c.form or plan.forms
+        assert books.pays(c.worker, c.form), f"{c} where {c.form} does not pay"
         self._new_id(c.load_id)
         books.seen[f"form {c.form or 'full'}"] += 1
         worker, expert, stays = self._keeps.popleft()

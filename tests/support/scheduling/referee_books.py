@@ -102,6 +102,8 @@ class Books:
         """What was kept when a gate fired or a token was decoded."""
         self.shadow = False
         self.live: dict[int, int] = {}
+        self.costs: dict[int, dict[str, float]] = {}
+        """Worker -> form -> seconds until an expert in it can compute; empty where unknown."""
         self.slots: dict[tuple[int, int], Attempt] = {}
         self.links: dict[int, list[Attempt]] = {}
         self.hosting: dict[tuple[t.Visit, int], Attempt] = {}
@@ -178,6 +180,7 @@ class Books:
                 self.decoding = event.request
             case t.WorkerJoined():
                 self.live[event.worker] = event.slots
+                self.costs[event.worker] = {cost.form: cost.load_s + cost.restore_s for cost in event.forms}
                 self.links[event.worker] = []
                 self.seen["joined late"] += now > 0
                 self.seen["host joined"] += event.slots == 0
@@ -195,6 +198,11 @@ class Books:
                 if one.open and any(v.request == event.request for v in self.gates):
                     self.seen["closed in a layer"] += 1
                 self.close(event.request)
+
+    def pays(self, worker: int, form: str) -> bool:
+        """Loading the form there and restoring it is faster than loading the full one, as far as that is known."""
+        costs = self.costs[worker]
+        return not form or not costs or costs[form] < costs[""]
 
     def _lost(self, worker: int) -> None:
         self.smooth = False

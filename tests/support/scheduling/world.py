@@ -28,6 +28,12 @@ from support.scheduling.policies import placement_of, precision_of, predictor_of
 from support.scheduling.referee import Referee
 
 NBYTES = 7
+FORM_COSTS = (
+    (),
+    (t.FormCost("", 9, 0, True), t.FormCost("int4", 3, 2, True)),
+    (t.FormCost("", 9, 0, True), t.FormCost("int4", 3, 6, True)),
+)
+"""What forms cost on a worker, by its number: unknown, int4 pays, it does not."""
 MakeResidency = Callable[[Plan], Residency]
 
 
@@ -324,7 +330,8 @@ class World:
     def join(self, number: int) -> None:
         if number not in self.workers:
             self.workers[number] = _Worker(self, number)
-            self.post(t.WorkerJoined(number, self.plan.slots[number % len(self.plan.slots)]))
+            slots = self.plan.slots[number % len(self.plan.slots)]
+            self.post(t.WorkerJoined(number, slots, forms=FORM_COSTS[number % 3] if self.plan.forms else ()))
 
     def fault(self, what: str, whom: int) -> None:
         shadow = self.referee.books.shadow

@@ -1,0 +1,71 @@
+"""The forms in which a worker loads experts, by what they cost on it: decided once, before its slots are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.store import ExpertStore
+from scheduler.policies.precision import FULL, full_pays
+from scheduler.types import FormCost
+from worker_node.loaders.base import Loader
+from worker_node.measure import load_bandwidth, restoring_seconds
+from worker_node.restorer import Restorer
+from worker_node.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class FormChoice:
+    """What a worker is made with."""
+
+    forms: tuple[str, ...]
+    slots: int
+    costs: tuple[FormCost, ...] = ()
+    """Of the full form, and of those that the precision asks for; empty where they are unknown."""
+
+
+def choose_forms(
+    store: ExpertStore,
+    arithmetic: ExpertArithmetic,
+    loader_of: Callable[[tuple[str, ...]], Loader],
+    asked: FormChoice,
+    full_slots: int,
+) -> FormChoice:
+    """The forms asked for, or the full form alone if loading the largest smaller one and restoring it takes longer.
+
+    `asked`: the precision's forms, and as many slots as fit with them. `full_slots`: as many as fit in the full form in
+    the same memory; 0 if those would be too few. `loader_of` makes a loader for given forms; one is made and closed
+    here. Raises LaunchError, StoreError.
+    """
+    costs = _costs(store, arithmetic, loader_of(asked.forms), asked.forms)
+    if costs and full_slots and full_pays(asked.forms, costs):
+        return FormChoice((FULL,), full_slots, tuple(cost._replace(fits=cost.form == FULL) for cost in costs))
+    return FormChoice(asked.forms, asked.slots, costs)
+
+
+def _costs(
+    store: ExpertStore, arithmetic: ExpertArithmetic, loader: Loader, forms: tuple[str, ...]
+) -> tuple[FormCost, ...]:
+    """Of the full form and of `forms`; those in `forms` fit. Empty where no load ended in time. Closes the loader."""
+    manifest, smaller = store.manifest, tuple(form for form in forms if form != FULL)
+    every = (FULL, *smaller)
+    try:
+        slots = Slots(1, max(map(manifest.form_bytes, every)), loader.device).buffers
+        loader.prepare(slots)
+        restorer = Restorer(store, arithmetic, smaller, loader.device)
+        # A loader to a GPU holds no other forms than those it was made for; it moves all at the same rate.
+        held = every if loader.device == "cpu" else forms
+        rates, restoring = dict.fromkeys(every, 0.0), dict.fromkeys(every, 0.0)
+        for form in held:
+            rates[form] = load_bandwidth(store, loader, slots, form)
+            if form != FULL:
+                restoring[form] = restoring_seconds(restorer, loader, slots[0], manifest.moe_layers[0], form)
+    finally:
+        loader.close()
+    rates = {form: rate or rates[held[0]] for form, rate in rates.items()}
+    if not all(rates.values()):
+        return ()
+    return tuple(
+        FormCost(form, manifest.form_bytes(form) / rates[form], restoring[form], form in forms) for form in every
+    )
