@@ -88,7 +88,7 @@ class LayerWork:
         """A single token, as in decoding: every expert gets the same row. It is copied only where its address is not
         aligned as torch would align it, since the last bit of a float32 product depends on that."""
         row = self._like.clone() if self._like.data_ptr() % _ALIGN else self._like
-        for expert, weight in sorted(zip(experts, weights.T.unbind(), strict=True), key=itemgetter(0)):
+        for expert, weight in sorted(zip(experts, weights[0].split(1), strict=True), key=itemgetter(0)):
             if expert >= 0:
                 self._counts[expert] = 1
                 self._tokens[expert] = _FIRST
