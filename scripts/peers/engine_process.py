@@ -60,7 +60,8 @@ class EngineProcess:
         self._send(task)
         try:
             if not self._pipe.poll(ANSWER_S):
-                raise self._failure(f"did not answer within {ANSWER_S:.0f} s")
+                self._process.kill()
+                raise self._failure(f"did not answer within {ANSWER_S:.0f} s and was killed")
             found: Turn = self._pipe.recv()
         except (EOFError, ConnectionError):
             raise self._failure("ended") from None
@@ -85,11 +86,11 @@ class EngineProcess:
         """Ends the process."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(1.0)
+            code = self._process.wait(END_S)
         self._log.seek(0)
         said = self._log.read().decode(errors="replace").strip().splitlines()
         self.close()
-        if code == -9 and self.group is not None:
+        if code == -9 and what == "ended" and self.group is not None:
             return EngineFailed(f"{self.engine.kind} needs more than its cap of {self.group.limit / 1e9:.2f} GB")
         return EngineFailed(f"{self.engine.kind} {what} ({code}): {said[-1] if said else 'no message'}")
 

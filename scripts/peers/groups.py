@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+PREFIX = "odmoe-peers-"
+"""Names of groups begin with it and the number of the process that made them."""
 GONE_S = 10.0
 """Longest wait for the kernel to release a group whose processes have ended."""
 
@@ -98,7 +100,14 @@ class Groups:
     def make(self, limit: int) -> Group:
         """Raises Refused."""
         self._count += 1
-        return Group(self.parent, self.version, f"odmoe-peers-{os.getpid()}-{self._count}", limit)
+        return Group(self.parent, self.version, f"{PREFIX}{os.getpid()}-{self._count}", limit)
+
+    def sweep(self) -> None:
+        """Remove what killed runs left."""
+        for path in self.parent.glob(f"{PREFIX}*"):
+            if not Path("/proc", path.name.removeprefix(PREFIX).split("-")[0]).exists():
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 def find_groups(proc: Path = Path("/proc/self")) -> Groups:
@@ -112,6 +121,7 @@ def find_groups(proc: Path = Path("/proc/self")) -> Groups:
         try:
             if version == 2:
                 _delegate(parent)
+            found.sweep()
             found.make(1 << 30).close()
             return found
         except (Refused, OSError) as error:
@@ -146,7 +156,7 @@ def _delegate(parent: Path) -> None:
     control = parent / "cgroup.subtree_control"
     if "memory" in control.read_text().split():
         return
-    own = parent / f"odmoe-peers-{os.getpid()}"
+    own = parent / f"{PREFIX}{os.getpid()}"
     own.mkdir(exist_ok=True)
     (own / "cgroup.procs").write_text(str(os.getpid()))
     try:
