@@ -64,17 +64,15 @@ def picture(rows: Sequence[dict[str, Any]], args: Any) -> Any:
     bars = [[_bars(rows, model, fits) for model in models] for fits in (True, False)]
     heights = [max(map(len, one)) for one in bars]
     figure, panels = canvas(
-        4.3 * len(models), 0.235 * sum(heights) + 1.7, 2, len(models), gridspec_kw={"height_ratios": heights}
+        4.6 * len(models), 0.235 * sum(heights) + 1.7, 2, len(models), gridspec_kw={"height_ratios": heights}
     )
     for number, panel in enumerate(panels):
         fits, model = number < len(models), models[number % len(models)]
         mine = bars[not fits][number % len(models)]
         _draw(panel, mine)
         shape = args.shapes[model]
-        memory = "all of them in memory" if fits else "a quarter of them in memory"
-        panel.set_title(
-            f"{shape.layers} x {shape.experts} experts, top-{shape.top_k}: {memory}", fontsize=9, loc="left", x=0
-        )
+        memory = "all in memory" if fits else "a quarter in memory"
+        panel.set_title(f"{shape.experts} experts, top-{shape.top_k}: {memory}", fontsize=9)
         panel.set_ylim(max(heights[not fits], 1) - 0.5, -0.5)
         if not fits:
             panel.set_xlabel("decoded tokens/s", fontsize=8)
