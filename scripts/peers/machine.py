@@ -16,7 +16,7 @@ from scripts.peers.engine_process import EngineFailed, EngineProcess
 from scripts.peers.engines import ACCELERATE, EAGER, LLAMA, OURS, Engine, forced_task
 from scripts.peers.figures import BASE, CACHED, CAPPED, FITS, QUARTER
 from scripts.peers.gguf_file import make_gguf
-from scripts.peers.groups import Groups
+from scripts.peers.groups import Groups, Refused
 
 WARM_UP = -1
 """Turn that is not measured. Its first token tells how long the process took to start."""
@@ -67,7 +67,7 @@ class Machine:
             if key not in self._alive:
                 try:
                     self._start(key, self._engine(model, name, case), cap)
-                except (EngineFailed, ODMoEError) as error:
+                except (EngineFailed, Refused, ODMoEError) as error:
                     failed[name] = str(error)
         for turn in range(params["turns"]):
             for name, key in _rotated(list(zip(wanted, keys, strict=True)), turn):
@@ -107,7 +107,7 @@ class Machine:
         self._alive[key] = process
 
     def _engine(self, model: str, name: str, case: str) -> Engine:
-        """Its files are made where they are missing, outside of every cap. Raises ODMoEError."""
+        """Its files are made where they are missing, in this process, outside of every cap. Raises ODMoEError."""
         shape, threads = self._args.shapes[model], self._args.threads
         checkpoint = make_checkpoint(shape, self._args.folder)
         if name == EAGER:
