@@ -33,6 +33,10 @@ def llama_missing() -> str | None:
     )
 
 
+Key = tuple[str, str, int | None]
+"""Model, engine and cap of a process."""
+
+
 class Machine:
     """Only the engines of one cell are alive, the one that several cells compare with between them."""
 
@@ -41,7 +45,7 @@ class Machine:
         self._args = args
         self._systems = systems
         self._groups = groups
-        self._alive: dict[tuple[str, str, int | None], EngineProcess] = {}
+        self._alive: dict[Key, EngineProcess] = {}
 
     def __enter__(self) -> Machine:
         return self
@@ -53,52 +57,52 @@ class Machine:
         """By engine: its turns, the start of its process, and peaks of memory. `failed`: why an engine has none."""
         model, case = params["model"], params["case"]
         cap = params.get("cap")
-        wanted = {
+        names = {
             FITS: [EAGER, params["engine"]],
             QUARTER: [BASE, params["engine"]],
             CAPPED: [params["engine"], ACCELERATE] + ([] if self._args.without_llama else [LLAMA]),
         }[case]
-        wanted = list(dict.fromkeys(wanted))
-        keys = [(model, name if case == FITS else f"{name}, {case}", cap) for name in wanted]
-        self._keep(keys)
+        keys = {name: (model, name if case == FITS else f"{name}, {case}", cap) for name in names}
+        self._keep(list(keys.values()))
         failed: dict[str, str] = {}
-        turns: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
-        for name, key in zip(wanted, keys, strict=True):
+        for name, key in keys.items():
             if key not in self._alive:
                 try:
                     self._start(key, self._engine(model, name, case), cap)
                 except (EngineFailed, Refused, ODMoEError) as error:
                     failed[name] = str(error)
+        turns = self._turns(keys, failed, params)
+        return {
+            name: {"failed": failed[name]} if name in failed else {"turns": turns[name], **self._process_figures(key)}
+            for name, key in keys.items()
+        }
+
+    def _turns(self, keys: dict[str, Key], failed: dict[str, str], params: dict[str, Any]) -> dict[str, list[Any]]:
+        """Each engine's turns, by name. An engine that fails is added to `failed`."""
+        found: dict[str, list[Any]] = {name: [] for name in keys}
         for turn in range(params["turns"]):
-            for name, key in _rotated(list(zip(wanted, keys, strict=True)), turn):
-                if name not in failed:
-                    try:
-                        task = forced_task(params["seed"], turn, params["tokens"])
-                        turns[name].append(asdict(self._alive[key].answer(task)))
-                    except EngineFailed as error:
-                        failed[name] = str(error)
-                        del self._alive[key]
-        found: dict[str, Any] = {}
-        for name, key in zip(wanted, keys, strict=True):
-            if name in failed:
-                found[name] = {"failed": failed[name]}
-                continue
-            process = self._alive[key]
-            group = process.group.peak_bytes() if process.group is not None else None
-            found[name] = {
-                "turns": turns[name],
-                "start_s": process.start_s,
-                "peak_bytes": process.peak_bytes(),
-                "group_peak_bytes": group,
-            }
+            task = forced_task(params["seed"], turn, params["tokens"])
+            for name in _rotated(list(keys), turn):
+                if name in failed:
+                    continue
+                try:
+                    found[name].append(asdict(self._alive[keys[name]].answer(task)))
+                except EngineFailed as error:
+                    failed[name] = str(error)
+                    del self._alive[keys[name]]
         return found
 
-    def _keep(self, keys: list[tuple[str, str, int | None]]) -> None:
+    def _process_figures(self, key: Key) -> dict[str, Any]:
+        process = self._alive[key]
+        group = process.group.peak_bytes() if process.group is not None else None
+        return {"start_s": process.start_s, "peak_bytes": process.peak_bytes(), "group_peak_bytes": group}
+
+    def _keep(self, keys: list[Key]) -> None:
         """Close all engines but these."""
         for key in [one for one in self._alive if one not in keys]:
             self._alive.pop(key).close()
 
-    def _start(self, key: tuple[str, str, int | None], engine: Engine, cap: int | None) -> None:
+    def _start(self, key: Key, engine: Engine, cap: int | None) -> None:
         """Start the process and give it the warm-up task. Raises EngineFailed, Refused."""
         drop_pages([engine.model] + ([engine.store] if engine.store is not None else []))
         group = self._groups.make(cap) if cap is not None and self._groups is not None else None
