@@ -26,7 +26,7 @@ from typing import Any
 from odmoe.stores import cache_dir
 from scheduler.policies.registry import is_exact
 from scheduler.policies.systems import SYSTEMS
-from scripts.lib.experiment import Cell, Experiment
+from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.flags import parse_flags, positive, script_parser
 from scripts.lib.ledger import PACKAGES, sources
 from scripts.lib.paths import RESULTS
@@ -114,7 +114,8 @@ def main() -> int:
         groups, refused = None, f"no row with a memory cap: {error}"
     left_out = [text for text in (missing, refused) if text is not None]
     print("\n".join(left_out), file=sys.stderr)
-    note = "; ".join([f"bf16, {args.threads} threads, {args.turns} turns of {args.tokens} tokens", *left_out])
+    turns = f"{plural(args.turns, 'turn')} of {args.tokens} tokens"
+    note = "; ".join([f"bf16, {plural(args.threads, 'thread')}, {turns}", *left_out])
     depends = {"code": sources(*PACKAGES), "llama.cpp": not args.without_llama}
     with Machine(args, exact_systems(), groups) as machine, Experiment("peers", args, VERSION, depends, note) as run:
         cells = plan(args)
