@@ -64,11 +64,18 @@ def test_only_the_exact_kernel_keeps_answers() -> None:
 
 
 def test_threads() -> None:
-    """Half of the cores where the nodes share a machine, all of them where each has one of its own."""
+    """Half of the cores where nodes that share a machine compute at the same time, else all of them."""
     cores = len(os.sched_getaffinity(0))
     assert Settings(model="m", threads=5).threads_a_node == 5
-    for cluster in ("embedded", "local"):
-        assert Settings(model="m", cluster=cluster).threads_a_node == max(1, cores // 2)
+    half = max(1, cores // 2)
+    for cluster, shadow, threads in (
+        ("embedded", "nf4", half),
+        ("embedded", "none", cores),
+        ("local", "nf4", half),
+        ("local", "none", half),
+    ):
+        assert Settings(model="m", cluster=cluster, shadow=shadow).threads_a_node == threads
+    assert Settings(model="m", system="fully-cached").threads_a_node == cores
     assert Settings(model="m", cluster="head:6379").threads_a_node == cores
 
 
