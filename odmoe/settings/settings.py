@@ -217,7 +217,7 @@ class Settings(SystemSettings):
         """The setting, or every core of a node's machine. Half of its cores where two nodes compute at the same time: a
         shadow beside the main node, or the workers of a local cluster. Threads that wait for a busy core cost more than
         they gain."""
-        cores = len(os.sched_getaffinity(0))
+        cores = available_cores()
         shared = self.cluster == "local" or (self.cluster == "embedded" and self.shadowed)
         return self.threads or (max(1, cores // 2) if shared else cores)
 
@@ -257,6 +257,11 @@ class Settings(SystemSettings):
     def but(self, **changes: Any) -> Settings:
         """A copy of these settings with `changes`, checked again. Settings that were not given stay not given."""
         return Settings(**(self.model_dump(exclude_unset=True) | changes))
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _chosen(values: dict[str, Any]) -> dict[str, Any]:
