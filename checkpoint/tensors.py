@@ -33,7 +33,8 @@ _ALL = DTYPES | {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint
 def tensor_bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], memoryview]:
     """(dtype, shape, bytes) of a tensor. Bytes of a contiguous tensor on the CPU are not copied."""
     flat = tensor.detach().cpu().contiguous()
-    data = flat.reshape(-1).view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    line = flat.as_strided((flat.numel(),), (1,))  # a single element may have any stride, and `view` takes only 1
+    data = line.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
     return dtype_name(flat.dtype), tuple(flat.shape), data
 
 

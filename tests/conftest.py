@@ -16,10 +16,12 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from odmoe.settings import settings as odmoe_settings
 from support.paths import DEMO, ROOT
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+odmoe_settings.available_cores = lambda: 1
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 _CACHE = tempfile.TemporaryDirectory(prefix="odmoe-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name

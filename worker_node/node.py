@@ -34,6 +34,9 @@ from worker_node.slots import Slots
 SLOT_DEADLINE_S = 60.0
 """Most time for which a load waits until a computation has left its slot."""
 
+QUICK_LOAD_S = 200e-6
+"""A shorter load is not handed to another thread: the hand-over would take as long."""
+
 MODULES = 4096
 """Modules kept, one a slot and layer. A cache of thousands of slots would otherwise make one for each of both."""
 
@@ -103,6 +106,9 @@ class Worker:
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""
+        slot_s = self.slots.buffers[0].nbytes / self.load_bytes_per_s if self.load_bytes_per_s else 0.0
+        self.loads_are_quick = self.lent is not None and 0 < slot_s < QUICK_LOAD_S
+        """A thread that waits for a layer may load, too."""
         self.freed = [0.0] * slots
         """When each slot was freed last."""
         self.loads = 0
@@ -221,7 +227,8 @@ class _Session(ComputeSession):
             if message.slot in self._tenures:
                 raise ProtocolError(f"slot {message.slot} is taken by {self._tenures[message.slot].expert}")
             self._tenures[message.slot] = tenure
-        self._loading.submit(self._run_load, tenure)
+        start = self._loading.lend if worker.loads_are_quick else self._loading.submit
+        start(self._run_load, tenure)
 
     def _compute(self, message: Compute) -> None:
         received = self._worker.pace.now()
@@ -256,7 +263,7 @@ class _Session(ComputeSession):
     # --- the threads --------------------------------------------------------------------------------------------
 
     def _run_load(self, tenure: _Tenure) -> None:
-        """On the loading thread."""
+        """On the loading thread, or a lent one."""
         if tenure.cancelled.is_set():
             return
         worker = self._worker

@@ -49,7 +49,7 @@ class Settings(SystemSettings):
     )
     threads: Count | None = count(
         None,
-        "Threads of each node (default: all cores, or half of them if nodes share a machine)",
+        "Threads of each node (default: all cores; half of them with a shadow or --cluster local)",
         heading="Cluster",
     )
     launch_timeout: Number = setting(
@@ -214,10 +214,12 @@ class Settings(SystemSettings):
 
     @property
     def threads_a_node(self) -> int:
-        """The setting, or every core of a node's machine. If all nodes share this machine, half of its cores: the
-        shadow computes beside the other nodes, and threads that wait for a busy core cost more than they gain."""
-        cores = len(os.sched_getaffinity(0))
-        return self.threads or (cores if self.joined else max(1, cores // 2))
+        """The setting, or every core of a node's machine. Half of its cores where two nodes compute at the same time: a
+        shadow beside the main node, or the workers of a local cluster. Threads that wait for a busy core cost more than
+        they gain."""
+        cores = available_cores()
+        shared = self.cluster == "local" or (self.cluster == "embedded" and self.shadowed)
+        return self.threads or (max(1, cores // 2) if shared else cores)
 
     @property
     def joined(self) -> bool:
@@ -255,6 +257,11 @@ class Settings(SystemSettings):
     def but(self, **changes: Any) -> Settings:
         """A copy of these settings with `changes`, checked again. Settings that were not given stay not given."""
         return Settings(**(self.model_dump(exclude_unset=True) | changes))
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _chosen(values: dict[str, Any]) -> dict[str, Any]:

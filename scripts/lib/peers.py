@@ -19,9 +19,12 @@ import torch
 
 from checkpoint.family import experts_modules, parse_dtype
 from odmoe.commands.whole_model import load_whole
+from scripts.lib.disk import disk_bytes
 
 TRANSFORMERS, OFFLOADED, COLD = "Transformers", "accelerate", "accelerate, cold"
 NAMES = (TRANSFORMERS, OFFLOADED, COLD)
+DENSE = "dense.safetensors"
+"""The weights of an offloaded model that stay in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,11 @@ def transformers_peer(model: str, dtype: str) -> Peer:
 
 def accelerate_peer(model: str, dtype: str, folder: Path, cold: bool) -> Peer:
     """Experts in files beneath `folder`, the rest in memory; dispatched by accelerate's hooks."""
+    return Peer(_offload(model, dtype, folder), folder, cold)
+
+
+def _offload(model: str, dtype: str, folder: Path) -> Any:
+    """Transformers writes the experts into `folder`, whatever is there."""
     from transformers import AutoModelForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +148,42 @@ def accelerate_peer(model: str, dtype: str, folder: Path, cold: bool) -> Peer:
     for path in folder.iterdir():  # a page that is not yet on the disk cannot be dropped
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    return Peer(peer, folder, cold)
+    return peer
+
+
+def prepare_offload(model: str, dtype: str, folder: Path) -> None:
+    """A folder for `offloaded_model`, written unless it is there already: the experts, and beside them the weights that
+    stay in memory."""
+    from safetensors.torch import save_file
+
+    if (folder / DENSE).is_file():
+        return
+    peer = _offload(model, dtype, folder)
+    held = {name: weight for name, weight in peer.state_dict().items() if not weight.is_meta}
+    partial = folder / f".{DENSE}.partial"
+    save_file(held, partial)
+    os.replace(partial, folder / DENSE)
+
+
+def offloaded_model(model: str, dtype: str, folder: Path) -> Any:
+    """The model of `accelerate_peer` from a folder of `prepare_offload`. It reads no expert and writes nothing, so it
+    starts in little memory, which `from_pretrained` does not: that converts all experts each time."""
+    from accelerate import dispatch_model, init_empty_weights
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        peer = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(model), dtype=parse_dtype(dtype), experts_implementation="eager"
+        )
+    peer.load_state_dict(load_file(folder / DENSE), assign=True, strict=False)
+    index = {
+        path.stem: {"safetensors_file": str(path), "weight_name": path.stem, "dtype": dtype}
+        for path in folder.glob("*.safetensors")
+        if path.name != DENSE
+    }
+    dispatch_model(peer, offloading(peer), offload_dir=str(folder), offload_index=index)
+    return peer.eval()
 
 
 def shapes(model: str) -> Any:
@@ -202,12 +245,3 @@ def watched(look: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         AlignDevicesHook.post_forward = before
-
-
-def disk_bytes() -> int:
-    """What the kernel has fetched from disks for this process so far; pages that it had already do not count."""
-    for line in Path("/proc/self/io").read_text().splitlines():
-        name, value = line.split(": ")
-        if name == "read_bytes":
-            return int(value)
-    raise RuntimeError("/proc/self/io has no read_bytes; is this Linux?")

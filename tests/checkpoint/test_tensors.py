@@ -94,3 +94,12 @@ def test_round_up(n: int, to: int) -> None:
     found = round_up(n, to)
     assert found % to == 0
     assert 0 <= found - n < to
+
+
+def test_bytes_of_one_element_of_a_wider_tensor() -> None:
+    """Its stride is that of the row it was taken from."""
+    weights = torch.tensor([[0.25, 0.5, 0.75]], dtype=torch.bfloat16)
+    for column, expected in enumerate(weights[0].tolist()):
+        dtype, shape, data = tensor_bytes(weights.T[column])
+        assert (dtype, shape) == ("bfloat16", (1,))
+        assert torch.frombuffer(bytearray(data), dtype=torch.bfloat16).tolist() == [expected]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+from odmoe.settings import settings as module
 from odmoe.settings.settings import CLUSTERS, DTYPES, KERNELS, LOADERS, SHADOWS, Settings
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
@@ -63,12 +63,20 @@ def test_only_the_exact_kernel_keeps_answers() -> None:
     assert Settings(model="m", kernel="fast", precision="int4").inexact == {"precision": "int4", "kernel": "fast"}
 
 
-def test_threads() -> None:
-    """Half of the cores where the nodes share a machine, all of them where each has one of its own."""
-    cores = len(os.sched_getaffinity(0))
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the cores where nodes that share a machine compute at the same time, else all of them."""
+    cores = 6
+    monkeypatch.setattr(module, "available_cores", lambda: cores)
     assert Settings(model="m", threads=5).threads_a_node == 5
-    for cluster in ("embedded", "local"):
-        assert Settings(model="m", cluster=cluster).threads_a_node == max(1, cores // 2)
+    half = 3
+    for cluster, shadow, threads in (
+        ("embedded", "nf4", half),
+        ("embedded", "none", cores),
+        ("local", "nf4", half),
+        ("local", "none", half),
+    ):
+        assert Settings(model="m", cluster=cluster, shadow=shadow).threads_a_node == threads
+    assert Settings(model="m", system="fully-cached").threads_a_node == cores
     assert Settings(model="m", cluster="head:6379").threads_a_node == cores
 
 
