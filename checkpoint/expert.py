@@ -64,7 +64,7 @@ class ExpertArithmetic:
 def _bind_plain(module: Any, views: Views, linear: Linear = EXACT) -> Compute:
     """up -> activation -> down -> routing weight, for an experts module whose structure Transformers declares."""
     up, down = _product(module, views, _up(module), linear), _product(module, views, "down_proj", linear)
-    activation = module._apply_gate if module.has_gate else module.act_fn
+    activation = _activation(module)
 
     def compute(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if hidden.data_ptr() % _ALIGN:  # the last bit of a float32 product depends on it
@@ -73,6 +73,17 @@ def _bind_plain(module: Any, views: Views, linear: Linear = EXACT) -> Compute:
         return output if output.dtype is hidden.dtype else output.to(hidden.dtype)
 
     return _inferring(compute)
+
+
+def _activation(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What stands between the products. The activation function is called without the steps of a module's call."""
+    module = copy.copy(module)
+    module._modules = dict(module._modules)
+    function = module._modules.pop("act_fn", None)
+    if function is not None:
+        vars(module)["act_fn"] = function.forward
+    activation: Callable[[torch.Tensor], torch.Tensor] = module._apply_gate if module.has_gate else module.act_fn
+    return activation
 
 
 def _inferring(compute: Compute) -> Compute:

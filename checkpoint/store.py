@@ -43,6 +43,8 @@ class ExpertStore:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
+        self._files: dict[str, Path] = {}
+        """Name -> path. To join them at each load takes as long as a small expert's product."""
 
     @staticmethod
     def open(path: Path) -> ExpertStore:
@@ -72,7 +74,8 @@ class ExpertStore:
         spec = self.layers(form).get(layer)
         if spec is None or not 0 <= expert < len(spec.blobs):
             raise StoreError(f"the store at {self.path} holds no expert {expert} of layer {layer}")
-        return self.path / spec.file, spec.blobs[expert]
+        file = self._files.get(spec.file) or self._files.setdefault(spec.file, self.path / spec.file)
+        return file, spec.blobs[expert]
 
     def views(self, buffer: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
         """A blob's parameters as views of `buffer` (uint8, at least the blob's length), without expert dimension."""

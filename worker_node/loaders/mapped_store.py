@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ class MappedStore:
 
     def __init__(self, store: ExpertStore) -> None:
         self._store = store
-        self._maps: dict[Path, torch.Tensor] = {}
+        self._maps: dict[Path, tuple[int, torch.Tensor]] = {}
+        """File -> its descriptor and its bytes."""
 
     def blob(self, layer: int, expert: int, form: str = "") -> torch.Tensor:
         """An expert's bytes in a form of the store: uint8 [length of its blob]. Not a copy: treat it as read-only.
@@ -25,18 +27,26 @@ class MappedStore:
         for an expert that does not exist, CorruptStoreError where the file is truncated, OSError.
         """
         path, blob = self._store.locate(layer, expert, form)
-        size = path.stat().st_size
+        file, data = self._maps.get(path) or self._map(path)
+        size = os.fstat(file).st_size
         if size < blob.offset + blob.length:
             raise CorruptStoreError(f"{path} ends at byte {size}; make the store again")
-        return self._map(path)[blob.offset : blob.offset + blob.length]
+        return data[blob.offset : blob.offset + blob.length]
 
-    def _map(self, path: Path) -> torch.Tensor:
-        if path not in self._maps:
-            with path.open("rb") as stream:
-                # A private map: torch wants writable memory, the file stays as it is.
-                area = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            self._maps[path] = torch.frombuffer(area, dtype=torch.uint8)
+    def _map(self, path: Path) -> tuple[int, torch.Tensor]:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            if not os.fstat(file).st_size:
+                raise CorruptStoreError(f"{path} is empty; make the store again")
+            # A private map: torch wants writable memory, the file stays as it is.
+            area = mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException:
+            os.close(file)
+            raise
+        self._maps[path] = file, torch.frombuffer(area, dtype=torch.uint8)
         return self._maps[path]
 
     def close(self) -> None:
+        for file, _ in self._maps.values():
+            os.close(file)
         self._maps.clear()
