@@ -47,13 +47,13 @@ class Linear:
         outputs, inputs = weight.shape
         if bias is not None or weight.numel() < LEAST_WEIGHTS or not self.is_weight_first(1, weight):
             return lambda rows: functional.linear(rows, weight, bias)
-        most_rows = self._most_rows
+        most_rows, threads = self._most_rows, torch.get_num_threads()
 
         def product(rows: torch.Tensor) -> torch.Tensor:
             count = rows.numel() // inputs
-            if count == 1:
+            if count == 1 and torch.get_num_threads() == threads:
                 return torch.mv(weight, rows.reshape(inputs)).view(*rows.shape[:-1], outputs)
-            if 1 < count <= most_rows and self.is_weight_first(count, weight):
+            if 0 < count <= most_rows and self.is_weight_first(count, weight):
                 return weight_first(rows.reshape(count, inputs), weight).view(*rows.shape[:-1], outputs)
             return functional.linear(rows, weight)
 

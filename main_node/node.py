@@ -132,9 +132,11 @@ class MainNode:
                 raise RequestCancelledError(f"request {request.number} was cancelled")
             yield from self._tokens(request)
         finally:
-            self._note_cache_bytes()
-            del self._open[request.number]
-            self.engine.close_request(request.number)
+            try:
+                self._note_cache_bytes()
+            finally:
+                del self._open[request.number]
+                self.engine.close_request(request.number)
 
     def _tokens(self, request: Request) -> Iterator[Step]:
         """The token loop: the prompt's pass, then a pass a token."""

@@ -137,7 +137,7 @@ class _Session(Session):
             followed.closed = True
         self._thread.close()
 
-    def report(self, error: Exception, about: Message | None = None) -> None:
+    def report(self, error: BaseException, about: Message | None = None) -> None:
         if not self.over and not isinstance(error, _Closed | LinkError):
             self.reply.send(Failed(type(error).__name__, f"{self.name}: {error}"))
 

@@ -50,7 +50,7 @@ class Session(ABC):
         """A message after Hello. Raises ODMoEError."""
 
     @abstractmethod
-    def report(self, error: Exception, about: Message | None = None) -> None:
+    def report(self, error: BaseException, about: Message | None = None) -> None:
         """Report an error to the main node. `about` is the message that caused it."""
 
     @abstractmethod

@@ -111,6 +111,8 @@ class Worker:
         """A thread that waits for a layer may load, too."""
         self.freed = [0.0] * slots
         """When each slot was freed last."""
+        self.loading = threading.Lock()
+        """Held by the load under way: a lent thread may begin one while the worker's own is loading."""
         self.loads = 0
         self.bytes_loaded = 0
         self._arithmetic = arithmetic
@@ -271,17 +273,21 @@ class _Session(ComputeSession):
             buffer = worker.slots.occupy(tenure.slot, tenure.expert, SLOT_DEADLINE_S)
             tenure.occupied = True
             start = worker.pace.begin_load(max(tenure.received, worker.freed[tenure.slot]))
-            moved = worker.loader.load(*tenure.expert, buffer, tenure.cancelled.is_set, tenure.form)
+            with worker.loading:
+                moved = worker.loader.load(*tenure.expert, buffer, tenure.cancelled.is_set, tenure.form)
+                if not tenure.cancelled.is_set():
+                    worker.loads += 1
+                    worker.bytes_loaded += moved
             tenure.ended = worker.pace.end_load(tenure.cancelled, worker.share(tenure.expert, tenure.form))
-        except (OSError, ODMoEError, RuntimeError, ValueError) as error:
+        except BaseException as error:  # a lent thread may be interrupted here
             self._release(tenure)
             self.send(Failed(type(error).__name__, f"{worker.name}: {error}", load_id=tenure.load_id))
-            return
+            if isinstance(error, OSError | ODMoEError | RuntimeError | ValueError):
+                return
+            raise
         cancelled = tenure.cancelled.is_set()
         self.spans.add("given up" if cancelled else "load", tenure.label, start, tenure.ended)
         if not cancelled:
-            worker.loads += 1
-            worker.bytes_loaded += moved
             # before any output of this expert can be sent
             self.send(Loaded(tenure.load_id, moved, tenure.ended - start))
         self._begin_waiting(tenure)
@@ -308,25 +314,28 @@ class _Session(ComputeSession):
             self.send_outputs()
 
     def _more(self) -> bool:
-        """Another computation is ready, and the outputs so far may travel with its own. Emulated time counts each
-        message, so there they travel alone."""
+        """Another computation is ready, and the outputs so far may travel with its own. Not in emulated time, which
+        counts each message, nor in one process, where none travels."""
         with self._slots:
-            return self._queued > 0 and not self._worker.pace.emulated
+            return self._queued > 0 and not self._worker.pace.emulated and self._worker.lent is None
 
     def _compute_and_answer(self, tenure: _Tenure, message: Compute, received: float) -> None:
         pace = self._worker.pace
         start = pace.begin_compute(max(received, tenure.ended))
         try:
             output = self._worker.compute(message, tenure.form)
-        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        except BaseException as error:  # a lent thread may be interrupted here
             self._finish(tenure, evict=False)
             self.report(error, message)
-            return
+            if isinstance(error, RuntimeError | ValueError | TypeError | LookupError):
+                return
+            raise
         end = pace.end_compute(output.shape[0])
         if self.spans.on:
             self.spans.add("compute", tenure.label, start, end)
         self._finish(tenure, message.evict)
-        self.send_output(message, output, end - start, self._more())
+        # A slot that came free is reported at once: its next load waits for that.
+        self.send_output(message, output, end - start, more=self._more() and not message.evict)
 
     def _finish(self, tenure: _Tenure, evict: bool) -> None:
         """The computation has left the slot. Free it if it is to be evicted, or was evicted meanwhile."""

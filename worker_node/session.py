@@ -108,7 +108,7 @@ class ComputeSession(Session):
         if outputs:
             self.send(*outputs)
 
-    def report(self, error: Exception, about: Message | None = None) -> None:
+    def report(self, error: BaseException, about: Message | None = None) -> None:
         load_id = about.load_id if isinstance(about, Load) else 0
         call_id = about.call_id if isinstance(about, Compute) else 0
         self.send(Failed(type(error).__name__, f"{self.name}: {error}", load_id, call_id))

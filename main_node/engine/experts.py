@@ -24,7 +24,8 @@ class RemoteExperts:
     def compute(self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H].
 
-        While they compute, the main model works for the predictor. Raises RequestFailedError.
+        While workers of other processes compute, the main model works for the predictor; those of this process compute
+        on this thread afterwards. Raises RequestFailedError.
         """
         engine, layer = self._engine, LayerWork(hidden, index, weights, self._engine.lent)
         if self.watch is not None:

@@ -159,7 +159,7 @@ class LayerWork:
     def _combined(self, experts: Collection[int]) -> torch.Tensor:
         outputs = {expert: self._output(expert) for expert in self._tokens if expert in experts}
         alone = self._like.shape[0] == 1 and all(self._counts[expert] == 1 for expert in outputs)
-        if alone and outputs:  # the sum that index_add_ computes, in fewer steps
+        if alone and outputs:  # the sum of index_add_, but for the sign of a zero, in fewer steps
             return functools.reduce(torch.add, outputs.values())
         result = torch.zeros_like(self._like)
         for expert, output in outputs.items():

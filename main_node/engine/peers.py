@@ -150,7 +150,7 @@ class Peers:
             self._outgoing.setdefault(number, []).append(message)
 
     def flush(self) -> None:
-        """Send what was told, a worker's messages together. A worker is lost where its stream has ended."""
+        """Send what was told, a worker's messages together. A worker is lost where that cannot be."""
         outgoing, self._outgoing = self._outgoing, {}
         for number, messages in outgoing.items():
             peer = self.workers.get(number)
@@ -158,11 +158,11 @@ class Peers:
                 continue
             try:
                 self._send(peer, messages)
-            except LinkError as error:
+            except ClusterError as error:
                 self._worker_lost(number, peer, error)
 
     def _send(self, peer: PeerHandler, messages: list[w.Message]) -> None:
-        """Raises LinkError."""
+        """Raises LinkError, or ProtocolError for a message that cannot be sent and is not a computation."""
         try:
             peer.send(*messages)
         except ProtocolError as error:

@@ -97,3 +97,19 @@ def test_linear_layers_compute_single_rows_with_the_kernel(monkeypatch: pytest.M
     assert torch.equal(model(row), expected)
     assert torch.equal(model(rows), expected_rows)
     assert [weight is model[0].weight for weight in weights] == [True], "several rows, and a bias, are left to linear"
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_the_choice_is_made_anew_for_another_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of summation depends on it: 3584 to 2048 is equal with two threads and not with one."""
+    linear, weight, row = Linear(), random(2048, 3584), random(1, 3584, seed=1)
+    monkeypatch.setattr(linear, "is_weight_first", lambda count, weight: torch.get_num_threads() == 2)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        product = linear.bind(weight)
+        torch.set_num_threads(1)
+        monkeypatch.delattr(torch, "mv")
+        assert torch.equal(product(row), functional.linear(row, weight))
+    finally:
+        torch.set_num_threads(before)

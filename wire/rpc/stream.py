@@ -272,6 +272,8 @@ class Stream:
                 monitor.hear()
                 monitor.busy = True
                 for part in message.messages if isinstance(message, Bundle) else ():
+                    if self._closed:
+                        break
                     self._deliver(self._into.decode(part), len(part), handler)
                 if not isinstance(message, Bundle):
                     self._deliver(message, len(data), handler)
