@@ -1,16 +1,18 @@
-"""Where the time of one decode step goes, and decode tokens/s beside Transformers `eager`, in turns in one run.
+"""Where the time of one decode step goes, and speed and first token beside Transformers `eager`, in turns in one run.
 
 From the cluster's own trace: each layer's path through the expert that answered last. With --ops, also the host's
 operations in the main node's thread, from torch.profiler (embedded only; it slows what it looks at).
 
     .venv/bin/python -m scripts.measure.step
     .venv/bin/python -m scripts.measure.step --cluster local --shadow none
+    .venv/bin/python -m scripts.measure.step --system fully-cached --workers 1 --no-trace
 """
 
 from __future__ import annotations
 
 import argparse
 import bisect
+import random
 import statistics
 import time
 from collections import defaultdict
@@ -55,16 +57,17 @@ class Eager:
         )
         self._ids = torch.tensor([ids])
 
-    def tokens_per_s(self, count: int) -> float:
-        """Decode passes a second, prefill left out."""
+    def answer(self, count: int) -> tuple[float, float]:
+        """(decode passes a second, prefill left out; seconds to the first token)."""
         torch = self._torch
         with torch.inference_mode():
+            begun = time.perf_counter()
             out = self._model(self._ids, use_cache=True, logits_to_keep=1)
             start = time.perf_counter()
             for _ in range(count):
                 token = out.logits[:, -1:].argmax(-1)
                 out = self._model(token, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)
-        return count / (time.perf_counter() - start)
+        return count / (time.perf_counter() - start), start - begun
 
 
 def paths(spans: list[Span]) -> list[dict[str, float]]:
@@ -142,9 +145,12 @@ def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--cluster", default="embedded")
+    parser.add_argument("--system", default="od-moe")
     parser.add_argument("--shadow", default="none")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=1)
+    parser.add_argument("--slots", type=int, help="1, or as the system needs")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--prompt-tokens", type=int, help="a prompt of so many drawn tokens, in place of a problem")
     parser.add_argument("--loader", default="disk")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=64)
@@ -153,34 +159,38 @@ def main() -> None:
     parser.add_argument("--ops", action="store_true", help="also torch.profiler's table")
     args = parser.parse_args()
     prepare_process()
-    prepare_libraries(1)
+    prepare_libraries(args.threads)
     header("One decode step")
+    slots = {} if args.slots is None else {"slots": args.slots}
     settings = Settings(
+        **slots,
+        system=args.system,
         model=args.model,
         cluster=args.cluster,
         shadow=args.shadow,
         workers=args.workers,
-        slots=args.slots,
         loader=args.loader,
         dtype=args.dtype,
-        threads=1,
+        threads=args.threads,
         trace=None if args.no_trace else "kept in memory",
     )
     store = prepare_store(args.model, None, args.dtype)
     ids = encode(load_tokenizer(store.dense), gsm8k_prompts(1)[0], 1 << 30)
+    if args.prompt_tokens:
+        ids = random.Random(0).choices(ids, k=args.prompt_tokens)
     eager = Eager(args.model, args.dtype, ids)
     cluster = start_cluster(settings, store)
-    rates: list[float] = []
-    theirs: list[float] = []
+    rates: list[tuple[float, float]] = []
+    theirs: list[tuple[float, float]] = []
     steps: list[dict[str, float]] = []
     records = 0
     try:
         list(cluster.generate(ids, 8, ignore_eos=True))
         cluster.trace()
         for _ in range(args.turns):
-            theirs.append(eager.tokens_per_s(args.tokens))
+            theirs.append(eager.answer(args.tokens))
             *_, last = cluster.generate(ids, args.tokens, ignore_eos=True)
-            rates.append(last.report.decode_tokens_per_s or 0.0)
+            rates.append((last.report.decode_tokens_per_s or 0.0, last.report.ttft_s))
             spans = cluster.trace()
             steps += paths(spans)
             records += sum(2 if span.what == "transfer" else 1 for span in spans)
@@ -191,7 +201,7 @@ def main() -> None:
     show(args, rates, theirs, steps)
     if not args.no_trace:
         each, count = record_s(), records / args.turns / args.tokens
-        share = each * count * statistics.median(rates)
+        share = each * count * statistics.median(rate for rate, _ in rates)
         print(f"the trace: {count:.0f} records a token of {each * 1e6:.2f} us each, {share:.2%} of a step")
 
 
@@ -204,12 +214,25 @@ def record_s(count: int = 200_000) -> float:
     return (time.perf_counter() - start) / count
 
 
-def show(args: argparse.Namespace, rates: list[float], theirs: list[float], steps: list[dict[str, float]]) -> None:
-    rate, peer = statistics.median(rates), statistics.median(theirs)
-    ratio = statistics.median(one / other for one, other in zip(rates, theirs, strict=True))
+def show(
+    args: argparse.Namespace,
+    rates: list[tuple[float, float]],
+    theirs: list[tuple[float, float]],
+    steps: list[dict[str, float]],
+) -> None:
+    (rate, first), (peer, peer_first) = (
+        [statistics.median(one) for one in zip(*both, strict=True)] for both in (rates, theirs)
+    )
+    ratio, later = (
+        statistics.median(one[which] / other[which] for one, other in zip(rates, theirs, strict=True))
+        for which in (0, 1)
+    )
     rows: dict[str, Any] = {"tokens_per_s": rate, "eager_tokens_per_s": peer, "ratio": ratio}
+    rows |= {"ttft_s": first, "eager_ttft_s": peer_first, "ttft_ratio": later}
     print(
-        f"{args.cluster}, shadow {args.shadow}: {rate:.1f} tokens/s; Transformers eager {peer:.1f}: {ratio:.3f} times"
+        f"{args.system}, {args.cluster}, shadow {args.shadow}, loader {args.loader}: {rate:.1f} tokens/s; Transformers "
+        f"eager {peer:.1f}: {ratio:.3f} times; first token {first * 1e3:.1f} ms; eager {peer_first * 1e3:.1f}: "
+        f"{later:.2f} times"
     )
     if steps:
         medians = {part: statistics.median(step[part] for step in steps) * 1e3 for part in PARTS}
