@@ -73,6 +73,10 @@ SYSTEMS: dict[str, Preset] = {
         "HybriMoE: impact-driven prefetch, hybrid schedule",
         SystemConfig("impact", "mrs", placement="hybrid", prefill="pipelined", prefetch=1),
     ),
+    "lrfu-prefetch": Preset(
+        "This project's own: next-layer prefetch, LRFU cache",
+        SystemConfig("next-layer", "lrfu", prefill="pipelined"),
+    ),
     "static": Preset(
         "Static hot set, as in KTransformers and llama.cpp",
         SystemConfig("none", "static", placement="resident", prefill="pipelined"),
