@@ -12,7 +12,7 @@ from scheduler.unknown_names import unknown
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A system that a paper describes, or one to compare with."""
+    """A system that a paper describes, one to compare with, or this project's own combination."""
 
     about: str
     """One line for people."""
@@ -75,7 +75,7 @@ SYSTEMS: dict[str, Preset] = {
     ),
     "lrfu-prefetch": Preset(
         "This project's own: next-layer prefetch, LRFU cache",
-        SystemConfig("next-layer", "lrfu", prefill="pipelined"),
+        SystemConfig("next-layer", "lrfu", placement="hybrid", prefill="pipelined"),
     ),
     "static": Preset(
         "Static hot set, as in KTransformers and llama.cpp",

@@ -5,48 +5,48 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.shares import Shares
+from scheduler.policies.residency.lru import LRU
 from scheduler.types import ExpertId, ModelShape, Visit
 
-DECAY = 0.9
-"""What a reference is worth one token later: 2^-lambda."""
+DECAY = 0.95
+"""2^-lambda: what a reference is worth one token later. On the routes of demo-moe, deep-moe and random checkpoints with 8
+and with 64 experts a layer, a quarter of them in slots, the hit rate is at most 0.3 points below that of the best decay
+of each, 0.95 to 0.97. At 0.9 it is 0.5 to 1.1 points lower."""
 
 
-class LRFU(Shares):
-    """Equal shares of the slots for each layer; evicts the expert with the least combined recency and frequency value
-    (Lee et al., "LRFU: A Spectrum of Policies that Subsumes the Least Recently Used and Least Frequently Used
-    Policies", IEEE Transactions on Computers 50(12), 2001).
+class LRFU(LRU):
+    """All experts stay; the one with the lowest combined recency and frequency value (CRF) is evicted (Lee et al.,
+    "LRFU: A Spectrum of Policies that Subsumes the Least Recently Used and Least Frequently Used Policies", IEEE
+    Transactions on Computers 50(12), 2001).
 
-    An expert's value at a time is the sum of 2^(-lambda x) over its references, x being the time since each: after a
-    reference it is C = 1 + 2^(-lambda dt) C_old, dt being the time since the one before (the paper's equation of
-    Property 2). `decay` is 2^-lambda. Near 0 the order of eviction is LRU's; at 1 it is LFU's. Values are kept for
-    experts that are not in a slot, too.
+    The value is the sum of 2^(-lambda x) over an expert's references, x being the time since each. At a reference it
+    becomes C = 1 + 2^(-lambda dt) C, with dt the time since the one before. `decay` is 2^-lambda: at 1 this is LFU, at
+    0.5 and below LRU. Experts that are not in a slot have a value, too.
 
-    Assumed: time is counted in tokens of the layer, so that layers and requests of different length compare. A
-    reference is a row: of a pass of several rows it is not known which token chose an expert, so the rows of each
-    expert are spread evenly over the pass. Of equal values the least recently used expert is evicted.
+    Assumed: time passes by the tokens of the expert's layer, and values are compared over all layers: each is
+    proportional to an estimate of how likely the layer's next token chooses the expert. A reference is a row for which
+    the gate chose the expert. The rows of a pass of several tokens are spread evenly over it, since their order is not
+    known. Of equal values the least recently used expert is evicted.
     """
 
     def __init__(self, shape: ModelShape, decay: float = DECAY) -> None:
         super().__init__(shape)
         self.decay = decay
-        self._values: dict[int, dict[int, float]] = {layer: {} for layer in shape.layers}
-        """Layer -> expert -> its value at the layer's last visit."""
+        self._values = {layer: [0.0] * shape.count(ordinal) for ordinal, layer in enumerate(shape.layers)}
+        """Layer -> the value of each expert, at the layer's last token."""
 
     def value(self, expert: ExpertId) -> float:
-        """Combined recency and frequency at the layer's last visit; 0 where no gate has chosen the expert yet."""
-        return self._values[expert.layer].get(expert.expert, 0.0)
+        """Combined recency and frequency, at the last token of the expert's layer."""
+        return self._values[expert.layer][expert.expert]
 
     def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
-        values = self._values[visit.layer]
         tokens = max(1, -(-sum(rows.values()) // self.shape.top_k))
-        kept = self.decay**tokens
-        # A row is worth the mean of decay^0 ... decay^(tokens - 1): of one token that is 1.
-        worth = sum(self.decay**age for age in range(tokens)) / tokens
-        for number in values:
-            values[number] *= kept
+        rest = self.decay**tokens
+        row = sum(self.decay**age for age in range(tokens)) / tokens  # the mean over the pass; 1 for one token
+        values = [value * rest for value in self._values[visit.layer]]
         for number, count in rows.items():
-            values[number] = values.get(number, 0.0) + count * worth
+            values[number] += count * row
+        self._values[visit.layer] = values
 
-    def weakest(self, layer: int, incoming: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
-        return min(among, key=lambda expert: (self.value(expert), self.age(expert)))
+    def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
+        return min(evictable, key=lambda expert: (self.value(expert), self.age(expert)))
