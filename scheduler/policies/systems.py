@@ -75,7 +75,7 @@ SYSTEMS: dict[str, Preset] = {
     ),
     "lrfu-prefetch": Preset(
         "This project's own: next-layer prefetch, LRFU cache",
-        SystemConfig("next-layer", "lrfu", placement="hybrid", prefill="pipelined"),
+        SystemConfig("next-layer", "lrfu", placement="hybrid"),
     ),
     "static": Preset(
         "Static hot set, as in KTransformers and llama.cpp",

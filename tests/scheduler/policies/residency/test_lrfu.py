@@ -22,8 +22,8 @@ KEYS = st.tuples(st.sampled_from(SHAPE.layers), st.integers(0, 3))
 
 
 def combined_value(key: tuple[int, int], asked: list[tuple[int, int]], decay: Fraction) -> Fraction:
-    """The paper's definition of CRF: the sum of F(x) = decay^x over all references of `key`, x being the time since each
-    in tokens of the layer."""
+    """The paper's definition of CRF: the sum of F(x) = decay^x over all references of `key`, x being the time since
+    each, in tokens of its layer."""
     of_layer = [other for other in asked if other[0] == key[0]]
     return sum((decay ** (len(of_layer) - 1 - i) for i, other in enumerate(of_layer) if other == key), Fraction(0))
 
