@@ -17,7 +17,7 @@ from scheduler.types import Load
 from support.nodes.exact import WHOLE, answers
 
 TOKENS = 10
-EXACT = ("smoe", "smoe-flex", "moe-infinity", "eap", "hybrimoe", "static", "on-demand")
+EXACT = ("smoe", "smoe-flex", "moe-infinity", "eap", "hybrimoe", "lrfu-prefetch", "static", "on-demand")
 MIXED: dict[str, dict[str, Any]] = {
     "SEP with a cache": {"system": "od-moe", "residency": "arc", "workers": 4, "device_memory": "30%"},
     "cross-layer gate on workers": {"system": "on-demand", "predictor": "cross-layer", "workers": 4, "slots": 3},

@@ -18,6 +18,7 @@ from scheduler.policies.predictors.gate_based import CrossLayer, NextLayer
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.arc import ARC, ShallowARC
 from scheduler.policies.residency.base import Cacheless, Everything, Residency
+from scheduler.policies.residency.lrfu import LRFU
 from scheduler.policies.residency.lru import LFU, LRU, Static
 from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.policies.residency.shares import Shares
@@ -99,6 +100,7 @@ RESIDENCIES: dict[str, Choice[Residency]] = {
     "lru": Choice("The least recently used expert leaves", lambda shape, c: LRU(shape)),
     "layer-lru": Choice("LRU in equal shares of the layers", lambda shape, c: Shares(shape)),
     "lfu": Choice("The least frequently used expert leaves", lambda shape, c: LFU(shape)),
+    "lrfu": Choice("The least recent and frequent expert leaves (LRFU)", lambda shape, c: LRFU(shape)),
     "arc": Choice("ARC over the experts of all layers", lambda shape, c: ARC(shape)),
     "static": Choice("What the first prompt used most stays for good", lambda shape, c: Static(shape)),
     "shallow-arc": Choice("The first layers whole, ARC in the others (Fate 4.4)", lambda shape, c: ShallowARC(shape)),

@@ -12,7 +12,7 @@ from scheduler.unknown_names import unknown
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A system that a paper describes, or one to compare with."""
+    """A system that a paper describes, one to compare with, or this project's own combination."""
 
     about: str
     """One line for people."""
@@ -72,6 +72,10 @@ SYSTEMS: dict[str, Preset] = {
     "hybrimoe": Preset(
         "HybriMoE: impact-driven prefetch, hybrid schedule",
         SystemConfig("impact", "mrs", placement="hybrid", prefill="pipelined", prefetch=1),
+    ),
+    "lrfu-prefetch": Preset(
+        "This project's own: next-layer prefetch, LRFU cache",
+        SystemConfig("next-layer", "lrfu", placement="hybrid"),
     ),
     "static": Preset(
         "Static hot set, as in KTransformers and llama.cpp",

@@ -16,6 +16,7 @@ from scheduler.policies.baselines.moe_infinity import ActivationAware
 from scheduler.policies.residency.arc import ARC, ShallowARC
 from scheduler.policies.residency.base import Cacheless, ChosenByGates, Residency, kept_slots
 from scheduler.policies.residency.frequency import Frequent
+from scheduler.policies.residency.lrfu import LRFU
 from scheduler.policies.residency.lru import LFU, LRU, Static
 from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.policies.residency.shares import Shares, equal_shares
@@ -29,6 +30,7 @@ KEYS = st.tuples(st.sampled_from(SHAPE.layers), st.integers(0, 3))
 ALL: list[Callable[[ModelShape], Residency]] = [
     LRU,
     LFU,
+    LRFU,
     Static,
     Shares,
     ARC,
