@@ -74,8 +74,23 @@ class Linear:
     def replace_in(self, model: Any) -> None:
         """Let the model's linear layers multiply single rows with this kernel."""
         for module in model.modules():
-            if type(module) is torch.nn.Linear and module.bias is None:
-                module.forward = _single_rows(self.bind(module.weight), module.weight)
+            small = type(module) is not torch.nn.Linear or module.weight.numel() < LEAST_WEIGHTS
+            if not small and module.bias is None and self.is_weight_first(1, module.weight):
+                module.__class__ = SingleRowLinear
+                vars(module)["kernel"] = self
+
+
+class SingleRowLinear(torch.nn.Linear):
+    """A linear layer without bias that multiplies single rows with `kernel`. A copy with weights of another dtype
+    multiplies as `torch.nn.Linear` does."""
+
+    kernel: Linear
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if input.numel() == weight.shape[1] and self.kernel.is_weight_first(1, weight):
+            return torch.mv(weight, input.reshape(-1)).view(*input.shape[:-1], weight.shape[0])
+        return functional.linear(input, weight)
 
 
 EXACT = Linear()
@@ -120,8 +135,3 @@ def weight_first(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # [
     if len(rows) == 1:
         return torch.mv(weight, rows[0]).unsqueeze(0)
     return torch.mm(weight, rows.t()).t().contiguous()
-
-
-def _single_rows(product: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor) -> Any:
-    one = weight.shape[1]
-    return lambda rows: product(rows) if rows.numel() == one else functional.linear(rows, weight)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional
@@ -113,3 +115,13 @@ def test_the_choice_is_made_anew_for_another_number_of_threads(monkeypatch: pyte
         assert torch.equal(product(row), functional.linear(row, weight))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_a_copy_of_a_linear_layer_uses_its_own_weights() -> None:
+    """Gates are found by running a copy of a block in float32."""
+    model = torch.nn.Linear(192, 512, bias=False).to(torch.bfloat16)
+    Linear().replace_in(model)
+    copied, row = copy.deepcopy(model).float(), torch.randn(1, 192)
+    torch.nn.init.ones_(copied.weight)
+    assert torch.equal(copied(row), functional.linear(row, torch.ones(512, 192)))
