@@ -9,7 +9,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
+from scheduler.errors import SimulationError
 from scheduler.planning.scaling import Each
 
 _MOST = 8
@@ -19,17 +21,41 @@ _MOST = 8
 @contextlib.contextmanager
 def simulation_pool() -> Iterator[Each]:
     """A `map` whose function runs in processes, one a core, that are forked now: before threads begin and before torch
-    is imported. In a process that has threads already, and on a single core, the builtin `map`."""
-    cores = len(os.sched_getaffinity(0))
-    if cores == 1 or threading.active_count() > 1:
+    is imported. In a process that has threads already, on a single core, and where this machine cannot make a process
+    pool (a container without /dev/shm), the builtin `map`.
+
+    Raises SimulationError for a process that was killed.
+    """
+    pool = _made()
+    if pool is None:
         yield map
         return
-    pool = ProcessPoolExecutor(min(cores, _MOST), multiprocessing.get_context("fork"), _prepare)
     try:
-        pool.submit(int).result()
         yield pool.map
+    except BrokenProcessPool as error:
+        raise SimulationError(
+            "a process that simulates was killed, most likely because this machine has too little free memory; end "
+            "other programs, or restrict the command to one core (taskset -c 0), where it needs a single process"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)  # waits, at most for the simulations that have begun
+
+
+def _made() -> ProcessPoolExecutor | None:
+    cores = len(os.sched_getaffinity(0))
+    if cores == 1 or threading.active_count() > 1:
+        return None
+    others = multiprocessing.active_children()
+    try:
+        pool = ProcessPoolExecutor(min(cores, _MOST), multiprocessing.get_context("fork"), _prepare)
+        pool.submit(int).result()
+    except (OSError, ImportError, NotImplementedError, BrokenProcessPool):
+        for child in multiprocessing.active_children():
+            if child not in others:  # forked before another could not be: it would wait for work for ever
+                child.kill()
+                child.join()
+        return None
+    return pool
 
 
 def _prepare() -> None:

@@ -3,6 +3,7 @@
     ODMoEError
     ├── ConfigError              a flag, a cluster file or a secret is not valid
     ├── DoesNotFitError          a machine, or the machines of a plan, have too little memory for the model
+    ├── SimulationError          a process that simulates was killed
     ├── CheckpointError          the model directory itself
     │   ├── NotMoEError              no experts, or none that can be separated
     │   ├── UnsupportedFamilyError   it has experts, but this kind of model cannot run
@@ -43,6 +44,10 @@ class ConfigError(ODMoEError):
 
 class DoesNotFitError(ODMoEError):
     """This machine, or the machines of a plan, have too little memory for the model."""
+
+
+class SimulationError(ODMoEError):
+    """A process that simulates for a plan was killed."""
 
 
 class CheckpointError(ODMoEError):

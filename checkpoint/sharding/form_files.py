@@ -27,6 +27,7 @@ import torch
 from checkpoint.direct_io import open_direct, read_at, sync_directory, write_at
 from checkpoint.forms import FORMS, GROUP, planned_form, quantise
 from checkpoint.manifest import FORM_FORMAT, Form, LayerSpec, checksum, seal
+from checkpoint.sharding.layers import one_thread
 from checkpoint.sharding.partial_store import Progress, claim, discard, journal_lines, layer_of
 from checkpoint.store import ExpertStore, blob_fault, form_manifest, same_places
 from checkpoint.tensors import aligned_buffer
@@ -62,7 +63,7 @@ def _add(store: ExpertStore, form: str, report: Progress) -> None:
         if lock is None:
             return
         try:
-            with ThreadPoolExecutor(_threads(store), "odmoe-quantise", torch.set_num_threads, (1,)) as pool:
+            with one_thread(), ThreadPoolExecutor(_threads(store), "odmoe-quantise") as pool:
                 layers = _Layers(store, form, folder, lock, report, pool).written()
             _publish(store, form, folder, layers)
             discard(folder)

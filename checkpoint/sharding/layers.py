@@ -52,7 +52,7 @@ def write_layers(plan: Conversion, partial: Partial, report: Progress) -> None:
     total = sum(map(plan.experts, plan.layers))
     done = total - sum(map(plan.experts, todo))
     readers, writers = ThreadPoolExecutor(1, "odmoe-read"), ThreadPoolExecutor(1, "odmoe-write")
-    with _one_thread(), readers as reading, writers as writing:
+    with one_thread(), readers as reading, writers as writing:
         blobs, file = _Blobs(writing), None
         finished: Future[None] | None = None
         try:
@@ -77,8 +77,9 @@ def write_layers(plan: Conversion, partial: Partial, report: Progress) -> None:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread: copies gain nothing from more, and lose much if another process has a core."""
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread, here and in threads that start meanwhile: copies gain nothing from more, and lose much
+    if another process has a core."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from scheduler import errors
 from scheduler import types as t
 from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
-from scheduler.policies.precision import FORMS
+from scheduler.policies.precision import FORMS, FULL
 from wire.base import Channel, Handler
 from wire.messages import (
     AskUsage,
@@ -35,13 +36,21 @@ _ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords, Ec
 
 
 def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
-    """The event of a worker that is ready. Raises ProtocolError for forms that cannot be."""
+    """The event of a worker that is ready. Raises ProtocolError for forms or costs that cannot be."""
     costs = ready.forms, ready.form_load_s, ready.form_restore_s, ready.form_fits
     if len({len(values) for values in costs}) > 1 or not set(ready.forms) <= set(FORMS):
         raise ProtocolError(
             f"worker {number} has the forms {ready.forms}, and {', '.join(str(len(values)) for values in costs[1:])} "
             f"costs of them; allowed: {FORMS}, each with all costs"
         )
+    if ready.forms and (FULL not in ready.forms or len(set(ready.forms)) < len(ready.forms)):
+        raise ProtocolError(
+            f"worker {number} has the forms {ready.forms}; allowed: the full form {FULL!r} and smaller ones, each of "
+            "them once"
+        )
+    seconds = (*ready.form_load_s, *ready.form_restore_s)
+    if not all(math.isfinite(cost) and cost >= 0 for cost in seconds):
+        raise ProtocolError(f"worker {number} has forms that cost {seconds} seconds; allowed: finite, at least 0")
     load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
     return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s, tuple(map(t.FormCost, *costs)))
 

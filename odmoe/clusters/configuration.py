@@ -47,6 +47,8 @@ class Configuration:
 
     core: CoreConfig
     resources: Resources
+    settings: Settings
+    """With the precision in effect, for all nodes: a host with slots of its own does not decide on it again."""
 
 
 def configure(settings: Settings, store: ExpertStore) -> Configuration:
@@ -55,7 +57,7 @@ def configure(settings: Settings, store: ExpertStore) -> Configuration:
     core = core_config(settings, model_shape(store))
     if core.mini_batch is None and settings.cluster == "embedded" and settings.profile is None:
         core = replace(core, mini_batch=_rows_at_once(store, core.shape))
-    found = Configuration(core, resources(settings, store))
+    found = Configuration(core, resources(settings, store), settings)
     if found.resources.workers is None and keeps_all(settings.system_config) and not settings.given("slots"):
         raise ConfigError(
             f"--residency all needs a slot for every expert, and the number of workers of --cluster {settings.cluster} "
@@ -77,7 +79,7 @@ def check_fits(settings: Settings, store: ExpertStore) -> None:
     """Check what can be checked before any node starts. Raises ConfigError if there are too few slots, or a predictor
     has no weights."""
     settings = with_precision(settings, store)
-    _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store)))
+    _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store), settings))
     if not settings.joined:
         find_token_predictor(settings, store)
 
@@ -102,9 +104,8 @@ def resources(settings: Settings, store: ExpertStore) -> Resources:
     expert if the residency keeps them all. A share of memory is a share of all experts in the full form. If experts are
     loaded in a smaller form, more of them fit, less the memory to dequantise one.
 
-    Raises ConfigError if not even one fits.
+    The settings have the precision in effect (`with_precision`). Raises ConfigError if not even one fits.
     """
-    settings = with_precision(settings, store)
     forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
     if settings.device_memory is not None:
         slots = _slots_in(settings.device_memory, settings, store, forms)
@@ -182,7 +183,8 @@ def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings
     the slots, with slots for all of them."""
     if not keeps_all(settings.system_config) or settings.given("slots") or settings.workers_given:
         return settings
-    return settings.but(slots=resources(settings.but(workers=workers), store).slots)
+    sized = with_precision(settings.but(workers=workers), store)
+    return settings.but(slots=resources(sized, store).slots)
 
 
 def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...]) -> int:

@@ -164,7 +164,7 @@ def _tokens(settings: Settings, prompts: list[str], store: ExpertStore, say: Say
 
 def _write_records(settings: Settings, job: Job, store: ExpertStore) -> None:
     """Write --record and --trace."""
-    from odmoe.clusters.configuration import resources
+    from odmoe.clusters.configuration import resources, with_precision
 
     failing = sys.exc_info()[0] is not None
     cluster = job.cluster
@@ -173,7 +173,8 @@ def _write_records(settings: Settings, job: Job, store: ExpertStore) -> None:
             if settings.record is not None:
                 both.callback(lambda path: write_whole(path, cluster.recording()), Path(settings.record))
             if settings.trace is not None:
-                facts = about(job.served, resources(job.served, store).slots)
+                slots = resources(with_precision(job.served, store), store).slots
+                facts = about(job.served, slots)
                 both.callback(lambda path: write_trace(path, cluster.trace(), facts), Path(settings.trace))
     except (ODMoEError, OSError):
         if not failing:  # the first error is the one to show

@@ -90,7 +90,7 @@ class Main(NodeProcess):
         configuration = configure(self._settings, store)
         self._recorder = make_recorder(self._settings, store, configuration)
         engine = make_engine(self._settings, store, configuration, emulation, self._recorder)
-        fleet = self._fleet = Fleet(engine, self._settings, self._store, emulation)
+        fleet = self._fleet = Fleet(engine, configuration.settings, self._store, emulation)
         try:
             self._main = self._begin(store, engine, fleet)
         except BaseException:

@@ -35,7 +35,8 @@ LOOK_S = 2.0  # between two looks for new hosts
 
 
 class Fleet:
-    """Adds nodes to `engine` as they join. `store` is its path on every host."""
+    """Adds nodes to `engine` as they join. `settings` have the precision in effect. `store` is its path on every
+    host."""
 
     def __init__(self, engine: Engine, settings: Settings, store: str, emulation: Emulation | None) -> None:
         self.reconnector = Reconnector(self.join)

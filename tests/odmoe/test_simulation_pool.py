@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 from odmoe import simulation_pool
+from scheduler.errors import SimulationError
 from scheduler.planning.plan import make_plan
 from scheduler.planning.scaling import Hardware, Policy, Run, Setup
 from scheduler.timing.profile import find_profile
@@ -52,7 +53,7 @@ def test_other_processes_simulate_and_end() -> None:
 
 def test_a_process_that_is_killed_ends_the_plan() -> None:
     began = time.monotonic()
-    with pytest.raises(BrokenProcessPool), simulation_pool.simulation_pool() as each:
+    with pytest.raises(SimulationError, match="too little free memory"), simulation_pool.simulation_pool() as each:
         list(each(killed, [Run(SETUP, 1, 1)]))
     assert time.monotonic() - began < 60
 
@@ -65,3 +66,37 @@ def test_one_core_or_other_threads_need_no_processes(
     monkeypatch.setattr(threading, "active_count", lambda: threads)
     with simulation_pool.simulation_pool() as each:
         assert list(each(process_of, [Run(SETUP, 1, 1)])) == [float(os.getpid())]
+
+
+@pytest.mark.parametrize("where", ["__init__", "submit"])
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "/dev/shm"), ImportError("sem_open"), NotImplementedError("max")]
+)
+def test_a_machine_that_makes_no_pool_simulates_in_this_process(
+    where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ProcessPoolExecutor, where, refused)
+    with simulation_pool.simulation_pool() as each:
+        assert list(each(process_of, [Run(SETUP, 1, 1)])) == [float(os.getpid())]
+    assert not multiprocessing.active_children()
+
+
+def test_a_machine_that_forks_one_process_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is left that waits for work, and with it the end of this process."""
+    process = multiprocessing.get_context("fork").Process
+    start, begun = process.start, []
+
+    def only_one(self: multiprocessing.Process) -> None:
+        if begun:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        begun.append(self)
+        start(self)
+
+    monkeypatch.setattr(process, "start", only_one)
+    with simulation_pool.simulation_pool() as each:
+        assert list(each(process_of, [Run(SETUP, 1, 1)])) == [float(os.getpid())]
+    assert begun
+    assert not multiprocessing.active_children()

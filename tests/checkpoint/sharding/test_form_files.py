@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,25 @@ def test_damaged_experts_are_not_quantised(tiny_store: ExpertStore, flip: Flip) 
     with pytest.raises(CorruptStoreError, match="expert 0 of layer 1"):
         add_forms(tiny_store, ("int4",))
     assert ExpertStore.open(tiny_store.path).manifest.forms == {}
+
+
+def test_torch_keeps_its_threads(kept: ExpertStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each expert is quantised with one thread. Threads that start later have as many as before."""
+    quantise, during, later = form_files.quantise, set(), []
+
+    def counting(*given: Any) -> torch.Tensor:
+        during.add(torch.get_num_threads())
+        return quantise(*given)
+
+    monkeypatch.setattr(form_files, "quantise", counting)
+    copied = Path(shutil.copytree(kept.path, tmp_path / "copied"))
+    (copied / "int4.json").unlink()
+    torch.set_num_threads(2)
+    try:
+        add_forms(ExpertStore.open(copied), ("int4",))
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join(60)
+        assert (during, later, torch.get_num_threads()) == ({1}, [2], 2)
+    finally:
+        torch.set_num_threads(1)

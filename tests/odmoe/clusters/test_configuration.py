@@ -122,8 +122,21 @@ def test_full_precision_where_every_expert_fits_in_full(
     assert forms_needed(settings, store) == forms_of(found.system_config)
     assert with_precision(found, store).system_config == found.system_config
     if precision == "full":
-        assert resources(settings, store) == resources(found, store)
-        assert configure(settings, store).core.system.precision == "full"
+        configured = configure(settings, store)
+        assert configured.resources == resources(found, store)
+        assert configured.core.system.precision == "full"
+
+
+@pytest.mark.parametrize(("slots", "own", "forms"), [(1, 640, ("int4",)), (640, 1, FULL)])
+def test_a_host_with_slots_of_its_own_loads_the_forms_that_the_core_asks_for(
+    slots: int, own: int, forms: tuple[str, ...], demo_forms: ExpertStore
+) -> None:
+    """The core has one precision, decided on with the settings that all hosts share."""
+    given = {"system": "fate", "cluster": "auto", "workers": 1, "slots": slots}
+    found = configure(Settings(model="demo", **given), demo_forms)
+    assert set(forms) <= set(forms_of(found.core.system))
+    on_host = resources(found.settings.but(slots=own), demo_forms)
+    assert (on_host.slots, on_host.forms) == (own, forms_of(found.core.system))
 
 
 @pytest.mark.parametrize(

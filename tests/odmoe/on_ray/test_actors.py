@@ -14,6 +14,8 @@ from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, LaunchError
 
 SETTINGS = Settings(model="m", cluster="local", shadow="none", threads=1, secret="s")
+RESOLVED = SETTINGS.but(precision="int4")
+"""With the precision in effect."""
 
 
 class Closable:
@@ -40,6 +42,7 @@ class World:
         made: Any = Closable()
         made.look = lambda: []
         made.facts = lambda: [{"kind": "worker"}]
+        made.settings = given[1]
         self.fleets.append(made)
         return made
 
@@ -64,7 +67,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(actors.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(actors, "open_verified", lambda store: None)
     monkeypatch.setattr("odmoe.on_ray.fleet.Fleet", made.fleet)
-    monkeypatch.setattr("odmoe.clusters.configuration.configure", lambda *_: None)
+    monkeypatch.setattr("odmoe.clusters.configuration.configure", lambda *_: SimpleNamespace(settings=RESOLVED))
     monkeypatch.setattr("odmoe.clusters.nodes.make_engine", made.engine)
     monkeypatch.setattr("odmoe.clusters.nodes.make_main", lambda settings, *rest: made.main(*rest))
     return made
@@ -120,3 +123,8 @@ def test_off_loopback_without_secret_and_certificate_no_node_is_begun(world: Wor
         made.start()
     assert world.fleets == []
     made.stop()
+
+
+def test_workers_have_the_precision_that_the_main_node_decided_on(world: World, main: Main) -> None:
+    main.start()
+    assert world.fleets[-1].settings == RESOLVED

@@ -1,0 +1,51 @@
+"""One MoE layer's rows and outputs, against Transformers' own eager experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+from checkpoint.family import parse_dtype
+from checkpoint.tensors import tensor_bytes
+from main_node.engine.layer import LayerWork
+from scheduler import types as t
+from support.models.families import configuration
+from wire.lent_threads import LentThreads
+from wire.messages import LocalTensor
+
+VISIT = t.Visit(1, 0, 0)
+
+
+@pytest.fixture
+def experts(request: pytest.FixtureRequest) -> MixtralExperts:
+    """Eight, with random weights, in the test's dtype."""
+    config = configuration("mixtral")
+    config._experts_implementation = "eager"
+    made, generator = MixtralExperts(config), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in made.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
+    return made.to(parse_dtype(request.getfixturevalue("dtype")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("index", [[[3, 3, 5]], [[5, 3, 3]], [[4, 4, 4]], [[6, 1, 3]], [[3, 3, 5], [5, 0, 3]]], ids=str)
+def test_a_token_may_name_an_expert_twice(index: list[list[int]], dtype: str, experts: MixtralExperts) -> None:
+    chosen = torch.tensor(index)
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(len(index), experts.hidden_dim, generator=generator).to(experts.down_proj)
+    weights = torch.rand(len(index), 3, generator=generator).to(hidden)
+    work = LayerWork(hidden, chosen, weights, LentThreads())
+    with torch.inference_mode():
+        expected = experts(hidden, chosen, weights)
+        for expert, count in work.rows:
+            command = t.Compute(0, 0, t.ExpertId(0, expert), expert, VISIT, 0, count, True)
+            message = work.message(command)
+            rows, routing = message.hidden.local, message.weights.local  # type: ignore[union-attr]
+            gate, up = (rows @ experts.gate_up_proj[expert].T).chunk(2, dim=-1)
+            output = (experts.act_fn(gate) * up) @ experts.down_proj[expert].T * routing.view(count, 1)
+            work.keep(command, LocalTensor(output, tensor_bytes))
+        combined = work.combine()
+    assert combined.shape == hidden.shape
+    assert torch.equal(combined, expected)
