@@ -6,13 +6,18 @@ Short answers; long ones are in tests/system/nodes/test_exact_long.py.
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
 
+from support.nodes import two_threads
 from support.nodes.exact import SETTINGS, WHOLE, answers, check_bit_for_bit, check_split_prefill, mean_recall
+from support.paths import ROOT
 
 TOKENS = 10
 PROMPTS = (0, 4, 8)  # 88, 149 and 120 tokens
@@ -26,6 +31,19 @@ CASES = [
 @pytest.mark.parametrize(("name", "dtype", "number"), CASES, ids=[f"{name}-{dtype}" for name, dtype, _ in CASES])
 def test_tokens_and_logits_bit_for_bit(name: str, dtype: str, number: int, embedded: Any, reference: Any) -> None:
     check_bit_for_bit(embedded(dtype, **SETTINGS[name]), name, reference(dtype, number, TOKENS))
+
+
+def test_bit_for_bit_with_two_threads() -> None:
+    """In a process of its own, with its own reference: all other tests compute with one thread."""
+    ended = subprocess.run(
+        [sys.executable, two_threads.__file__],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, two_threads.PATHS)), "OMP_NUM_THREADS": "2"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.stdout.split() == ["float32", "True", "2", "bfloat16", "True", "2"], ended.stderr
 
 
 def test_the_fast_kernel_keeps_the_tokens_but_does_not_promise_them(embedded: Any, reference: Any) -> None:
