@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -14,6 +15,8 @@ from odmoe.on_ray.seats import MAIN, NAMESPACE
 
 STOP_S = 5.0
 MAIN_STOP_S = 15.0  # it ends the others first
+GONE_S = 5.0
+LOOK_S = 0.1
 
 
 def end(actors: Collection[Any]) -> None:
@@ -30,15 +33,8 @@ def end(actors: Collection[Any]) -> None:
 def end_orphans() -> None:
     """If there is no main node, end the nodes of an earlier one: they occupy seats, with that one's settings. Raises
     RayError."""
-    named = ray.util.list_named_actors(all_namespaces=True)
-    names = [str(actor["name"]) for actor in named if actor["namespace"] == NAMESPACE]
-    if MAIN in names:
-        return
-    found = []
-    for name in names:
-        with contextlib.suppress(ValueError):  # it has ended meanwhile
-            found.append(ray.get_actor(name, NAMESPACE))
-    end(found)
+    if MAIN not in _names():
+        _end_nodes()
 
 
 def stop_nodes() -> None:
@@ -50,4 +46,23 @@ def stop_nodes() -> None:
             ray.wait([main.stop.options(**QUICK).remote()], timeout=MAIN_STOP_S)
         ray.kill(main, no_restart=True)
     with contextlib.suppress(RayError):
-        end_orphans()
+        _end_nodes()
+
+
+def _end_nodes() -> None:
+    """End every node but the main node, until Ray names none, for `GONE_S` at most. Ray names an actor for a moment
+    after it was killed, and one that a main node asked for just before its end only a moment later. Raises RayError."""
+    deadline = time.monotonic() + GONE_S
+    while (names := _names()) and time.monotonic() < deadline:
+        found = []
+        for name in names - {MAIN}:
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
+                found.append(ray.get_actor(name, NAMESPACE))
+        end(found)
+        time.sleep(LOOK_S)
+
+
+def _names() -> set[str]:
+    """Of the nodes that Ray knows."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return {str(actor["name"]) for actor in named if actor["namespace"] == NAMESPACE}
