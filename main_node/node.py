@@ -192,7 +192,7 @@ class MainNode:
             self._pass = t.Visit(number, position, 0)
             self.engine.pace.begin_pass(len(tokens), first=position == 0)
             self.engine.spans.begin_pass(number, position)
-            self.engine.post(t.PassStarted(number, position, len(tokens), prefill=position == 0))
+            self.engine.post(t.StepStarted((t.Pass(number, position, len(tokens), prefill=position == 0),)))
             out = self.model(
                 input_ids=torch.tensor([tokens]), past_key_values=sequence.cache, use_cache=True, logits_to_keep=1
             )

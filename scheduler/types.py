@@ -153,14 +153,25 @@ class RequestClosed:
     request: int
 
 
-@_message
-class PassStarted:
-    """The main model begins a forward pass over `tokens` tokens from `position` on."""
+class Pass(NamedTuple):
+    """A forward pass of the main model for one request: `tokens` tokens from `position` on."""
 
     request: int
     position: int
     tokens: int
     prefill: bool
+    """It reads tokens of the prompt: all, or a chunk of them. A pass in decoding reads a token, or a block of them."""
+
+
+@_message
+class StepStarted:
+    """The main model begins a step: a pass for each of these requests, all different.
+
+    A layer's gates count as fired once those of all passes have, so that their demands are united. A request that is
+    closed leaves the step.
+    """
+
+    passes: tuple[Pass, ...]
 
 
 @_message
@@ -235,7 +246,7 @@ Event = (
     | ShadowLost
     | RequestOpened
     | RequestClosed
-    | PassStarted
+    | StepStarted
     | Predicted
     | GateFired
     | Foreseen

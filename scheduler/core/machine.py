@@ -82,7 +82,7 @@ class Core:
             t.ShadowLost: self._shadow_lost,
             t.RequestOpened: self._request_opened,
             t.RequestClosed: self._request_closed,
-            t.PassStarted: self._pass_started,
+            t.StepStarted: self._step_started,
             t.Predicted: self._predicted,
             t.Foreseen: self._foreseen,
             t.GateFired: self._gate_fired,
@@ -223,15 +223,12 @@ class Core:
             self._passes.warm_up(event.request, request)
         self._shadow.decoded(event.request, event.index)
 
-    def _pass_started(self, event: t.PassStarted) -> None:
-        request = self._state.requests.get(event.request)
-        if request is None:
-            return
+    def _step_started(self, event: t.StepStarted) -> None:
         load_s, layer_s = self._workers.costs.load_s, self._tempo.layer_s
         if load_s and layer_s:
             self.strategy.predictor.paced(load_s, layer_s)
         self._tempo.begin()
-        self._passes.begin(request, event)
+        self._passes.begin(event.passes)
 
     def _predicted(self, event: t.Predicted) -> None:
         request = self._state.requests.get(event.request)

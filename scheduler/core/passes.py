@@ -53,14 +53,20 @@ class PassTracker:
 
     # --- passes and predictions ---------------------------------------------------------------------------------
 
-    def begin(self, request: Request, event: t.PassStarted) -> None:
-        """A forward pass of the main model begins."""
-        request.reached = (event.position, -1)
-        request.prefilling = event.prefill
-        visit = t.Visit(event.request, event.position, self._state.shape.layers[0])
-        self._prefetch_forecasts(request, self._strategy.predictor.begun(visit, event.tokens, event.prefill))
-        if event.prefill and self._plans:
-            self._plan(request, event.request, event.position, 0)
+    def begin(self, passes: tuple[t.Pass, ...]) -> None:
+        """A step of the main model begins."""
+        for one in passes:
+            request = self._state.requests.get(one.request)
+            if request is not None:
+                self._begin_pass(request, one)
+
+    def _begin_pass(self, request: Request, one: t.Pass) -> None:
+        request.reached = (one.position, -1)
+        request.prefilling = one.prefill
+        visit = t.Visit(one.request, one.position, self._state.shape.layers[0])
+        self._prefetch_forecasts(request, self._strategy.predictor.begun(visit, one.tokens, one.prefill))
+        if one.prefill and self._plans:
+            self._plan(request, one.request, one.position, 0)
 
     def prefetch(
         self,

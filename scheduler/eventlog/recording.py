@@ -26,7 +26,7 @@ from scheduler.limits import MAX_COUNT, MAX_EXPERTS
 from scheduler.policies.precision import FORMS
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 
-FORMAT, VERSION = "odmoe recording", 4
+FORMAT, VERSION = "odmoe recording", 5
 LIMIT_BYTES = 256 << 20
 """Largest recording. Beyond this size no more events are kept, and `Recorder.take` raises an error."""
 _MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16
@@ -231,6 +231,7 @@ _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     t.Visit: _fixed(t.Visit, _int, _int, _int),
     t.ExpertId: _fixed(t.ExpertId, _int, _int),
     tuple[int, ...]: _several(_int),
+    tuple[t.Pass, ...]: _several(_fixed(t.Pass, _int, _int, _int, _typed(bool))),
     tuple[t.FormCost, ...]: _several(_fixed(t.FormCost, _form, _finite, _finite, _typed(bool))),
     Alignment: _typed(Alignment),
     t.ModelShape: _typed(t.ModelShape),
@@ -304,4 +305,6 @@ def _counts(fact: Any) -> list[int]:
     counts = [getattr(fact, name, 0) for name in ("slots", "prompt_tokens", "position", "tokens", "index", "step")]
     if isinstance(fact, t.GateFired):
         counts += [fact.visit.position, *(rows for _, rows in fact.rows)]
+    if isinstance(fact, t.StepStarted):
+        counts += [number for one in fact.passes for number in (one.position, one.tokens)]
     return counts

@@ -79,7 +79,11 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
         for command in commands:
             if isinstance(command, t.Resume) and command.visit.request in readers:
                 readers[command.visit.request].resumed(command.visit, now)
-        if isinstance(event, t.PassStarted | t.GateFired | t.Predicted | t.Foreseen):
+        if isinstance(event, t.StepStarted):
+            for begun in event.passes:
+                if begun.request in readers:
+                    readers[begun.request].began(begun, now)
+        if isinstance(event, t.GateFired | t.Predicted | t.Foreseen):
             number = event.visit.request if isinstance(event, t.GateFired) else event.request
             if number in readers:
                 readers[number].take(event, now)
@@ -107,7 +111,10 @@ class _Reader:
         self._from: dict[bool, float] = {}  # when prefill, and the first pass of decoding, began
         self._ends: dict[int, float] = {}
 
-    def take(self, event: t.PassStarted | t.GateFired | t.Predicted | t.Foreseen, now: float) -> None:
+    def began(self, one: t.Pass, now: float) -> None:
+        self._from.setdefault(one.prefill, now)
+
+    def take(self, event: t.GateFired | t.Predicted | t.Foreseen, now: float) -> None:
         if isinstance(event, t.GateFired):
             position, ordinal = event.visit.position, self._ordinal[event.visit.layer]
             self._gates[position, ordinal] = event.rows
@@ -116,11 +123,9 @@ class _Reader:
         elif isinstance(event, t.Foreseen):
             seen = self._index(event.position), self._ordinal[event.layer], event.scores
             self._foreseen.setdefault(self._last, []).append(seen)
-        elif isinstance(event, t.Predicted):
+        else:
             index = event.position - self._opened.prompt_tokens
             self._predictions[index, self._ordinal[event.layer]] = event.experts
-        else:
-            self._from.setdefault(event.prefill, now)
 
     def _index(self, position: int) -> int:
         """The index of a decode pass; -1: prefill."""

@@ -157,7 +157,7 @@ class World:
     def _begin_pass(self, position: int, tokens: int) -> None:
         self._pass_start = self.events.now
         self._main_s = self.profile.main_s(tokens)
-        self._post(t.PassStarted(REQUEST, position, tokens, prefill=position == 0))
+        self._post(t.StepStarted((t.Pass(REQUEST, position, tokens, prefill=position == 0),)))
         self._begin_layer(t.Visit(REQUEST, position, 0))
 
     def _begin_layer(self, visit: t.Visit) -> None:

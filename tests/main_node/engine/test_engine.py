@@ -51,12 +51,12 @@ def test_layers_are_computed(workers: int, mini_batch: int, desk_of: Any) -> Non
     desk = desk_of(mini_batch=mini_batch)
     desk.workers(*[good] * workers)
     desk.open(decode=False)
-    desk.engine.post(t.PassStarted(1, 0, 6, prefill=True))
+    desk.engine.post(t.StepStarted((t.Pass(1, 0, 6, prefill=True),)))
     for layer in LAYERS:
         desk.check(rows_of(layer, 6), layer, position=0)
     for index in range(3):
         desk.engine.post(t.TokenDecoded(1, index))
-        desk.engine.post(t.PassStarted(1, 5 + index, 1, prefill=False))
+        desk.engine.post(t.StepStarted((t.Pass(1, 5 + index, 1, prefill=False),)))
         for layer in LAYERS:
             desk.check(rows_of(9 * index + layer), layer, position=5 + index)
     stats = desk.core.stats[1]
@@ -123,7 +123,7 @@ def test_threads_lose_no_event(desk: Desk, monkeypatch: Any) -> None:
         desk.engine.open_request(number, MadeUp(), 5)
         for index in range(6):
             desk.engine.post(t.TokenDecoded(number, index))
-            desk.engine.post(t.PassStarted(number, 5 + index, 1, prefill=False))
+            desk.engine.post(t.StepStarted((t.Pass(number, 5 + index, 1, prefill=False),)))
             for layer in LAYERS:
                 rows = rows_of(1000 * number + 10 * index + layer)
                 got = desk.layer(rows, layer, number, 5 + index)

@@ -47,7 +47,7 @@ def test_lost_during_a_layer(kind: type, prefill: bool, desk: Desk) -> None:
     desk.workers(once(kind, close), good, good)
     desk.open(decode=not prefill)
     if prefill:
-        desk.engine.post(t.PassStarted(1, 0, 9, prefill=True))
+        desk.engine.post(t.StepStarted((t.Pass(1, 0, 9, prefill=True),)))
     for layer in LAYERS:
         rows = rows_of(layer, 9) if prefill else rows_of(layer, experts=(0, 1))
         desk.check(rows, layer, position=0 if prefill else 5)
@@ -57,7 +57,7 @@ def test_lost_during_a_layer(kind: type, prefill: bool, desk: Desk) -> None:
 def test_all_but_one_are_lost_one_after_the_other(desk: Desk) -> None:
     desk.workers(once(w.Compute, close), once(w.Load, close), once(w.Compute, close), good)
     desk.open(decode=False)
-    desk.engine.post(t.PassStarted(1, 0, 9, prefill=True))
+    desk.engine.post(t.StepStarted((t.Pass(1, 0, 9, prefill=True),)))
     for layer in LAYERS:
         desk.check(rows_of(layer, 9), layer, position=0)
     assert sorted(desk.engine.peers.workers) == [3]

@@ -46,7 +46,7 @@ def test_a_shadow_that_joins_late_takes_up_the_request(desk: Desk) -> None:
     desk.workers(good)
     desk.open()
     desk.engine.post(t.TokenDecoded(1, 1))
-    desk.engine.post(t.PassStarted(1, 6, 1, prefill=False))
+    desk.engine.post(t.StepStarted((t.Pass(1, 6, 1, prefill=False),)))
     told = desk.shadow()
     assert told.wait(w.OpenRequest) == [w.OpenRequest(1, (100, 101, 102, 103, 104, 105), 1, 20, 1, 1, 2)]
     assert shadow_parts(told.wait(w.Align)) == [(1, 106, 0, 6)]

@@ -319,7 +319,7 @@ def test_fates_choice_in_prefill_and_in_decoding() -> None:
     """The least popular part of the rows in int2; loads begin with the most wanted."""
     d = cached(Keeps(), slots=4, experts=4, precision=Popular(0.25), prefill="pipelined", shadow=False)
     d.open(1, 8, decode=False)
-    d.do(t.PassStarted(1, 0, 8, prefill=True))
+    d.do(t.StepStarted((t.Pass(1, 0, 8, prefill=True),)))
     rows = {0: 1, 1: 8, 2: 5, 3: 2}  # of 16: 1, then 2, 3, 0 whose share begins at 8/16, 13/16, 15/16
     out = d.do(t.GateFired(t.Visit(1, 0, 0), tuple(rows.items()), scores=((0.1, 0.5, 0.3, 0.2),)))
     loads = [x for x in out if x.startswith("load")]
@@ -370,7 +370,7 @@ def test_an_unpopular_expert_is_loaded_in_the_form_that_is_ready_first() -> None
     d = Driver(workers=0, slots=2, layers=2, experts=4, precision=Popular(1.0), prefill="pipelined", shadow=False)
     d.do(t.WorkerJoined(0, 4, forms=costly(("int4", 2, 1), ("int2", 1, 3))))
     d.open(1, 8, decode=False)
-    d.do(t.PassStarted(1, 0, 8, prefill=True))
+    d.do(t.StepStarted((t.Pass(1, 0, 8, prefill=True),)))
     out = d.do(t.GateFired(t.Visit(1, 0, 0), ((0, 8), (1, 8))))
     assert [x for x in out if x.startswith("load")] == ["load 0.0 0/0 int4", "load 0.1 0/1 int4"]
 

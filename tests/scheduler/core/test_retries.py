@@ -135,7 +135,7 @@ def test_facts_about_what_is_over_are_ignored() -> None:
         t.WorkerLost(9, "x"),
         t.RequestClosed(9),
         t.TokenDecoded(9, 0),
-        t.PassStarted(9, 0, 4, True),
+        t.StepStarted((t.Pass(9, 0, 4, True),)),
         t.GateFired(t.Visit(9, 0, 0), ((1, 1),)),
         t.Predicted(9, 0, 0, (1,)),
     ]

@@ -93,7 +93,7 @@ def test_rows_are_counted_anew_and_an_expert_that_nobody_computes_any_more_is_dr
 def test_prefill_is_routed_by_the_gate_alone() -> None:
     d = Driver(workers=2, layers=1, experts=4, router=Says((3,)), prefill="pipelined", shadow=False)
     d.open(1, 4, decode=False)
-    d.do(t.PassStarted(1, 0, 4, prefill=True))
+    d.do(t.StepStarted((t.Pass(1, 0, 4, prefill=True),)))
     assert d.gate(0, at=0, chosen=((0, 1),), scores=SCORES)[0] == "load 0.0 0/0"
     assert d.core.strategy.router.asked == []
 

@@ -73,7 +73,7 @@ def test_prefill_is_not_measured() -> None:
     d = Driver(workers=1, layers=2, experts=4, group=1, shadow=False, predictor=predictor, prefill="pipelined")
     d.do(t.WorkerJoined(1, 1, 0.5))
     d.do(t.RequestOpened(1, 4))
-    d.do(t.PassStarted(1, 0, 4, prefill=True))
+    d.do(t.StepStarted((t.Pass(1, 0, 4, prefill=True),)))
     for layer in range(2):
         d.gate(layer, 0, at=0)
         worker = next(place[0] for place, calls in d.calls.items() if calls)

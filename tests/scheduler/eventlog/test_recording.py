@@ -142,13 +142,13 @@ def test_a_load_that_takes_next_to_no_time_is_named_and_no_traceback() -> None:
     """As many loads a layer as no integer counts: Fate's budget."""
     config = core_config_of(t.ModelShape((0, 1), 4, 2), 2, predictor="cross-layer")
     facts: list[t.Event] = [t.WorkerJoined(0, 4, 1e-320), t.RequestOpened(1, 1)]
-    facts += [t.PassStarted(1, 0, 1, True), t.TokenDecoded(1, 0), t.PassStarted(1, 1, 1, False)]
+    facts += [t.StepStarted((t.Pass(1, 0, 1, True),)), t.TokenDecoded(1, 0), t.StepStarted((t.Pass(1, 1, 1, False),))]
     facts += [t.GateFired(t.Visit(1, 1, layer), ((0, 1),)) for layer in (0, 1)]
-    facts += [t.TokenDecoded(1, 1), t.PassStarted(1, 2, 1, False)]
+    facts += [t.TokenDecoded(1, 1), t.StepStarted((t.Pass(1, 2, 1, False),))]
     core = make_core(config)
     log = [(float(now), fact) for now, fact in enumerate(facts)]
     said = [core.handle(fact, now) for now, fact in log[:-1]]
-    with pytest.raises(ConfigError, match=r"event 9 of the recording, PassStarted.* cannot have happened"):
+    with pytest.raises(ConfigError, match=r"event 9 of the recording, StepStarted.* cannot have happened"):
         replay(Recording({}, config, log, [*said, []]))
 
 
@@ -188,13 +188,13 @@ def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:
     for request in (1, 2, 3):
         post(t.RequestOpened(request, 10 * request))
     for request in (1, 2):
-        post(t.PassStarted(request, 0, 10 * request, prefill=True))
+        post(t.StepStarted((t.Pass(request, 0, 10 * request, prefill=True),)))
         for layer in SHAPE.layers:
             gate(request, 0, layer, ((request, 10 * request),))
         post(t.TokenDecoded(request, 0))
     for position in (0, 1):
         for request in (1, 2):
-            post(t.PassStarted(request, 10 * request + position, 1, prefill=False))
+            post(t.StepStarted((t.Pass(request, 10 * request + position, 1, prefill=False),)))
             post(t.Predicted(request, 10 * request + position, 2, (2, 1)))
             for layer in SHAPE.layers[: 2 if (request, position) == (2, 1) else 3]:
                 gate(request, 10 * request + position, layer, ((request - 1, 1), (2, 1)))
@@ -218,6 +218,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
     t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS),
     tuple[int, ...]: st.lists(EXPERTS, max_size=4).map(tuple),
+    tuple[t.Pass, ...]: st.lists(st.builds(t.Pass, INTS, INTS, INTS, st.booleans()), max_size=3).map(tuple),
     tuple[t.FormCost, ...]: st.lists(
         st.builds(t.FormCost, st.sampled_from(["", "int4", "int2"]), FLOATS, FLOATS, st.booleans()), max_size=3
     ).map(tuple),
@@ -309,7 +310,7 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
     ("where", "value", "says"),
     [
         ((0, "format"), "odmoe trace", "its head is not that of a recording"),
-        ((0, "version"), 2, "has version 2, but this odmoe reads version 4; record the run again: odmoe generate"),
+        ((0, "version"), 2, "has version 2, but this odmoe reads version 5; record the run again: odmoe generate"),
         ((0, "about"), [], "does not describe the run"),
         ((0, "core", "group_size"), 0, "does not describe a valid scheduler .*group-size is 0"),
         ((0, "core", "system", "predictor"), "oracle", "does not describe a valid scheduler"),
@@ -342,7 +343,7 @@ OLD_HEAD = bytes.fromhex("84a6666f726d6174af6f646d6f65207265636f7264696e67a77665
 
 def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> None:
     says = (
-        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 4; record the run again: "
+        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 5; record the run again: "
         "odmoe generate --record FILE"
     )
     with pytest.raises(ConfigError) as caught:
@@ -352,7 +353,7 @@ def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> N
 
 def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
     head = objects(log)[0]
-    assert (head["format"], head["version"]) == ("odmoe recording", 4)
+    assert (head["format"], head["version"]) == ("odmoe recording", 5)
     assert set(head["core"]) == {"shape", "group_size", "alignment", "mini_batch", "system"}
     assert SystemConfig(**head["core"]["system"]) == SystemConfig()
 

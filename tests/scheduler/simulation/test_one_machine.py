@@ -240,7 +240,7 @@ def test_a_recording_keeps_what_gates_said() -> None:
     events: list[tuple[float, t.Event]] = [(0.0, t.RequestOpened(1, 3))]
     commands: list[list[t.Command]] = [[]]
     for position, tokens in ((0, 3), (3, 1), (4, 1)):
-        events.append((0.0, t.PassStarted(1, position, tokens, position == 0)))
+        events.append((0.0, t.StepStarted((t.Pass(1, position, tokens, position == 0),))))
         commands.append([])
         for layer in (5, 8):
             visit = t.Visit(1, position, layer)

@@ -249,7 +249,7 @@ class Desk:
         self.engine.open_request(number, MadeUp(), 5)
         if decode:
             self.engine.post(t.TokenDecoded(number, 0))
-            self.engine.post(t.PassStarted(number, 5, 1, prefill=False))
+            self.engine.post(t.StepStarted((t.Pass(number, 5, 1, prefill=False),)))
 
     def layer(self, rows: Rows, layer: int = 0, number: int = 1, position: int = 5) -> torch.Tensor:
         return self.experts.compute(t.Visit(number, position, layer), rows.hidden, rows.index, rows.weights)

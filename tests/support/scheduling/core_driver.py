@@ -137,11 +137,11 @@ class Driver:
     def prefill(self, prompt: int = 16, request: int = 1) -> list[str]:
         """Opens a request and begins its prefill; the commands of the latter."""
         self.open(request, prompt, decode=False)
-        return self.do(t.PassStarted(request, 0, prompt, prefill=True))
+        return self.do(t.StepStarted((t.Pass(request, 0, prompt, prefill=True),)))
 
     def token(self, index: int, request: int = 1, prompt: int = P) -> list[str]:
         out = self.do(t.TokenDecoded(request, index))
-        return out + self.do(t.PassStarted(request, prompt + index, 1, prefill=False))
+        return out + self.do(t.StepStarted((t.Pass(request, prompt + index, 1, prefill=False),)))
 
     def predict(self, layer: int, *experts: int, at: int = P, request: int = 1) -> list[str]:
         return self.do(t.Predicted(request, at, layer, experts))

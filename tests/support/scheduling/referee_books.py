@@ -172,9 +172,10 @@ class Books:
                     self.predict(t.Visit(event.request, event.position, event.layer), event.experts, event.experts)
             case t.GateFired():
                 self._gate_fired(event)
-            case t.PassStarted():
-                one = self.requests[event.request]
-                one.prefilling, one.reached = event.prefill, (event.position, -1)
+            case t.StepStarted():
+                for each in event.passes:
+                    one = self.requests[each.request]
+                    one.prefilling, one.reached = each.prefill, (each.position, -1)
             case t.TokenDecoded():
                 self.requests[event.request].prefilling = False
                 self.decoding = event.request

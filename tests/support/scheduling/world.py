@@ -233,7 +233,7 @@ class World:
         main = self.mains[number] = _Main(number)
         self.post(t.RequestOpened(number, self.plan.prompt))
         if not main.over:
-            self.post(t.PassStarted(number, 0, self.plan.prompt, prefill=True))
+            self.post(t.StepStarted((t.Pass(number, 0, self.plan.prompt, prefill=True),)))
             self.at(self.ticks(self.plan.main), lambda: self.gate(main))
 
     def close(self, main: _Main) -> None:
@@ -297,7 +297,7 @@ class World:
                 return
             self.post(t.TokenDecoded(main.number, main.index))
             if not main.over:
-                self.post(t.PassStarted(main.number, self.plan.prompt + main.index, 1, prefill=False))
+                self.post(t.StepStarted((t.Pass(main.number, self.plan.prompt + main.index, 1, prefill=False),)))
         self.at(self.ticks(self.plan.main), lambda: self.gate(main))
 
     # --- the shadow ---------------------------------------------------------------------------------------------------
