@@ -30,7 +30,16 @@ NODE_IMPORTS = ("torch", "transformers", "bitsandbytes", "wire", "scheduler", "c
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "scheduler": ("yaml", "msgpack", "numpy"),
     "wire": ("grpc", "google.protobuf", "scheduler.trace", *SCHEDULER_TYPES),
-    "checkpoint": ("torch", "transformers", "safetensors", "huggingface_hub", "xxhash", "hqq", *SCHEDULER_TYPES),
+    "checkpoint": (
+        "torch",
+        "transformers",
+        "safetensors",
+        "huggingface_hub",
+        "xxhash",
+        "hqq",
+        "greenlet",
+        *SCHEDULER_TYPES,
+    ),
     "main_node": NODE_IMPORTS,
     "shadow_node": NODE_IMPORTS,
     "worker_node": NODE_IMPORTS,
