@@ -50,11 +50,14 @@ class RowDispatcher:
         held_back.clear()
 
     def _send(self, demand: Demand) -> None:
-        """In parts; the worker holds them until the load has ended. A slot that is not kept is free after the last."""
+        """In parts; the worker holds them until the load has ended. An expert that is not kept is evicted after the
+        last part of the last demand that shares it."""
         entry, rows = demand.entry, demand.rows
         slot, frees = 0, False
         if entry is not None:
-            slot, frees = entry.slot, not entry.keeps
+            slot, frees = entry.slot, not entry.keeps and all(one is demand or one.calls for one in entry.users)
+            if frees:
+                entry.leaving, entry.last = True, demand
             self._residency.used(entry.worker, demand.expert, demand.hit, demand.importance.score)
         size = self._mini_batch or max(LEAST_ROWS, -(-rows // MOST_PARTS))
         for start in range(0, rows, size):

@@ -246,7 +246,7 @@ class Core:
             return
         if not request.prefilling:
             self._tempo.gate(self._state.now, request.stats.stall_s)
-        self._passes.gate_fired(request, event)
+        self._passes.gate_fired(event)
 
     # --- loads and computations ---------------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 A worker's link carries one load at a time. `PREFETCHES` prefetches are in flight on it at once, so that it never rests.
 A demand load, which a gate waits for, starts at once and pre-empts every prefetch in flight.
+
+Demands of several visits share an expert in a slot: always where it is kept; else where they are needed in the same
+layer of the same step, or where a gate has chosen it and it is there anyway. It is evicted with the last of them.
 """
 
 from __future__ import annotations
@@ -52,21 +55,51 @@ class SlotTable:
         self._rows.ready(demand)
 
     def place(self, demand: Demand, number: int | None = None, avoid: int | None = None) -> None:
-        """Share its expert where that is kept; else queue it at its home, else at worker `number`, else at the least
-        busy one, not `avoid` if there is another."""
-        entry = self._kept_entry(demand)
+        """Share its expert where that is in a slot; else queue it beside another demand for it, else at its home, else
+        at worker `number`, else at the least busy one, not `avoid` if there is another."""
+        entry = self._entry_for(demand)
         if entry is not None:
             self._share(demand, entry)
             return
-        if self._workers.homes is not None:
+        twin = self._twin_of(demand)
+        if twin is not None:
+            number = twin.worker
+        elif self._workers.homes is not None:
             number = self._workers.homes.of(demand.expert)
         elif number is None:
             number = self._workers.least_busy(demand.visit.turn, avoid)
         worker = self._state.workers[number]
-        worker.enqueue(demand)
+        self._enqueue(worker, demand)
         worker.backlog += demand.confirmed
-        if worker.free or worker.idle or demand.confirmed:  # a prefetch pre-empts nothing
+        if worker.free or worker.idle or demand.confirmed or self._state.step.absent:  # else it pre-empts nothing
             self._state.touched.add(number)
+
+    def _twin_of(self, demand: Demand) -> Demand | None:
+        """A queued demand for the same expert in the same layer of the same step."""
+        queued, due = self._state.queued.get(demand.expert), demand.visit.due
+        if not queued or demand.origin == "warm-up":
+            return None
+        return next((one for one in queued if one.visit.due == due and one.origin != "warm-up"), None)
+
+    def _enqueue(self, worker: Worker, demand: Demand) -> None:
+        worker.enqueue(demand)
+        self._state.queued.setdefault(demand.expert, []).append(demand)
+
+    def _dequeue(self, worker: Worker | None, demand: Demand) -> None:
+        """`worker`: None where it is lost, with its queue."""
+        if worker is not None:
+            worker.queue.remove(demand)
+        queued = self._state.queued[demand.expert]
+        queued.remove(demand)
+        if not queued:
+            del self._state.queued[demand.expert]
+
+    def reorder(self) -> None:
+        """The urgency of queued demands has changed."""
+        for number, worker in self._state.workers.items():
+            if worker.queue:
+                worker.reorder()
+                self._state.touched.add(number)
 
     def confirm(self, demand: Demand) -> None:
         """The gate has chosen what was prefetched, or queued for it."""
@@ -74,13 +107,13 @@ class SlotTable:
         worker.backlog += 1
         entry = demand.entry
         if entry is None:
-            worker.queue.remove(demand)
+            self._dequeue(worker, demand)
         elif len(entry.users) == 1 and not self._serves(entry, demand):
             self.evict(entry)
             demand.entry, demand.state, entry = None, "queued", None
         demand.confirmed = True
         if entry is None:
-            worker.enqueue(demand)
+            self._enqueue(worker, demand)
             self._state.touched.add(worker.number)
             return
         self._rows.ready(demand)
@@ -108,11 +141,13 @@ class SlotTable:
             worker.backlog -= demand.confirmed
             if demand.state == "hosted":
                 del worker.hosted[demand.seq]
-            elif entry is None:
-                worker.queue.remove(demand)
+        if demand.state == "queued" and demand.worker >= 0:
+            self._dequeue(worker, demand)
         if entry is not None:
             entry.users.remove(demand)
-        demand.entry, demand.state = None, "queued"
+            if entry.last is demand:
+                entry.last = None
+        demand.entry, demand.state, demand.worker = None, "queued", -1
 
     def set_back(self, demand: Demand) -> None:
         """It begins again, from its load; answers that its worker still owes are ignored. `place` it then."""
@@ -123,7 +158,7 @@ class SlotTable:
         self.detach(demand)
 
     def computed(self, demand: Demand) -> None:
-        """Its last row has come back. A slot that is not kept is free now."""
+        """Its last row has come back. If that was the last demand for an expert that is not kept, the slot is free."""
         entry = demand.entry
         if entry is None:  # hosted
             self.detach(demand)
@@ -134,11 +169,16 @@ class SlotTable:
         demand.entry = None
         if entry.keeps:
             self._release(entry)
-            return
-        worker.slots[entry.slot] = None
-        heappush(worker.free, entry.slot)
-        if worker.queue:
-            self._state.touched.add(worker.number)
+        elif entry.users:
+            self._state.touched.add(entry.worker)  # if only prefetches are left, a demand load may pre-empt them
+        elif entry.last is demand:  # the worker has evicted it
+            self._forget(entry)
+            worker.slots[entry.slot] = None
+            heappush(worker.free, entry.slot)
+            if worker.queue:
+                self._state.touched.add(worker.number)
+        else:
+            self.evict(entry)
 
     # --- slots --------------------------------------------------------------------------------------------------
 
@@ -162,7 +202,7 @@ class SlotTable:
     def evict(self, entry: SlotEntry) -> None:
         """Free its slot; a load in flight is given up."""
         self._commands.evict(entry)
-        self._unkeep(entry)
+        self._forget(entry)
         worker = self._state.workers[entry.worker]
         if worker.idle.get(entry.expert) is entry:
             del worker.idle[entry.expert]
@@ -174,8 +214,8 @@ class SlotTable:
 
     def invalidate(self, entry: SlotEntry) -> None:
         """Its load or a computation on it has failed: it may not stay. Unless a demand shares it, it goes at once."""
-        self._unkeep(entry)
-        entry.keeps = False
+        self._forget(entry)
+        entry.keeps, entry.leaving = False, True
         if not entry.users:
             self.evict(entry)
 
@@ -185,7 +225,7 @@ class SlotTable:
         for entry in worker.slots:
             if entry is not None:
                 self._state.loads.pop(entry.load_id, None)
-                self._unkeep(entry)
+                self._forget(entry)
 
     def _release(self, entry: SlotEntry) -> None:
         """It is kept, and one demand fewer needs it."""
@@ -193,24 +233,44 @@ class SlotTable:
             self._state.workers[entry.worker].idle[entry.expert] = entry
         self._state.touched.add(entry.worker)
 
-    def _unkeep(self, entry: SlotEntry) -> None:
+    def _forget(self, entry: SlotEntry) -> None:
+        """No more demands may share it."""
         layer, expert = entry.expert
-        if entry.keeps and self._state.kept[layer].get(expert) is entry:
-            del self._state.kept[layer][expert]
-            self._residency.left(entry.worker, entry.expert)
+        if entry.keeps:
+            if self._state.kept[layer].get(expert) is entry:
+                del self._state.kept[layer][expert]
+                self._residency.left(entry.worker, entry.expert)
+            return
+        passing = self._state.passing.get(entry.expert)
+        if passing is not None and entry in passing:
+            passing.remove(entry)
+            if not passing:
+                del self._state.passing[entry.expert]
 
     def _serves(self, entry: SlotEntry, demand: Demand) -> bool:
         """Its form is good enough for the demand."""
         return self._precision is None or self._precision.serves(entry.form, demand.importance)
 
-    def _kept_entry(self, demand: Demand) -> SlotEntry | None:
-        """Where its expert is kept, in a form that serves. One that does not, and that no demand uses, is evicted."""
+    def _entry_for(self, demand: Demand) -> SlotEntry | None:
+        """Where its expert is, in a form that serves, and may be shared. Where it is kept in another form, and no
+        demand uses it, it is evicted."""
         layer, expert = demand.expert
         entry = self._state.kept[layer].get(expert)
-        if entry is None or self._serves(entry, demand) or entry.users:
+        if entry is None:
+            return self._passing_entry_for(demand) if demand.expert in self._state.passing else None
+        if self._serves(entry, demand) or entry.users:
             return entry
         self.evict(entry)
         return None
+
+    def _passing_entry_for(self, demand: Demand) -> SlotEntry | None:
+        """A prefetch shares only what is needed at the same time: it would otherwise keep the slot until its turn."""
+        passing, due = self._state.passing[demand.expert], demand.visit.due
+        shared = [one for one in passing if not one.leaving and self._serves(one, demand)]
+        same = next((one for one in shared if one.due == due), None)
+        if same is None and demand.confirmed and shared:
+            return shared[0]
+        return same
 
     # --- loads --------------------------------------------------------------------------------------------------
 
@@ -236,13 +296,13 @@ class SlotTable:
 
     def _fill(self, worker: Worker) -> None:
         """Begin loads while there are slots."""
-        queue, kept = worker.queue, self._state.kept
+        queue = worker.queue
         while queue:
             demand = queue[0]
-            entry = self._kept_entry(demand) if kept[demand.expert.layer] else None
+            entry = self._entry_for(demand)
             if entry is None and not self._may_begin(worker, demand):
                 return
-            queue.pop(0)
+            self._dequeue(worker, demand)
             if entry is None:
                 self._begin_load(worker, demand)
             else:
@@ -252,7 +312,8 @@ class SlotTable:
     def _may_begin(self, worker: Worker, demand: Demand) -> bool:
         """Link and slot are free for its load, or have been made so."""
         if not demand.confirmed:
-            if not (worker.free or worker.idle) or len(worker.link) >= PREFETCHES:
+            room = worker.free or worker.idle or self._state.step.absent
+            if not room or len(worker.link) >= PREFETCHES:
                 return False
         elif worker.link:
             for entry in [one for one in worker.link if not one.confirmed]:
@@ -269,7 +330,8 @@ class SlotTable:
         return victim is not None
 
     def _make_room(self, worker: Worker, demand: Demand) -> bool:
-        """No slot is free: the residency's victim is evicted, or the least urgent prefetch is pre-empted."""
+        """No slot is free: the residency's victim is evicted, or the least urgent prefetch is pre-empted. A prefetch
+        pre-empts only those of requests that are not in the step."""
         if worker.idle:
             victim = self._residency.victim(worker.number, demand.expert, worker.idle.keys())
             if victim is None and demand.confirmed and len(worker.idle) == len(worker.slots):
@@ -277,17 +339,20 @@ class SlotTable:
             if victim is not None:
                 self.evict(worker.idle[victim])
                 return True
-        entry = worker.least_urgent_prefetch() if demand.confirmed else None
-        if entry is not None:
-            self._preempt(worker, entry)
-        return entry is not None
+        if not demand.confirmed and not self._state.step.absent:
+            return False
+        entry = worker.least_urgent_prefetch()
+        if entry is None or entry.urgency[0] <= demand.urgency[0]:
+            return False
+        self._preempt(worker, entry)
+        return True
 
     def _preempt(self, worker: Worker, entry: SlotEntry) -> None:
         self.evict(entry)
         entry.stats.preempted += 1
         for demand in entry.users:
             demand.entry, demand.state = None, "queued"
-            worker.enqueue(demand)
+            self._enqueue(worker, demand)
 
     def _begin_load(self, worker: Worker, demand: Demand) -> None:
         request, number, expert = demand.visit.request, worker.number, demand.expert
@@ -297,16 +362,32 @@ class SlotTable:
         if self._precision is not None:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
         self.forms.add(form)
-        entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
+        entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, demand.visit.due, [demand], form)
         demand.entry, demand.state, demand.hit = entry, "loading", False
         worker.slots[slot] = self._state.loads[load_id] = entry
         worker.link.append(entry)
         if keeps:
             self._state.kept[expert.layer][expert.expert] = entry
+        else:
+            self._state.passing.setdefault(expert, []).append(entry)
         request.stats.load_begun(request.prefilling, demand.origin == "gate")
         self._commands.load(entry)
+        twins = self._dequeue_twins(demand)
+        entry.users += twins  # before rows are sent: the last of them evicts
         if demand.confirmed:
             self._rows.ready(demand)
+        for twin in twins:
+            self._share(twin, entry)
+
+    def _dequeue_twins(self, demand: Demand) -> list[Demand]:
+        """Those that share its load from the beginning."""
+        twins = []
+        while (twin := self._twin_of(demand)) is not None:
+            worker = self._state.workers[twin.worker]
+            worker.backlog -= twin.confirmed
+            self._dequeue(worker, twin)
+            twins.append(twin)
+        return twins
 
     def _share(self, demand: Demand, entry: SlotEntry) -> None:
         """A hit: no load is begun for it. A warm-up is over with that."""
@@ -316,7 +397,8 @@ class SlotTable:
         worker = self._state.workers[entry.worker]
         worker.idle.pop(entry.expert, None)
         worker.backlog += demand.confirmed
-        entry.users.append(demand)
+        if demand not in entry.users:
+            entry.users.append(demand)
         demand.worker, demand.entry, demand.hit = entry.worker, entry, True
         demand.state = "ready" if entry.loaded else "loading"
         if demand.confirmed:

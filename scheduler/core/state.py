@@ -14,7 +14,7 @@ from typing import Literal
 from scheduler.core.stats import RequestStats
 from scheduler.policies.importance import LayerImportance
 from scheduler.policies.precision import FULL, PREDICTED, Importance
-from scheduler.types import ExpertId, ModelShape, Visit, WorkerJoined
+from scheduler.types import ExpertId, GateFired, ModelShape, Pass, Visit, WorkerJoined
 
 DemandState = Literal["queued", "loading", "ready", "hosted"]
 """See `Demand`."""
@@ -23,7 +23,11 @@ Origin = Literal["prediction", "plan", "warm-up", "gate", "host"]
 expert a worker; a residency that wants it in a slot when decoding begins; a gate that chose what no prediction had
 named; or a placement that has it computed at a host place."""
 
-_PREFETCH, _WARM_UP = 1 << 60, 1 << 61
+Urgency = tuple[int, int, int]
+"""(class, step and layer in which it is needed, number of the demand): the smallest comes first."""
+CONFIRMED, PREFETCH, ABSENT, WARM_UP = range(4)
+"""The classes. `ABSENT`: prefetches of requests that are not in the step."""
+
 _urgency = attrgetter("urgency")
 
 
@@ -35,8 +39,38 @@ class Request:
     prefilling: bool = True
     reached: tuple[int, int] = (0, -1)
     """The position of the pass under way, and the ordinal of the last layer whose gate has fired in it."""
+    rows: int = 1
+    """How many rows that pass has."""
+    lead: int = 0
+    """The number of the step minus the position of its pass's last row: a row at position q is expected in step q +
+    `lead`."""
+    absent: bool = False
+    """It is not in the step that is under way: its client has not asked for the next token."""
     planned: int = 0
     """How many layers prefill has assigned to workers."""
+
+    @property
+    def position(self) -> int:
+        """Of the first row of the pass under way."""
+        return self.reached[0]
+
+    @property
+    def in_block(self) -> bool:
+        """The pass under way is a decoding pass of several rows."""
+        return self.rows > 1 and not self.prefilling
+
+
+@dataclass(slots=True)
+class Step:
+    """Passes that run in lock-step: a layer's gates count as fired once those of all passes have."""
+
+    number: int = 0
+    passes: dict[int, Pass] = field(default_factory=dict)
+    """By request, in the order in which the main model began them."""
+    gates: dict[int, GateFired] = field(default_factory=dict)
+    """By request: gates that wait for those of the other passes."""
+    absent: bool = False
+    """There are open requests that are not in the step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +81,14 @@ class LayerVisit:
     request: Request
     turn: int
     """How many MoE layers decoding has visited before. It chooses the group."""
+    due: int
+    """The step in which it is expected, times the number of MoE layers, plus the layer's ordinal."""
     demands: dict[int, Demand] = field(default_factory=dict)
     """By expert; by `Demand.seq` in a warm-up, which spans layers."""
     unloadable: tuple[int, ...] = ()
     """Experts that were predicted, and whose loads have failed too often."""
+    forecasts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """What is prefetched for each row of a block, by position."""
     importance: LayerImportance | None = None
     """How much each expert matters, where a policy reads it."""
     uncomputed: int = 0
@@ -81,12 +119,19 @@ class SlotEntry:
     expert: ExpertId
     load_id: int
     keeps: bool
-    """The residency lets it stay when no demand needs it. Only then can several demands share it."""
+    """The residency lets it stay when no demand needs it."""
     stats: RequestStats
     """Of the request for which its load was begun."""
+    due: int
+    """`LayerVisit.due` of the visit for which its load was begun."""
     users: list[Demand]
+    """Demands of several visits may share it."""
     form: str = FULL
     loaded: bool = False
+    leaving: bool = False
+    """The worker evicts it after a computation that it was sent, or it has failed. It takes no more users."""
+    last: Demand | None = None
+    """The demand with that computation."""
 
     @property
     def confirmed(self) -> bool:
@@ -94,9 +139,9 @@ class SlotEntry:
         return any(demand.confirmed for demand in self.users)
 
     @property
-    def urgency(self) -> int:
-        """That of its most urgent user, where all are prefetches; -1 where a gate has chosen it."""
-        return -1 if self.confirmed else min(demand.urgency for demand in self.users)
+    def urgency(self) -> Urgency:
+        """That of its most urgent user."""
+        return min(demand.urgency for demand in self.users)
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +169,7 @@ class Demand:
     origin: Origin
     state: DemandState = "queued"
     worker: int = -1
+    """-1: not placed."""
     entry: SlotEntry | None = None
     """Its expert in a slot: while it is loading or ready."""
     confirmed: bool = False
@@ -139,9 +185,15 @@ class Demand:
     """Decides the form in which the expert is loaded."""
 
     @property
-    def urgency(self) -> int:
-        """Confirmed demands come first, then prefetches, then warm-ups; each in the order in which they came."""
-        return self.seq if self.confirmed else self.seq + (_WARM_UP if self.origin == "warm-up" else _PREFETCH)
+    def urgency(self) -> Urgency:
+        """Confirmed demands come first, in the order in which they came. Then come prefetches, in the order in which
+        their layers are expected, and warm-ups."""
+        if self.confirmed:
+            return (CONFIRMED, 0, self.seq)
+        if self.origin == "warm-up":
+            return (WARM_UP, 0, self.seq)
+        visit = self.visit
+        return (ABSENT if visit.request.absent else PREFETCH, visit.due, self.seq)
 
     @property
     def key(self) -> int:
@@ -178,6 +230,15 @@ class Worker:
         else:
             bisect.insort(queue, demand, key=_urgency)
 
+    def reorder(self) -> None:
+        """The urgency of queued demands has changed."""
+        self.queue.sort(key=_urgency)
+
+    @property
+    def prefetches(self) -> int:
+        """How much it has to load, and holds, before a gate has chosen it."""
+        return len(self.queue) + len(self.slots) - len(self.free) - len(self.idle)
+
     def least_urgent_prefetch(self) -> SlotEntry | None:
         """What can be put off: in a slot for a prefetch only, and needed last."""
         entries = [entry for entry in self.slots if entry is not None and entry.users and not entry.confirmed]
@@ -201,6 +262,7 @@ class State:
     stats: dict[int, RequestStats] = field(default_factory=dict)
     """By request, closed ones included until the caller removes them."""
     requests: dict[int, Request] = field(default_factory=dict)
+    step: Step = field(default_factory=Step)
     visits: dict[Visit, LayerVisit] = field(default_factory=dict)
     """Predicted, or under way."""
     workers: dict[int, Worker] = field(default_factory=dict)
@@ -210,6 +272,10 @@ class State:
     """Computations not answered, by `Compute.call_id`."""
     kept: dict[int, dict[int, SlotEntry]] = field(init=False)
     """Layer -> expert -> where it is kept, loads in flight included."""
+    passing: dict[ExpertId, list[SlotEntry]] = field(default_factory=dict)
+    """Where experts are that are not kept, loads in flight included."""
+    queued: dict[ExpertId, list[Demand]] = field(default_factory=dict)
+    """All demands that are in the queues of workers."""
     touched: set[int] = field(default_factory=set)
     """Workers where a load may begin when this event ends."""
     held_back: dict[Visit, LayerVisit] = field(default_factory=dict)

@@ -88,15 +88,16 @@ class RequestStats:
         else:
             self.stall_s += seconds
 
-    def predicted(self, visit: Visit, experts: tuple[int, ...]) -> None:
-        """A prediction came, before or after the gate."""
+    def predicted(self, visit: Visit, experts: tuple[int, ...], late: bool = False) -> None:
+        """A prediction came for a row; `late`: after its gate. Of several the last before the gate counts, or else the
+        first after it."""
         activated = self._activated.pop(visit, None) if self._activated else None
         if activated is None and self._orphans:
             activated = self._orphans.pop(visit, None)
-        if activated is None:
-            self._predicted[visit] = experts
-        else:
+        if activated is not None:
             self._add(visit, activated, experts)
+        elif not late:
+            self._predicted[visit] = experts
 
     def activated(self, visit: Visit, experts: Collection[int]) -> None:
         """A decode pass's gate fired. `experts`: all different."""

@@ -109,6 +109,12 @@ class WorkerTable:
                     break
         return best
 
+    def least_loaded(self, turn: int) -> int:
+        """For a predicted expert of several rows: the fewest prefetches, of equals the first from this turn's group
+        on."""
+        workers = self._state.workers
+        return min(self._grouping.ring(self.live, turn), key=lambda number: workers[number].prefetches)
+
     def least_busy_host(self) -> Worker:
         return min((self._state.workers[number] for number in self.hosts), key=lambda w: (w.backlog, w.number))
 

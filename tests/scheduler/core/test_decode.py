@@ -10,7 +10,7 @@ import pytest
 from scheduler import types as t
 from scheduler.errors import ConfigError
 from scheduler.policies.residency.base import Everything
-from support.scheduling.core_driver import Driver, P, compute
+from support.scheduling.core_driver import Driver, P, compute, in_place
 
 
 def test_commands_carry_the_ids_that_their_facts_come_back_with() -> None:
@@ -230,40 +230,52 @@ def test_a_request_closed_in_the_middle_of_a_layer_takes_only_its_own_along() ->
     d = Driver(workers=4, group=1, layers=2)
     d.open(1)
     d.open(2)
+    d.step(1, 2)
     assert d.predict(0, 3, request=1) + d.predict(1, 4, request=1) == ["load 0.0 0/3", "load 1.0 1/4"]
-    assert d.predict(0, 5, request=2) == []  # its turn is worker 0's as well
-    d.gate(0, 3, 6, request=1)  # 3 on worker 0, 6 on the next free one
-    assert d.where == {0: (0, 3), 1: (1, 4), 2: (0, 6)}
-    assert d.do(t.RequestClosed(1)) == ["evict 0.0 0/3", "evict 2.0 0/6", "evict 1.0 1/4", "unfollow 1", "load 0.0 0/5"]
+    assert d.predict(0, 5, request=2) == ["load 2.0 0/5"]
+    assert d.gate(0, 3, 6, request=1) == []  # the other gate has not fired
+    assert d.do(t.RequestClosed(1)) == ["evict 0.0 0/3", "evict 1.0 1/4", "unfollow 1"]
     assert d.do(t.RequestClosed(1)) == []
-    assert d.gate(0, 5, request=2) == compute("0.0 0/5", at=f"2@{P}")
-    assert d.computed(0) == [f"resume 2@{P} layer 0"]
+    assert d.gate(0, 5, request=2) == compute("2.0 0/5", at=f"2@{P}")
+    assert d.computed(2) == [f"resume 2@{P} layer 0"]
     assert d.in_slots == {}
 
 
-def test_two_requests_take_turns_over_the_same_workers() -> None:
+def test_two_requests_of_a_step_share_a_load_and_the_last_of_them_evicts() -> None:
     d = Driver(workers=2, group=2, layers=2)
     d.open(1)
     d.open(2)
+    d.step(1, 2)
     assert d.predict(0, 1, 2, request=1) == ["load 0.0 0/1", "load 1.0 0/2"]
-    assert d.predict(0, 1, 3, request=2) == []  # the same expert for another request is another demand
+    assert d.predict(0, 1, 3, request=2) == []  # expert 1 is on its way
     assert d.predict(1, 6, 7, request=1) == []
-    assert d.gate(0, 1, 3, request=2) == [
-        "evict 0.0 0/1",
-        "load 0.0 0/1",
+    assert d.gate(0, 1, 3, request=2) == []
+    assert d.gate(0, 1, 2, request=1) == [
+        *in_place("0.0 0/1"),
+        *compute("1.0 0/2"),
         *compute("0.0 0/1", at=f"2@{P}"),
-        "evict 1.0 0/2",
-        "load 1.0 0/3",
-        *compute("1.0 0/3", at=f"2@{P}"),
     ]
-    assert d.gate(0, 1, 2, request=1) == []  # both slots compute what was named before
-    assert d.computed(0) == ["load 0.0 0/1", *compute("0.0 0/1")]
-    assert d.computed(1) == [f"resume 2@{P} layer 0", "load 1.0 0/2", *compute("1.0 0/2")]
-    assert d.computed(0) == ["load 0.0 1/6"]
-    assert d.computed(1) == [f"resume 1@{P} layer 0", "load 1.0 1/7"]
-    assert (d.stats(1).loads, d.stats(2).loads) == (6, 2)
-    assert (d.stats(1).preempted, d.stats(2).preempted) == (2, 0)
-    assert (d.stats(1).reloads, d.stats(2).reloads) == (0, 0)
+    assert d.loaded(0) == []
+    assert d.computed(0) == []
+    assert d.computed(0) == ["load 0.0 0/3", *compute("0.0 0/3", at=f"2@{P}")]
+    assert d.loaded(1) == []
+    assert d.computed(1) == [f"resume 1@{P} layer 0", "load 1.0 1/6"]
+    assert (d.stats(1).loads, d.stats(2).loads, d.stats(2).reused) == (3, 1, 1)
+
+
+def test_a_prefetch_of_a_request_that_is_not_in_the_step_makes_room() -> None:
+    d = Driver(workers=2, group=2, layers=2)
+    d.open(1)
+    assert d.predict(0, 1, 2, request=1) == ["load 0.0 0/1", "load 1.0 0/2"]
+    d.open(2)  # its first pass begins without the other's
+    assert d.predict(0, 3, 1, request=2) == ["evict 0.0 0/1", "load 0.0 0/3", "evict 1.0 0/2", "load 1.0 0/1"]
+    assert d.gate(0, 3, 1, request=2) == [
+        *compute("1.0 0/1", at=f"2@{P}"),
+        *compute("0.0 0/3", at=f"2@{P}"),
+    ]
+    d.loaded(0, 1)
+    assert d.computed(1) == ["load 1.0 0/2"]
+    assert d.computed(0) == [f"resume 2@{P} layer 0", "load 0.0 0/1"]
 
 
 # --- a large cluster --------------------------------------------------------------------------------------------------

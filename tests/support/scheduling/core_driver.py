@@ -143,6 +143,10 @@ class Driver:
         out = self.do(t.TokenDecoded(request, index))
         return out + self.do(t.StepStarted((t.Pass(request, prompt + index, 1, prefill=False),)))
 
+    def step(self, *requests: int, prompt: int = P, index: int = 0) -> list[str]:
+        """A step with the decode pass `index` of each of these requests."""
+        return self.do(t.StepStarted(tuple(t.Pass(one, prompt + index, 1, prefill=False) for one in requests)))
+
     def predict(self, layer: int, *experts: int, at: int = P, request: int = 1) -> list[str]:
         return self.do(t.Predicted(request, at, layer, experts))
 

@@ -1,0 +1,225 @@
+"""At a layer's gates: which experts are needed now, for all passes of a step together."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from scheduler import types as t
+from scheduler.core.commands import Commands
+from scheduler.core.slots import SlotTable
+from scheduler.core.state import LayerVisit, Origin, State
+from scheduler.core.visits import VisitTable
+from scheduler.core.workers import WorkerTable
+from scheduler.policies.importance import importance_of
+from scheduler.policies.precision import FULL
+from scheduler.policies.predictors.base import Forecast
+from scheduler.policies.routers import Chosen
+from scheduler.policies.strategy import Strategy
+
+RowCounts = dict[int, int]
+"""Expert -> rows."""
+
+
+class Gate(NamedTuple):
+    """One pass at the layer."""
+
+    opened: LayerVisit
+    event: t.GateFired
+    rows: RowCounts
+    """The experts that compute, ascending: the gate's, or those that the router puts in their place."""
+
+
+class GateTable:
+    """Turns gates into demands. `plans`: prefill assigns every expert before its gate (prefill `ahead`)."""
+
+    def __init__(
+        self,
+        state: State,
+        commands: Commands,
+        visits: VisitTable,
+        workers: WorkerTable,
+        slots: SlotTable,
+        strategy: Strategy,
+        plans: bool,
+    ) -> None:
+        self._state = state
+        self._commands = commands
+        self._visits = visits
+        self._workers = workers
+        self._slots = slots
+        self._strategy = strategy
+        self._plans = plans
+        self._weighs_forms = strategy.precision.forms != (FULL,)
+        self._reports_residents = strategy.predictor.foresight == "attention"
+
+    def fire(self, events: list[t.GateFired], predicted: bool) -> tuple[list[Gate], list[Iterable[Forecast]]]:
+        """The router decides which experts compute; wrong prefetches are cancelled, right ones confirmed, and the
+        experts that were not predicted are loaded now. `predicted`: there are predictions just now.
+
+        Returns the gates, and the predictor's forecasts for each.
+        """
+        forecasts = [self._note(event, predicted) for event in events]
+        gates = self._route(events)
+        if len(gates) > 1:
+            self._pass_on(gates)
+        for gate in gates:
+            self._cancel_mispredicted(gate)
+        self._demand(gates)
+        return gates, forecasts
+
+    def _note(self, event: t.GateFired, predicted: bool) -> Iterable[Forecast]:
+        """Count a gate, and pass it to the policies."""
+        visit, strategy, chosen = event.visit, self._strategy, dict(event.rows)
+        request = self._state.requests[visit.request]
+        opened = self._visits.opened(request, visit)
+        request.reached = (visit.position, self._visits.ordinal[visit.layer])
+        if not request.prefilling and predicted:
+            for number, row in enumerate(event.chosen if request.in_block else (tuple(chosen),)):
+                request.stats.activated(visit._replace(position=visit.position + number), row)
+                request.stats.in_time += sum(expert in opened.demands for expert in row)
+        strategy.residency.observed(visit, chosen, event.scores, request.prefilling)
+        return strategy.predictor.fired(visit, chosen, event.scores, request.prefilling)
+
+    # --- routing ------------------------------------------------------------------------------------------------
+
+    def _route(self, events: list[t.GateFired]) -> list[Gate]:
+        """The router sees the rows of all decoding passes at once (importance, 5.4). What passes of a prompt need
+        counts as resident for it: it is loaded anyway."""
+        opened = [self._state.visits[event.visit] for event in events]
+        present = set().union(*map(self._present, opened))
+        routed: dict[t.Visit, Chosen] = {}
+        scored = [e for e, one in zip(events, opened, strict=True) if e.scores and not one.request.prefilling]
+        if scored:
+            chosen = tuple(row for event in scored for row in event.chosen)
+            scores = tuple(row for event in scored for row in event.scores)
+            needed = {expert for event in events if event not in scored for expert, _ in event.rows}
+            experts = self._strategy.router.route(chosen, scores, present | needed)
+            rows = iter(experts)
+            if experts is not chosen:
+                routed = {event.visit: tuple(itertools.islice(rows, len(event.chosen))) for event in scored}
+        pairs = zip(opened, events, strict=True)
+        return [self._routed(one, event, routed.get(event.visit, event.chosen), present) for one, event in pairs]
+
+    def _routed(self, opened: LayerVisit, event: t.GateFired, experts: Chosen, present: set[int]) -> Gate:
+        chosen, changed = dict(event.rows), experts != event.chosen
+        if changed:
+            chosen = dict(sorted(Counter(itertools.chain.from_iterable(experts)).items()))
+        here = tuple(expert for expert in chosen if expert in present)
+        opened.request.stats.gate(len(chosen), len(here), opened.request.prefilling)
+        if changed or self._reports_residents:
+            self._commands.route(opened.id, experts if changed else (), here)
+        return Gate(opened, event, chosen)
+
+    def _present(self, opened: LayerVisit) -> set[int]:
+        """Experts of its layer whose bytes are in a slot, in whatever form."""
+        ready = {expert for expert, demand in opened.demands.items() if demand.state == "ready"}
+        kept = self._slots.resident(opened.id.layer)
+        return ready.union(expert for expert, entry in kept.items() if entry.loaded) if kept else ready
+
+    # --- prefetches ---------------------------------------------------------------------------------------------
+
+    def _pass_on(self, gates: list[Gate]) -> None:
+        """A prefetch that was wrong for its own pass goes to another one that needs the expert."""
+        for gate in gates:
+            for expert in [e for e in gate.opened.demands if e not in gate.rows]:
+                heirs = (one.opened for one in gates if expert in one.rows and expert not in one.opened.demands)
+                heir = next(heirs, None)
+                if heir is not None:
+                    demand = heir.demands[expert] = gate.opened.demands.pop(expert)
+                    demand.visit = heir
+
+    def _cancel_mispredicted(self, gate: Gate) -> None:
+        demands, rows = gate.opened.demands, gate.rows
+        for expert in [e for e in demands if e not in rows] if demands.keys() != rows.keys() else ():
+            demand = demands.pop(expert)
+            gate.opened.request.stats.unused += demand.entry is not None and not demand.hit
+            self._slots.cancel(demand)
+
+    # --- demands ------------------------------------------------------------------------------------------------
+
+    def _demand(self, gates: list[Gate]) -> None:
+        """Every routed expert is to be computed; those that were predicted come first."""
+        for gate in gates:
+            if self._weighs_forms or gate.event.scores:
+                self._weigh(gate)
+        hosted = self._host_computed(gates) if self._workers.hosts else ()
+        missed: list[tuple[Gate, int]] = []
+        for gate in gates:
+            opened, demands, rows = gate.opened, gate.opened.demands, gate.rows
+            missed += [(gate, expert) for expert in rows if expert not in demands]
+            opened.uncomputed = len(rows)
+            opened.begin_stall(len(rows) - sum(expert in rows for expert in hosted), self._state.now)
+            for expert, count in rows.items():
+                demand = demands.get(expert)
+                if demand is not None:
+                    demand.rows = count
+                    self._slots.confirm(demand)
+        for gate, expert in self._load_order(missed, gates):
+            self._demand_missed(gate, expert, expert in hosted)
+
+    def _demand_missed(self, gate: Gate, expert: int, hosted: bool) -> None:
+        """No prefetch has brought the expert."""
+        opened = gate.opened
+        demand = self._visits.demand(opened, expert, self._origin(opened, expert, hosted))
+        demand.confirmed, demand.rows = True, gate.rows[expert]
+        if opened.importance is not None:
+            demand.importance = opened.importance.of(expert)
+        if hosted:
+            self._slots.place_on_host(demand)
+        elif opened.request.prefilling and not self._plans:
+            self._slots.place(demand, self._workers.share(self._visits.ordinal[opened.id.layer])[expert])
+        else:
+            self._slots.place(demand)
+
+    def _origin(self, opened: LayerVisit, expert: int, hosted: bool) -> Origin:
+        if hosted:
+            return "host"
+        if opened.request.prefilling and not self._plans:
+            return "plan"
+        return "prediction" if expert in opened.unloadable else "gate"
+
+    def _weigh(self, gate: Gate) -> None:
+        """How much each expert matters: decides the form it is loaded in, and which is loaded first."""
+        opened, event = gate.opened, gate.event
+        prefilling, top_k = opened.request.prefilling, self._state.shape.top_k
+        opened.importance = importance_of(event.scores, top_k, prefilling, gate.rows, event.chosen)
+        for expert, demand in opened.demands.items():
+            demand.importance = opened.importance.of(expert)
+
+    def _load_order(self, missed: list[tuple[Gate, int]], gates: list[Gate]) -> list[tuple[Gate, int]]:
+        """Experts with most rows first, then those that matter most. As the gate has them where rows are sent together
+        or their importance is not known."""
+        if len(missed) < 2 or (self._plans and all(gate.opened.importance is None for gate in gates)):
+            return missed
+        rows: Counter[int] = Counter()
+        score: dict[int, float] = {}
+        for gate in gates:
+            rows.update(gate.rows)
+            if gate.opened.importance is not None:
+                for expert, value in gate.opened.importance.score.items():
+                    score[expert] = max(value, score.get(expert, value))
+        return sorted(missed, key=lambda one: (-rows[one[1]], -score.get(one[1], 0.0), one[1]))
+
+    def _host_computed(self, gates: list[Gate]) -> Collection[int]:
+        """The experts that a host place computes. Prefetches of them are cancelled."""
+        kept = self._slots.resident(gates[0].opened.id.layer)
+        here: RowCounts = {}
+        missing: RowCounts = {}
+        rows: Counter[int] = Counter()
+        for gate in gates:
+            rows.update(gate.rows)
+        for expert in sorted(rows):
+            demands = [demand for gate in gates if (demand := gate.opened.demands.get(expert)) is not None]
+            there = expert in kept or any(demand.entry is not None for demand in demands)
+            (here if there else missing)[expert] = rows[expert]
+        prefilling = any(gate.opened.request.prefilling for gate in gates)
+        hosted = self._strategy.placement.host(missing, here, self._workers.costs, prefilling)
+        for gate in gates:
+            for expert in hosted:
+                demand = gate.opened.demands.pop(expert, None)
+                if demand is not None:
+                    self._slots.cancel(demand)
+        return hosted
