@@ -57,6 +57,8 @@ class PassTracker:
         step.number += 1
         step.gates.clear()
         step.passes = {one.request: one for one in passes if one.request in state.requests}
+        over = step.number * len(state.shape.layers)
+        state.spread = {due: counts for due, counts in state.spread.items() if due >= over}
         moved = self._note_absent()
         for one in step.passes.values():
             moved |= self._locate(state.requests[one.request], one)
@@ -164,7 +166,7 @@ class PassTracker:
         """Where the `number`-th expert of a prediction is loaded: in the group of this turn (OD-MoE section 3.1). A
         layer that needs experts for several rows would need too many of a group: then where there is least to load."""
         if len(self._state.step.passes) > 1 or opened.request.in_block:
-            return self._workers.least_loaded(opened.turn) if self._workers.live else None
+            return self._workers.spread(opened) if self._workers.live else None
         group = self._workers.group(opened.turn)
         return group[number % len(group)] if group else None
 

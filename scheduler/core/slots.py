@@ -68,6 +68,9 @@ class SlotTable:
             number = self._workers.homes.of(demand.expert)
         elif number is None:
             number = self._workers.least_busy(demand.visit.turn, avoid)
+        spread = self._state.spread.get(demand.visit.due)
+        if spread is not None and twin is None:
+            spread[number] += 1
         worker = self._state.workers[number]
         self._enqueue(worker, demand)
         worker.backlog += demand.confirmed

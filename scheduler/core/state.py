@@ -6,6 +6,7 @@ Plain data. The parts of the core change it (`workers.py`, `slots.py`, `passes.p
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -276,6 +277,8 @@ class State:
     """Where experts are that are not kept, loads in flight included."""
     queued: dict[ExpertId, list[Demand]] = field(default_factory=dict)
     """All demands that are in the queues of workers."""
+    spread: dict[int, Counter[int]] = field(default_factory=dict)
+    """`LayerVisit.due` -> worker -> experts that were queued there for that layer, where several rows need it."""
     touched: set[int] = field(default_factory=set)
     """Workers where a load may begin when this event ends."""
     held_back: dict[Visit, LayerVisit] = field(default_factory=dict)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scheduler import types as t
 from scheduler.core.groups import Grouping
 from scheduler.core.homes import Homes
-from scheduler.core.state import State, Worker
+from scheduler.core.state import LayerVisit, State, Worker
 from scheduler.errors import ConfigError
 from scheduler.policies.placement import Costs
 from scheduler.policies.residency.base import Residency
@@ -109,11 +111,12 @@ class WorkerTable:
                     break
         return best
 
-    def least_loaded(self, turn: int) -> int:
-        """For a predicted expert of several rows: the fewest prefetches, of equals the first from this turn's group
-        on."""
-        workers = self._state.workers
-        return min(self._grouping.ring(self.live, turn), key=lambda number: workers[number].prefetches)
+    def spread(self, visit: LayerVisit) -> int:
+        """For an expert predicted for a layer of several rows: the worker with the fewest of that layer's experts, then
+        the fewest prefetches, then the first from this turn's group on."""
+        counts, workers = self._state.spread.setdefault(visit.due, Counter()), self._state.workers
+        ring = self._grouping.ring(self.live, visit.turn)
+        return min(ring, key=lambda number: (counts[number], workers[number].prefetches))
 
     def least_busy_host(self) -> Worker:
         return min((self._state.workers[number] for number in self.hosts), key=lambda w: (w.backlog, w.number))
