@@ -48,8 +48,8 @@ class Books:
         """The request whose token was decoded last."""
         self.failures: Counter[Expert] = Counter()
         self.kept: dict[Expert, int] = {}
-        self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = self.preempted = 0
-        self.reloads, self.hits, self.unused = Range(), Range(), Range()
+        self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = 0
+        self.reloads, self.hits, self.unused, self.preempted = Range(), Range(), Range(), Range()
         self.seen: Counter[str] = Counter()
         self.smooth = True
 
@@ -95,6 +95,15 @@ class Books:
     def warming_up(self, expert: Expert) -> int:
         """How many requests wait for it to be there, since their policies asked for it."""
         return sum(expert in experts for experts in self.warm_ups.values())
+
+    def dues(self, expert: t.ExpertId) -> set[tuple[int, int]]:
+        """The different times at which it may be needed: 0 and how many steps from now; or the request, where that is
+        not in the step and nobody knows when it is again."""
+        found = {(0, 0)} if self.named(expert) or self.planned(expert.layer) else set[tuple[int, int]]()
+        for row in self.predicted(expert):
+            ahead = self.requests[row.request].ahead(row.position)
+            found.add((0, ahead) if row.request in self.step else (row.request, ahead))
+        return found
 
     def wanted(self, expert: t.ExpertId) -> bool:
         """Some gate is to come that may choose it, or its request waits for it to be there."""

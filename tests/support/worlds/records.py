@@ -128,3 +128,7 @@ class RequestBooks:
     def passed(self, row: t.Visit) -> bool:
         """The gate of that row's layer has fired, or the row needs no gate any more."""
         return row.position < self.first or (row.position < self.stop and row.layer <= self.fired)
+
+    def ahead(self, position: int) -> int:
+        """In how many steps from now that row is read, if blocks have one row."""
+        return 0 if self.first <= position < self.stop else 1 + position - self.stop

@@ -278,8 +278,10 @@ class Referee:
         books.seen[f"form {c.form or 'full'}"] += 1
         kept = self._keeps.popleft()
         assert (kept.worker, kept.expert) == (c.worker, c.expert), "who is loaded is not who was asked about"
-        assert not (there := books.copies(c.expert)), f"{c}: it is in {there[0].load} already"
-        named = books.named(c.expert)
+        named, there = books.named(c.expert), books.copies(c.expert)
+        kept_there = kept.stays or any(attempt.keeps for attempt in there)
+        allowed = len(books.dues(c.expert)) if kept.predicted and not kept_there else 1
+        assert len(there) < allowed, f"{c}: it is in {there[0].load} already"
         asked = any(c.expert in experts for experts in books.asked_warm.values())
         known = asked or books.predicted(c.expert) or books.planned(c.expert.layer)
         assert known if kept.predicted else named, f"{c} is loaded as if {'predicted' if kept.predicted else 'named'}"
@@ -346,13 +348,23 @@ class Referee:
             self._made_room.add((c.worker, c.expert))
             books.seen["victim"] += 1
         elif (wanted or still) and not attempt.last_call:
-            books.preempted += 1
+            sure = still or all(self._expects(owner, c.expert) for owner in attempt.owners)
+            books.preempted.add(sure)
             books.seen["put off"] += 1
-            self._put_off += [c] if wanted else []
+            self._put_off += [c] if wanted and sure else []
         elif attempt.keeps:
             books.seen["first of the idle"] += 1
         stays = attempt.keeps and attempt.loaded and self.plan.stay and not self.plan.forms
         assert victim or not stays, f"{c}, though everything stays"
+
+    def _expects(self, visit: t.Visit, expert: t.ExpertId) -> bool:
+        """A load was begun for the visit. It is for it that the expert is still to be in a slot."""
+        books = self.books
+        if visit.layer < 0:
+            return expert in books.warm_ups.get(visit.request, ())
+        if visit.request in self._failing:
+            return False
+        return expert.expert in books.predictions.get(visit, ()) or visit.request in books.planned(expert.layer)
 
     def _new_id(self, number: int) -> None:
         assert number not in self._ids, f"id {number} was used before"

@@ -15,9 +15,7 @@ def needs(books: Books, expert: t.ExpertId) -> list[Need]:
     """Of all rows that are predicted to need it, and of prefill's plan."""
     found = []
     for row in books.predicted(expert):
-        one = books.requests[row.request]
-        here = one.first <= row.position < one.stop
-        ahead = 0 if here else 1 + row.position - max(one.stop, one.first)
+        ahead = books.requests[row.request].ahead(row.position)
         found.append((row.request not in books.step, ahead, row.layer))
     found += [(number not in books.step, 0, expert.layer) for number in books.planned(expert.layer)]
     return [(int(away), ahead, layer) for away, ahead, layer in found]
