@@ -1,9 +1,10 @@
 """The core in random worlds: whatever comes, and whenever, the referee (`referee.py`) must find nothing wrong.
 
-It checks every command when it is given (loads only into free slots of live workers, every row of every named expert
-computed exactly once, evictions only of what nobody needs), after every fact that no expert is held for nobody and none
-waits for no reason, and at the end that every layer was resumed, or its request failed with a reason, that nothing is
-left, and that the core's figures agree with its own. Thousands of worlds are in tests/system/scheduler.
+It checks every command when it is given (nothing follows from a gate before all of the step's have fired, loads go only
+into free slots of live workers and never of what is there, every row of every named expert is computed exactly once,
+nothing is evicted that a pass needs), after every fact that no expert is held for nobody and none waits for no reason,
+and at the end that every layer was resumed in time, or its request failed with a reason, that nothing is left, and that
+the core's figures agree with its own. Thousands of worlds are in tests/system/scheduler.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from hypothesis import event, given, settings
 from scheduler import types as t
 from scheduler.core.stats import RequestStats
 from scheduler.policies.registry import RESIDENCIES
-from support.scheduling.drawn_plans import plans
-from support.scheduling.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy
-from support.scheduling.world import NBYTES, World, live
+from support.worlds.drawn_plans import plans
+from support.worlds.plan import PREFILLS, Plan, choosing_plan, eventful_plan, random_plan, roomy, stepping_plan
+from support.worlds.worker import NBYTES
+from support.worlds.world import World, live
 
 SETTINGS = settings(max_examples=40)
 
@@ -105,6 +107,45 @@ def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
     assert set(runs) == often | rare
     assert {what: runs[what] for what in often if runs[what] < 10} == {}
     assert {what: runs[what] for what in rare if runs[what] < 2} == {}
+
+
+def test_worlds_of_several_requests_reach_every_branch_that_is_hard() -> None:
+    runs = reached(stepping_plan, 80)
+    often = {
+        "step of several",
+        "gate held",
+        "needed by several",
+        "left after several passes",
+        "prefill beside decoding",
+        "block",
+        "row read again",
+        "not in the step",
+        "several prefetches wait",
+        "replaced prediction",
+    }
+    rare = {"united by a departure", "closed in a layer", "closed between gates"}
+    assert {what: runs[what] for what in often if runs[what] < 20} == {}
+    assert {what: runs[what] for what in rare if runs[what] < 8} == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_eight_requests_go_on_with_one_slot(seed: int) -> None:
+    """A layer needs more experts than there are slots. Nothing fails, so the referee also says by when it is over."""
+    plan = Plan(seed=seed, slots=(1,), group=1, experts=8, top_k=3, requests=8, block=1 + seed % 3, chunk=seed % 4)
+    world = live(replace(plan, prefill=PREFILLS[seed % 3]))
+    assert world.referee.seen["needed by several"] > 10
+    assert all(main.position == plan.prompt + plan.answer for main in world.mains.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shared_loads_are_fewer(seed: int) -> None:
+    """Eight requests in lock-step, without predictions: at most one load for each expert of each layer of a step."""
+    plan = Plan(seed=seed, slots=(2, 1), experts=8, top_k=2, requests=8, prompt=1, shadow=False, arrive=0, answer=5)
+    stats = live(plan).core.stats.values()
+    steps = 2 * (1 + 5)  # the first may begin before all have arrived
+    assert sum(one.loads for one in stats) <= steps * plan.layers * plan.experts
+    assert sum(one.loads + one.reused for one in stats) == 8 * (1 + 5) * plan.layers * plan.top_k
+    assert sum(one.reused for one in stats) > sum(one.loads for one in stats)
 
 
 def test_worlds_with_any_choices_reach_every_branch_that_is_hard() -> None:

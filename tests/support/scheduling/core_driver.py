@@ -7,6 +7,7 @@ pass that begins at position 8. Ids are the scheduler's own business: the driver
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from functools import partial
 
 from scheduler import types as t
@@ -146,6 +147,18 @@ class Driver:
     def step(self, *requests: int, prompt: int = P, index: int = 0) -> list[str]:
         """A step with the decode pass `index` of each of these requests."""
         return self.do(t.StepStarted(tuple(t.Pass(one, prompt + index, 1, prefill=False) for one in requests)))
+
+    def begin(self, *passes: tuple[int, int] | tuple[int, int, int], prefill: Collection[int] = ()) -> list[str]:
+        """A step begins. Of each pass: request, position, and tokens where it has several. `prefill`: requests whose
+        passes read their prompts."""
+        full = [(*one, 1)[:3] for one in passes]
+        return self.do(t.StepStarted(tuple(t.Pass(r, p, tokens, r in prefill) for r, p, tokens in full)))
+
+    def together(self, *requests: int, rows: int = 1) -> list[str]:
+        """Opens requests, all as if their prefill were over, and begins a step with a decode pass of each."""
+        out = [line for request in requests for line in self.do(t.RequestOpened(request, P))]
+        out += [line for request in requests for line in self.do(t.TokenDecoded(request, 0))]
+        return out + self.begin(*((request, P, rows) for request in requests))
 
     def predict(self, layer: int, *experts: int, at: int = P, request: int = 1) -> list[str]:
         return self.do(t.Predicted(request, at, layer, experts))

@@ -13,7 +13,7 @@ from scheduler.policies.residency.base import Cacheless, Everything, Residency
 from scheduler.policies.routers import Chosen, Router, TopK
 from scheduler.policies.system_config import SystemConfig
 from scheduler.types import ExpertId, ModelShape, Visit
-from support.scheduling.plan import Plan
+from support.worlds.plan import Plan
 
 
 class LastUsed(Cacheless):

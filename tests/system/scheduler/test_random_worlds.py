@@ -16,16 +16,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from scheduler.policies.registry import RESIDENCIES
-from support.scheduling.drawn_plans import plans
-from support.scheduling.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy
-from support.scheduling.world import live
+from support.worlds.drawn_plans import plans
+from support.worlds.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy, stepping_plan
+from support.worlds.world import live
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
-WORLDS = int(os.environ.get("ODMOE_WORLDS", "6000"))
-"""A third with OD-MoE's choices, a third with any, a third drawn towards what is rare."""
+WORLDS = int(os.environ.get("ODMOE_WORLDS", "8000"))
+"""A quarter with OD-MoE's choices, a quarter with any, a quarter drawn towards what is rare, and a quarter with several
+requests in lock-step."""
 FIRST = int(os.environ.get("ODMOE_FIRST_WORLD", "0"))
-MAKES = (random_plan, choosing_plan, eventful_plan)
+MAKES = (random_plan, choosing_plan, eventful_plan, stepping_plan)
 SETTINGS = settings(
     max_examples=WORLDS // 30,
     derandomize=FIRST == 0,

@@ -22,8 +22,8 @@ from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.policies.residency.shares import Shares, equal_shares
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device
-from support.scheduling.plan import Plan, choosing_plan
-from support.scheduling.world import live
+from support.worlds.plan import Plan, choosing_plan
+from support.worlds.world import live
 
 SHAPE = ModelShape((1, 3, 5), 4, 2)
 KEYS = st.tuples(st.sampled_from(SHAPE.layers), st.integers(0, 3))

@@ -10,7 +10,7 @@ from scheduler.policies.residency.base import Residency
 from scheduler.policies.routers import Chosen, Router
 from scheduler.policies.strategy import Strategy
 from scheduler.types import ExpertId, ModelShape, Visit
-from support.scheduling.referee import Referee
+from support.worlds.referee import Referee
 
 
 def overheard(strategy: Strategy, referee: Referee) -> Strategy:
@@ -93,5 +93,5 @@ class _Placement:
         self, missing: Mapping[int, int], resident: Mapping[int, int], costs: Costs, prefill: bool
     ) -> Collection[int]:
         hosted = self._inner.host(missing, resident, costs, prefill)
-        self._referee.heard_placement(missing, resident, hosted)
+        self._referee.heard_placement(missing, resident, hosted, prefill)
         return hosted

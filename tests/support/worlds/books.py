@@ -3,82 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Collection
 
 from scheduler import types as t
-from scheduler.policies.routers import Chosen
-from support.scheduling.plan import Plan
-
-Expert = tuple[int, int]
-"""(layer, number), equal to the `ExpertId` of the same two."""
-
-
-@dataclass(slots=True, eq=False)
-class Use:
-    """What was sent to be computed for one visit, and not answered."""
-
-    sent: int = 0
-    owed: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One load and what is computed in its slot, for whom; or what a host place computes. `keeps`: the policy let it
-    stay. `used`: something was sent for it; `done`: and answered. `owner`: the visit that its load was begun for, where
-    that can be told."""
-
-    load: t.Load
-    keeps: bool = False
-    loaded: bool = False
-    failed: bool = False
-    at: int = 0
-    used: bool = False
-    done: bool = False
-    owner: t.Visit | None = None
-    uses: dict[t.Visit, Use] = field(default_factory=dict)
-
-    @property
-    def warms_up(self) -> bool:
-        """It may have been begun for a warm-up: no visit is known that it was begun for, or that uses it."""
-        return self.owner is None and not self.uses
-
-
-@dataclass(slots=True, eq=False)
-class Gate:
-    """A gate that has fired, until its layer is resumed. `at`: when. `rows`: by expert, after the router. `chosen`: the
-    gate's own choice, for each row. `predicted`: by the last prediction before the gate."""
-
-    at: int
-    rows: dict[int, int]
-    chosen: Chosen
-    predicted: frozenset[int]
-    hosted: set[int] = field(default_factory=set)
-    done: set[int] = field(default_factory=set)
-    last_load: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class RequestBooks:
-    """The referee's own figures of one request, named as those of `RequestStats`. `broken`: it ended in a layer.
-    `activated`, `matched`: by decode visits, what the gate named and what a prediction did."""
-
-    prompt: int
-    open: bool = True
-    broken: bool = False
-    prefilling: bool = True
-    reached: tuple[int, int] = (0, -1)
-    late: int = 0
-    reloads: int = 0
-    hits: int = 0
-    unused: int = 0
-    named: int = 0
-    present: int = 0
-    hosted: int = 0
-    decode_hosted: int = 0
-    stall: int = 0
-    prefill_stall: int = 0
-    activated: dict[t.Visit, frozenset[int]] = field(default_factory=dict)
-    matched: dict[t.Visit, frozenset[int]] = field(default_factory=dict)
+from support.worlds.plan import Plan
+from support.worlds.records import Attempt, Expert, Gate, Range, Reading, RequestBooks, Use
 
 
 class Books:
@@ -86,20 +15,21 @@ class Books:
 
     `live`: slots by worker. `slots`: by (worker, slot). `links`: by worker, loads under way in the order of asking.
     `hosting`: what host places compute, by (visit, expert). `loads`, `calls`: by id, those without an answer. `kept`:
-    experts that the policy was told to keep. `predictions`: by visits whose gates have not fired, experts that are to
-    be in slots. `asked_warm`: by request, what its policy asked for when prefill was over; `warm_ups`: of that, what
-    has not been there since.
+    experts that the policy was told to keep. `predictions`: by rows and layers whose gates are not united, experts that
+    are to be in slots. `asked_warm`: by request, what its policy asked for when prefill was over; `warm_ups`: of that,
+    what has not been there since. `step`: the passes of the step, by request. `united`: the visits whose gates the last
+    fact has united.
 
-    `owners`, `clear`, `smooth`: see `support.scheduling.referee`.
+    `smooth`: see `support.worlds.referee`.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.now = 0
-        self.gate: t.Visit | None = None
-        """Of the fact being answered, where it is a gate."""
-        self.before: dict[Expert, Attempt] = {}
-        """What was kept when a gate fired or a token was decoded."""
+        self.step: dict[int, t.Pass] = {}
+        self.united: list[t.Visit] = []
+        self.before: list[Attempt] = []
+        """What was in slots when the last fact came."""
         self.shadow = False
         self.live: dict[int, int] = {}
         self.costs: dict[int, dict[str, float]] = {}
@@ -112,17 +42,15 @@ class Books:
         self.requests: dict[int, RequestBooks] = {}
         self.gates: dict[t.Visit, Gate] = {}
         self.predictions: dict[t.Visit, frozenset[int]] = {}
-        self.named_by: dict[t.Visit, frozenset[int]] = {}
         self.asked_warm: dict[int, set[t.ExpertId]] = {}
         self.warm_ups: dict[int, list[Expert]] = {}
         self.decoding = -1
         """The request whose token was decoded last."""
         self.failures: Counter[Expert] = Counter()
         self.kept: dict[Expert, int] = {}
-        self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = self.preempted = 0
+        self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = 0
+        self.reloads, self.hits, self.unused, self.preempted = Range(), Range(), Range(), Range()
         self.seen: Counter[str] = Counter()
-        self.owners = True
-        self.clear = not plan.forms
         self.smooth = True
 
     # --- who wants what -----------------------------------------------------------------------------------------------
@@ -137,12 +65,20 @@ class Books:
         return self.plan.prefill == "ahead"
 
     def named(self, expert: t.ExpertId) -> list[t.Visit]:
-        """Visits whose gates have named it, and for which it was not computed."""
+        """Visits whose united gates have named it, and for which it was not computed in a slot."""
         layer, number = expert
-        return [v for v, g in self.gates.items() if v.layer == layer and number in g.rows and number not in g.done]
+        return [
+            v
+            for v, g in self.gates.items()
+            if g.united
+            and v.layer == layer
+            and number in g.rows
+            and number not in g.done
+            and (v, number) not in self.hosting
+        ]
 
     def predicted(self, expert: t.ExpertId) -> list[t.Visit]:
-        """Visits whose gates have not fired and that are predicted to need it; prefill's plan left out."""
+        """Rows whose gates are not united and that are predicted to need it; prefill's plan left out."""
         layer, number = expert
         return [v for v, experts in self.predictions.items() if v.layer == layer and number in experts]
 
@@ -150,18 +86,44 @@ class Books:
         """Requests whose prefill wants every expert of that layer: nobody predicts prefill that loads ahead."""
         if not self.plans_ahead:
             return []
-        return [n for n, one in self.requests.items() if one.open and one.prefilling and layer > one.reached[1]]
+        return [
+            n
+            for n, one in self.requests.items()
+            if one.open and one.prefilling and one.stop > one.first and layer > one.united
+        ]
 
     def warming_up(self, expert: Expert) -> int:
         """How many requests wait for it to be there, since their policies asked for it."""
         return sum(expert in experts for experts in self.warm_ups.values())
 
+    def dues(self, expert: t.ExpertId) -> set[tuple[int, int]]:
+        """The different times at which it may be needed: 0 and how many steps from now; or the request, where that is
+        not in the step and nobody knows when it is again."""
+        found = {(0, 0)} if self.named(expert) or self.planned(expert.layer) else set[tuple[int, int]]()
+        for row in self.predicted(expert):
+            ahead = self.requests[row.request].ahead(row.position)
+            found.add((0, ahead) if row.request in self.step else (row.request, ahead))
+        return found
+
+    def wanted(self, expert: t.ExpertId) -> bool:
+        """Some gate is to come that may choose it, or its request waits for it to be there."""
+        return bool(self.predicted(expert) or self.planned(expert.layer) or self.warming_up(expert))
+
+    def there(self, layer: int, kept: bool = False) -> frozenset[int]:
+        """Experts whose bytes were in slots when the last fact came. `kept`: of those, the ones that stay."""
+        loaded = [a for a in self.before if a.loaded and not a.failed and (a.keeps or not kept)]
+        return frozenset(a.load.expert.expert for a in loaded if a.load.expert.layer == layer)
+
+    def copies(self, expert: t.ExpertId) -> list[Attempt]:
+        """Where it is, or will be, for more than the computations that were sent."""
+        return [a for a in self.slots.values() if a.load.expert == expert and not (a.failed or a.last_call)]
+
     # --- facts --------------------------------------------------------------------------------------------------------
 
     def fact(self, event: t.Event, now: int) -> None:
-        self.now, self.gate = now, None
-        if isinstance(event, t.GateFired | t.TokenDecoded):
-            self.before = {a.load.expert: a for a in self.slots.values() if a.keeps and not a.failed}
+        self.now = now
+        self.united.clear()
+        self.before = list(self.slots.values())
         match event:
             case t.LoadEnded() | t.LoadFailed():
                 self._load_over(event)
@@ -173,11 +135,10 @@ class Books:
             case t.GateFired():
                 self._gate_fired(event)
             case t.StepStarted():
-                for each in event.passes:
-                    one = self.requests[each.request]
-                    one.prefilling, one.reached = each.prefill, (each.position, -1)
+                self._step_started(event)
             case t.TokenDecoded():
-                self.requests[event.request].prefilling = False
+                one = self.requests[event.request]
+                one.prefilling, one.first, one.stop = False, one.prompt + event.index, one.prompt + event.index
                 self.decoding = event.request
             case t.WorkerJoined():
                 self.live[event.worker] = event.slots
@@ -195,10 +156,40 @@ class Books:
             case t.RequestOpened():
                 self.requests[event.request] = RequestBooks(event.prompt_tokens)
             case t.RequestClosed():
-                one = self.requests[event.request]
-                if one.open and any(v.request == event.request for v in self.gates):
-                    self.seen["closed in a layer"] += 1
-                self.close(event.request)
+                if self.requests[event.request].open:
+                    gates = [gate.united for v, gate in self.gates.items() if v.request == event.request]
+                    self.seen["closed in a layer"] += any(gates)
+                    self.seen["closed between gates"] += not all(gates)
+                    self.close(event.request)
+        self.unite(())
+
+    def _step_started(self, event: t.StepStarted) -> None:
+        open_ones = {number for number, one in self.requests.items() if one.open}
+        self.step = {each.request: each for each in event.passes if each.request in open_ones}
+        for each in self.step.values():
+            one = self.requests[each.request]
+            one.prefilling, one.first, one.stop = each.prefill, each.position, each.position + each.tokens
+            one.fired = one.united = -1
+        self.seen["step of several"] += len(self.step) > 1
+        self.seen["prefill beside decoding"] += len({each.prefill for each in self.step.values()}) > 1
+        self.seen["block"] += any(each.tokens > 1 and not each.prefill for each in self.step.values())
+        self.seen["not in the step"] += len(open_ones) > len(self.step) > 0
+
+    def unite(self, leaving: Collection[int]) -> None:
+        """Once the gates of all passes in the step have fired, their layer counts. `leaving`: requests that fail."""
+        members = [self.requests[n] for n in self.step if n not in leaving]
+        held = {v: g for v, g in self.gates.items() if not g.united and v.request not in leaving}
+        least = min((one.fired for one in members), default=-1)
+        fresh = {v: g for v, g in held.items() if v.layer <= least}
+        for visit, gate in fresh.items():
+            one = self.requests[visit.request]
+            gate.united, gate.at, gate.last_load, one.united = True, self.now, self.now, visit.layer
+            gate.present = self.there(visit.layer)
+            for row in gate.positions:
+                self.predictions.pop(t.Visit(visit.request, row, visit.layer), None)
+        self.united += fresh
+        named = Counter(e for gate in fresh.values() for e in gate.rows)
+        self.seen["needed by several"] += any(n > 1 for n in named.values())
 
     def pays(self, worker: int, form: str) -> bool:
         """Loading the form there and restoring it is faster than loading the full one, as far as that is known."""
@@ -218,36 +209,43 @@ class Books:
             self.seen["lost while computing" if attempt.uses and attempt.loaded else "lost while loading"] += 1
         self.seen["lost while idle"] += not held
 
-    def predict(self, visit: t.Visit, experts: tuple[int, ...], bring: tuple[int, ...]) -> None:
+    def predict(self, row: t.Visit, experts: tuple[int, ...], bring: tuple[int, ...]) -> None:
         """`bring`: those that are to be in slots."""
-        one = self.requests[visit.request]
-        if visit.position >= one.prompt and visit in one.activated:
-            one.matched.setdefault(visit, frozenset(experts))
-        if (visit.position, visit.layer) <= one.reached:
+        one, wanted = self.requests[row.request], frozenset(bring)
+        if one.passed(row):
             one.late += 1
             self.seen["late prediction"] += 1
+            last = one.readings.get(row, [None])[-1]
+            if last is not None and last.predicted is None:
+                last.predicted = frozenset(experts)
             return
-        wanted = frozenset(bring)
-        self.seen["second prediction"] += visit in self.predictions
+        self.seen["second prediction"] += row in self.predictions
+        self.seen["replaced prediction"] += self.predictions.get(row, wanted) != wanted
         self.seen["brings others"] += wanted != set(experts)
-        if self.predictions.get(visit, wanted) != wanted:
-            self.clear = False  # whether one that goes then was pre-empted cannot be told
-        self.predictions[visit] = wanted
-        self.named_by[visit] = frozenset(experts)
+        self.predictions[row] = wanted
+        one.expected[row] = frozenset(experts)
 
     def _gate_fired(self, event: t.GateFired) -> None:
         visit, one = event.visit, self.requests[event.visit.request]
         if not one.open:
             return
-        predicted = self.predictions.pop(visit, frozenset())
-        named = self.named_by.pop(visit, None)
-        one.reached = (visit.position, visit.layer)
-        self.gate = visit
-        self.gates[visit] = Gate(self.now, dict(event.rows), event.chosen, predicted, last_load=self.now)
-        if not one.prefilling and self.predicts:
-            one.activated[visit] = frozenset(dict(event.rows))
-            if named is not None:
-                one.matched[visit] = named
+        rows = [t.Visit(visit.request, position, visit.layer) for position in range(one.first, one.stop)]
+        assert visit == rows[0]
+        one.fired = visit.layer
+        wanted = [self.predictions.get(row, frozenset()) for row in rows]
+        self.gates[visit] = Gate(
+            dict(event.rows),
+            event.chosen,
+            range(one.first, one.stop),
+            one.prefilling,
+            frozenset[int]().union(*wanted),
+        )
+        for row, chosen, brought in zip(rows, event.chosen, wanted, strict=True):
+            expected = one.expected.pop(row, None)
+            if not one.prefilling and self.predicts:
+                one.in_time += len(brought.intersection(chosen))
+                one.readings.setdefault(row, []).append(Reading(frozenset(chosen), expected))
+                self.seen["row read again"] += len(one.readings[row]) > 1
 
     def _load_over(self, event: t.LoadEnded | t.LoadFailed) -> None:
         failed = isinstance(event, t.LoadFailed)
@@ -267,7 +265,7 @@ class Books:
                 if visit in self.gates:
                     self.gates[visit].last_load = self.now
             for experts in self.warm_ups.values():
-                if attempt.load.expert in experts and (attempt.keeps or attempt.warms_up):
+                if attempt.load.expert in experts:
                     experts.remove(attempt.load.expert)
                     self.seen["warmed"] += 1
 
@@ -294,8 +292,8 @@ class Books:
     def _computed(self, attempt: Attempt, visit: t.Visit, host: bool) -> None:
         """All rows of one visit have come back."""
         del attempt.uses[visit]
-        one, number = self.requests[visit.request], attempt.load.expert.expert
-        self.gates[visit].done.add(number)
+        one, number, gate = self.requests[visit.request], attempt.load.expert.expert, self.gates[visit]
+        gate.done.add(number)
         self.computed += 1
         if host:
             del self.hosting[visit, number]
@@ -303,11 +301,15 @@ class Books:
             one.decode_hosted += not one.prefilling
             self.seen["computed by a host"] += 1
             return
-        one.hits += attempt.owner != visit
+        own = {owner for owner in attempt.owners if gate.covers(visit, owner)}
+        one.hits.add(sure=not own, possible=own != attempt.owners)
+        self.hits.add(sure=not own or bool(attempt.served), possible=own != attempt.owners)
         self.again += attempt.done
         self.seen["computed where it was"] += attempt.done
         attempt.done = True
-        if not attempt.keeps:
+        if own:
+            attempt.served.add(visit)
+        if attempt.leaving and not attempt.uses:
             del self.slots[attempt.load.worker, attempt.load.slot]
 
     # --- what ends ----------------------------------------------------------------------------------------------------
@@ -315,13 +317,14 @@ class Books:
     def close(self, request: int) -> None:
         one = self.requests[request]
         one.open = False
+        self.step.pop(request, None)
         for visit in [v for v in self.gates if v.request == request]:
-            one.broken = True
+            one.broken |= self.gates[visit].united
             del self.gates[visit]
             for attempt in self.slots.values():
-                if attempt.keeps:
-                    for call in attempt.uses.pop(visit, Use()).owed:
-                        self.calls.pop(call, None)
+                for call in attempt.uses.pop(visit, Use()).owed:
+                    self.calls.pop(call, None)
+                    attempt.leaving &= call != attempt.last_call
             for key in [key for key in self.hosting if key[0] == visit]:
                 self.stop_hosting(key)
         self.predictions = {v: e for v, e in self.predictions.items() if v.request != request}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from support.scheduling.plan import FAULTS, POLICIES, PREDICTORS, PREFILLS, Plan
+from support.worlds.plan import FAULTS, POLICIES, PREDICTORS, PREFILLS, Plan
 
 ANY_FAULT = st.tuples(st.integers(0, 400), st.sampled_from(FAULTS), st.integers(0, 11))
 
@@ -21,7 +21,7 @@ def plans(draw: st.DrawFn) -> Plan:
         top_k=draw(st.integers(1, experts)),
         mini_batch=draw(st.sampled_from([1, 2, 4, 128])),
         periods=(draw(st.integers(0, 3)), draw(st.integers(0, 3))),
-        requests=draw(st.integers(1, 3)),
+        requests=draw(st.sampled_from([1, 1, 2, 3, 5, 8])),
         prompt=draw(st.integers(1, 9)),
         answer=draw(st.integers(1, 5)),
         main=draw(st.integers(0, 30)),
@@ -39,4 +39,8 @@ def plans(draw: st.DrawFn) -> Plan:
         router=draw(st.booleans()),
         placement=draw(st.booleans()),
         forms=draw(st.sampled_from([False, False, False, True])),
+        chunk=draw(st.integers(0, 4)),
+        block=draw(st.integers(1, 4)),
+        pausing=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        arrive=draw(st.sampled_from([0, 20, 100])),
     )

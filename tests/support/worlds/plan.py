@@ -12,6 +12,8 @@ POLICIES = ("none", "all", "lru", "even", "quota")
 """Residencies of `policies.py`; a plan may name one of the product's as well."""
 PREDICTORS = ("none", "chance", "gate", "attention", "token")
 PREFILLS = ("ahead", "pipelined", "in-turn")
+AWAY = 60
+"""Ticks that the client of a request pauses for at most."""
 FAULTS = ("die", "join", "cancel", "shadow-lost", "shadow-join")
 
 
@@ -20,7 +22,9 @@ class Plan:
     """`slots`: one number a worker, 0 for a host place. `faults`: (when, what, whom). Durations: the most ticks that a
     thing takes. `policy`: one of `POLICIES`, or of the product's residencies. `predictor`: none, chance, or one that is
     told what the main model foresees: gate, attention or token. `router`, `placement`, `forms`: one that decides
-    otherwise than the gate, the device alone, and full precision."""
+    otherwise than the gate, the device alone, and full precision. `chunk`: most tokens of the prompt in a pass, 0: all.
+    `block`: most rows of a pass in decoding. `pausing`: how often a request is not ready when a step begins, since its
+    client is slow. `arrive`: the most ticks until a request arrives."""
 
     seed: int = 0
     slots: tuple[int, ...] = (1, 1, 1, 1)
@@ -48,6 +52,10 @@ class Plan:
     router: bool = False
     placement: bool = False
     forms: bool = False
+    chunk: int = 0
+    block: int = 1
+    pausing: float = 0.0
+    arrive: int = 20
 
     @property
     def all_experts(self) -> int:
@@ -57,6 +65,11 @@ class Plan:
     def stay(self) -> bool:
         """Every expert is to stay in a slot of its own."""
         return self.policy == "all"
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing fails, is lost, or is cancelled."""
+        return not self.failing and all(what.startswith("shadow") for _, what, _ in self.faults)
 
     @property
     def shape(self) -> ModelShape:
@@ -71,7 +84,7 @@ def random_plan(seed: int) -> Plan:
     faults = [
         (rng.randint(0, 400), rng.choice(kinds), rng.randint(0, 11)) for _ in range(rng.randint(0, 6) if kinds else 0)
     ]
-    return Plan(
+    plan = Plan(
         seed=seed,
         slots=tuple(rng.choice((1, 1, 1, 2, 3)) for _ in range(rng.choice((1, 2, 3, 4, 5, 8, 12)))),
         group=rng.randint(1, 4),
@@ -93,6 +106,52 @@ def random_plan(seed: int) -> Plan:
         failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
         faults=tuple(sorted(faults)),
     )
+    return _in_passes(plan)
+
+
+def _in_passes(plan: Plan) -> Plan:
+    """Every other plan with prompts in chunks, blocks, slow clients; drawn apart, so that the rest does not change."""
+    rng = Random(f"passes {plan.seed}")
+    if rng.random() < 0.5:
+        return plan
+    return replace(
+        plan,
+        chunk=rng.choice((0, 1, 2, 3)),
+        block=rng.choice((1, 1, 2, 4)),
+        pausing=rng.choice((0.0, 0.0, 0.3)),
+        arrive=rng.choice((0, 20, 100)),
+    )
+
+
+def stepping_plan(seed: int) -> Plan:
+    """Several requests in lock-step, few slots, few experts that they share, and anything that may happen to one."""
+    rng = Random(f"stepping {seed}")
+    plan = _eventful(rng)
+    plain = rng.random() < 0.5
+    kinds = rng.sample((*FAULTS, "cancel", "cancel"), 2)
+    plan = replace(
+        plan,
+        seed=seed,
+        slots=_slots(rng, (1, 1, 2, 3, 5), (1, 1, 2, 3), 0.15),
+        layers=rng.randint(1, 4),
+        requests=rng.choice((2, 3, 3, 5, 8)),
+        prompt=rng.randint(1, 6),
+        answer=rng.randint(1, 6),
+        chunk=rng.choice((0, 1, 2, 3)),
+        block=rng.choice((1, 1, 2, 3, 4)),
+        pausing=rng.choice((0.0, 0.2, 0.5)),
+        arrive=rng.choice((0, 20, 100, 300)),
+        predict=rng.choice((1, 5, 30, 60)),
+        latency=rng.choice((0, 2, 10)),
+        failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
+        faults=_faults(rng, 4, tuple(kinds)) if rng.random() < 0.6 else (),
+        policy="none" if plain else rng.choice(("none", "lru", "even", "quota", "all")),
+        predictor="none" if plain else plan.predictor,
+        router=not plain and plan.router,
+        placement=not plain and plan.placement,
+        forms=not plain and rng.random() < 0.1,
+    )
+    return roomy(plan) if plan.stay and rng.random() < 0.9 else plan
 
 
 def roomy(plan: Plan) -> Plan:
@@ -122,7 +181,7 @@ def eventful_plan(seed: int) -> Plan:
     """Small worlds drawn towards what random ones rarely see: many faults, loads that crowd on one link, loads that
     fail again and again, requests that want the same experts; turn by turn."""
     rng = Random(f"eventful {seed}")
-    plan = [_troubled, _crowded, _brittle, _shared][seed % 4](replace(_eventful(rng), seed=seed), rng)
+    plan = _in_passes([_troubled, _crowded, _brittle, _shared][seed % 4](replace(_eventful(rng), seed=seed), rng))
     return roomy(plan) if plan.stay and rng.random() < 0.85 else plan
 
 

@@ -1,8 +1,9 @@
-"""A small simulated world around the scheduler's core, judged by `support.scheduling.referee`.
+"""A small simulated world around the scheduler's core, judged by `support.worlds.referee`.
 
-The world has workers with slots, loads and computations of random length, messages under way, a main model with random
-routes, a shadow that is sometimes wrong, late, silent or gone, workers that die and come. Its time is whole ticks, so
-that sums are exact. The same plan lives through the same.
+The world has workers with slots, loads and computations of random length, messages under way, a shadow that is
+sometimes wrong, late, silent or gone, workers that die and come. Its main model has random routes. It reads in steps: a
+pass of each request that is ready; prompts in chunks, answers in blocks of which the first rows are right. Its time is
+whole ticks, so that sums are exact. The same plan lives through the same.
 """
 
 from __future__ import annotations
@@ -22,114 +23,38 @@ from scheduler.core.machine import Core
 from scheduler.policies.predictors.base import Scores
 from scheduler.policies.residency.base import Residency
 from scheduler.policies.strategy import Strategy
-from support.scheduling.overheard import overheard
-from support.scheduling.plan import Plan
 from support.scheduling.policies import placement_of, precision_of, predictor_of, residency_of, router_of
-from support.scheduling.referee import Referee
+from support.worlds.overheard import overheard
+from support.worlds.plan import AWAY, Plan
+from support.worlds.referee import Referee
+from support.worlds.worker import WorldWorker
 
-NBYTES = 7
 FORM_COSTS = (
     (),
     (t.FormCost("", 9, 0, True), t.FormCost("int4", 3, 2, True)),
     (t.FormCost("", 9, 0, True), t.FormCost("int4", 3, 6, True)),
 )
 """What forms cost on a worker, by its number: unknown, int4 pays, it does not."""
+MOST_FACTS = 50_000
 MakeResidency = Callable[[Plan], Residency]
 
 
 @dataclass(slots=True, eq=False)
-class _Holding:
-    """What is in a worker's slot, or on its way there. `waiting`: computations that came before its load had ended."""
-
-    load: t.Load
-    loaded: bool = False
-    given_up: bool = False
-    waiting: list[t.Compute] = field(default_factory=list)
-
-
-class _Worker:
-    """As worker_node's: loads side by side, one computation at a time, what it says arrives in order and later."""
-
-    def __init__(self, world: World, number: int) -> None:
-        self.world, self.number = world, number
-        self.host = world.plan.slots[number % len(world.plan.slots)] == 0
-        self.dead = False
-        self.ghost = world.rng.random() < 0.5  # what a dead one said last still arrives
-        self.slots: dict[int, _Holding] = {}
-        self.left: set[int] = set()  # slots that a last computation has freed since their last load
-        self.work: deque[tuple[_Holding, t.Compute]] = deque()
-        self.busy = False
-        self.arrives = 0
-
-    def tell(self, event: t.Event) -> None:
-        world = self.world
-        self.arrives = max(self.arrives, world.now + world.ticks(world.plan.latency))
-        world.at(self.arrives - world.now, lambda: None if self.dead and not self.ghost else world.post(event))
-
-    def obey(self, c: t.Load | t.Evict | t.Compute) -> None:
-        if self.dead:
-            return
-        if isinstance(c, t.Load):
-            assert c.slot not in self.slots, f"{c}: the worker has {self.slots[c.slot].load} there"
-            holding = self.slots[c.slot] = _Holding(c)
-            self.left.discard(c.slot)
-            self.world.at(self.world.ticks(self.world.plan.load), lambda: self.loaded(holding))
-        elif isinstance(c, t.Evict):
-            assert c.slot in self.slots or c.slot in self.left, f"{c}: nothing is there"
-            if c.slot in self.slots:
-                self.slots.pop(c.slot).given_up = True
-        elif self.host:
-            self.work.append((_Holding(t.Load(self.number, 0, c.expert, 0), loaded=True), c))
-            self.compute()
-        elif c.slot in self.slots:
-            holding = self.slots[c.slot]
-            assert holding.load.expert == c.expert
-            if holding.loaded:
-                self.work.append((holding, c))
-                self.compute()
-            else:
-                holding.waiting.append(c)
-
-    def loaded(self, holding: _Holding) -> None:
-        if holding.given_up or self.dead:
-            return
-        if self.world.fails():
-            self.tell(t.LoadFailed(holding.load.load_id, "cannot read"))
-            return
-        holding.loaded = True
-        self.tell(t.LoadEnded(holding.load.load_id, NBYTES))
-        self.work.extend((holding, c) for c in holding.waiting)
-        self.compute()
-
-    def compute(self) -> None:
-        while self.work and self.work[0][0].given_up:
-            self.work.popleft()
-        if self.work and not self.busy:
-            self.busy = True
-            holding, c = self.work.popleft()
-            self.world.at(self.world.ticks(self.world.plan.compute), lambda: self.computed(holding, c))
-
-    def computed(self, holding: _Holding, c: t.Compute) -> None:
-        self.busy = False
-        if self.world.fails():
-            self.tell(t.ComputeFailed(c.call_id, "cannot compute"))
-        else:
-            self.tell(t.ComputeEnded(c.call_id))  # also when it was given up meanwhile
-            if c.evict and not holding.given_up:
-                holding.given_up = True
-                del self.slots[c.slot]
-                self.left.add(c.slot)
-        self.compute()
-
-
-@dataclass(slots=True, eq=False)
 class _Main:
-    """One request's token loop."""
+    """One request's forward passes. `position`: where the next begins; `layer`: of the one under way. `reads`: how
+    often each position has been read."""
 
     number: int
-    over: bool = False
-    index: int = -1
+    position: int = 0
+    under_way: t.Pass | None = None
     layer: int = 0
+    away: bool = False
+    over: bool = False
+    reads: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def ready(self) -> bool:
+        return not (self.over or self.away or self.under_way)
 
 
 class World:
@@ -142,13 +67,14 @@ class World:
         self._make_residency = residency
         self.core = self._make_core(overheard(self._strategy(), self.referee))
         self.log: list[tuple[t.Event, int, list[t.Command]]] = []
-        self.workers: dict[int, _Worker] = {}
+        self.workers: dict[int, WorldWorker] = {}
         self.mains: dict[int, _Main] = {}
+        self.step: list[_Main] = []
         self._heap: list[tuple[int, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._inbox: deque[t.Event] = deque()
         self._posting = False
-        self._routes: dict[tuple[int, int, int], list[int]] = {}
+        self._routes: dict[tuple[int, int, int, int], list[int]] = {}
 
     def _strategy(self) -> Strategy:
         plan = self.plan
@@ -182,12 +108,13 @@ class World:
         if self.plan.shadow:
             self.post(t.ShadowJoined())
         for number in range(1, self.plan.requests + 1):
-            self.at(self.ticks(20), partial(self.open, number))
+            self.at(self.ticks(self.plan.arrive), partial(self.open, number))
         for when, what, whom in self.plan.faults:
             self.at(when, partial(self.fault, what, whom))
         while self._heap:
             self.now, _, act = heapq.heappop(self._heap)
             act()
+            assert len(self.log) < MOST_FACTS, "it goes on for ever"
         waiting = [main for main in self.mains.values() if not main.over]
         assert not waiting, f"nothing more happens and these wait: {waiting}"
         self.referee.finish(self.core)
@@ -221,7 +148,7 @@ class World:
             case t.Load() | t.Evict() | t.Compute():
                 self.workers[c.worker].obey(c)
             case t.Resume():
-                self.at(self.ticks(self.plan.main), lambda: self.next_layer(self.mains[c.visit.request]))
+                self.resumed(self.mains[c.visit.request])
             case t.Fail():
                 self.close(self.mains[c.request])
             case t.Align():
@@ -230,30 +157,95 @@ class World:
     # --- the main model -----------------------------------------------------------------------------------------------
 
     def open(self, number: int) -> None:
-        main = self.mains[number] = _Main(number)
+        self.mains[number] = _Main(number)
         self.post(t.RequestOpened(number, self.plan.prompt))
-        if not main.over:
-            self.post(t.StepStarted((t.Pass(number, 0, self.plan.prompt, prefill=True),)))
-            self.at(self.ticks(self.plan.main), lambda: self.gate(main))
+        self.soon()
+
+    def soon(self) -> None:
+        """A step begins, if none is under way and a request is ready."""
+        self.at(self.ticks(2), self.begin)
+
+    def begin(self) -> None:
+        ready = [main for main in self.mains.values() if main.ready]
+        if self.step or not ready:
+            return
+        self.rng.shuffle(ready)
+        self.step = ready
+        self.post(t.StepStarted(tuple(self.next_pass(main) for main in ready)))
+        for main in ready:
+            self.at(self.ticks(self.plan.main), partial(self.gate, main))
+
+    def next_pass(self, main: _Main) -> t.Pass:
+        plan, first = self.plan, main.position
+        if first < plan.prompt:
+            tokens = min(plan.chunk or plan.prompt, plan.prompt - first)
+        else:
+            tokens = self.rng.randint(1, min(plan.block, plan.prompt + plan.answer - first))
+        main.reads.update(range(first, first + tokens))
+        main.layer = 0
+        main.under_way = t.Pass(main.number, first, tokens, prefill=first < plan.prompt)
+        return main.under_way
+
+    def leave(self, main: _Main) -> None:
+        """It has no pass in the step any more."""
+        main.under_way = None
+        if main in self.step:
+            self.step.remove(main)
+            if not self.step:
+                self.soon()
 
     def close(self, main: _Main) -> None:
         if not main.over:
             main.over = True
+            self.leave(main)
             self.post(t.RequestClosed(main.number))
 
     def gate(self, main: _Main) -> None:
         if main.over:
             return
-        plan = self.plan
-        first = 0 if main.index < 0 else plan.prompt + main.index
-        positions = range(plan.prompt) if main.index < 0 else range(first, first + 1)
-        routes = [self.route(main.number, position, main.layer) for position in positions]
+        assert main.under_way is not None
+        _, first, tokens, _ = main.under_way
+        positions = range(first, first + tokens)
+        routes = [self.route(main, position, main.layer) for position in positions]
         rows = Counter(expert for route in routes for expert in route)
         chosen = tuple(tuple(route) for route in routes)
         scores = self.scores(routes) if self.core.strategy.wants_scores else ()
         self.post(t.GateFired(t.Visit(main.number, first, main.layer), tuple(sorted(rows.items())), chosen, scores))
         if not main.over and self.core.strategy.predictor.foresight is not None:
-            self.foresee(main, first, positions)
+            self.foresee(main, positions)
+
+    def resumed(self, main: _Main) -> None:
+        """Its visit goes on: with the next layer, or its pass is over."""
+        assert main.under_way is not None
+        main.layer += 1
+        if main.layer < self.plan.layers:
+            self.at(self.ticks(self.plan.main), partial(self.gate, main))
+        else:
+            self.at(self.ticks(self.plan.main), partial(self.pass_over, main))
+
+    def pass_over(self, main: _Main) -> None:
+        """All rows of a block, or the first of them, were right: the next pass goes on from there."""
+        if main.over:
+            return
+        assert main.under_way is not None
+        _, first, tokens, prefill = main.under_way
+        main.position = first + (tokens if prefill else self.rng.randint(1, tokens))
+        index = main.position - self.plan.prompt
+        if index == self.plan.answer:
+            self.close(main)
+            return
+        if index >= 0:
+            self.post(t.TokenDecoded(main.number, index))
+        if main.over:
+            return
+        self.leave(main)
+        main.away = self.rng.random() < self.plan.pausing
+        if main.away:
+            self.at(self.ticks(AWAY), partial(self.come_back, main))
+
+    def come_back(self, main: _Main) -> None:
+        main.away = False
+        self.soon()
 
     def scores(self, routes: list[list[int]]) -> Scores:
         """As the routes have it: the k best of each row in their order."""
@@ -263,63 +255,55 @@ class World:
             for route in routes
         )
 
-    def foresee(self, main: _Main, first: int, positions: range) -> None:
+    def foresee(self, main: _Main, positions: range) -> None:
         """What the main model tells a predictor, now and then too late, and mostly right."""
-        layer, at = main.layer + 1, first
+        layer = main.layer + 1
         if self.plan.predictor == "token":
-            layer, at, positions = main.layer, positions[-1] + 1, range(1)
+            layer, positions = main.layer, range(positions.stop, positions.stop + 1)
         if layer == self.plan.layers:
             return
-        routes = [self.route(main.number, at if self.plan.predictor == "token" else p, layer) for p in positions]
+        routes = [self.route(main, position, layer) for position in positions]
         if self.rng.random() > self.plan.accuracy:
             routes = [sorted(route, reverse=True) for route in self.shuffled(routes)]
-        event = t.Foreseen(main.number, at, layer, self.scores(routes))
+        event = t.Foreseen(main.number, positions.start, layer, self.scores(routes))
         self.at(self.ticks(2 * self.plan.main), lambda: self.post(event))
 
     def shuffled(self, routes: list[list[int]]) -> list[list[int]]:
         return [self.rng.sample(range(self.plan.experts), len(route)) for route in routes]
 
-    def route(self, request: int, position: int, layer: int) -> list[int]:
-        key = (request, position, layer)
+    def route(self, main: _Main, position: int, layer: int) -> list[int]:
+        """Of the row in the pass under way, or in the next that reads it: a row that was not right is read again."""
+        one = main.under_way
+        here = one is not None and one.position <= position < one.position + one.tokens
+        reading = main.reads[position] - (here and layer >= main.layer)
+        key = (main.number, position, layer, reading)
         if key not in self._routes:
-            rng = Random(f"{self.plan.seed}/{request}/{position}/{layer}")
+            again = f"/{reading}" if reading else ""
+            rng = Random(f"{self.plan.seed}/{main.number}/{position}/{layer}{again}")
             self._routes[key] = rng.sample(range(self.plan.experts), self.plan.top_k)
         return self._routes[key]
-
-    def next_layer(self, main: _Main) -> None:
-        if main.over:
-            return
-        main.layer += 1
-        if main.layer == self.plan.layers:
-            main.layer, main.index = 0, main.index + 1
-            if main.index == self.plan.answer:
-                self.close(main)
-                return
-            self.post(t.TokenDecoded(main.number, main.index))
-            if not main.over:
-                self.post(t.StepStarted((t.Pass(main.number, self.plan.prompt + main.index, 1, prefill=False),)))
-        self.at(self.ticks(self.plan.main), lambda: self.gate(main))
 
     # --- the shadow ---------------------------------------------------------------------------------------------------
 
     def shadow_pass(self, request: int, step: int) -> None:
-        """Predictions of this pass, now and then also of the next, as fast or as slowly as the plan says."""
-        when = 0
-        for ahead in range(1 + (self.rng.random() < 0.3)):
-            for layer in range(self.plan.layers):
-                when += self.ticks(self.plan.predict)
+        """Predictions of the rows from this one on, as fast or as slowly as the plan says."""
+        plan, when = self.plan, 0
+        rows = 1 + (self.rng.random() < 0.3) if plan.block == 1 else self.rng.randint(1, plan.block + 2)
+        for ahead in range(rows):
+            for layer in range(plan.layers):
+                when += self.ticks(plan.predict)
                 for again in range(1 + (self.rng.random() < 0.1)):
                     if self.rng.random() < 0.95:
-                        event = self.prediction(request, self.plan.prompt + step + ahead, layer)
+                        event = self.prediction(self.mains[request], plan.prompt + step + ahead, layer)
                         self.at(when + again, partial(self.say, event))
 
-    def prediction(self, request: int, position: int, layer: int) -> t.Predicted:
+    def prediction(self, main: _Main, position: int, layer: int) -> t.Predicted:
         experts: list[int] = []
-        for expert in self.route(request, position, layer):
+        for expert in self.route(main, position, layer):
             guess = expert if self.rng.random() < self.plan.accuracy else self.rng.randrange(self.plan.experts)
             if guess not in experts:
                 experts.append(guess)
-        return t.Predicted(request, position, layer, tuple(experts))
+        return t.Predicted(main.number, position, layer, tuple(experts))
 
     def say(self, event: t.Predicted) -> None:
         if self.referee.books.shadow or self.rng.random() < 0.5:
@@ -329,7 +313,7 @@ class World:
 
     def join(self, number: int) -> None:
         if number not in self.workers:
-            self.workers[number] = _Worker(self, number)
+            self.workers[number] = WorldWorker(self, number)
             slots = self.plan.slots[number % len(self.plan.slots)]
             self.post(t.WorkerJoined(number, slots, forms=FORM_COSTS[number % 3] if self.plan.forms else ()))
 
@@ -348,7 +332,7 @@ class World:
         elif what == "shadow-join" and not shadow:
             self.post(t.ShadowJoined())
 
-    def lose(self, worker: _Worker) -> None:
+    def lose(self, worker: WorldWorker) -> None:
         if self.workers.get(worker.number) is worker:
             del self.workers[worker.number]
             self.post(t.WorkerLost(worker.number, "it died"))

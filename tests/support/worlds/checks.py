@@ -6,7 +6,8 @@ from __future__ import annotations
 from scheduler.core.machine import MAX_FAILURES, Core
 from scheduler.core.slots import PREFETCHES
 from scheduler.core.stats import RequestStats
-from support.scheduling.referee_books import Attempt, Books, Expert, RequestBooks
+from support.worlds.books import Books
+from support.worlds.records import Attempt, Expert, RequestBooks
 
 Count = dict[Expert, int]
 
@@ -24,33 +25,41 @@ def check_settled(books: Books, core: Core) -> None:
     by_worker: dict[int, list[Attempt]] = {w: [] for w, slots in books.live.items() if slots}
     for (worker, _), attempt in books.slots.items():
         expert: Expert = attempt.load.expert
-        _add(in_slots, expert)
         by_worker[worker].append(attempt)
+        assert not attempt.failed, f"{attempt.load} has failed, and is still there"
+        if not attempt.leaving:
+            _add(in_slots, expert)
         if attempt.keeps:
             _add(kept, expert)
-        elif attempt.loaded or not attempt.warms_up:
+        elif not attempt.leaving:
             _add(passing, expert)
         if attempt.uses:
             _check_rows(books, attempt)
     for attempt in books.hosting.values():
         _check_rows(books, attempt)
     for expert, count in passing.items():
-        wanted = named.get(expert, 0) + predicted.get(expert, 0) + books.warming_up(expert)
+        wanted = (expert in named) + predicted.get(expert, 0) + books.warming_up(expert)
         assert count <= wanted + len(books.planned(expert[0])), f"{expert} is held though nobody wants it"
     assert max(kept.values(), default=1) == 1, "kept in two slots"
     assert books.kept == kept, f"kept: {kept}; told: {books.kept}"
     _check_links(books)
-    lacking = named.keys() - in_slots.keys()
+    begun: Count = {}
+    for attempt in books.slots.values():
+        for _ in attempt.uses:
+            _add(begun, attempt.load.expert)
+    lacking = named.keys() - in_slots.keys() - begun.keys()
     assert not lacking or not books.plan.stay, f"named, not loaded, and there is room: {lacking}"
-    _check_waits(books, named, predicted, in_slots, by_worker)
+    _check_waits(books, named, predicted, {*in_slots, *begun}, by_worker)
+    _check_begun(books, named, begun, by_worker)
     assert core.workers == sorted(books.live)
 
 
 def _demands(books: Books) -> tuple[Count, Count]:
-    """How many visits' gates have named each expert, to be computed in a slot; and how many are predicted to."""
+    """How many visits' united gates have named each expert, to be computed in a slot; and how many rows are predicted
+    to need it."""
     named: Count = {}
     for visit, gate in books.gates.items():
-        for e in gate.rows:
+        for e in gate.rows if gate.united else ():
             if e not in gate.done and (visit, e) not in books.hosting:
                 _add(named, (visit.layer, e))
     predicted: Count = {}
@@ -78,26 +87,24 @@ def _check_links(books: Books) -> None:
 
 
 def _check_waits(
-    books: Books, named: Count, predicted: Count, in_slots: Count, by_worker: dict[int, list[Attempt]]
+    books: Books, named: Count, predicted: Count, there: set[Expert], by_worker: dict[int, list[Attempt]]
 ) -> None:
+    """No load waits that could begin."""
     full = [worker for worker, held in by_worker.items() if len(held) == books.live[worker]]
-    if books.plan.policy == "none":
-        hoped = {e: n for e, n in predicted.items() if books.failures[e] < MAX_FAILURES}
-        waits = any(named.get(e, 0) + hoped.get(e, 0) > in_slots.get(e, 0) for e in {*named, *hoped})
-    else:
-        waits = bool(named.keys() - in_slots.keys())
-    if waits and not full:
+    hoped = {e for e in predicted if books.failures[e] < MAX_FAILURES} if books.plan.policy == "none" else set[Expert]()
+    if {*named, *hoped} - there and not full:
         busy = any(len(books.links[worker]) >= PREFETCHES for worker in by_worker)
         assert busy, "something is wanted and every worker has a free slot and an idle link"
-    if not named or books.plan.prefill == "in-turn":  # what is loaded in turn is named, though not sent yet
+
+
+def _check_begun(books: Books, named: Count, begun: Count, by_worker: dict[int, list[Attempt]]) -> None:
+    """No rows wait that could be sent."""
+    if books.plan.prefill == "in-turn":  # what is loaded in turn is named, though not sent yet
         return
-    begun: Count = {}
-    for attempt in books.slots.values():
-        for _ in attempt.uses:  # who stays serves several at once
-            _add(begun, attempt.load.expert)
     if any(count > begun.get(expert, 0) for expert, count in named.items()):
         # others may have nobody make room while something is computed
         enough = all if books.plan.policy in ("none", "all", "lru") else any
+        full = [worker for worker, held in by_worker.items() if len(held) == books.live[worker]]
         stuffed = [worker for worker in full if enough(attempt.uses for attempt in by_worker[worker])]
         assert stuffed, "a named expert waits though every worker could make room"
 
@@ -124,15 +131,16 @@ def check_end(books: Books, core: Core) -> None:
     assert sum(one.bytes_loaded for one in stats) == books.bytes
     hits = sum(one.reused for one in stats)
     assert books.again <= hits <= books.computed  # what was computed from a load that had served already is a hit
-    assert plan.policy != "none" or hits == 0
     preempted, unused = sum(one.preempted for one in stats), sum(one.unused for one in stats)
     seen["hits"] += hits
     seen["pre-empted"] += preempted
     seen["unused"] += unused
-    if books.clear:
-        seen["clear"] += 1
-        assert preempted == books.preempted
-        assert unused == sum(one.unused for one in books.requests.values())
+    assert sum(one.reloads for one in stats) in books.reloads
+    if not plan.forms:
+        assert preempted in books.preempted
+        assert unused in books.unused
+    if books.smooth and not plan.forms:
+        assert hits in books.hits
     if plan.requests == 1:
         assert core.stats[1].decode_loads == books.decode_loaded
     for number, one in books.requests.items():
@@ -143,14 +151,16 @@ def check_end(books: Books, core: Core) -> None:
 def _check_request(books: Books, one: RequestBooks, stats: RequestStats) -> None:
     plan = books.plan
     assert stats.late == one.late
-    if books.owners or plan.policy == "none":
-        assert stats.reloads == one.reloads
+    assert stats.loads in one.loads
+    assert stats.reloads in one.reloads
     assert (stats.host_calls, stats.decode_host_calls) == (one.hosted, one.decode_hosted)
     assert stats.named == one.named
-    if books.owners or not (plan.forms or plan.placement):
-        assert stats.present == one.present
-    if books.clear and books.smooth:
-        assert stats.reused == one.hits
+    assert stats.present == one.present
+    if not plan.failing:
+        assert stats.in_time == one.in_time
+    if not plan.forms:
+        assert stats.unused in one.unused
+        assert not books.smooth or stats.reused in one.hits
     if not one.broken:
         assert stats.stall_s == one.stall
         if plan.prefill != "in-turn" or (books.smooth and plan.policy in ("none", "all")):
@@ -160,17 +170,18 @@ def _check_request(books: Books, one: RequestBooks, stats: RequestStats) -> None
 
 def _check_recall(books: Books, one: RequestBooks, stats: RequestStats) -> None:
     """Equations (2) and (3): what was activated, token by token, and how much of it some prediction had named."""
-    pairs = {
-        v: (len(experts & one.matched[v]), len(experts)) for v, experts in one.activated.items() if v in one.matched
-    }
+    rows = [(row, each) for row, readings in one.readings.items() for each in readings]
+    pairs = [
+        (row, len(each.named & each.predicted), len(each.named)) for row, each in rows if each.predicted is not None
+    ]
     stats.close()
-    assert stats.unpredicted == sum(len(e) for v, e in one.activated.items() if v not in one.matched)
+    assert stats.unpredicted == sum(len(each.named) for _, each in rows if each.predicted is None)
     books.seen["unpredicted"] += stats.unpredicted > 0
     for n in range(books.plan.answer):
-        of_token = [pair for visit, pair in pairs.items() if visit.position == one.prompt + n]
+        of_token = [pair for pair in pairs if pair[0].position == one.prompt + n]
         tally = stats.by_index[n] if n < len(stats.by_index) else None
-        correct, activated = sum(c for c, _ in of_token), sum(a for _, a in of_token)
+        correct, activated = sum(pair[1] for pair in of_token), sum(pair[2] for pair in of_token)
         assert ((tally.correct, tally.activated) if tally else (0, 0)) == (correct, activated)
-    right, total = sum(c for c, _ in pairs.values()), sum(a for _, a in pairs.values())
+    right, total = sum(pair[1] for pair in pairs), sum(pair[2] for pair in pairs)
     assert stats.overall.recall == (right / total if total else None)
     books.seen["recall between 0 and 1"] += 0 < right < total
