@@ -67,6 +67,8 @@ class GateTable:
             self._pass_on(gates)
         for gate in gates:
             self._cancel_mispredicted(gate)
+        if len(gates) > 1:
+            self._share_prefetches(gates)
         self._demand(gates)
         return gates, forecasts
 
@@ -86,8 +88,7 @@ class GateTable:
     # --- routing ------------------------------------------------------------------------------------------------
 
     def _route(self, events: list[t.GateFired]) -> list[Gate]:
-        """The router sees the rows of all decoding passes at once (importance, 5.4). What passes of a prompt need
-        counts as resident for it: it is loaded anyway."""
+        """The router sees the rows of all decoding passes at once (importance, 5.4)."""
         opened = [self._state.visits[event.visit] for event in events]
         present = set().union(*map(self._present, opened))
         routed: dict[t.Visit, Chosen] = {}
@@ -95,8 +96,7 @@ class GateTable:
         if scored:
             chosen = tuple(row for event in scored for row in event.chosen)
             scores = tuple(row for event in scored for row in event.scores)
-            needed = {expert for event in events if event not in scored for expert, _ in event.rows}
-            experts = self._strategy.router.route(chosen, scores, present | needed)
+            experts = self._strategy.router.route(chosen, scores, present)
             rows = iter(experts)
             if experts is not chosen:
                 routed = {event.visit: tuple(itertools.islice(rows, len(event.chosen))) for event in scored}
@@ -129,7 +129,16 @@ class GateTable:
                 heir = next(heirs, None)
                 if heir is not None:
                     demand = heir.demands[expert] = gate.opened.demands.pop(expert)
-                    demand.visit = heir
+                    demand.visit, demand.hit = heir, demand.entry is not None
+
+    def _share_prefetches(self, gates: list[Gate]) -> None:
+        """An expert that was predicted for one pass serves all that need it. They share it before rows are sent: the
+        last rows evict it."""
+        brought = {expert for gate in gates for expert in gate.opened.demands}
+        for gate in gates:
+            for expert in gate.rows:
+                if expert in brought and expert not in gate.opened.demands:
+                    self._slots.place(self._visits.demand(gate.opened, expert, "prediction"))
 
     def _cancel_mispredicted(self, gate: Gate) -> None:
         demands, rows = gate.opened.demands, gate.rows
