@@ -108,7 +108,8 @@ class GateTable:
         if changed:
             chosen = dict(sorted(Counter(itertools.chain.from_iterable(experts)).items()))
         here = tuple(expert for expert in chosen if expert in present)
-        opened.request.stats.gate(len(chosen), len(here), opened.request.prefilling)
+        stats, prefilling = opened.request.stats, opened.request.prefilling
+        stats.gate(sum(chosen.values()), sum(chosen[expert] for expert in here), prefilling)
         if changed or self._reports_residents:
             self._commands.route(opened.id, experts if changed else (), here)
         return Gate(opened, event, chosen)

@@ -82,7 +82,7 @@ class PassTracker:
         lead = self._state.step.number - (one.position + one.tokens - 1)
         moved = lead != request.lead or one.tokens > 1
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
-        request.prefilling, request.planned = one.prefill, 0
+        request.prefilling, request.planned, request.after = one.prefill, 0, None
         if not moved:
             return False
         if request.in_block:
@@ -113,6 +113,11 @@ class PassTracker:
                     else:
                         demand.visit, into.demands[expert] = into, demand
 
+    def decoded(self, request: Request, index: int) -> None:
+        """Token `index` of the answer exists: the next pass begins with it."""
+        request.after = request.stats.prompt_tokens + index
+        request.lead = self._state.step.number + 1 - request.after
+
     def _begin_pass(self, request: Request, one: t.Pass) -> None:
         visit = t.Visit(one.request, one.position, self._state.shape.layers[0])
         self._prefetch_forecasts(request, self._strategy.predictor.begun(visit, one.tokens, one.prefill))
@@ -131,9 +136,7 @@ class PassTracker:
     ) -> None:
         """A prediction has come for a row: `experts` are expected, `bring` of them are prefetched; None: all. It
         replaces the prediction that the row had before. One that comes after its gate is late, and only counted."""
-        visit = row
-        if request.in_block and request.position <= row.position < request.position + request.rows:
-            visit = row._replace(position=request.position)
+        visit = row._replace(position=request.pass_of(row.position))
         late = (visit.position, self._visits.ordinal[row.layer]) <= request.reached
         if row.position >= request.stats.prompt_tokens:
             request.stats.predicted(row, experts, late)

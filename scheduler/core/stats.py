@@ -40,7 +40,7 @@ class RequestStats:
     """Experts computed without a load begun for them: another demand's load had brought them."""
     decode_reused: int = 0
     named: int = 0
-    """Experts that decoding's gates chose, after the router."""
+    """Experts that decoding's gates chose for each row, after the router."""
     present: int = 0
     """Of `named`, those whose bytes were in a slot when the gate fired: the hit rate of the papers."""
     host_calls: int = 0
@@ -72,7 +72,7 @@ class RequestStats:
         self.decode_reused += not prefilling
 
     def gate(self, named: int, present: int, prefilling: bool) -> None:
-        """`named` experts are to be computed; `present` of them were in slots."""
+        """`named`: the sum over all rows of the experts that compute a row; `present` of them were in slots."""
         if not prefilling:
             self.named += named
             self.present += present
