@@ -25,13 +25,13 @@ from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_work
 from scheduler.simulation.scenario import RECALL, Scenario
 from scheduler.simulation.simulate import Outcome, simulate, unscored
 from scheduler.simulation.time_breakdown import bound_by
-from scheduler.simulation.workload import Workload, random_workload
+from scheduler.simulation.workload import SAME_TOKEN, Workload, random_workload
 from scheduler.timing.load_budget import luck
 from scheduler.timing.profile import Profile, find_profile
 from scheduler.trace import write_trace
 from scheduler.types import FormCost, WorkerJoined
 
-_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k")
+_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k", "same_token")
 """Settings that a recording determines."""
 
 
@@ -107,7 +107,8 @@ def _random_run(given: SimulateSettings) -> Run:
         raise ConfigError(f"--top-k is {profile.top_k} with {profile.experts} experts; allowed: 1 to {profile.experts}")
     scenario = _scenario(given, profile, None, given.prompt_tokens, given.tokens)
     recall = RECALL if given.recall is None and scenario.system.predictor == "sep" else given.recall
-    workload = random_workload(scenario, recall, given.seed)
+    same_token = SAME_TOKEN if given.same_token is None else given.same_token
+    workload = random_workload(scenario, recall, given.seed, same_token)
     if lacking := unscored(scenario.system, strategy_of(scenario.shape, scenario.system), workload):
         flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.given(name))
         raise ConfigError(

@@ -9,6 +9,7 @@ from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, again, setting
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS
 from scheduler.simulation.scenario import PROFILE, RECALL
+from scheduler.simulation.workload import SAME_TOKEN
 
 
 def _up_to(most: int, default: int | None, about: str, heading: str, common: bool = False) -> Any:
@@ -44,6 +45,14 @@ class SimulateSettings(SystemSettings):
         f"Recall of the shadow (default: {RECALL})",
         heading="Prediction",
         common=True,
+        ge=0,
+        le=1,
+    )
+    same_token: Number | None = setting(
+        None,
+        "a number from 0 to 1",
+        f"Share of the shadow's own tokens that are the main model's (default: {SAME_TOKEN})",
+        heading="Prediction",
         ge=0,
         le=1,
     )

@@ -23,6 +23,8 @@ class RecordedWorkload:
     prefill: list[Rows] = field(default_factory=list)
     passes: list[list[tuple[int, ...]]] = field(default_factory=list)
     predictions: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    replaced: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """Of the predictions, those that were others at first: what the shadow predicted ahead of an alignment."""
     ttft_s: float = 0.0
     """Recorded time from the start of prefill to its last answer, by the main node's clock."""
     decode_s: float = 0.0
@@ -66,6 +68,15 @@ class RecordedWorkload:
         draw: Callable[[], float] = Random(f"{self.seed} {self.number} {index} {layer}").random
         return mistaken(draw, self.passes[index][layer], self.experts, self.recall)
 
+    def same_token(self, index: int) -> bool:
+        """A recording does not have the shadow's tokens. Another one shows in `replaced`."""
+        return True
+
+    def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
+        """What was predicted first. After a late departure that is what was predicted last, too."""
+        before = self.replaced.get((index, layer)) if self.recall is None else None
+        return self.predict(index, layer) if before is None else before
+
 
 def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
     """Every request with a complete prefill, in the order in which they were opened. The first incomplete pass, and all
@@ -105,6 +116,7 @@ class _Reader:
         self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
         self._gates: dict[tuple[int, int], Rows] = {}
         self._predictions: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._replaced: dict[tuple[int, int], tuple[int, ...]] = {}
         self._gate_events: dict[tuple[int, int], t.GateFired] = {}
         self._foreseen: dict[tuple[int, int], list[tuple[int, int, Scores]]] = {}
         self._last = (-1, 0)
@@ -125,7 +137,10 @@ class _Reader:
             self._foreseen.setdefault(self._last, []).append(seen)
         else:
             index = event.position - self._opened.prompt_tokens
-            self._predictions[index, self._ordinal[event.layer]] = event.experts
+            key = index, self._ordinal[event.layer]
+            if key in self._predictions:
+                self._replaced.setdefault(key, self._predictions[key])
+            self._predictions[key] = event.experts
 
     def _index(self, position: int) -> int:
         """The index of a decode pass; -1: prefill."""
@@ -144,6 +159,7 @@ class _Reader:
         while (rows := self._rows(first + len(one.passes))) is not None:
             one.passes.append([tuple(expert for expert, _ in of_layer) for of_layer in rows])
         one.predictions = {key: experts for key, experts in self._predictions.items() if key[0] < len(one.passes)}
+        one.replaced = {key: experts for key, experts in self._replaced.items() if key in one.predictions}
         for key, event in self._gate_events.items():
             if key[0] < len(one.passes):
                 one.gates[key] = Gate(event.chosen, event.scores, tuple(self._foreseen.get(key, ())))

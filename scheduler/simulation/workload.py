@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 KEPT = 8
 """Decode passes that are kept. The shadow is at most two ahead of the main model."""
 
+SAME_TOKEN = 0.98
+"""The share of tokens in which an aligned int8 shadow agrees with the main model, where no other is given."""
+
 Rows = tuple[tuple[int, int], ...]
 
 
@@ -50,29 +53,45 @@ class Workload(Protocol):
     def predict(self, index: int, layer: int) -> tuple[int, ...] | None:
         """The experts that the shadow predicts, best first; None without a prediction."""
 
+    def same_token(self, index: int) -> bool:
+        """Whether the shadow's own token for a pass is the main model's, as long as it was aligned before."""
+
+    def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
+        """As `predict`, in a pass that runs ahead of a due alignment. `same`: it reads the main model's token."""
+
     def gate(self, index: int, layer: int) -> Gate:
         """The gate of a pass, -1 for prefill. Raises ConfigError if the workload is not `scored`."""
 
 
 class RandomWorkload:
     """Uniform random routes. The shadow predicts each activated expert with probability `recall`, and otherwise one
-    that is not activated. Without a model there are no scores. Raises ConfigError.
+    that is not activated. `same_token`: the probability that its own token is the main model's. From another token it
+    predicts experts at random. Without a model there are no scores. Raises ConfigError.
     """
 
     scored = False
     foresight: str | None = None
 
     def __init__(
-        self, layers: int, experts: int, top_k: int, prompt_tokens: int, recall: float | None, seed: int
+        self,
+        layers: int,
+        experts: int,
+        top_k: int,
+        prompt_tokens: int,
+        recall: float | None,
+        seed: int,
+        same_token: float = SAME_TOKEN,
     ) -> None:
-        if recall is not None and not 0 <= recall <= 1:
-            raise ConfigError(f"--recall is {recall:g}; allowed: a number from 0 to 1")
+        for name, value in (("--recall", recall), ("--same-token", same_token)):
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"{name} is {value:g}; allowed: a number from 0 to 1")
         if not 1 <= top_k <= experts:
             raise ConfigError(f"--top-k is {top_k} with {experts} experts; allowed: 1 to {experts}")
         self._shape = layers, experts, top_k
         self._prompt_tokens = prompt_tokens
         self._recall = recall
         self._seed = seed
+        self._same_token = same_token
         self._routes: dict[int, list[tuple[int, ...]]] = {}
         self._predictions: dict[int, list[tuple[int, ...]]] = {}
 
@@ -103,6 +122,15 @@ class RandomWorkload:
             self._predictions[index] = [mistaken(draw, true, experts, self._recall) for true in routes]
             self._predictions.pop(index - KEPT, None)
         return self._predictions[index][layer]
+
+    def same_token(self, index: int) -> bool:
+        return random.Random(f"{self._seed} token {index}").random() < self._same_token
+
+    def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
+        if same or self._recall is None:
+            return self.predict(index, layer)
+        _, experts, top_k = self._shape
+        return _distinct(random.Random(f"{self._seed} other token {index} {layer}").random, experts, top_k, ())
 
     def gate(self, index: int, layer: int) -> Gate:
         raise ConfigError("random routes have no scores; simulate the routes of a recording (--routes)")
@@ -141,7 +169,9 @@ def _distinct(draw: Callable[[], float], experts: int, count: int, but: tuple[in
     return tuple(chosen)
 
 
-def random_workload(scenario: Scenario, recall: float | None = None, seed: int = 0) -> RandomWorkload:
+def random_workload(
+    scenario: Scenario, recall: float | None = None, seed: int = 0, same_token: float = SAME_TOKEN
+) -> RandomWorkload:
     """For the scenario's model and prompt. `recall` None: no predictions. Raises ConfigError."""
     p = scenario.profile
-    return RandomWorkload(p.layers, p.experts, p.top_k, scenario.prompt_tokens, recall, seed)
+    return RandomWorkload(p.layers, p.experts, p.top_k, scenario.prompt_tokens, recall, seed, same_token)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scheduler import types as t
+from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.foresight import SimulatedForesight
@@ -66,6 +67,7 @@ class World:
         tokens: int,
         breakdown: TimeBreakdown,
         spans: list[Span] | None = None,
+        departure: str = AT_ONCE,
     ) -> None:
         self.core = core
         self.profile = profile
@@ -79,9 +81,8 @@ class World:
         self._prompt_tokens = prompt_tokens
         self._tokens = tokens
         self._breakdown = breakdown
-        self._shadow = SimulatedShadow(
-            self.events, profile, links, workload, core.alignment, REQUEST, prompt_tokens, tokens, self._post, spans
-        )
+        self._shadow = SimulatedShadow(self.events, profile, links, core.alignment, departure, self._post, spans)
+        self._shadow.opened(REQUEST, workload, prompt_tokens, tokens)
         foresight = core.strategy.predictor.foresight
         self._foresight = SimulatedForesight(foresight, self.events, self._post)
         self._scored = foresight is not None or core.strategy.wants_scores
@@ -97,7 +98,7 @@ class World:
             t.Resume: self._resume,
             t.Follow: self._shadow.follow,
             t.Align: self._shadow.align,
-            t.Unfollow: self._ignore,
+            t.Unfollow: self._shadow.unfollow,
             t.Fail: self._ignore,
             t.Route: self._foresight.route,
         }
