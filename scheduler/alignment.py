@@ -43,5 +43,7 @@ class Alignment:
         """May the shadow run decode pass `step`, when the main model has announced passes up to `announced`?"""
         if step <= announced:
             return True
-        missing = sum(self.due(one) for one in range(announced + 1, step + 1)) if step <= announced + lookahead else 2
-        return missing <= _AHEAD[departure]
+        if step > announced + lookahead:
+            return False
+        missing = sum(self.due(one) for one in range(announced + 1, step + 1))
+        return missing <= (_AHEAD[departure] if announced >= 0 else 0)  # prefill's loads need every slot

@@ -165,7 +165,7 @@ PRECISIONS: dict[str, Choice[Precision]] = {
     ),
 }
 DEPARTURES: dict[str, Choice[str]] = {
-    AT_ONCE: Choice("From its own token and KV rows, and back where the alignment differs", lambda shape, c: AT_ONCE),
+    AT_ONCE: Choice("From its own token, and back if that was wrong", lambda shape, c: AT_ONCE),
     LATE: Choice("After the alignment that is due (OD-MoE 3.2)", lambda shape, c: LATE),
 }
 PREFILLS: dict[str, Choice[str]] = {

@@ -72,7 +72,9 @@ def simulate(
     waits = TimeBreakdown(profile.load_s, system.predictor != "none")
     kept: list[Span] | None = [] if spans else None
     links = MainLinks(profile, duplex=system.prefill == "ahead")
-    world = World(core, profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept, system.departure)
+    world = World(
+        core, profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept, system.departure
+    )
     world.start(scenario.worker_count, scenario.slots, system.predictor == "sep", scenario.host, scenario.form_costs)
     for count in range(1, scenario.tokens + 1):
         if not world.run(count):

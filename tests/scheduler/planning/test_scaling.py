@@ -236,8 +236,8 @@ def test_changes_are_ranked_and_each_is_what_the_changed_setup_gives(paper: Plan
         ("links of 10", on(PAPER, link_bits_per_s=1e10)),
         ("10 workers", on(PAPER, workers=10)),
         ("bfloat16", replace(PAPER, model=replace(MIXTRAL, item_bytes=2))),
-        ("nf4 shadow", replace(PAPER, policy=Policy("nf4"))),
-        ("no shadow", replace(PAPER, policy=Policy("none"))),
+        ("nf4 shadow", replace(PAPER, policy=replace(PAPER.policy, shadow="nf4"))),
+        ("no shadow", replace(PAPER, policy=replace(PAPER.policy, shadow="none"))),
     ):
         change = next(change for name, change in by_name.items() if name.startswith(start))
         assert change.tokens_per_s == speed(other, 2, 1)
@@ -269,7 +269,7 @@ def test_quick_loads_need_no_shadow_and_slow_ones_do() -> None:
 
 
 def test_a_plan_without_a_shadow_says_what_one_would_bring() -> None:
-    found = make_plan(replace(few_layers(16), policy=Policy("none")))
+    found = make_plan(replace(few_layers(16), policy=replace(PAPER.policy, shadow="none")))
     assert found.memory["shadow"] == 0
     assert next(c for c in found.changes if c.what == "with an int8 shadow").factor > 3
     assert not any(c.alone for c in found.changes)
@@ -307,5 +307,5 @@ def test_a_shadow_takes_what_its_format_takes(scheme: str) -> None:
 
 def test_the_rtx3080s_workers_are_a_little_slower(paper: Plan) -> None:
     other: Profile = find_profile("rtx3080-1gbe")
-    _, rate = next(iter(choose(Setup(MIXTRAL, Hardware(other, 8), Policy())).items()))
+    _, rate = next(iter(choose(Setup(MIXTRAL, Hardware(other, 8), PAPER.policy)).items()))
     assert 0.96 < rate / paper.tokens_per_s < 1
