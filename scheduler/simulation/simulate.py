@@ -64,6 +64,8 @@ class Outcome:
     where: dict[str, float]
     """Seconds of an average step that decodes, by cause, see `scheduler.simulation.time_breakdown`. A step of a lone
     request is a token."""
+    steps: int
+    """Steps that decode."""
     union: float | None
     """Different experts of a layer that the rows of an average step need, where it only decodes; None without any."""
     events: int
@@ -107,10 +109,14 @@ class Outcome:
         return self.decoded / self.decode_s if self.decoded else None
 
     @property
+    def tokens_s(self) -> float:
+        """Seconds from the first arrival to the last token of all."""
+        return max(one.arrived_s + one.ends_s[-1] for one in self.answers) - min(o.arrived_s for o in self.answers)
+
+    @property
     def tokens_per_s(self) -> float:
-        """The rate of all answers from the first arrival on, including prefill."""
-        last = max(one.arrived_s + one.ends_s[-1] for one in self.answers)
-        return (self.decoded + len(self.answers)) / (last - min(one.arrived_s for one in self.answers))
+        """The rate of all answers, including prefill."""
+        return (self.decoded + len(self.answers)) / self.tokens_s
 
     @property
     def gaps_s(self) -> list[float]:
@@ -165,9 +171,9 @@ def simulate_requests(
         progress(count)
     world.drain()
     answers = tuple([_answer(world, request) for request in world.queue.requests])
-    steps = max(1, world.breakdown.steps)
-    where = {cause: seconds / steps for cause, seconds in world.breakdown.seconds.items()}
-    return Outcome(answers, kept or [], where, world.main.union_size, world.events.count)
+    steps = world.breakdown.steps
+    where = {cause: seconds / max(1, steps) for cause, seconds in world.breakdown.seconds.items()}
+    return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count)
 
 
 def _answer(world: World, request: SimulatedRequest) -> Answer:
