@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 
@@ -12,9 +11,6 @@ from scheduler.simulation.time_breakdown import CallTimes, LoadTimes
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import Profile
 from scheduler.trace import Span
-
-_ROUNDING = 1e-9
-"""A load that is given up this share of a piece after a piece has ended moves no further one."""
 
 
 class _Worker:
@@ -46,8 +42,8 @@ class SimulatedWorkers:
 
     A worker's link carries one load at a time, in the order of the commands; a worker computes one expert at a time, in
     the order in which both rows and load were there. An evicted load frees its slot at once, and the link with the end
-    of the piece under way. A host place computes in the order in which rows arrive. A smaller form loads as much faster
-    as its bytes are fewer."""
+    of the piece under way (`Profile.ended_load_s`). A host place computes in the order in which rows arrive. A smaller
+    form loads as much faster as its bytes are fewer."""
 
     def __init__(
         self,
@@ -142,26 +138,18 @@ class SimulatedWorkers:
         load.cancelled = True
         if self._cause is not None and self._cause.load is load:
             worker.freed[command.slot] = now  # by the last of several passes that it has computed
+        in_flight = worker.loading is load
+        if in_flight:
+            now = load.begun + self._profile.ended_load_s(now - load.begun, load.share)
         if self._spans is not None:
             row = f"worker {command.worker}"
-            if worker.loading is load:
+            if in_flight:
                 self._span(row, "given up", _label(command), load.begun, now)
             self._span(row, "evict", _label(command), now, now)
-        if worker.loading is load:
-            self._give_up(worker, load)
-
-    def _give_up(self, worker: _Worker, load: LoadTimes) -> None:
-        """It is in flight. The piece under way is moved to its end."""
-        piece_s, now = self._profile.load_piece_s, self._events.now
-        if not piece_s:
+        if in_flight and now > self._events.now:
+            self._events.at(now, self._next_load, worker)
+        elif in_flight:
             self._next_load(worker)
-            return
-        whole_s = self._load_s * load.share
-        end = load.begun + min(whole_s, math.ceil((now - load.begun) / piece_s - _ROUNDING) * piece_s)
-        self._events.at(max(now, end), self._given_up, worker)
-
-    def _given_up(self, worker: _Worker) -> None:
-        self._next_load(worker)
 
     # --- computations -------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -120,14 +121,14 @@ def check(outcome: Outcome, **seconds: float) -> None:
 
 
 def test_forwards_of_their_own_on_two_workers() -> None:
-    """Layers from 0 to 4 and 4 to 8. Both gates count from 8 on: rows come at 9, answers at 12. The other layer takes as
-    long."""
+    """Layers from 0 to 4 and 4 to 8. Both gates count from 8 on: rows come at 9, answers at 12. So does the other
+    layer."""
     check(cached(replace(TINY, workers=2), [0, 1]), main=16, network=4, compute=4)
 
 
 def test_forwards_of_their_own_on_one_worker() -> None:
-    """It computes from 9 to 11 and to 13. The first request goes on at 12, the second at 16, when the main node is free.
-    The last answers come at 24 and 26: the second request's time to compute is both."""
+    """It computes from 9 to 11 and to 13. The first request goes on at 12, the second at 16, when the main node is
+    free. The last answers come at 24 and 26: the second request's time to compute is both."""
     outcome = cached(TINY, [0, 0])
     check(outcome, main=16, network=4, compute=6)
     first, second = (answer.arrived_s + answer.token_s[-1] for answer in outcome.answers)
@@ -227,10 +228,8 @@ def test_who_arrives_joins_the_next_step(watch: Watch) -> None:
 
 def test_who_arrives_when_nobody_is_there_begins_at_once(watch: Watch) -> None:
     outcome = drawn(PAPER, 2, None, arrivals=(0.0, 500.0), predictor="none", tokens=3)
-    assert outcome.answers[1].ttft_s == pytest.approx(outcome.answers[0].ttft_s)
-    assert (t.RequestClosed(1), t.RequestClosed(2)) == tuple(
-        event for _, event, _ in watch() if isinstance(event, t.RequestClosed)
-    ) or t.RequestClosed(1) in [event for _, event, _ in watch()]
+    assert outcome.answers[1].ttft_s == pytest.approx(outcome.answers[0].ttft_s, rel=1e-3)
+    assert [event.request for _, event, _ in watch() if isinstance(event, t.RequestClosed)] == [1]
 
 
 def test_a_long_prompt_is_read_in_chunks_while_others_decode(watch: Watch) -> None:
@@ -354,7 +353,7 @@ def test_each_worker_does_one_thing_at_a_time() -> None:
     rows = {span.row for span in spans if span.row.startswith("worker")}
     for row, kinds in [("main", ("layer",)), *((row, kinds) for row in rows for kinds in (("load",), ("compute",)))]:
         times = sorted((s.start, s.end) for s in spans if s.row == row and s.what in kinds)
-        assert all(end <= start + 1e-12 for (_, end), (start, _) in zip(times, times[1:], strict=False))
+        assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(times))
 
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
@@ -368,7 +367,7 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
         ({"requests": 0}, "--requests is 0"),
         ({"parallel": 0}, "--parallel is 0"),
         ({"prefill_chunk": -1}, r"--prefill-chunk is -1; allowed: 0 \(no limit\)"),
-        ({"requests": 2, "arrivals": (1.0,)}, "1 arrivals for 2 requests"),
+        ({"requests": 2, "arrivals": (1.0,)}, "for 2 requests; give a time for each"),
         ({"requests": 2, "arrivals": (1.0, 0.5)}, "ascending"),
         ({"block": 0}, "--block is 0"),
     ],
