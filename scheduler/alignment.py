@@ -1,10 +1,18 @@
-"""When the shadow is brought back to the main model's token and KV rows (OD-MoE section 3.2)."""
+"""When the shadow is brought back to the main model's token and KV rows (OD-MoE section 3.2), and whether it waits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from scheduler.errors import ConfigError
+
+AT_ONCE, LATE = "at-once", "late"
+"""Departures of the shadow: `LATE` waits for a due alignment, as the paper's shadow does. `AT_ONCE` goes on from its own
+token and KV rows, and goes back where the alignment says otherwise."""
+
+_AHEAD = {AT_ONCE: 1, LATE: 0}
+"""Departure -> due alignments that a pass may be ahead of. Each further one would mean a pass that is run only to be run
+again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +36,14 @@ class Alignment:
         return self.kv_period > 0 and step % self.kv_period == 0
 
     def due(self, step: int) -> bool:
-        """Must the shadow wait for the main model before decode pass `step` (its late departure)?"""
+        """Is the shadow aligned in any way before decode pass `step`?"""
         return self.token_due(step) or self.kv_due(step)
+
+    def may_start(self, step: int, announced: int, lookahead: int, departure: str) -> bool:
+        """May the shadow run decode pass `step`, when the main model has announced passes up to `announced`?"""
+        if step <= announced:
+            return True
+        if step > announced + lookahead:
+            return False
+        missing = sum(self.due(one) for one in range(announced + 1, step + 1))
+        return missing <= (_AHEAD[departure] if announced >= 0 else 0)  # prefill's loads need every slot

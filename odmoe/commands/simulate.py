@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from odmoe.commands.checks import check_writable
@@ -21,27 +23,28 @@ from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.policies.registry import keeps_all, strategy_of
 from scheduler.policies.system_config import CoreConfig
-from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
+from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_groups, recorded_workloads
+from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.scenario import RECALL, Scenario
-from scheduler.simulation.simulate import Outcome, simulate, unscored
+from scheduler.simulation.simulate import Outcome, simulate_requests, unscored
 from scheduler.simulation.time_breakdown import bound_by
-from scheduler.simulation.workload import Workload, random_workload
+from scheduler.simulation.workload import SAME_TOKEN
 from scheduler.timing.load_budget import luck
 from scheduler.timing.profile import Profile, find_profile
 from scheduler.trace import write_trace
 from scheduler.types import FormCost, WorkerJoined
 
-_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k")
+_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k", "same_token", "requests", "interval", "prefill_chunk")
 """Settings that a recording determines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request to simulate. `measured`: the recorded request, if there is one."""
+    """Requests to simulate together. `measured`: the recorded requests, if they are."""
 
     scenario: Scenario
-    workload: Workload
-    measured: RecordedWorkload | None = None
+    arrivals: list[Arrival]
+    measured: list[RecordedWorkload] | None = None
 
 
 def run_replay(file: Path, as_json: bool) -> bool:
@@ -66,7 +69,7 @@ def run_simulation(given: SimulateSettings, as_json: bool, terminal: Terminal) -
     facts = _facts(runs, outcomes, time.perf_counter() - began, given)
     if trace is not None:
         p = facts["profile"]
-        shown = {key: value for key, value in facts.items() if key not in ("where_ms", "requests")}
+        shown = {key: value for key, value in facts.items() if key not in ("where_ms", "requests", "token_gap_s")}
         write_trace(
             Path(trace), outcomes[0].spans, shown | {"cluster": f"simulated: {p}", "shadow": facts["predictor"]}
         )
@@ -78,17 +81,17 @@ def run_simulation(given: SimulateSettings, as_json: bool, terminal: Terminal) -
 
 def _simulated(runs: list[Run], spans: bool, terminal: Terminal) -> list[Outcome]:
     """`spans`: whether to keep the spans of the first run."""
-    total = sum(run.scenario.tokens for run in runs)
+    counts = [sum(arrival.tokens for arrival in run.arrivals) for run in runs]
     outcomes: list[Outcome] = []
     before = 0
 
     def move(count: int) -> None:
-        progress("simulated tokens", before + count, total)
+        progress("simulated tokens", before + count, sum(counts))
 
     with terminal.progress() as progress:
-        for run in runs:
-            outcomes.append(simulate(run.scenario, run.workload, spans and not outcomes, move))
-            before += run.scenario.tokens
+        for run, count in zip(runs, counts, strict=True):
+            outcomes.append(simulate_requests(run.scenario, run.arrivals, spans and not outcomes, move))
+            before += count
     return outcomes
 
 
@@ -107,21 +110,22 @@ def _random_run(given: SimulateSettings) -> Run:
         raise ConfigError(f"--top-k is {profile.top_k} with {profile.experts} experts; allowed: 1 to {profile.experts}")
     scenario = _scenario(given, profile, None, given.prompt_tokens, given.tokens)
     recall = RECALL if given.recall is None and scenario.system.predictor == "sep" else given.recall
-    workload = random_workload(scenario, recall, given.seed)
-    if lacking := unscored(scenario.system, strategy_of(scenario.shape, scenario.system), workload):
+    same_token = SAME_TOKEN if given.same_token is None else given.same_token
+    arrivals = random_arrivals(scenario, recall, given.seed, same_token)
+    if lacking := unscored(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
         flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.given(name))
         raise ConfigError(
             f"{lacking}, which only a recorded run has; record a run first: odmoe generate {flags} --record FILE ..., "
             f"then odmoe simulate {flags} --routes FILE"
         )
-    return Run(scenario, workload)
+    return Run(scenario, arrivals)
 
 
 def _scenario(
     given: SimulateSettings, profile: Profile, recording: Recording | None, prompt_tokens: int, tokens: int
 ) -> Scenario:
-    """The scenario of one request. A given setting comes first, then the given preset, the recording, and the
-    default."""
+    """The scenario of requests of this length. A given setting comes first, then the given preset, the recording, and
+    the default."""
     core = recording.core_config if recording else None
     system = given.preset.config if given.given("system") or core is None else core.system
     system = replace(system, **{name: getattr(given, name) for name in CHOSEN if given.given(name)})
@@ -145,6 +149,11 @@ def _scenario(
         host=profile.host_s is not None and system.placement != "device",
         system=system,
         form_costs=forms,
+        requests=given.requests,
+        arrivals=tuple(given.interval * number for number in range(given.requests)) if given.interval else (),
+        parallel=given.parallel,
+        prefill_chunk=given.prefill_chunk,
+        batch_dense=given.batch_dense,
     )
     if given.given("placement") and system.placement != "device" and not scenario.host:
         raise ConfigError(
@@ -176,7 +185,8 @@ def _form_costs(recording: Recording) -> dict[int, tuple[FormCost, ...]]:
 
 
 def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
-    """Every recorded request, at the profile's times. Settings that are not given come from the recording."""
+    """Every recorded request, at the profile's times. Those that were answered together are simulated together, or all
+    of them with --parallel. Settings that are not given come from the recording."""
     for name in _OF_ROUTES:
         if given.given(name):
             raise ConfigError(f"{flag(name)} is given with --routes; {file} has its own value")
@@ -189,18 +199,28 @@ def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
     profile = replace(
         find_profile(str(profile_name)), layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k
     )
-    runs = []
-    for one in workloads:
+    groups = [workloads] if given.parallel is not None else recorded_groups(workloads)
+    return [_recorded_run(given, profile, recording, group, file) for group in groups]
+
+
+def _recorded_run(
+    given: SimulateSettings, profile: Profile, recording: Recording, group: list[RecordedWorkload], file: Path
+) -> Run:
+    """Requests that are answered together. Each joins the step that it joined then, unless --parallel is given."""
+    arrivals = []
+    for one in group:
         one.recall, one.seed = given.recall, given.seed
         tokens = given.tokens if given.given("tokens") else one.tokens
         if tokens > one.tokens:
             raise ConfigError(
                 f"--tokens is {tokens}; allowed: 1 to {one.tokens}, as request {one.number} of {file} has"
             )
-        scenario = _scenario(given, profile, recording, one.prompt_tokens, tokens)
-        _check_predictions(scenario, recording, one, file)
-        runs.append(Run(scenario, one, one))
-    return runs
+        arrivals.append(Arrival(one, one.prompt_tokens, tokens, step=one.step if given.parallel is None else 0))
+    prompt, tokens = (max(getattr(one, name) for one in arrivals) for name in ("prompt_tokens", "tokens"))
+    scenario = _scenario(given, profile, recording, prompt, tokens)
+    for one, arrival in zip(group, arrivals, strict=True):
+        _check_predictions(replace(scenario, tokens=arrival.tokens), recording, one, file)
+    return Run(scenario, arrivals, group)
 
 
 def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWorkload, file: Path) -> None:
@@ -225,18 +245,19 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
 
 
 def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: SimulateSettings) -> dict[str, Any]:
-    """The object that --json prints. Means over requests weight each token equally."""
+    """The object that --json prints. Means over requests weight each token equally, means over steps each step."""
     scenario, p = runs[0].scenario, runs[0].scenario.profile
-    decoded = sum(len(outcome.token_s) for outcome in outcomes)
-    ends = [outcome.token_s[-1] if outcome.token_s else outcome.ttft_s for outcome in outcomes]
-    decode_s = sum(end - outcome.ttft_s for end, outcome in zip(ends, outcomes, strict=True))
+    arrivals = [arrival for run in runs for arrival in run.arrivals]
+    answers = [answer for outcome in outcomes for answer in outcome.answers]
+    decoded, steps = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("decoded", "steps"))
     where = {
-        cause: sum(outcome.where[cause] * len(outcome.token_s) for outcome in outcomes) / max(1, decoded)
+        cause: sum(outcome.where[cause] * outcome.steps for outcome in outcomes) / max(1, steps)
         for cause in outcomes[0].where
     }
-    tallies = [outcome.stats.overall for outcome in outcomes]
+    tallies = [answer.stats.overall for answer in answers]
     recall = RecallCounts(sum(counts.correct for counts in tallies), sum(counts.activated for counts in tallies)).recall
-    tokens = decoded + len(outcomes)
+    tokens, gaps = decoded + len(answers), sorted(gap for outcome in outcomes for gap in outcome.gaps_s)
+    unions = [(outcome.union, outcome.steps) for outcome in outcomes if outcome.union is not None]
     return {
         "profile": p.name,
         "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},
@@ -249,18 +270,26 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
         "align_kv": scenario.alignment.kv_period,
         "mini_batch": scenario.mini_batch,
         "seed": given.seed,
-        "prompt_tokens": [run.scenario.prompt_tokens for run in runs],
-        "tokens": [run.scenario.tokens for run in runs],
-        "ttft_s": sum(outcome.ttft_s for outcome in outcomes) / len(outcomes),
-        "decode_tokens_per_s": decoded / decode_s if decoded else None,
-        "luck": luck(outcomes[0].ttft_s, outcomes[0].token_s) if given.routes is None else None,
-        "tokens_per_s": tokens / sum(ends),
-        "loads_a_token": sum(outcome.stats.decode_loads for outcome in outcomes) / decoded if decoded else None,
-        "reloads_a_token": sum(outcome.stats.reloads for outcome in outcomes) / decoded if decoded else None,
+        "prompt_tokens": [arrival.prompt_tokens for arrival in arrivals],
+        "tokens": [arrival.tokens for arrival in arrivals],
+        "at_once": max(len(run.arrivals) for run in runs) if given.parallel is None else given.parallel,
+        "interval": given.interval,
+        "prefill_chunk": scenario.prefill_chunk,
+        "batch_dense": scenario.batch_dense,
+        "ttft_s": sum(answer.ttft_s for answer in answers) / len(answers),
+        "ttft_worst_s": max(answer.ttft_s for answer in answers),
+        "decode_tokens_per_s": decoded / sum(outcome.decode_s for outcome in outcomes) if decoded else None,
+        "token_gap_s": {"median": median(gaps), "worst": gaps[-1]} if gaps else None,
+        "luck": luck(answers[0].ttft_s, answers[0].token_s) if given.routes is None and len(answers) == 1 else None,
+        "tokens_per_s": tokens / sum(outcome.tokens_s for outcome in outcomes),
+        "loads_a_token": sum(answer.stats.decode_loads for answer in answers) / decoded if decoded else None,
+        "reloads_a_token": sum(answer.stats.reloads for answer in answers) / decoded if decoded else None,
+        "tokens_a_step": decoded / steps if decoded else None,
+        "experts_a_layer": sum(union * of for union, of in unions) / sum(of for _, of in unions) if unions else None,
         "recall": recall,
         "where_ms": {cause: seconds * 1e3 for cause, seconds in where.items()},
         "bound": bound_by(where) if decoded else None,
-        "requests": [_beside(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)],
+        "requests": [facts for run, outcome in zip(runs, outcomes, strict=True) for facts in _by_request(run, outcome)],
         "trace": given.trace,
         "events": sum(outcome.events for outcome in outcomes),
         "wall_s": took_s,
@@ -268,10 +297,11 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
     }
 
 
-def _beside(run: Run, outcome: Outcome) -> dict[str, Any]:
-    """The speed of one request, and the recorded speed."""
-    facts = {"ttft_s": outcome.ttft_s, "decode_tokens_per_s": outcome.decode_tokens_per_s}
-    if run.measured is not None:
-        was = run.measured
-        facts |= {"recorded_ttft_s": was.ttft_s, "recorded_decode_tokens_per_s": was.decode_tokens_per_s}
-    return facts
+def _by_request(run: Run, outcome: Outcome) -> Iterator[dict[str, Any]]:
+    """The speed of each request, and the recorded speed."""
+    for number, answer in enumerate(outcome.answers):
+        facts = {"ttft_s": answer.ttft_s, "decode_tokens_per_s": answer.decode_tokens_per_s}
+        if run.measured is not None:
+            was = run.measured[number]
+            facts |= {"recorded_ttft_s": was.ttft_s, "recorded_decode_tokens_per_s": was.decode_tokens_per_s}
+        yield facts

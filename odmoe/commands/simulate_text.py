@@ -33,7 +33,8 @@ def show(facts: dict[str, Any]) -> None:
     for name, value in rows:
         console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {value}", soft_wrap=True)
     if facts["bound"] is not None:
-        for line in _where(facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
+        what = "token" if len(facts["requests"]) == 1 else "step"
+        for line in _where(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
             console.print(line, soft_wrap=True)
     if "recorded_ttft_s" in facts["requests"][0]:
         console.print(_beside(facts["requests"]))
@@ -52,15 +53,23 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     aligned = f", aligned every {facts['align_token']} (token) and {facts['align_kv']} (KV)"
     name = facts["predictor"]
     yield "prediction", _SAYS.get(name, f"by {name}") + (aligned if name == "sep" else "")
-    if len(requests) == 1:
-        yield "request", f"{facts['prompt_tokens'][0]} tokens in, {facts['tokens'][0]} out"
+    several = len(requests) > 1
+    if several:
+        yield "requests", _requests(facts)
     else:
-        yield "requests", f"{len(requests)}: {sum(facts['prompt_tokens'])} tokens in, {sum(facts['tokens'])} out"
-    yield "first token", f"{facts['ttft_s']:.3f} s{' on average' * (len(requests) > 1)}, prefill {facts['prefill']}"
+        yield "request", f"{facts['prompt_tokens'][0]} tokens in, {facts['tokens'][0]} out"
+    average = f" on average, {facts['ttft_worst_s']:.3f} s at worst" if several else ""
+    yield "first token", f"{facts['ttft_s']:.3f} s{average}, prefill {facts['prefill']}"
     rate = facts["decode_tokens_per_s"]
     if rate is not None:
-        yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}"
+        yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}{', all requests together' * several}"
+        if several:
+            gap = facts["token_gap_s"]
+            yield "next token", f"after {gap['median']:.3f} s (median), {gap['worst']:.3f} s at worst"
         yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
+        if several and facts["experts_a_layer"] is not None:
+            each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {model['experts']}"
+            yield "step", f"{each} experts in a layer"
     yield "overall", f"{facts['tokens_per_s']:.2f} tokens/s"
     if facts["recall"] is not None:
         yield "recall", f"{facts['recall']:.2%}"
@@ -75,10 +84,21 @@ def by_luck(share: float | None) -> str:
     return f" ± {share:.1%} (standard error)" if share and share >= LEAST_LUCK else ""
 
 
-def _where(where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
-    """The time of a decode token, by cause."""
+def _requests(facts: dict[str, Any]) -> str:
+    """How many there are, how they come, and how the main node computes them."""
+    count, at_once = len(facts["requests"]), facts["at_once"]
+    found = f"{count}: {sum(facts['prompt_tokens'])} tokens in, {sum(facts['tokens'])} out"
+    found += f"; one every {facts['interval']:g} s" if facts["interval"] else ""
+    if at_once == 1:
+        return f"{found}; one after the other"
+    found += f"; {'all' if at_once >= count else f'up to {at_once}'} at once"
+    return f"{found}, dense layers {'together' if facts['batch_dense'] else 'one by one'}"
+
+
+def _where(what: str, where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
+    """The time of a decode token or step, by cause."""
     whole, wide = sum(where.values()), max(map(len, causes.values()))
-    yield f"a decode token: {whole:.1f} ms"
+    yield f"a decode {what}: {whole:.1f} ms"
     for cause, words in causes.items():
         share = where[cause] / whole if whole else 0.0
         yield f"  {words:<{wide}}  {where[cause]:8.2f} ms  {share:6.1%}  {'█' * round(BAR * share)}".rstrip()

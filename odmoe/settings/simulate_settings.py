@@ -6,9 +6,13 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import SystemSettings
-from odmoe.settings.table import Count, Number, again, setting
+from odmoe.settings.table import Count, Number, again, count, setting
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS
 from scheduler.simulation.scenario import PROFILE, RECALL
+from scheduler.simulation.workload import SAME_TOKEN
+
+MAX_REQUESTS = 1024
+"""A simulation takes as long as all its tokens together."""
 
 
 def _up_to(most: int, default: int | None, about: str, heading: str, common: bool = False) -> Any:
@@ -16,10 +20,27 @@ def _up_to(most: int, default: int | None, about: str, heading: str, common: boo
 
 
 class SimulateSettings(SystemSettings):
-    """One simulated request. Raises ConfigError naming the setting, its value and what is allowed."""
+    """The simulated requests. Raises ConfigError naming the setting, its value and what is allowed."""
 
     tokens: Count = _up_to(MAX_COUNT, 64, "Tokens to generate", "Workload", common=True)
     prompt_tokens: Count = _up_to(MAX_COUNT, 16, "Tokens of the prompt", "Workload", common=True)
+    requests: Count = _up_to(MAX_REQUESTS, 1, "Requests, each with other routes", "Workload", common=True)
+    interval: Number = setting(
+        0.0, "seconds", "Seconds between arrivals of requests; 0: all at the start", heading="Workload", ge=0
+    )
+    parallel: Count | None = _up_to(MAX_REQUESTS, None, "Most requests answered at once (default: all)", "Workload")
+    prefill_chunk: Count = count(
+        256,
+        "Most tokens of prompts read in a step of several requests; 0: no limit",
+        heading="Workload",
+        least=0,
+    )
+    batch_dense: bool = setting(
+        False,
+        "true, false",
+        "Compute the layers of several requests together, outside of the experts",
+        heading="Workload",
+    )
     routes: str | None = setting(None, "a file", "Simulate the routes of a recording", heading="Workload", common=True)
     replay: str | None = setting(
         None, "a file", "Replay a recording, compare all decisions", heading="Workload", common=True
@@ -44,6 +65,14 @@ class SimulateSettings(SystemSettings):
         f"Recall of the shadow (default: {RECALL})",
         heading="Prediction",
         common=True,
+        ge=0,
+        le=1,
+    )
+    same_token: Number | None = setting(
+        None,
+        "a number from 0 to 1",
+        f"Share of the shadow's own tokens that are the main model's (default: {SAME_TOKEN})",
+        heading="Prediction",
         ge=0,
         le=1,
     )

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from scheduler.errors import ConfigError
 from scheduler.planning.scaling import (
     PROMPTS,
+    TOGETHER,
     Change,
     Each,
+    Run,
     Setup,
+    Together,
     at_once,
     choose,
     equation_1,
     memory,
     outcome,
+    rates,
     scaled,
     speed,
 )
@@ -37,6 +41,8 @@ class Plan:
     tried: dict[tuple[int, int], float]
     """(group size, slots) -> tokens/s."""
     tokens_per_s: float
+    together: dict[Together, float]
+    """Tokens/s of several requests at once."""
     luck: float | None
     """The relative standard error of `tokens_per_s` over random routes and mispredictions. Everything that is compared
     with it uses the same ones."""
@@ -64,6 +70,7 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
     (group_size, slots), rate = next(iter(tried.items()))
     profile = scaled(setup)
     budget = equation_1(profile, group_size)
+    together = rates(each, step, [Run(setup, group_size, slots, together=one) for one in TOGETHER])
     found = outcome(setup, group_size, slots)
     return Plan(
         setup=setup,
@@ -73,6 +80,7 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
         slots=slots,
         tried=tried,
         tokens_per_s=rate,
+        together=dict(zip(TOGETHER, together, strict=True)),
         luck=luck(found.ttft_s, found.token_s),
         ideal_tokens_per_s=speed(at_once(setup), group_size, slots),
         ttft_s={n: outcome(setup, group_size, slots, 2, n).ttft_s for n in PROMPTS},

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.policies.system_config import SystemConfig
+from scheduler.simulation.requests import random_arrivals
 from scheduler.simulation.scenario import Scenario
-from scheduler.simulation.simulate import Outcome, simulate
+from scheduler.simulation.simulate import Outcome, simulate, simulate_requests
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.load_budget import LoadBudget, load_budget
 from scheduler.timing.profile import Profile
@@ -33,6 +34,7 @@ neglected."""
 _REST_BYTES = 2  # bytes per element of what a shadow on a GPU does not quantise, KV rows included
 _VISITS = 4096  # expert computations that a simulated answer should have, for a stable figure
 _LEAST, _MOST = 16, 64  # tokens of such an answer
+_LEAST_TOGETHER = 7  # of each of several answers
 _LOOK = 8  # tokens of an answer that only ranks group sizes
 _KEPT = 3
 _EVEN = 0.005  # speeds that differ by a smaller share count as equal
@@ -147,6 +149,8 @@ def scaled(setup: Setup) -> Profile:
     expert_s = _rest(base.expert_s, expert_bytes, worker_rate) + model.expert_bytes / worker_rate
     packing_s = _rest(base.hop_s, base.hidden_bytes * 8, base.link_bits_per_s)
     load_rate = hardware.load_bytes_per_s or (expert_bytes / base.load_s if base.load_s else math.inf)
+    load_s = model.expert_bytes / load_rate
+    piece_bytes = base.load_piece_s * expert_bytes / base.load_s if base.load_s else 0.0
     return replace(
         base,
         layers=model.layers,
@@ -160,10 +164,12 @@ def scaled(setup: Setup) -> Profile:
         main_extra_s=base.main_extra_s * read * expert_bytes / expert_elements / main_bytes / hardware.main,
         expert_s=expert_s / hardware.worker,
         expert_extra_s=base.expert_extra_s * model.expert / expert_elements / hardware.worker,
-        load_s=model.expert_bytes / load_rate,
+        load_s=load_s,
+        load_piece_s=min(load_s, piece_bytes / load_rate),
         hop_s=packing_s / hardware.messages + hidden_bytes * 8 / link,
         link_bits_per_s=link,
         shadow_layer_s=shadow_s / hardware.shadow,
+        shadow_extra_s=_shadow_extra_s(setup, expert_elements),
     )
 
 
@@ -176,6 +182,23 @@ def _shadow_read(model: ModelSize, shadow: str) -> float:
     item = SHADOW_BYTES.get(shadow, 0.0)
     dense = model.linear * item + (model.read - model.linear) * _REST_BYTES
     return dense / model.layers + model.top_k * model.expert * item
+
+
+def _shadow_extra_s(setup: Setup, expert_elements: int) -> float:
+    """Bound by the bytes of the experts that a further row adds. `expert_elements`: of the base profile's model, whose
+    shadow has one byte a parameter."""
+    model, base = setup.model, setup.hardware.base
+    added = _further_experts(base.experts, base.top_k)
+    if not added:
+        return 0.0
+    nbytes = model.expert * SHADOW_BYTES.get(setup.policy.shadow, 0.0)
+    more = _further_experts(model.experts, model.top_k) * nbytes / (added * expert_elements)
+    return base.shadow_extra_s * more / setup.hardware.shadow
+
+
+def _further_experts(experts: int, top_k: int, rows: int = 8) -> float:
+    """Experts that `rows` rows choose beyond those of one, each row independently and evenly."""
+    return experts * (1 - (1 - top_k / experts) ** rows) - top_k
 
 
 def equation_1(profile: Profile, group_size: int) -> LoadBudget:
@@ -218,7 +241,12 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
 def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 16) -> Outcome:
     """Simulate an answer of `tokens` tokens; None: enough for a stable figure."""
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
-    scenario = Scenario(
+    scenario = _scenario(setup, group_size, slots, tokens, prompt_tokens)
+    return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
+
+
+def _scenario(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tokens: int) -> Scenario:
+    return Scenario(
         scaled(setup),
         prompt_tokens=prompt_tokens,
         tokens=tokens,
@@ -228,7 +256,30 @@ def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None
         alignment=setup.policy.alignment,
         system=setup.policy.system,
     )
-    return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several requests at once."""
+
+    requests: int
+    batch_dense: bool
+    """The main node computes its layers for all of them together, rather than for each by itself."""
+
+
+TOGETHER = tuple(Together(requests, batched) for requests in (16, 4) for batched in (False, True))
+"""Those that a plan has figures for; the longest simulation first."""
+
+
+def speed_together(setup: Setup, group_size: int, slots: int, together: Together) -> float:
+    """Simulated decode tokens/s of all requests. Prompts have a single token: they only delay what is measured."""
+    tokens = max(_VISITS // (setup.model.layers * setup.model.top_k * together.requests), _LEAST_TOGETHER)
+    scenario = replace(
+        _scenario(setup, group_size, slots, tokens, prompt_tokens=1),
+        requests=together.requests,
+        batch_dense=together.batch_dense,
+    )
+    return simulate_requests(scenario, random_arrivals(scenario, setup.policy.expected, _SEED)).decode_tokens_per_s or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +290,8 @@ class Run:
     group_size: int
     slots: int
     tokens: int | None = None
+    together: Together | None = None
+    """Several requests; then `tokens` is not read."""
 
 
 Each = Callable[[Callable[[Run], float], Iterable[Run]], Iterator[float]]
@@ -255,6 +308,8 @@ def rates(each: Each, step: Callable[[], None], runs: Iterable[Run]) -> list[flo
 
 
 def _rate(run: Run) -> float:
+    if run.together is not None:
+        return speed_together(run.setup, run.group_size, run.slots, run.together)
     return speed(run.setup, run.group_size, run.slots, run.tokens)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
+from scheduler.alignment import AT_ONCE, LATE
 from scheduler.errors import ConfigError
 from scheduler.policies.baselines.hobbit import Mixed, Stacked
 from scheduler.policies.baselines.hybrimoe import Hybrid, Impact, RecentScore
@@ -29,7 +30,7 @@ from scheduler.types import ModelShape
 from scheduler.unknown_names import unknown
 
 T = TypeVar("T")
-SHADOW = ("shadow", "align_token", "align_kv", "recall")
+SHADOW = ("shadow", "align_token", "align_kv", "departure", "recall", "same_token")
 SMALLER = ("smaller_forms",)
 
 
@@ -163,6 +164,10 @@ PRECISIONS: dict[str, Choice[Precision]] = {
         forms=(FULL, INT4),
     ),
 }
+DEPARTURES: dict[str, Choice[str]] = {
+    AT_ONCE: Choice("From its own token, and back if that was wrong", lambda shape, c: AT_ONCE),
+    LATE: Choice("After the alignment that is due (OD-MoE 3.2)", lambda shape, c: LATE),
+}
 PREFILLS: dict[str, Choice[str]] = {
     "ahead": Choice("Every expert is loaded ahead of its gate", lambda shape, c: "ahead"),
     "pipelined": Choice("Loads begin at the gate and overlap computations", lambda shape, c: "pipelined"),
@@ -175,6 +180,7 @@ CHOICES: dict[str, Mapping[str, Choice[Any]]] = {
     "placement": PLACEMENTS,
     "precision": PRECISIONS,
     "prefill": PREFILLS,
+    "departure": DEPARTURES,
 }
 """Field of SystemConfig -> its names."""
 

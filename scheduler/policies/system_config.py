@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from scheduler.alignment import Alignment
+from scheduler.alignment import AT_ONCE, Alignment
 from scheduler.limits import MAX_EXPERTS
 from scheduler.types import ModelShape
 
@@ -37,6 +37,7 @@ class SystemConfig:
     placement: str = _choice("device", "Experiments", "Where experts are computed, if the host can compute too")
     precision: str = _choice("full", "Memory", "Precision of loaded experts; only full is exact")
     prefill: str = _choice("ahead", "Experiments", "Order of loads and computations in prefill")
+    departure: str = _choice(AT_ONCE, "Prediction", "When the shadow starts a token: at once, or after its alignment")
     alpha: float | None = _number(
         float,
         0,

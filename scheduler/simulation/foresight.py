@@ -15,43 +15,51 @@ from scheduler.simulation.events import EventHeap
 
 
 class SimulatedForesight:
-    """`post`: passes an event to the core, carries out its commands and returns them."""
+    """`post`: passes an event to the core and carries out its commands."""
 
-    def __init__(self, kind: Foresight | None, events: EventHeap, post: Callable[[t.Event], list[t.Command]]) -> None:
+    def __init__(self, kind: Foresight | None, events: EventHeap, post: Callable[[t.Event], object]) -> None:
         self._kind = kind
         self._events = events
         self._post = post
-        self._foreseen: list[t.Foreseen] = []
-        self._layer_s = 0.0
-        self._resident: tuple[int, ...] = ()
-        self._unanswered: set[int] = set()  # calls of resident experts that the scores depend on
+        self._foreseen: dict[t.Visit, tuple[list[t.Foreseen], float]] = {}  # with the seconds of a layer
+        self._calls: dict[int, t.Visit] = {}  # of resident experts, not answered yet
+        self._unanswered: dict[t.Visit, int] = {}  # their number
 
     def fire(self, gate: t.GateFired, foreseen: list[t.Foreseen], layer_s: float) -> None:
         """A gate with scores fires. `foreseen`: the events that follow from it. `layer_s`: seconds per layer in this
         pass."""
-        self._foreseen = foreseen if self._kind is not None else []
-        self._layer_s = layer_s
-        self._resident, self._unanswered = (), set()
-        commands = self._post(gate)
         if self._kind == "attention":
-            calls = (command for command in commands if isinstance(command, t.Compute))
-            self._unanswered = {call.call_id for call in calls if call.expert[1] in self._resident}
-        if not self._unanswered:
-            self._send()
+            self._foreseen[gate.visit] = foreseen, layer_s
+        self._post(gate)
+        if self._kind is not None and self._kind != "attention":
+            for event in foreseen:
+                self._post(event)
 
-    def route(self, command: t.Route) -> None:
-        self._resident = command.resident
+    def decided(self, commands: list[t.Command]) -> None:
+        """The core has decided where the experts of layers are computed: commands with a `Route`."""
+        if self._kind != "attention":
+            return
+        calls = [command for command in commands if isinstance(command, t.Compute)]
+        for route in [command for command in commands if isinstance(command, t.Route)]:
+            visit = route.visit
+            here = [call.call_id for call in calls if call.visit == visit and call.expert[1] in route.resident]
+            if here:
+                self._calls |= dict.fromkeys(here, visit)
+                self._unanswered[visit] = len(here)
+            else:
+                self._send(visit)
 
     def answered(self, call_id: int) -> None:
         """The answer of a computation has arrived."""
-        if self._unanswered:
-            self._unanswered.discard(call_id)
-            if not self._unanswered:
-                self._send()
+        visit = self._calls.pop(call_id, None)
+        if visit is None:
+            return
+        self._unanswered[visit] -= 1
+        if not self._unanswered[visit]:
+            del self._unanswered[visit]
+            self._send(visit)
 
-    def _send(self) -> None:
-        for event in self._foreseen:
-            if self._kind == "attention":
-                self._events.at(self._events.now + self._layer_s, self._post, event)
-            else:
-                self._post(event)
+    def _send(self, visit: t.Visit) -> None:
+        foreseen, layer_s = self._foreseen.pop(visit, ([], 0.0))
+        for event in foreseen:
+            self._events.at(self._events.now + layer_s, self._post, event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,10 +16,22 @@ from scheduler.timing.profile import Profile
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734
 """The paper's testbed, and the recall of its int8 shadow."""
 
+_COUNTS = (
+    "prompt_tokens",
+    "tokens",
+    "workers",
+    "slots",
+    "group_size",
+    "mini_batch",
+    "requests",
+    "parallel",
+    "block",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A cluster, its system and one request. Raises ConfigError naming the flag."""
+    """A cluster, its system and its requests. Raises ConfigError naming the flag."""
 
     profile: Profile
     prompt_tokens: int = 16
@@ -35,15 +48,39 @@ class Scenario:
     system: SystemConfig = field(default_factory=SystemConfig)
     form_costs: Mapping[int, tuple[t.FormCost, ...]] = field(default_factory=dict)
     """Worker -> what forms cost on it, as in `WorkerJoined`, of a recording; they decide which forms are loaded."""
+    requests: int = 1
+    """Requests of this prompt and answer, each with routes of its own."""
+    arrivals: tuple[float, ...] = ()
+    """Seconds at which they arrive, ascending; empty: all at the start."""
+    parallel: int | None = None
+    """Most requests that are open at once; others wait. None: all."""
+    prefill_chunk: int = 256
+    """Most tokens of prompts that a step reads while several requests are open; 0: no limit."""
+    batch_dense: bool = False
+    """The main node computes its layers for all requests of a step at once, rather than for each by itself."""
+    block: int = 1
+    """Rows of a decode pass: the last token, and drafts of the next ones. Right drafts are tokens of the answer."""
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "tokens", "workers", "slots", "group_size", "mini_batch"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; allowed: 1, 2, ...")
         check(self.system)
+        self._check_arrivals()
         if self.group_size is not None and self.group_size > self.worker_count:
             raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.worker_count})")
+
+    def _check_arrivals(self) -> None:
+        """Raises ConfigError."""
+        if self.prefill_chunk < 0:
+            raise ConfigError(f"--prefill-chunk is {self.prefill_chunk}; allowed: 0 (no limit), 1, 2, ...")
+        if self.arrivals and len(self.arrivals) != self.requests:
+            raise ConfigError(
+                f"arrivals are {self.arrivals} for {self.requests} requests; give a time for each"
+            )
+        if list(self.arrivals) != sorted(self.arrivals) or any(not 0 <= at < math.inf for at in self.arrivals):
+            raise ConfigError(f"arrivals are {self.arrivals}; allowed: seconds of at least 0, ascending")
 
     @property
     def worker_count(self) -> int:

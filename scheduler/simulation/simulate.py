@@ -2,55 +2,136 @@
 
 scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=64)
 simulate(scenario, random_workload(scenario, recall=0.97)).decode_tokens_per_s
+
+several = replace(scenario, requests=8)
+simulate_requests(several, random_arrivals(several, recall=0.97)).decode_tokens_per_s
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
 
 from scheduler.build import make_core
 from scheduler.core.stats import RequestStats
 from scheduler.errors import ConfigError
 from scheduler.policies.strategy import Strategy
 from scheduler.policies.system_config import SystemConfig
+from scheduler.simulation.requests import Arrival, SimulatedRequest
 from scheduler.simulation.scenario import Scenario
-from scheduler.simulation.time_breakdown import TimeBreakdown, bound_by
+from scheduler.simulation.time_breakdown import bound_by
 from scheduler.simulation.workload import Workload
-from scheduler.simulation.world import REQUEST, World
-from scheduler.timing.links import MainLinks
+from scheduler.simulation.world import World
 from scheduler.trace import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One simulated request. Times are seconds from its start."""
+class Answer:
+    """One request's answer. Times are seconds from its arrival."""
 
     ttft_s: float
     """The time of the first token."""
     token_s: list[float]
-    """The end of each decode pass."""
+    """The time of each further token. Those of a block come at once."""
     stats: RequestStats
-    spans: list[Span]
-    where: dict[str, float]
-    """Seconds of an average decode token by cause, see `scheduler.simulation.time_breakdown`."""
-    events: int
-    """The number of events."""
+    arrived_s: float = 0.0
+    """Seconds from the simulation's start."""
+
+    @property
+    def ends_s(self) -> list[float]:
+        """The time of every token."""
+        return [self.ttft_s, *self.token_s]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """The time between each token and the next."""
+        return [end - start for start, end in pairwise(self.ends_s)]
 
     @property
     def decode_tokens_per_s(self) -> float | None:
         """None for an answer of one token."""
         return len(self.token_s) / (self.token_s[-1] - self.ttft_s) if self.token_s else None
 
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The simulated requests, and the nodes that answered them."""
+
+    answers: tuple[Answer, ...]
+    spans: list[Span]
+    where: dict[str, float]
+    """Seconds of an average step that decodes, by cause, see `scheduler.simulation.time_breakdown`. A step of a lone
+    request is a token."""
+    steps: int
+    """Steps that decode."""
+    union: float | None
+    """Different experts of a layer that the rows of an average step need, where it only decodes; None without any."""
+    events: int
+    """The number of events."""
+
+    @property
+    def answer(self) -> Answer:
+        """That of the only request. Raises ValueError where there are several."""
+        (only,) = self.answers
+        return only
+
+    @property
+    def ttft_s(self) -> float:
+        """Mean of the requests."""
+        return fmean(one.ttft_s for one in self.answers)
+
+    @property
+    def token_s(self) -> list[float]:
+        """Of the only request."""
+        return self.answer.token_s
+
+    @property
+    def stats(self) -> RequestStats:
+        """Of the only request."""
+        return self.answer.stats
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of all answers but the first ones."""
+        return sum(len(one.token_s) for one in self.answers)
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds in which they came: from the earliest first token to the last one of all."""
+        ends = [[one.arrived_s + end for end in one.ends_s] for one in self.answers]
+        return max(of[-1] for of in ends) - min(of[0] for of in ends)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """The rate of all requests together. None where each answer has one token."""
+        return self.decoded / self.decode_s if self.decoded else None
+
+    @property
+    def tokens_s(self) -> float:
+        """Seconds from the first arrival to the last token of all."""
+        return max(one.arrived_s + one.ends_s[-1] for one in self.answers) - min(o.arrived_s for o in self.answers)
+
     @property
     def tokens_per_s(self) -> float:
-        """The rate of the whole answer, including prefill."""
-        return (1 + len(self.token_s)) / (self.token_s[-1] if self.token_s else self.ttft_s)
+        """The rate of all answers, including prefill."""
+        return (self.decoded + len(self.answers)) / self.tokens_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Every time between a token of a request and its next one, ascending."""
+        return sorted(gap for one in self.answers for gap in one.gaps_s)
+
+    @property
+    def loads_a_token(self) -> float | None:
+        """Loads begun in decoding, by tokens of all."""
+        return sum(one.stats.decode_loads for one in self.answers) / self.decoded if self.decoded else None
 
     @property
     def bound(self) -> str | None:
         """The bottleneck of decoding: compute, network, load or shadow. None without a decode pass."""
-        return bound_by(self.where) if self.token_s else None
+        return bound_by(self.where) if self.decoded else None
 
 
 def simulate(
@@ -59,36 +140,54 @@ def simulate(
     spans: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Outcome:
-    """Answer one request. `spans`: whether to keep every node's spans. `progress`: called with the number of tokens so
-    far.
+    """Answer one request of the scenario's length. See `simulate_requests`."""
+    arrival = Arrival(workload, scenario.prompt_tokens, scenario.tokens)
+    return simulate_requests(scenario, [arrival], spans, progress)
 
-    Raises ConfigError if there are too few slots for the residency, or if a policy reads scores that the workload
-    lacks.
+
+def simulate_requests(
+    scenario: Scenario,
+    arrivals: Sequence[Arrival],
+    spans: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Outcome:
+    """Answer requests together, at most `Scenario.parallel` of them at once. `spans`: whether to keep every node's
+    spans. `progress`: called with the number of tokens so far, of all.
+
+    Raises ConfigError if there are too few slots for the residency, or if a policy reads scores that a workload lacks.
     """
-    profile, system = scenario.profile, scenario.system
     core = make_core(scenario.core_config)
     core.strategy.residency.check(scenario.shape, scenario.worker_count * scenario.slots)
-    _check_scores(system, core.strategy, workload)
-    waits = TimeBreakdown(profile.load_s, system.predictor != "none")
+    for arrival in arrivals:
+        _check_scores(scenario, core.strategy, arrival.workload)
     kept: list[Span] | None = [] if spans else None
-    links = MainLinks(profile, duplex=system.prefill == "ahead")
-    world = World(core, profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits, kept)
-    world.start(scenario.worker_count, scenario.slots, system.predictor == "sep", scenario.host, scenario.form_costs)
-    for count in range(1, scenario.tokens + 1):
-        if not world.run(count):
-            raise ConfigError(f"the simulated request stopped after {count - 1} tokens, because no event is left")
+    world = World(core, scenario, arrivals, kept)
+    world.start()
+    total, count = sum(arrival.tokens for arrival in arrivals), 0
+    while count < total:
+        if not world.run(count + 1):
+            raise ConfigError(f"the simulated requests stopped after {count} tokens, because no event is left")
+        count = world.tokens
         progress(count)
     world.drain()
-    stats = world.core.stats[REQUEST]
+    answers = tuple([_answer(world, request) for request in world.queue.requests])
+    steps = world.breakdown.steps
+    where = {cause: seconds / max(1, steps) for cause, seconds in world.breakdown.seconds.items()}
+    return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count)
+
+
+def _answer(world: World, request: SimulatedRequest) -> Answer:
+    stats = world.core.stats[request.number]
     stats.close()
-    first, *rest = world.done
-    where = {cause: seconds / max(1, len(rest)) for cause, seconds in waits.seconds.items()}
-    return Outcome(first, rest, stats, kept or [], where, world.events.count)
+    first, *rest = [end - request.arrived for end in request.done]
+    return Answer(first, rest, stats, request.arrived)
 
 
-def _check_scores(system: SystemConfig, strategy: Strategy, workload: Workload) -> None:
+def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) -> None:
     """Raises ConfigError naming the flag of a policy that reads scores that the workload lacks."""
-    if lacking := unscored(system, strategy, workload):
+    if scenario.block > 1 and (strategy.wants_scores or strategy.predictor.foresight is not None):
+        raise ConfigError(f"a block has {scenario.block} rows; policies that read scores are simulated with 1 only")
+    if lacking := unscored(scenario.system, strategy, workload):
         has = workload.foresight if workload.scored and workload.foresight else "none of it"
         raise ConfigError(
             f"{lacking}, but these routes come with {has}; simulate the routes (--routes) of a run that was recorded "

@@ -1,7 +1,8 @@
-"""Where the time of a decode token goes. Every moment of it belongs to exactly one cause.
+"""Where the time of a step that decodes goes. Every moment of it belongs to exactly one cause.
 
-From the start of a pass, or from a layer's last answer, to the next gate, the main node computes: `main`. From the gate
-to the layer's last answer it waits for a chain of events, which is followed backwards from that answer:
+The main node computes a layer, until its gate: `main`. Else it waits for an answer with which it can go on: a lone
+request's layer is complete then, and of several requests one's. It waits for a chain of events, which is followed
+backwards from that answer, as far back as the wait goes:
 
 network   the answer's way back and the rows' way to the worker, with queues for the shared link
 compute   the expert's computation, and those of other experts that the worker had to finish before it
@@ -11,7 +12,7 @@ shadow    the rest of that wait: the load began late because the prediction was 
           with an expert that was not needed. Without predictions there is no such part, and all of it is `load`.
 
 If an expert's rows were sent only after another expert had left the slot, they waited for that expert's chain, which is
-then followed in turn. So these four add up to the time from the gate to the last answer, and with `main` to the pass.
+then followed in turn. So these four add up to the wait, and with `main` to the step.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ class CallTimes:
 
 
 class TimeBreakdown:
-    """Adds up seconds by cause. `predicted`: whether the system has a predictor."""
+    """Adds up the main node's seconds by cause. `predicted`: whether the system has a predictor."""
 
     def __init__(self, load_s: float, predicted: bool) -> None:
+        self.steps = 0
+        """Steps that decode."""
         self._main = self._network = self._compute = self._load = self._shadow = 0.0
         self._load_s = load_s
         self._predicted = predicted
@@ -73,29 +76,43 @@ class TimeBreakdown:
         added = self._main, self._network, self._compute, self._load, self._shadow
         return dict(zip(CAUSES, added, strict=True))
 
-    def layer(self, since: float, gate: float, last: CallTimes | None, now: float) -> None:
-        """A layer began at `since`, its gate fired at `gate`, and its last answer, that of `last`, arrived at `now`."""
+    def computed(self, seconds: float) -> None:
+        """The main node computed."""
+        self._main += seconds
+
+    def waited(self, since: float, last: CallTimes | None, now: float) -> None:
+        """The main node waited from `since` until the answer of `last` arrived, `now`."""
         network = compute = load = shadow = 0.0
-        call = last
-        while call is not None:
-            times, arrives = call.load, call.arrives
-            ready = max(arrives, times.ended)
-            network += now - call.end + arrives - call.sent
+        call, until = last, now
+        while call is not None and call.sent >= since:
+            ready = max(call.arrives, call.load.ended)
+            network += until - call.end + call.arrives - call.sent
             compute += call.end - ready
-            if ready > arrives:
-                part = ready - arrives
-                if self._predicted:
-                    early = times.freed + times.begun - times.received + self._load_s * times.share
-                    part = min(max(early - arrives, 0.0), part)
-                load += part
-                shadow += ready - arrives - part
-            now = call.sent
-            call = call.after
-        self._main += gate - since
+            early = self._early(call, ready)
+            load += early - call.arrives
+            shadow += ready - early
+            until, call = call.sent, call.after
+        if call is not None:  # it began while the main node computed for another request
+            ready = max(call.arrives, call.load.ended)
+            early, end = self._early(call, ready), max(call.end, since)
+            network += until - end + max(0.0, call.arrives - since)
+            compute += end - max(ready, since)
+            load += max(early, since) - max(call.arrives, since)
+            shadow += max(ready, since) - max(early, since)
+            until = since
         self._network += network
         self._compute += compute
-        self._load += load + now - gate  # before the first rows were sent, because no slot was free
+        self._load += load + until - since  # before the first rows were sent, because no slot was free
         self._shadow += shadow
+
+    def _early(self, call: CallTimes, ready: float) -> float:
+        """When its load would have ended at the earliest had it been predicted early: from `call.arrives` to `ready`.
+        Without predictions that is when it did."""
+        times = call.load
+        if not self._predicted or ready == call.arrives:
+            return ready
+        early = times.freed + times.begun - times.received + self._load_s * times.share
+        return min(max(early, call.arrives), ready)
 
 
 def bound_by(where: dict[str, float]) -> str:

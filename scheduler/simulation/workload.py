@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 KEPT = 8
 """Decode passes that are kept. The shadow is at most two ahead of the main model."""
 
+SAME_TOKEN = 0.98
+"""The share of tokens in which an aligned int8 shadow agrees with the main model, where no other is given."""
+
 Rows = tuple[tuple[int, int], ...]
 
 
@@ -32,7 +35,7 @@ class Workload(Protocol):
     answer's first token. The same arguments always give the same result.
 
     `scored`: whether it has the gates' scores of all experts. `foresight`: the kind of `Foreseen` events that it has,
-    as a predictor names it.
+    as a predictor names it. `chunks`: tokens of each pass over the prompt, if that is fixed; empty: any will do.
     """
 
     @property
@@ -41,8 +44,11 @@ class Workload(Protocol):
     @property
     def foresight(self) -> str | None: ...
 
-    def prompt(self, layer: int) -> Rows:
-        """Prefill: (expert, rows), ascending by expert, rows > 0."""
+    @property
+    def chunks(self) -> tuple[int, ...]: ...
+
+    def prompt(self, layer: int, start: int, stop: int) -> Rows:
+        """Prefill of tokens [start, stop) of the prompt: (expert, rows), ascending by expert, rows > 0."""
 
     def routes(self, index: int, layer: int) -> tuple[int, ...]:
         """The experts that the main model's gate chooses."""
@@ -50,39 +56,56 @@ class Workload(Protocol):
     def predict(self, index: int, layer: int) -> tuple[int, ...] | None:
         """The experts that the shadow predicts, best first; None without a prediction."""
 
+    def same_token(self, index: int) -> bool:
+        """Whether the shadow's own token for a pass is the main model's, as long as it was aligned before. If so,
+        a draft of it is right."""
+
+    def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
+        """As `predict`, in a pass that runs ahead of a due alignment. `same`: it reads the main model's token."""
+
     def gate(self, index: int, layer: int) -> Gate:
-        """The gate of a pass, -1 for prefill. Raises ConfigError if the workload is not `scored`."""
+        """The gate of a pass; -1, -2, ...: the passes over the prompt. Raises ConfigError if the workload is not
+        `scored`."""
 
 
 class RandomWorkload:
     """Uniform random routes. The shadow predicts each activated expert with probability `recall`, and otherwise one
-    that is not activated. Without a model there are no scores. Raises ConfigError.
+    that is not activated. `same_token`: the probability that its own token is the main model's. From another token it
+    predicts experts at random. Without a model there are no scores. Raises ConfigError.
     """
 
     scored = False
     foresight: str | None = None
+    chunks: tuple[int, ...] = ()
 
     def __init__(
-        self, layers: int, experts: int, top_k: int, prompt_tokens: int, recall: float | None, seed: int
+        self,
+        layers: int,
+        experts: int,
+        top_k: int,
+        recall: float | None,
+        seed: int | str,
+        same_token: float = SAME_TOKEN,
     ) -> None:
-        if recall is not None and not 0 <= recall <= 1:
-            raise ConfigError(f"--recall is {recall:g}; allowed: a number from 0 to 1")
+        for name, value in (("--recall", recall), ("--same-token", same_token)):
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"{name} is {value:g}; allowed: a number from 0 to 1")
         if not 1 <= top_k <= experts:
             raise ConfigError(f"--top-k is {top_k} with {experts} experts; allowed: 1 to {experts}")
         self._shape = layers, experts, top_k
-        self._prompt_tokens = prompt_tokens
         self._recall = recall
         self._seed = seed
+        self._same_token = same_token
         self._routes: dict[int, list[tuple[int, ...]]] = {}
         self._predictions: dict[int, list[tuple[int, ...]]] = {}
 
-    def prompt(self, layer: int) -> Rows:
+    def prompt(self, layer: int, start: int, stop: int) -> Rows:
         _, experts, top_k = self._shape
         draw = random.Random(f"{self._seed} prompt {layer}").random
         rows = [0] * experts
-        for _ in range(self._prompt_tokens):
+        for token in range(stop):
             for expert in _distinct(draw, experts, top_k, ()):
-                rows[expert] += 1
+                rows[expert] += token >= start
         return tuple((expert, count) for expert, count in enumerate(rows) if count)
 
     def routes(self, index: int, layer: int) -> tuple[int, ...]:
@@ -103,6 +126,15 @@ class RandomWorkload:
             self._predictions[index] = [mistaken(draw, true, experts, self._recall) for true in routes]
             self._predictions.pop(index - KEPT, None)
         return self._predictions[index][layer]
+
+    def same_token(self, index: int) -> bool:
+        return random.Random(f"{self._seed} token {index}").random() < self._same_token
+
+    def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
+        if same or self._recall is None:
+            return self.predict(index, layer)
+        _, experts, top_k = self._shape
+        return _distinct(random.Random(f"{self._seed} other token {index} {layer}").random, experts, top_k, ())
 
     def gate(self, index: int, layer: int) -> Gate:
         raise ConfigError("random routes have no scores; simulate the routes of a recording (--routes)")
@@ -141,7 +173,9 @@ def _distinct(draw: Callable[[], float], experts: int, count: int, but: tuple[in
     return tuple(chosen)
 
 
-def random_workload(scenario: Scenario, recall: float | None = None, seed: int = 0) -> RandomWorkload:
-    """For the scenario's model and prompt. `recall` None: no predictions. Raises ConfigError."""
+def random_workload(
+    scenario: Scenario, recall: float | None = None, seed: int | str = 0, same_token: float = SAME_TOKEN
+) -> RandomWorkload:
+    """For the scenario's model. `recall` None: no predictions. Raises ConfigError."""
     p = scenario.profile
-    return RandomWorkload(p.layers, p.experts, p.top_k, scenario.prompt_tokens, recall, seed)
+    return RandomWorkload(p.layers, p.experts, p.top_k, recall, seed, same_token)

@@ -1,333 +1,184 @@
 """The nodes of a cluster on a virtual clock: main node, shadow and workers, reduced to how long their work takes.
 
-Durations and waits are those of emulated runs (`scheduler.emulation.clock`). A layer of the main node lasts from the
-last answer to the gate. A worker's link carries one load at a time, in the order of the commands; a worker computes one
-expert at a time, in the order in which both rows and load were there. An evicted load frees slot and link at once.
-Messages travel on the main node's shared link (`scheduler.timing.links`). A host place computes one expert at a time
-too, in the order in which rows arrive. A smaller form loads as much faster as its bytes are fewer.
+Durations and waits are those of emulated runs (`scheduler.emulation.clock`). Messages travel on the main node's shared
+link (`scheduler.timing.links`). A step begins when the one before has ended, with a pass of every request that is open
+then; a request that arrives meanwhile joins the next one.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.foresight import SimulatedForesight
+from scheduler.simulation.main_node import SimulatedMain
+from scheduler.simulation.requests import Arrival, RequestQueue, SimulatedRequest, StepPass
+from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.shadow import SimulatedShadow
-from scheduler.simulation.time_breakdown import CallTimes, LoadTimes, TimeBreakdown
-from scheduler.simulation.workload import Rows, Workload
+from scheduler.simulation.time_breakdown import CallTimes, TimeBreakdown
+from scheduler.simulation.workers import SimulatedWorkers
 from scheduler.timing.links import MainLinks
-from scheduler.timing.profile import Profile
 from scheduler.trace import Span
 
-REQUEST = 1
-
-_ONE_EACH = itertools.repeat(1)
-
-
-class _Worker:
-    """A worker or a host place."""
-
-    __slots__ = ("compute_s", "free", "freed", "loading", "queue", "slots")
-
-    def __init__(self, slots: list[LoadTimes | None], compute_s: Callable[[int], float]) -> None:
-        self.slots = slots
-        """The load of each slot, in flight or over."""
-        self.freed = [0.0] * len(slots)
-        """The time at which the last computed expert left each slot."""
-        self.compute_s = compute_s
-        """Seconds of a computation, by its number of rows."""
-        self.queue: deque[LoadTimes] = deque()
-        self.loading: LoadTimes | None = None
-        self.free = 0.0
-        """End of its last computation."""
-
-
-def _host_load() -> LoadTimes:
-    """Stands for all experts of a host place: a load that ended before the simulation began."""
-    return LoadTimes(t.Load(-1, 0, t.ExpertId(-1, -1), -1), 0.0, 0.0, [], begun=0.0, ended=0.0)
+DRAIN_S = 10.0
+"""Longest wait for a request's last predictions before it is closed, as in the main node."""
 
 
 class World:
-    """One request and its answer of `tokens` tokens."""
+    """A core, its nodes and the requests that they answer. `spans`: gets every node's spans; None: nobody reads them.
+    Raises ConfigError where the profile has no times for a host place that the scenario has."""
 
     def __init__(
-        self,
-        core: Core,
-        profile: Profile,
-        links: MainLinks,
-        workload: Workload,
-        prompt_tokens: int,
-        tokens: int,
-        breakdown: TimeBreakdown,
-        spans: list[Span] | None = None,
+        self, core: Core, scenario: Scenario, arrivals: Sequence[Arrival], spans: list[Span] | None = None
     ) -> None:
+        profile, system = scenario.profile, scenario.system
         self.core = core
-        self.profile = profile
-        self.spans = spans
-        self.done: list[float] = []
-        """The time of each token of the answer, beginning with the one that prefill gives."""
         self.events = EventHeap()
-        self._until = 0  # tokens of the answer, when `run` returns
-        self._links = links
-        self._workload = workload
-        self._prompt_tokens = prompt_tokens
-        self._tokens = tokens
-        self._breakdown = breakdown
+        self.queue = RequestQueue(arrivals, scenario.parallel, scenario.prefill_chunk, scenario.block)
+        self.breakdown = TimeBreakdown(profile.load_s, system.predictor != "none")
+        self.tokens = 0
+        """Of all answers so far."""
+        self._until = 0  # tokens of all answers, when `run` returns
+        self._scenario = scenario
+        self._links = MainLinks(profile, duplex=system.prefill == "ahead")
         self._shadow = SimulatedShadow(
-            self.events, profile, links, workload, core.alignment, REQUEST, prompt_tokens, tokens, self._post, spans
+            self.events, profile, self._links, core.alignment, system.departure, self._predicted, spans
         )
+        self._leaving: set[SimulatedRequest] = set()  # complete, but for predictions on their way
+        self._idle = False  # the main node has no step
+        self._routed = False  # there is a Route among the commands of this event
         foresight = core.strategy.predictor.foresight
         self._foresight = SimulatedForesight(foresight, self.events, self._post)
-        self._scored = foresight is not None or core.strategy.wants_scores
-        self._workers: list[_Worker] = []
-        self._load_s = profile.load_s
-        # The main node's current pass and layer.
-        self._main_s = self._pass_start = self._layer_start = self._gate = 0.0
-        self._cause: CallTimes | None = None  # the computation whose answer is being handled
+        self._workers = SimulatedWorkers(
+            self.events, profile, self._links, self._post, self._answered, lambda: self.main.idle_from, spans
+        )
+        self.main = SimulatedMain(
+            self.events,
+            profile,
+            self._post,
+            self._foresight if foresight is not None or core.strategy.wants_scores else None,
+            self.breakdown,
+            scenario.batch_dense,
+            self._passes_ended,
+            spans,
+        )
         self._handlers: dict[type, Callable[[Any], None]] = {
-            t.Load: self._load,
-            t.Evict: self._evict,
-            t.Compute: self._compute,
-            t.Resume: self._resume,
+            t.Load: self._workers.load,
+            t.Evict: self._workers.evict,
+            t.Compute: self._workers.compute,
+            t.Resume: self.main.resume,
             t.Follow: self._shadow.follow,
             t.Align: self._shadow.align,
-            t.Unfollow: self._ignore,
+            t.Unfollow: self._shadow.unfollow,
             t.Fail: self._ignore,
-            t.Route: self._foresight.route,
+            t.Route: self._route,
         }
 
-    def start(
-        self,
-        workers: int,
-        slots: int,
-        shadow: bool,
-        host: bool = False,
-        form_costs: Mapping[int, tuple[t.FormCost, ...]] | None = None,
-    ) -> None:
-        """All nodes join, and the request is opened. `host`: with a host place. `form_costs`: by worker.
-
-        Raises ConfigError where the profile has no times for a host place.
-        """
-        profile = self.profile
-        for number in range(workers):
-            self._workers.append(_Worker([None] * slots, profile.compute_s))
-            forms = (form_costs or {}).get(number, ())
-            self._post(t.WorkerJoined(number, slots, profile.load_s, *profile.device_costs, forms))
-        if host:
-            self._workers.append(_Worker([_host_load()], profile.host_compute_s))
-            self._post(t.WorkerJoined(workers, 0, 0.0, *profile.host_costs))
-        if shadow:
+    def start(self) -> None:
+        """All nodes join, and the first requests are opened."""
+        scenario = self._scenario
+        for number in range(scenario.worker_count):
+            self._workers.join(scenario.slots, scenario.form_costs.get(number, ()))
+        if scenario.host:
+            self._workers.join_host()
+        if scenario.system.predictor == "sep":
             self._post(t.ShadowJoined())
-        self._post(t.RequestOpened(REQUEST, self._prompt_tokens))
-        self._begin_pass(0, self._prompt_tokens)
+        self._begin_step()
+        for at in sorted({request.arrival.at for request in self.queue.requests if request.arrival.at > 0}):
+            self.events.at(at, self._arrive, None)
 
     def run(self, until: int) -> bool:
-        """Run until the answer has `until` tokens. Returns False if no event is left before that."""
+        """Run until all answers together have `until` tokens. Returns False if no event is left before that."""
         self._until = until
         self.events.run()
-        return len(self.done) >= until
+        return self.tokens >= until
 
     def drain(self) -> None:
-        """The answer is complete: receive the predictions in flight."""
-        stats = self.core.stats[REQUEST]
-        while stats.unmatched and self.events.step():
+        """The answers are complete: receive the predictions in flight."""
+        while any(stats.unmatched for stats in self.core.stats.values()) and self.events.step():
             pass
 
-    def _post(self, event: t.Event) -> list[t.Command]:
+    def _post(self, event: t.Event) -> None:
         handlers, commands = self._handlers, self.core.handle(event, self.events.now)
         for command in commands:
             handlers[type(command)](command)
-        return commands
+        if self._routed:
+            self._routed = False
+            self._foresight.decided(commands)
+
+    def _route(self, command: t.Route) -> None:
+        self._routed = True
 
     def _ignore(self, command: t.Command) -> None:
         pass
 
-    def _span(self, row: str, what: str, label: str, start: float, end: float) -> None:
-        if self.spans is not None:
-            self.spans.append(Span(row, what, label, start, end))
+    def _answered(self, call: CallTimes | None) -> None:
+        self.main.cause = call
+        if call is not None:
+            self._foresight.answered(call.command.call_id)
 
-    # --- the main node ------------------------------------------------------------------------------------------
+    def _predicted(self, event: t.Predicted) -> None:
+        self._post(event)
+        if self._leaving:
+            for request in [one for one in self._leaving if not self.core.stats[one.number].unmatched]:
+                self._close(request)
 
-    def _begin_pass(self, position: int, tokens: int) -> None:
-        self._pass_start = self.events.now
-        self._main_s = self.profile.main_s(tokens)
-        self._post(t.StepStarted((t.Pass(REQUEST, position, tokens, prefill=position == 0),)))
-        self._begin_layer(t.Visit(REQUEST, position, 0))
+    # --- requests and steps -------------------------------------------------------------------------------------
 
-    def _begin_layer(self, visit: t.Visit) -> None:
-        self._layer_start = now = self.events.now
-        self.events.at(now + self._main_s, self._fire, visit)
-
-    def _fire(self, visit: t.Visit) -> None:
-        self._gate = self.events.now
-        if self.spans is not None:
-            self._span("main", "layer", str(visit.layer), self._layer_start, self._gate)
-        rows: tuple[tuple[int, int], ...]
-        if visit.position:
-            routes = self._workload.routes(visit.position - self._prompt_tokens, visit.layer)
-            rows = tuple(zip(sorted(routes), _ONE_EACH, strict=False))
+    def _arrive(self, _: None = None) -> None:
+        """A request has arrived, or there is room for one."""
+        if self._idle:
+            self._begin_step()
         else:
-            rows = self._workload.prompt(visit.layer)
-        if self._scored:
-            self._fire_scored(visit, rows)
-        else:
-            self._post(t.GateFired(visit, rows))
+            self._admit()
 
-    def _fire_scored(self, visit: t.Visit, rows: Rows) -> None:
-        """Post the gate with its scores, and then what the main model foresees."""
-        index = visit.position - self._prompt_tokens if visit.position else -1
-        gate = self._workload.gate(index, visit.layer)
-        foreseen = [
-            t.Foreseen(REQUEST, self._prompt_tokens + at if at >= 0 else 0, layer, scores)
-            for at, layer, scores in gate.foreseen
-        ]
-        self._foresight.fire(t.GateFired(visit, rows, gate.chosen, gate.scores), foreseen, self._main_s)
+    def _admit(self) -> None:
+        for request in self.queue.admit(self.events.now, self.main.steps):
+            arrival = request.arrival
+            self._shadow.opened(request.number, arrival.workload, arrival.prompt_tokens, arrival.tokens)
+            self._post(t.RequestOpened(request.number, arrival.prompt_tokens))
 
-    def _resume(self, command: t.Resume) -> None:
-        visit, now = command.visit, self.events.now
-        if visit.position:
-            self._breakdown.layer(self._layer_start, self._gate, self._cause, now)
-        if self.spans is not None:
-            self._span("main", "wait", str(visit.layer), self._gate, now)
-        if visit.layer + 1 < self.profile.layers:
-            self._begin_layer(t.Visit(REQUEST, visit.position, visit.layer + 1))
-            return
-        self._span("main", "token", f"{REQUEST}.{visit.position}", self._pass_start, now)
-        index = len(self.done)
-        self.done.append(now)
-        if len(self.done) >= self._until:
-            self.events.stop()
-        if index + 1 < self._tokens:
-            self.events.at(now, self._decode, index)
+    def _begin_step(self) -> None:
+        self._admit()
+        passes = self.queue.passes()
+        self._idle = not passes
+        if passes:
+            self.main.begin(passes)
 
-    def _decode(self, index: int) -> None:
-        """Token `index` is complete: begin the pass that reads it."""
-        self._post(t.TokenDecoded(REQUEST, index))
-        self._begin_pass(self._prompt_tokens + index, 1)
-
-    # --- a worker's loads ---------------------------------------------------------------------------------------
-
-    def _load(self, command: t.Load) -> None:
-        worker, slot = self._workers[command.worker], command.slot
-        worker.slots[slot] = load = LoadTimes(command, self.events.now, worker.freed[slot], [])
-        if command.form:
-            load.share = self.profile.form_share(command.form)
-        if worker.loading is None:
-            self._begin_load(worker, load)
-        else:
-            worker.queue.append(load)
-
-    def _begin_load(self, worker: _Worker, load: LoadTimes) -> None:
-        worker.loading = load
-        load.begun = now = self.events.now
-        self.events.at(now + self._load_s * load.share, self._loaded, load)
-
-    def _next_load(self, worker: _Worker) -> None:
-        worker.loading = None
-        while worker.queue:
-            load = worker.queue.popleft()
-            if not load.cancelled:
-                self._begin_load(worker, load)
-                return
-
-    def _loaded(self, load: LoadTimes) -> None:
-        if load.cancelled:
-            return
-        load.ended = now = self.events.now
-        worker = self._workers[load.command.worker]
-        self._next_load(worker)
-        if self.spans is not None:
-            self._add_load_spans(load)
-        self._post(t.LoadEnded(load.command.load_id))
-        if load.waiting:
-            for call in load.waiting:
-                self._begin_compute(worker, call, now)
-            load.waiting.clear()  # the calls refer to the load: a cycle that only the collector would find
-
-    def _add_load_spans(self, load: LoadTimes) -> None:
+    def _passes_ended(self, passes: list[StepPass], over: bool) -> None:
+        """`over`: the step has ended with them."""
         now = self.events.now
-        self._span(f"worker {load.command.worker}", "load", _label(load.command), load.begun, now)
-        last_arrival = max([call.arrives for call in load.waiting], default=now)
-        if last_arrival < now:
-            self._span("main", "stall", "", self._gate, now)
+        decoded = [one.request for one in passes if self._advance(one, now)]
+        if self.tokens >= self._until:
+            self.events.stop()
+        if self.queue.unfinished:
+            self.events.at(now, self._go_on, (decoded, over))
 
-    def _evict(self, command: t.Evict) -> None:
-        worker, now = self._workers[command.worker], self.events.now
-        load, worker.slots[command.slot] = worker.slots[command.slot], None
-        if load is None:
-            return
-        load.cancelled = True
-        if self.spans is not None:
-            row = f"worker {command.worker}"
-            if worker.loading is load:
-                self._span(row, "given up", _label(command), load.begun, now)
-            self._span(row, "evict", _label(command), now, now)
-        if worker.loading is load:
-            self._next_load(worker)
+    def _advance(self, one: StepPass, now: float) -> int:
+        gained = one.advance(now)
+        self.tokens += gained
+        return gained
 
-    # --- a worker's computations --------------------------------------------------------------------------------
+    def _go_on(self, ended: tuple[list[SimulatedRequest], bool]) -> None:
+        """Requests have got tokens, and the step has ended, or has not."""
+        decoded, over = ended
+        for request in decoded:
+            if not request.complete:
+                self._post(t.TokenDecoded(request.number, len(request.done) - 1))
+            elif self.core.stats[request.number].unmatched:
+                self._leaving.add(request)
+                self.events.at(self.events.now + DRAIN_S, self._close, request)
+            else:
+                self._close(request)
+        if over:
+            self._begin_step()
 
-    def _compute(self, command: t.Compute) -> None:
-        worker, now = self._workers[command.worker], self.events.now
-        load = worker.slots[command.slot]
-        if load is None:
-            return
-        rows = command.stop - command.start
-        arrives = self._links.sent(now, rows)
-        call = CallTimes(command, load, rows, now, arrives, self._cause)
-        if load is worker.loading and load.begun + self._load_s * load.share >= arrives:
-            load.waiting.append(call)
-        elif load.ended >= 0 and len(worker.slots) == 1:  # no other computation can come in between
-            self._begin_compute(worker, call, arrives)
-        else:
-            self.events.at(arrives, self._arrived, call)
-
-    def _arrived(self, call: CallTimes) -> None:
-        if call.load.ended < 0:
-            call.load.waiting.append(call)
-        else:
-            self._begin_compute(self._workers[call.command.worker], call, self.events.now)
-
-    def _begin_compute(self, worker: _Worker, call: CallTimes, at: float) -> None:
-        call.start = start = at if at > worker.free else worker.free
-        call.end = worker.free = end = start + worker.compute_s(call.rows)
-        self.events.at(end, self._computed, call)
-
-    def _computed(self, call: CallTimes) -> None:
-        command, now = call.command, self.events.now
-        if call.load.cancelled:
-            return
-        if command.evict:
-            self._workers[command.worker].slots[command.slot] = None
-        comes = self._links.answered(now, call.rows)
-        if self.spans is not None:
-            self._add_call_spans(call, comes)
-        self.events.at(comes, self._answered, call)
-
-    def _add_call_spans(self, call: CallTimes, comes: float) -> None:
-        command, now = call.command, self.events.now
-        row, label = f"worker {command.worker}", _label(command)
-        self._span(row, "transfer", f"{label} to #{command.call_id}", call.sent, call.arrives)
-        self._span(row, "compute", label, call.start, call.end)
-        if command.evict:
-            self._span(row, "evict", label, now, now)
-        self._span(row, "transfer", f"from #{command.call_id}", now, comes)
-
-    def _answered(self, call: CallTimes) -> None:
-        command = call.command
-        if command.evict:
-            self._workers[command.worker].freed[command.slot] = self.events.now
-        self._foresight.answered(command.call_id)
-        self._cause = call
-        self._post(t.ComputeEnded(command.call_id))
-        self._cause = None
-
-
-def _label(command: t.Load | t.Evict | t.Compute) -> str:
-    return f"{command.expert.layer}.{command.expert.expert}"
+    def _close(self, request: SimulatedRequest) -> None:
+        """Its predictions have come, or do not come in time. One that waits takes its place."""
+        self._leaving.discard(request)
+        if self.queue.close(request):
+            self._post(t.RequestClosed(request.number))
+            self._arrive()

@@ -6,10 +6,13 @@
 
     .venv/bin/odmoe up cluster.yaml -m models/deep-moe --dtype float32 --threads 1 --profile rtx3090-1gbe --record yes
 
+    .venv/bin/python -m scripts.measure.agreement --requests 8             # eight prompts at once, in one step
+
 A warm-up, then prompts one at a time, recorded. The record is told to the simulator's scheduler once more (it must
 decide the same, in order), and its routes and predictions are simulated with the profile's times. A ratio is what was
 measured over what was simulated; the goal is 1.05 at most. TTFT is measured with prefill's work at once (`ahead`) and
 one after the other (`in-turn`), on a cluster each; machines of a file do the one with which they were brought up.
+With --requests N, N prompts are asked at once, and the time of a decode token is that of a request among them.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ from odmoe.settings.settings import Settings
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
-from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
+from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_groups, recorded_workloads
+from scheduler.simulation.requests import Arrival
+from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.simulate import simulate_requests
 from scheduler.timing.profile import find_profile
 from scheduler.types import WorkerJoined, WorkerLost
 from scripts.lib import recorded_runs
@@ -36,12 +42,15 @@ from scripts.lib.ledger import PACKAGES, sources
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
 from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
+from scripts.lib.simultaneous import answered_together
 from scripts.lib.tables import Column, text_table
 
 VERSION = 1
 GOAL = 1.05
 PAPER_TOKENS_PER_S, PAPER_TTFT_S = 3.69, {16: 1.345, 128: 3.143}
 WAYS = ("ahead", "in-turn")
+TOGETHER = "together"
+"""In place of the way of prefill, where several prompts are asked at once: their decode time is compared."""
 ASKED_S = 1800.0
 
 
@@ -59,6 +68,15 @@ def ask_here(kept: KeptCluster, settings: Settings, prompts: list[tuple[list[int
     write_whole(path, cluster.recording())
     kept.close()
     return [(report.ttft_s, report.decode_s if report.new_tokens > 1 else None) for report in reports]
+
+
+def ask_together(kept: KeptCluster, settings: Settings, prompts: list[list[int]], tokens: int, path: Path) -> list[Any]:
+    """As `ask_here`, after a warm-up with the first prompt, of all others at once."""
+    cluster = kept.cluster(settings, warm=prompts[0])
+    ends = answered_together(cluster, prompts[1:], tokens)
+    write_whole(path, cluster.recording())
+    kept.close()
+    return [(of[0], of[-1] - of[0]) for of in ends]
 
 
 def ask_hosts(args: Any, tokenizer: Any, prompts: list[tuple[list[int], int]], path: Path) -> list[Any]:
@@ -112,6 +130,41 @@ def compare(
         )
     pairs = list(zip(found, times, strict=True))[1:]
     return [_compare(recording, one, ttft_s, decode_s, profile) for one, (ttft_s, decode_s) in pairs]
+
+
+def compare_together(recording: Recording, times: list[Any], tokens: int, profile: str) -> list[dict[str, Any]]:
+    """Requests that were answered together, as measured and as simulated. SystemExit where they were not."""
+    group = recorded_groups(recorded_workloads(recording))[-1]
+    if (found := [one.tokens for one in group]) != [tokens] * len(times):
+        raise SystemExit(
+            f"{len(times)} prompts were asked at once for {tokens} tokens each, and those answered together have "
+            f"{found}; did others ask meanwhile?"
+        )
+    shape, made = recording.core_config.shape, recording.core_config
+    scenario = Scenario(
+        recorded_runs.of_shape(find_profile(profile), shape),
+        alignment=made.alignment,
+        system=made.system,
+        mini_batch=made.mini_batch,
+        group_size=made.group_size,
+        requests=len(group),
+        **joined(recording),
+    )
+    arrivals = [Arrival(one, one.prompt_tokens, one.tokens, step=one.step) for one in group]
+    outcome = simulate_requests(scenario, arrivals)
+    simulated = sorted((one.token_s[-1] - one.ttft_s) / (tokens - 1) for one in outcome.answers)
+    measured = sorted(decode_s / (tokens - 1) for _, decode_s in times)  # threads are not in the requests' order
+    recalls = [one.stats.overall for one in outcome.answers]
+    shared = {
+        "prompt_tokens": group[0].prompt_tokens,
+        "tokens": tokens,
+        "prefill": TOGETHER,
+        "recall": sum(counts.correct for counts in recalls) / max(1, sum(counts.activated for counts in recalls)),
+    }
+    return [
+        {**shared, "unpredicted": one.stats.unpredicted, "token_s": was, "simulated_token_s": now}
+        for one, was, now in zip(outcome.answers, measured, simulated, strict=True)
+    ]
 
 
 def _compare(
@@ -175,7 +228,12 @@ class Measure:
                 threads=1,
                 shadow=self._args.shadow,
             )
-            times = ask_here(self._kept, settings, prompts, path)
+            if (count := params["requests"]) > 1:
+                together = [prompt for prompt, _ in prompts[: count + 1]]
+                settings = settings.but(parallel=count)
+                times = ask_together(self._kept, settings, together, params["tokens"], path)
+            else:
+                times = ask_here(self._kept, settings, prompts, path)
         recording = read_recording(path)
         if recording.about["fingerprint"] != self._fingerprint:
             raise SystemExit(f"{self._args.cluster} serves {recording.about['model']}, not {self._args.model}")
@@ -183,8 +241,12 @@ class Measure:
         if profile is None:
             raise SystemExit(f"the nodes of {self._args.cluster} keep no profile's times; bring them up with --profile")
         replayed = replay(recording)
+        if params["requests"] > 1:
+            answers = compare_together(recording, times, params["tokens"], profile)
+        else:
+            answers = compare(recording, prompts, times, profile)
         return {
-            "answers": compare(recording, prompts, times, profile),
+            "answers": answers,
             "profile": profile,
             "prefill": recording.core_config.system.prefill,
             "events": replayed.events,
@@ -204,7 +266,8 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
             sum(one[name] * n for one, n in zip(decoded, tokens, strict=True)) / sum(tokens)
             for name in ("token_s", "simulated_token_s")
         )
-        rows.append(_row("decode, s/token", measured, simulated, 1 / PAPER_TOKENS_PER_S))
+        paper = None if decoded[0]["prefill"] == TOGETHER else 1 / PAPER_TOKENS_PER_S
+        rows.append(_row("decode, s/token", measured, simulated, paper))
         rows[0]["worst_ratio"] = max(one["token_s"] / one["simulated_token_s"] for one in decoded)
     for way in WAYS:
         for length in sorted({one["prompt_tokens"] for one in answers}):
@@ -276,7 +339,13 @@ def parse() -> Any:
     parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
     common_flags(parser, "profile", "shadow", "prompt-tokens")  # machines of a file have their own
     parser.add_argument("--mini-batch", type=positive, default=None)
-    return parse_flags(parser)
+    parser.add_argument("--requests", type=positive, default=1, help="prompts asked at once (%(default)s)")
+    args = parse_flags(parser)
+    if args.requests > 1 and args.cluster.endswith((".yaml", ".yml")):
+        parser.error("--requests is measured on a cluster that this script starts: embedded or local")
+    if args.requests > 1:
+        args.prompts = args.requests
+    return args
 
 
 def main() -> int:
@@ -295,12 +364,14 @@ def main() -> int:
         "prompt_tokens": args.prompt_tokens,
         "mini_batch": None if hosts else args.mini_batch,
         "shadow": None if hosts else args.shadow,
+        "requests": args.requests,
     }
-    wanted = [Cell({**params, "prefill": way}) for way in ((None,) if hosts else WAYS)]
+    ways = (None,) if hosts else WAYS if args.requests == 1 else WAYS[:1]
+    wanted = [Cell({**params, "prefill": way}) for way in ways]
     depends = {"model": store.manifest.fingerprint, "sources": sources(*PACKAGES)}
     note = f"emulated and simulated: {args.profile if not hosts else 'the profile that its nodes keep'}"
     with (
-        Experiment(f"agreement-{kind}", args, VERSION, depends, note) as run,
+        Experiment(f"agreement-{kind}{f'-{args.requests}' * (args.requests > 1)}", args, VERSION, depends, note) as run,
         KeptCluster(store) as kept,
     ):
         results = run.all(wanted, Measure(args, tokenizer, store.manifest.fingerprint, run, kept))
@@ -310,7 +381,8 @@ def main() -> int:
         print(f"emulated, simulated: {profile}\n{text_table(COLUMNS, rows)}")
         if "worst_ratio" in rows[0]:
             measured, simulated = 1 / rows[0]["measured_s"], 1 / rows[0]["simulated_s"]
-            said = f"{measured:.3f} tokens/s measured, {simulated:.3f} simulated, the paper's {PAPER_TOKENS_PER_S}"
+            said = f"{measured:.3f} tokens/s measured, {simulated:.3f} simulated"
+            said += f", the paper's {PAPER_TOKENS_PER_S}" if args.requests == 1 else f" for each of {args.requests}"
             print(f"decode: {said}; the worst prompt's ratio {rows[0]['worst_ratio']:.3f}, the goal {GOAL}")
         for one in results:
             said = one["difference"] or "identical commands, in order"

@@ -19,12 +19,11 @@ from scheduler.files import write_whole
 from scheduler.policies.registry import PREDICTORS, strategy_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.policies.systems import SYSTEMS
+from scheduler.simulation.requests import random_arrivals
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate
-from scheduler.simulation.time_breakdown import TimeBreakdown
 from scheduler.simulation.workload import random_workload
 from scheduler.simulation.world import World
-from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
 from scheduler.trace import read_trace
 from scheduler.types import ModelShape
@@ -54,10 +53,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return commands
 
     core.handle = handle  # type: ignore[method-assign]
-    world = World(
-        core, PAPER, MainLinks(PAPER), random_workload(SCENARIO, 0.9), 5, 6, TimeBreakdown(PAPER.load_s, True)
-    )
-    world.start(8, 1, shadow=True)
+    world = World(core, SCENARIO, random_arrivals(SCENARIO, 0.9))
+    world.start()
     assert world.run(6)
     world.drain()
     file = tmp_path_factory.mktemp("log") / "log"

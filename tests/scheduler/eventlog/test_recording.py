@@ -22,12 +22,10 @@ from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.simulation.recorded_routes import recorded_workloads
+from scheduler.simulation.requests import random_arrivals
 from scheduler.simulation.scenario import Scenario
-from scheduler.simulation.simulate import Outcome, simulate
-from scheduler.simulation.time_breakdown import TimeBreakdown
-from scheduler.simulation.workload import random_workload
+from scheduler.simulation.simulate import Outcome, simulate, simulate_requests
 from scheduler.simulation.world import World
-from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import Profile
 from support.scheduling.scenarios import core_config_of, scenario_of
 
@@ -69,15 +67,12 @@ def watched(recorder: Recorder, config: CoreConfig) -> Core:
 def recorded(scenario: Scenario, recall: float | None = 0.8) -> tuple[Recorder, Outcome]:
     """A simulated run, and its log."""
     recorder = Recorder({"model": "none"}, scenario.core_config)
-    links = MainLinks(scenario.profile, scenario.system.prefill == "ahead")
-    workload = random_workload(scenario, recall, 3)
-    core = watched(recorder, scenario.core_config)
-    waits = TimeBreakdown(scenario.profile.load_s, predicted=True)
-    world = World(core, scenario.profile, links, workload, scenario.prompt_tokens, scenario.tokens, waits)
-    world.start(scenario.worker_count, scenario.slots, scenario.system.predictor == "sep")
-    assert world.run(scenario.tokens)
+    arrivals = random_arrivals(scenario, recall, 3)
+    world = World(watched(recorder, scenario.core_config), scenario, arrivals)
+    world.start()
+    assert world.run(scenario.tokens * scenario.requests)
     world.drain()
-    return recorder, simulate(scenario, workload)
+    return recorder, simulate_requests(scenario, arrivals)
 
 
 def read(tmp_path: Path, data: bytes) -> Recording:

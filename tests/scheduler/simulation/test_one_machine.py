@@ -163,7 +163,7 @@ def scored(passes: int = 5, foresight: str | None = "gate", right: bool = True) 
             told = [(index, layer + 1, (_scores(one, right),)) for one in ahead]
             gates[index, layer] = Gate((named,), (_scores(named),), tuple(told))
     prefill = [tuple((expert, 1) for expert in sorted(route)) for route in routes[0]]
-    return RecordedWorkload(1, 1, 6, prefill, routes, foresight=foresight, gates=gates)
+    return RecordedWorkload(1, 1, 6, [prefill], routes, foresight=foresight, gates=gates)
 
 
 def _scores(named: tuple[int, ...], right: bool = True) -> tuple[float, ...]:

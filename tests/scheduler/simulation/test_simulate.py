@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.alignment import Alignment
+from scheduler.alignment import AT_ONCE, LATE, Alignment
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import PREDICTORS
 from scheduler.simulation.simulate import Outcome, simulate
@@ -28,9 +28,17 @@ def profile() -> Profile:
     return load_profile(TESTBED)
 
 
-def run(profile: Profile, recall: float | None = None, seed: int = 0, spans: bool = False, **said: Any) -> Outcome:
-    scenario = scenario_of(profile, **({"tokens": 40} | said))
-    return simulate(scenario, random_workload(scenario, recall, seed), spans)
+def run(
+    profile: Profile,
+    recall: float | None = None,
+    seed: int = 0,
+    spans: bool = False,
+    same_token: float = 1.0,
+    **said: Any,
+) -> Outcome:
+    """The shadow departs late, as the paper's does, unless the caller chooses."""
+    scenario = scenario_of(profile, **({"tokens": 40, "departure": LATE} | said))
+    return simulate(scenario, random_workload(scenario, recall, seed, same_token), spans)
 
 
 def rate(profile: Profile, recall: float | None, tokens: int = 120, **said: Any) -> float:
@@ -207,3 +215,38 @@ def test_a_negative_duration_is_named(tmp_path: Path) -> None:
     file.write_text((PROFILES / "rtx3090-1gbe.yaml").read_text().replace("load_ms: 25.0", "load_ms: -1"))
     with pytest.raises(ConfigError, match="load_ms is -1"):
         load_profile(file)
+
+
+# --- departures -------------------------------------------------------------------------------------------------------
+
+
+def test_at_once_perfect_predictions_leave_the_loads_alone(profile: Profile) -> None:
+    """Aligned every token or never: what remains is equation (1)'s excess."""
+    never = run(profile, 1.0, alignment=Alignment(0, 0), tokens=20)
+    at_once = run(profile, 1.0, departure=AT_ONCE, tokens=20)
+    assert at_once.token_s[-1] - at_once.token_s[-2] == pytest.approx(never.token_s[-1] - never.token_s[-2])
+    assert at_once.stats.late <= profile.layers  # of the first pass, which waits for prefill
+
+
+def test_at_once_is_faster_than_late_though_tokens_may_be_wrong(profile: Profile) -> None:
+    late = run(profile, 0.99, tokens=100)
+    at_once = run(profile, 0.99, departure=AT_ONCE, tokens=100)
+    assert at_once.token_s[-1] < late.token_s[-1]
+    assert at_once.ttft_s == late.ttft_s
+    assert at_once.stats.overall.recall == pytest.approx(late.stats.overall.recall, abs=0.005)
+
+
+def test_wrong_tokens_cost_recall_only_where_gates_come_before_the_correction(profile: Profile) -> None:
+    """Every token is wrong: the shadow goes back each time, and predicts as a late one does, a few layers too late."""
+    late = run(profile, 1.0, tokens=30)
+    wrong = run(profile, 1.0, departure=AT_ONCE, same_token=0.0, tokens=30)
+    recalls = [counts.recall for counts in wrong.stats.by_index[1:]]
+    assert 0.9 <= min(r for r in recalls if r is not None) < 1.0
+    assert late.stats.overall.recall == 1.0
+
+
+@pytest.mark.parametrize("departure", [AT_ONCE, LATE])
+def test_a_lone_layer_of_the_shadow_lasts_as_in_the_profile(profile: Profile, departure: str) -> None:
+    spans = run(profile, 1.0, departure=departure, tokens=5, spans=True).spans
+    lasted = {round(s.end - s.start, 9) for s in spans if (s.row, s.what) == ("shadow", "shadow")}
+    assert lasted == {profile.shadow_layer_s}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.alignment import Alignment
+from scheduler.alignment import AT_ONCE, LATE, Alignment
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import Profile
@@ -35,7 +35,7 @@ TWO = replace(TINY, experts=2, top_k=2)
 
 
 def run(profile: Profile, recall: float | None = None, spans: bool = False, **said: Any) -> Outcome:
-    scenario = scenario_of(profile, prompt_tokens=1, **({"tokens": 6} | said))
+    scenario = scenario_of(profile, prompt_tokens=1, **({"tokens": 6, "departure": LATE} | said))
     return simulate(scenario, random_workload(scenario, recall, 0), spans)
 
 
@@ -72,6 +72,14 @@ def test_a_prediction_long_before() -> None:
     assert late.where["shadow"] == pytest.approx(0.0)
     assert late.where["load"] == pytest.approx(5.0)
     assert outcome.where["shadow"] == pytest.approx(2.1)
+
+
+def test_a_prediction_from_its_own_token() -> None:
+    """At once, the shadow is a pass ahead, too; the first pass of decoding waits for prefill."""
+    p = replace(TINY, shadow_layer_s=0.1)
+    outcome = run(p, 1.0, departure=AT_ONCE, tokens=40)
+    assert outcome.where["shadow"] == pytest.approx(2.1 / 39)
+    assert outcome.where["load"] == pytest.approx(5.0)
 
 
 def test_a_wrong_prediction() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from scheduler.alignment import LATE
 from scheduler.planning.scaling import Hardware, Policy, Setup
+from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.profile import find_profile
 from scheduler.types import ModelSize
 
@@ -32,7 +34,7 @@ MIXTRAL = ModelSize(
     context_max=32768,
     item_bytes=4,
 )
-PAPER = Setup(MIXTRAL, Hardware(PROFILE, 8), Policy())
+PAPER = Setup(MIXTRAL, Hardware(PROFILE, 8), Policy(chosen=SystemConfig(departure=LATE)))
 
 
 def few_layers(layers: int) -> Setup:
