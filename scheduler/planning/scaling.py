@@ -147,6 +147,8 @@ def scaled(setup: Setup) -> Profile:
     expert_s = _rest(base.expert_s, expert_bytes, worker_rate) + model.expert_bytes / worker_rate
     packing_s = _rest(base.hop_s, base.hidden_bytes * 8, base.link_bits_per_s)
     load_rate = hardware.load_bytes_per_s or (expert_bytes / base.load_s if base.load_s else math.inf)
+    load_s = model.expert_bytes / load_rate
+    piece_bytes = base.load_piece_s * expert_bytes / base.load_s if base.load_s else 0.0
     return replace(
         base,
         layers=model.layers,
@@ -160,10 +162,12 @@ def scaled(setup: Setup) -> Profile:
         main_extra_s=base.main_extra_s * read * expert_bytes / expert_elements / main_bytes / hardware.main,
         expert_s=expert_s / hardware.worker,
         expert_extra_s=base.expert_extra_s * model.expert / expert_elements / hardware.worker,
-        load_s=model.expert_bytes / load_rate,
+        load_s=load_s,
+        load_piece_s=min(load_s, piece_bytes / load_rate),
         hop_s=packing_s / hardware.messages + hidden_bytes * 8 / link,
         link_bits_per_s=link,
         shadow_layer_s=shadow_s / hardware.shadow,
+        shadow_extra_s=_shadow_extra_s(setup, expert_elements),
     )
 
 
@@ -176,6 +180,23 @@ def _shadow_read(model: ModelSize, shadow: str) -> float:
     item = SHADOW_BYTES.get(shadow, 0.0)
     dense = model.linear * item + (model.read - model.linear) * _REST_BYTES
     return dense / model.layers + model.top_k * model.expert * item
+
+
+def _shadow_extra_s(setup: Setup, expert_elements: int) -> float:
+    """Bound by the bytes of the experts that a further row adds. `expert_elements`: of the base profile's model, whose
+    shadow has one byte a parameter."""
+    model, base = setup.model, setup.hardware.base
+    added = _further_experts(base.experts, base.top_k)
+    if not added:
+        return 0.0
+    nbytes = model.expert * SHADOW_BYTES.get(setup.policy.shadow, 0.0)
+    more = _further_experts(model.experts, model.top_k) * nbytes / (added * expert_elements)
+    return base.shadow_extra_s * more / setup.hardware.shadow
+
+
+def _further_experts(experts: int, top_k: int, rows: int = 8) -> float:
+    """Experts that `rows` rows choose beyond those of one, each row independently and evenly."""
+    return experts * (1 - (1 - top_k / experts) ** rows) - top_k
 
 
 def equation_1(profile: Profile, group_size: int) -> LoadBudget:

@@ -21,7 +21,7 @@ _FULL_BITS = 16.0
 _TIMES_SLOWER = re.compile("[1-9][0-9]{0,5}")
 
 _TIMES = ("main_layer_ms", "expert_ms", "expert_ms_per_extra_token", "load_ms", "shadow_layer_ms")
-_OPTIONAL_TIMES = ("main_layer_ms_per_extra_token",)
+_OPTIONAL_TIMES = ("main_layer_ms_per_extra_token", "shadow_layer_ms_per_extra_token", "load_piece_ms")
 _LINK = ("hop_ms", "link_bits_per_s")
 _HOST = ("host_ms", "host_ms_per_extra_token")
 _SIZES = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes_per_token_layer")
@@ -67,10 +67,18 @@ class Profile:
     """One expert computed by the host's processor beside the device, from host memory, one token. None: no host place.
     `host_extra_s`: each further token."""
     host_extra_s: float = 0.0
+    load_piece_s: float = 0.0
+    """A load moves its bytes in pieces, and an evicted one ends with the piece under way. 0: it ends at once."""
+    shadow_extra_s: float = 0.0
+    """Each further row of a pass, in one layer of the shadow."""
 
     def main_s(self, tokens: int) -> float:
         """One layer of the main node on `tokens` tokens."""
         return self.main_layer_s + (tokens - 1) * self.main_extra_s
+
+    def shadow_s(self, rows: int) -> float:
+        """One layer of the shadow on `rows` rows."""
+        return self.shadow_layer_s + (rows - 1) * self.shadow_extra_s
 
     def compute_s(self, tokens: int) -> float:
         """One expert on `tokens` tokens."""
@@ -95,6 +103,8 @@ class Profile:
             shadow_layer_s=self.shadow_layer_s * times,
             host_s=None if self.host_s is None else self.host_s * times,
             host_extra_s=self.host_extra_s * times,
+            load_piece_s=self.load_piece_s * times,
+            shadow_extra_s=self.shadow_extra_s * times,
         )
 
     def form_share(self, form: str) -> float:
@@ -191,6 +201,8 @@ def _profile(fields: Any, path: Path) -> Profile:
         device_rates=_rates(devices, path),
         host_s=host_s,
         host_extra_s=host_extra_s,
+        load_piece_s=fields.get("load_piece_ms", 0) / 1e3,
+        shadow_extra_s=fields.get("shadow_layer_ms_per_extra_token", 0) / 1e3,
     )
 
 
@@ -203,6 +215,11 @@ def _check(fields: Any, model: Any, cluster: Any, devices: Any, path: Path) -> N
     _known(devices, "devices.", _DEVICES, path)
     for key in (*_TIMES, *(key for key in _OPTIONAL_TIMES if key in fields)):
         _number(fields[key], key, path)
+    if fields.get("load_piece_ms", 0) > fields["load_ms"]:
+        raise ConfigError(
+            f"profile {path}: load_piece_ms is {fields['load_piece_ms']}, more than load_ms, {fields['load_ms']}; "
+            "a load has at least one piece"
+        )
     for key in (*_SIZES, *(key for key in _OPTIONAL_SIZES if key in model)):
         _count(model[key], key, path)
     for key in _CLUSTER:

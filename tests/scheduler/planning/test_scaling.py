@@ -56,9 +56,11 @@ def test_the_profiles_own_model_gets_the_profiles_own_timings() -> None:
         "expert_s",
         "expert_extra_s",
         "load_s",
+        "load_piece_s",
         "hop_s",
         "link_bits_per_s",
         "shadow_layer_s",
+        "shadow_extra_s",
     ):
         assert getattr(found, name) == pytest.approx(getattr(PROFILE, name), rel=1e-6), name
 
@@ -67,11 +69,23 @@ def test_half_the_bytes_save_half_of_what_bytes_took_and_nothing_else() -> None:
     """704.6 MB at 936.2 GB/s are 0.753 of an expert's 1.4 ms; 16 KB at 1 Gbit/s 0.131 of a hop's 0.45."""
     found = scaled(replace(PAPER, model=replace(MIXTRAL, item_bytes=2)))
     assert found.load_s == pytest.approx(0.0125)
+    assert found.load_piece_s == pytest.approx(PROFILE.load_piece_s)  # as many bytes as before
     assert found.expert_s == pytest.approx(1.4e-3 - 0.75266e-3 / 2, abs=1e-8)
     assert found.hop_s == pytest.approx(0.45e-3 - 0.131072e-3 / 2)
     assert found.main_layer_s == pytest.approx(3.6e-3 - 184_320_512 / 936.2e9 / 2)
     assert found.expert_extra_s == PROFILE.expert_extra_s  # arithmetic, not bytes
     assert found.shadow_layer_s == pytest.approx(PROFILE.shadow_layer_s)  # int8 as before
+    assert found.shadow_extra_s == pytest.approx(PROFILE.shadow_extra_s)
+
+
+def test_a_shadow_of_half_the_bytes_reads_further_experts_in_half_the_time() -> None:
+    nf4 = scaled(replace(PAPER, policy=replace(PAPER.policy, shadow="nf4")))
+    assert nf4.shadow_extra_s == pytest.approx(PROFILE.shadow_extra_s * (4 + 32 / 64) / 8)
+
+
+def test_an_expert_of_less_than_a_piece_is_one_piece() -> None:
+    small = scaled(replace(PAPER, model=replace(MIXTRAL, expert=MIXTRAL.expert // 1000)))
+    assert small.load_piece_s == small.load_s
 
 
 def test_dense_layers_are_carried_by_those_with_experts() -> None:
@@ -83,6 +97,7 @@ def test_dense_layers_are_carried_by_those_with_experts() -> None:
 def test_what_is_said_of_the_hardware_holds() -> None:
     found = scaled(on(PAPER, load_bytes_per_s=7.04643072e9, link_bits_per_s=2.5e9, worker=2, main=3))
     assert found.load_s == pytest.approx(0.1)
+    assert found.load_piece_s == pytest.approx(4 * PROFILE.load_piece_s)
     assert found.link_bits_per_s == 2.5e9
     assert found.hop_s == pytest.approx(0.45e-3 - 0.131072e-3 + 0.131072e-3 / 2.5)
     assert (found.expert_s, found.main_layer_s) == pytest.approx((0.7e-3, 1.2e-3))

@@ -94,6 +94,8 @@ def written(tmp_path: Path, old: str, new: str) -> Path:
         ("devices: {", "devices: {gpu: 2, ", r"devices\.gpu is not a key"),
         ("main_layer_ms_per_extra_token: 0.005", "main_layer_ms_per_extra_token: -1", "per_extra_token is -1"),
         ("load_ms: 25.0", "load_ms: yes", "load_ms is True"),
+        ("load_piece_ms: 0.298", "load_piece_ms: -1", "load_piece_ms is -1; it must be a number of at least 0"),
+        ("load_piece_ms: 0.298", "load_piece_ms: 25.1", "load_piece_ms is 25.1, more than load_ms, 25.0"),
         ("workers: 8", "workers: 0", "workers is 0; it must be 1, 2"),
         ("workers: 8", "workers: 1", "group_size is 2 with 1 workers; allowed: 1 to 1"),
         ("  top_k: 2", "  top_k: 9", "top_k is 9 with 8 experts; allowed: 1 to 8"),
@@ -112,16 +114,34 @@ def test_what_only_plans_need_may_be_left_out(tmp_path: Path) -> None:
     file = written(tmp_path, "main_layer_ms_per_extra_token: 0.005", "")
     fields = yaml.safe_load(file.read_text())
     del fields["devices"], fields["model"]["expert_bytes"]
+    del fields["load_piece_ms"], fields["shadow_layer_ms_per_extra_token"]
     file.write_text(yaml.safe_dump(fields))
     profile = load_profile(file)
     assert (profile.model_sizes, profile.device_rates, profile.main_extra_s) == (None, None, 0)
     assert profile.main_s(100) == profile.main_layer_s
+    assert profile.shadow_s(100) == profile.shadow_layer_s
+    assert profile.load_piece_s == 0
 
 
 def test_a_pass_over_many_tokens_takes_the_main_node_longer() -> None:
     profile = find_profile(NAME)
     assert profile.main_s(1) == profile.main_layer_s
     assert profile.main_s(128) == pytest.approx(0.0036 + 127 * 0.000005)
+
+
+def test_a_shadow_takes_longer_for_more_rows() -> None:
+    """By the bytes of the experts that eight rows choose beyond those of one, at one byte a parameter."""
+    profile = find_profile(NAME)
+    assert profile.shadow_s(1) == profile.shadow_layer_s
+    more = (5.7 - 2) * 3 * 4096 * 14336 / (384 / 8 * 19.5e9)
+    assert profile.shadow_s(8) - profile.shadow_s(1) == pytest.approx(more, rel=0.01)
+
+
+@pytest.mark.parametrize("name", [NAME, "rtx3080-1gbe", "rtx3090-pcie3"])
+def test_a_piece_of_a_load_is_8_mib(name: str) -> None:
+    profile = find_profile(name)
+    expert_bytes, *_ = profile.model_sizes or (0,)
+    assert profile.load_piece_s / profile.load_s == pytest.approx((8 << 20) / expert_bytes, rel=2e-3)
 
 
 def test_the_rtx3080_by_public_figures() -> None:
@@ -266,7 +286,9 @@ def test_one_that_is_so_many_times_slower(name: str) -> None:
         lambda p: p.compute_s(50),
         lambda p: p.load_s,
         lambda p: p.hop_s,
-        lambda p: p.shadow_layer_s,
+        lambda p: p.shadow_s(1),
+        lambda p: p.shadow_s(50),
+        lambda p: p.load_piece_s,
         lambda p: 1 / p.link_bits_per_s,
         lambda p: p.host_compute_s(1) if p.host_s else 0,
         lambda p: p.host_extra_s,
