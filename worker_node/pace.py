@@ -62,7 +62,7 @@ class RealPace:
 
 class WorkerPace:
     """A profile's times. A load lasts at least `load_s`, in a smaller form as much less as its bytes are fewer; a
-    computation lasts at least `compute_s`. A cancelled load ends at once.
+    computation lasts at least `compute_s`. A cancelled load ends with its piece under way (`Profile.ended_load_s`).
 
     `host`: the node is the host's processor beside the device, and a computation lasts `host_compute_s`. Raises
     ConfigError where the profile has no such times.
@@ -84,7 +84,9 @@ class WorkerPace:
         return self._link.begin(at)
 
     def end_load(self, cancelled: Cancellation, share: float = 1.0) -> float:
-        return self._link.wait(share * self._emulation.profile.load_s, cancelled)
+        profile = self._emulation.profile
+        lasts_s = share * profile.load_s
+        return self._link.wait(lasts_s, cancelled, lambda after_s: profile.ended_load_s(after_s, share))
 
     def begin_compute(self, at: float) -> float:
         return self._processor.begin(at)

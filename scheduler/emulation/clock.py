@@ -103,8 +103,16 @@ class SerialResource:
         self._emulation.adopt(self._free)
         return self._free
 
-    def wait(self, lasts_s: float, cancelled: Cancellation) -> float:
-        """As `end`, after waiting until then or until the cancellation."""
+    def wait(
+        self, lasts_s: float, cancelled: Cancellation, ended_s: Callable[[float], float] = lambda after_s: after_s
+    ) -> float:
+        """As `end`, after waiting until then or until the cancellation.
+
+        `ended_s`: how long the work lasts that was cancelled so many seconds after its begin, at most `lasts_s`.
+        """
         self._emulation.wait_until(self._start + lasts_s, cancelled)
         self._free = self._emulation.now()
+        if cancelled.is_set():  # it counts as ended later, as in `end`; the thread need not wait until then
+            self._free = self._start + ended_s(self._free - self._start)
+            self._emulation.adopt(self._free)
         return self._free

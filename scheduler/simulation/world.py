@@ -2,7 +2,8 @@
 
 Durations and waits are those of emulated runs (`scheduler.emulation.clock`). A layer of the main node lasts from the
 last answer to the gate. A worker's link carries one load at a time, in the order of the commands; a worker computes one
-expert at a time, in the order in which both rows and load were there. An evicted load frees slot and link at once.
+expert at a time, in the order in which both rows and load were there. An evicted load frees its link at the end of the
+piece under way (`Profile.ended_load_s`).
 Messages travel on the main node's shared link (`scheduler.timing.links`). A host place computes one expert at a time
 too, in the order in which rows arrive. A smaller form loads as much faster as its bytes are fewer.
 """
@@ -263,12 +264,17 @@ class World:
         if load is None:
             return
         load.cancelled = True
+        in_flight = worker.loading is load
+        if in_flight:
+            now = load.begun + self.profile.ended_load_s(now - load.begun, load.share)
         if self.spans is not None:
             row = f"worker {command.worker}"
-            if worker.loading is load:
+            if in_flight:
                 self._span(row, "given up", _label(command), load.begun, now)
             self._span(row, "evict", _label(command), now, now)
-        if worker.loading is load:
+        if in_flight and now > self.events.now:
+            self.events.at(now, self._next_load, worker)
+        elif in_flight:
             self._next_load(worker)
 
     # --- a worker's computations --------------------------------------------------------------------------------

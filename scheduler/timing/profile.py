@@ -84,6 +84,14 @@ class Profile:
         """One expert on `tokens` tokens."""
         return self.expert_s + (tokens - 1) * self.expert_extra_s
 
+    def ended_load_s(self, after_s: float, share: float = 1.0) -> float:
+        """How long a load lasts that is evicted `after_s` after its begin: until the end of the piece under way. Piece
+        and load may end together with the eviction. `share`: of its form, as in `form_share`."""
+        if self.load_piece_s:
+            pieces = math.ceil(after_s / self.load_piece_s - 1e-6)  # an end of a piece is exact but for rounding
+            after_s = max(after_s, pieces * self.load_piece_s)
+        return min(after_s, self.load_s * share)
+
     def host_compute_s(self, tokens: int) -> float:
         """One expert on `tokens` tokens on the host's processor. Raises ConfigError where the profile has no host."""
         return self._host() + (tokens - 1) * self.host_extra_s
