@@ -266,9 +266,11 @@ class _Session(ComputeSession):
 
     def _run_load(self, tenure: _Tenure) -> None:
         """On the loading thread, or a lent one."""
-        if tenure.cancelled.is_set():
-            return
         worker = self._worker
+        if tenure.cancelled.is_set():  # before this thread came to it; by a profile's times it may have begun
+            worker.pace.begin_load(max(tenure.received, worker.freed[tenure.slot]))
+            worker.pace.end_load(tenure.cancelled, worker.share(tenure.expert, tenure.form))
+            return
         try:
             buffer = worker.slots.occupy(tenure.slot, tenure.expert, SLOT_DEADLINE_S)
             tenure.occupied = True

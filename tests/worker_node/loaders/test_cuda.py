@@ -1,4 +1,4 @@
-"""Loads onto a GPU. Without one only its absence can be tested."""
+"""Loads onto a GPU. Without one, streams and copies are pretended: what is enqueued is done when it is waited for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_from_bytes
 from scheduler.errors import ConfigError, LaunchError
+from support.nodes.pretended_gpu import PretendedGpu
 from support.nodes.worker_desk import WorkerDesk
 from wire.messages import Computed, Evict, Load, Loaded, WorkerReady
+from worker_node.loaders.cuda import CudaLoader
 from worker_node.loaders.make import make_loader
 from worker_node.slots import Slots
 
@@ -28,6 +30,95 @@ def never() -> bool:
 def test_without_a_gpu_it_says_so(store: ExpertStore) -> None:
     with pytest.raises(ConfigError, match=r"needs an NVIDIA GPU.*disk, memory"):
         make_loader("cuda", store)
+
+
+# --- in pieces, on a pretended GPU ------------------------------------------------------------------------------------
+
+PIECE = 1000
+"""Bytes; the blob's last piece is a short one."""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
+    monkeypatch.setattr("worker_node.loaders.cuda.PIECE_BYTES", PIECE)
+    return PretendedGpu(monkeypatch)
+
+
+def test_a_load_is_copied_in_pieces_of_which_two_are_in_flight(
+    gpu: PretendedGpu, store: ExpertStore, blob: BlobOf
+) -> None:
+    loader, expected = CudaLoader(store), blob(1, 3)
+    slot = gpu.memory(store.manifest.blob_bytes + 100, 0xA5)
+    loader.prepare([slot])
+    in_flight: list[int] = []
+
+    def asked() -> bool:
+        in_flight.append(gpu.in_flight)
+        return False
+
+    for _ in range(2):  # the second load finds the events of the first
+        assert loader.load(1, 3, slot, asked) == len(expected)
+        assert bytes(slot[: len(expected)].tolist()) == expected
+        assert bool((slot[len(expected) :] == 0xA5).all())
+        assert gpu.in_flight == 0
+    pieces = [PIECE] * (len(expected) // PIECE) + [len(expected) % PIECE]
+    assert pieces[-1]
+    assert gpu.copies == 2 * pieces
+    assert len(in_flight) == 2 * len(pieces), "asked before each piece"
+    assert in_flight == 2 * [0, *[1] * (len(pieces) - 1)], "one is left while the next is enqueued"
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2, 3, 5])
+def test_a_load_that_is_given_up_ends_after_the_pieces_in_flight(
+    gpu: PretendedGpu, store: ExpertStore, blob: BlobOf, pieces: int
+) -> None:
+    """Nothing is written to its slot afterwards, and the next load there is whole."""
+    loader = CudaLoader(store)
+    slot = gpu.memory(store.manifest.blob_bytes, 0xA5)
+    loader.prepare([slot])
+    assert loader.load(0, 0, slot, lambda: len(gpu.copies) >= pieces) == pieces * PIECE
+    assert len(gpu.copies) == pieces
+    assert gpu.in_flight == 0, "its slot may be taken now"
+    assert bytes(slot[: pieces * PIECE].tolist()) == blob(0, 0)[: pieces * PIECE]
+    assert bool((slot[pieces * PIECE :] == 0xA5).all())
+    loader.load(1, 1, slot, never)
+    assert bytes(slot.tolist()) == blob(1, 1)
+
+
+def test_pieces_wait_until_the_computation_has_left_their_slot(
+    gpu: PretendedGpu, store: ExpertStore, blob: BlobOf
+) -> None:
+    """The computation is only enqueued when the load is asked for; it still sees what was there before."""
+    loader, seen = CudaLoader(store), []
+    slot, other = (gpu.memory(store.manifest.blob_bytes, 0xA5) for _ in range(2))
+    loader.prepare([slot, other])
+    loader.load(0, 0, slot, never)
+    with loader.computing(slot):
+        gpu.current.work.append(lambda: seen.append(bytes(slot.tolist())))
+    loader.load(0, 1, other, never)
+    assert seen == [], "another slot's load does not wait for it"
+    given_up = iter((False, True))
+    loader.load(1, 1, slot, lambda: next(given_up))
+    assert seen == [blob(0, 0)]
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@needs_gpu
+def test_a_load_that_is_given_up_on_a_gpu_leaves_the_rest_of_its_slot(
+    store: ExpertStore, blob: BlobOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_node.loaders.cuda.PIECE_BYTES", PIECE)
+    loader, asked = make_loader("cuda", store), iter(range(100))
+    slot = torch.full((store.manifest.blob_bytes,), 0xA5, dtype=torch.uint8, device="cuda")
+    loader.prepare([slot])
+    assert loader.load(0, 0, slot, lambda: next(asked) >= 3) == 3 * PIECE
+    assert bytes(slot[: 3 * PIECE].cpu().numpy()) == blob(0, 0)[: 3 * PIECE]
+    assert bool((slot[3 * PIECE :] == 0xA5).all())
+    loader.load(1, 1, slot, never)
+    assert bytes(slot.cpu().numpy()) == blob(1, 1)
+    loader.close()
 
 
 @needs_gpu
