@@ -126,9 +126,9 @@ class Gates:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(index, weights), each [T, most chosen], for the experts `chosen` for each row in place of the gate's own.
 
-        `index`, `weights` [T, k] and `scores` [T, E]: of one call of the gate; without `scores`, of its last call. A row
-        with the gate's own experts keeps both bit for bit. Rows with fewer experts than others repeat their last one,
-        with weight 0.
+        `index`, `weights` [T, k] and `scores` [T, E]: of one call of the gate; without `scores`, of its last call. A
+        row with the gate's own experts keeps both bit for bit. Rows with fewer experts than others repeat their last
+        one, with weight 0.
         """
         if all(set(new) == set(old) for new, old in zip(chosen, index.tolist(), strict=True)):
             return index, weights

@@ -6,15 +6,31 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from scheduler.errors import DeadlineError, QueueFullError, RequestCancelledError
 
 
-class Admission:
-    """At most `parallel` requests at once; up to `queue` others wait in order, for at most `deadline_s` each."""
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How several requests share the main node."""
 
-    def __init__(self, parallel: int, queue: int, deadline_s: float) -> None:
-        self.parallel, self.queue = parallel, queue
+    parallel: int = 8
+    """Most requests answered at once."""
+    queue: int = 64
+    """Most requests that wait for one of these to end."""
+    prefill_chunk: int = 256
+    """Most tokens of prompts that a step reads while others are answered; 0: no bound."""
+    batch_dense: bool = False
+    """Multiply the rows of several requests as one product, outside of the experts."""
+
+
+class Admission:
+    """At most `sharing.parallel` requests at once; up to `sharing.queue` others wait in order, for at most `deadline_s`
+    each."""
+
+    def __init__(self, sharing: Sharing, deadline_s: float) -> None:
+        self.parallel, self.queue = sharing.parallel, sharing.queue
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._open: set[int] = set()

@@ -31,6 +31,8 @@ class Request:
     stopped: Callable[[int], bool] | None
     """Takes every token in order; True once the answer has reached a stop text."""
     cancelled: threading.Event = field(default_factory=threading.Event)
+    prefill_passes: int = 0
+    """Passes that have read the prompt."""
     steps: int = 0
     """Steps that ran a pass of it."""
     passes: int = 0

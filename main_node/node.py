@@ -16,7 +16,7 @@ from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.linear_batch import batch_linear
 from checkpoint.store import ExpertStore
-from main_node.admission import Admission
+from main_node.admission import Admission, Sharing
 from main_node.answer import Answer, Request, Step
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
@@ -34,20 +34,6 @@ Stopper = Callable[[tuple[str, ...]], Callable[[int], bool]]
 """Stop texts -> a function that takes an answer's tokens in order and is True once it has reached one of them."""
 DRAIN_S = 10.0
 """Longest wait for an answer's last predictions, so that recall counts them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """How several requests share the main node."""
-
-    parallel: int = 8
-    """Most requests answered at once."""
-    queue: int = 64
-    """Most requests that wait for one of these to end."""
-    prefill_chunk: int = 256
-    """Most tokens of prompts that a step reads while others are answered; 0: no bound."""
-    batch_dense: bool = False
-    """Multiply the rows of several requests as one product, outside of the experts."""
 
 
 @dataclass(slots=True)
@@ -72,11 +58,13 @@ class MainNode:
         context: int | None = None,
         token_predictor: Path | None = None,
         linear: Linear = EXACT,
-        sharing: Sharing = Sharing(),
+        sharing: Sharing | None = None,
     ) -> None:
-        """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`: most tokens
-        of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the token-wise
-        predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear layers."""
+        """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`:
+        most tokens of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the
+        token-wise predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear
+        layers. `sharing`: how requests share the node."""
+        sharing = sharing or Sharing()
         self.store = store
         self.engine = engine
         self.model = load_dense(store.dense, store.manifest.config, dtype)
@@ -92,7 +80,7 @@ class MainNode:
         self._numbers = itertools.count(1)
         if sharing.batch_dense:
             batch_linear(self.model)
-        self.admission = Admission(sharing.parallel, sharing.queue, launch_s)
+        self.admission = Admission(sharing, launch_s)
         self.steps = Steps(engine, launch_s, sharing.prefill_chunk, sharing.batch_dense, self._leave)
         self._batched = sharing.batch_dense
         self._current: _Current | None = None
@@ -221,6 +209,7 @@ class MainNode:
         while token is None:
             job = self._job(request, tokens, position, prefill)
             token = self.steps.run(job)
+            request.prefill_passes += prefill
             request.steps += 1
             request.passes += job.shared
             request.batched |= self._batched and job.shared > 1
@@ -245,9 +234,7 @@ class MainNode:
 
     def _report(self, request: Request, times: Times, finish: str) -> Report:
         memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
-        return build_report(
-            self.engine, request.number, request.sequence, request.chooser, memory, times, finish, self.kernel
-        )
+        return build_report(self.engine, request, memory, times, finish, self.kernel)
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
