@@ -8,7 +8,9 @@ may sum in another order: logits are then those of a lone request up to rounding
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -20,6 +22,7 @@ from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.kernels import SingleRowLinear
 
 T = TypeVar("T")
+_at_once: ContextVar[bool] = ContextVar("at_once", default=False)
 
 
 class BatchLinear(torch.nn.Linear):
@@ -30,7 +33,7 @@ class BatchLinear(torch.nn.Linear):
     """Its place among the model's layers. Of two passes, the one that waits at the lower place is behind."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not in_coroutine():
+        if not in_coroutine() or _at_once.get():
             return super().forward(input)
         output: torch.Tensor = suspend(LinearCall(self, input))
         return output
@@ -38,6 +41,16 @@ class BatchLinear(torch.nn.Linear):
     def forward_alone(self, rows: torch.Tensor) -> torch.Tensor:
         """As outside of a coroutine."""
         return super().forward(rows)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Meanwhile the calling coroutine does not stop at linear layers: it runs the model for itself."""
+    token = _at_once.set(True)
+    try:
+        yield
+    finally:
+        _at_once.reset(token)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

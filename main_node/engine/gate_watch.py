@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from checkpoint.gates import GateOutput, Gates
+from checkpoint.linear_batch import at_once
 from checkpoint.prediction.run_ahead import Captured
 from main_node.engine.foresight import AttentionForesight, TokenForesight, make_foresight
 from main_node.engine.layer import LayerWork
@@ -78,7 +79,8 @@ class GateWatch:
         try:
             if self._foresight is None or (isinstance(self._foresight, TokenForesight) and not self._memory.final):
                 return ()
-            return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S))
+            with at_once():
+                return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S))
         finally:
             self._gates.forget(visit.layer)
 
