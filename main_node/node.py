@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checkpoint import family
+from checkpoint import family, kv
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.linear_batch import batch_linear
@@ -81,7 +81,8 @@ class MainNode:
         if sharing.batch_dense:
             batch_linear(self.model)
         self.admission = Admission(sharing, launch_s)
-        self.steps = Steps(engine, launch_s, sharing.prefill_chunk, sharing.batch_dense, self._leave)
+        chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
+        self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave)
         self._batched = sharing.batch_dense
         self._current: _Current | None = None
         self._open: dict[int, Sequence] = {}

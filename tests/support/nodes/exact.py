@@ -36,6 +36,15 @@ def answers(cluster: Any, prompt: list[int], count: int) -> tuple[Any, list[torc
     return last.report, logits
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A request's answer when no other is open."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logits: list[torch.Tensor]
+
+
 @dataclass
 class Together:
     """One of several answers at once."""
