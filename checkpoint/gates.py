@@ -73,6 +73,10 @@ class Gates:
         """
         return self._ranked(layer, (self._last if outputs is None else outputs)[layer])
 
+    def use(self, outputs: GateOutput) -> None:
+        """Keep gates' outputs here from now on: passes that take turns layer by layer have one dictionary each."""
+        self._last = self._into = outputs
+
     def forget(self, layer: int) -> None:
         """Drop the gate's last output: for a long prompt it has megabytes."""
         self._last.pop(layer, None)
@@ -113,16 +117,23 @@ class Gates:
             self._into = before
 
     def reweigh(
-        self, layer: int, index: torch.Tensor, weights: torch.Tensor, chosen: Sequence[Sequence[int]]
+        self,
+        layer: int,
+        index: torch.Tensor,
+        weights: torch.Tensor,
+        chosen: Sequence[Sequence[int]],
+        scores: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(index, weights), each [T, most chosen], for the experts `chosen` for each row in place of the gate's own.
 
-        `index`, `weights` [T, k]: of the gate's last call. A row with the gate's own experts keeps both bit for bit.
-        Rows with fewer experts than others repeat their last one, with weight 0.
+        `index`, `weights` [T, k] and `scores` [T, E]: of one call of the gate; without `scores`, of its last call. A
+        row with the gate's own experts keeps both bit for bit. Rows with fewer experts than others repeat their last
+        one, with weight 0.
         """
         if all(set(new) == set(old) for new, old in zip(chosen, index.tolist(), strict=True)):
             return index, weights
-        scores, rule = self.scores(layer).to(weights.device), self._gates[layer].rule
+        scores = (self.scores(layer) if scores is None else scores).to(weights.device)
+        rule = self._gates[layer].rule
         width = max(map(len, chosen))
         padded = [list(row) + [row[-1]] * (width - len(row)) for row in chosen]
         real = torch.tensor([[n < len(row) for n in range(width)] for row in chosen], device=weights.device)

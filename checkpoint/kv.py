@@ -63,6 +63,28 @@ def kinds(config: PreTrainedConfig) -> tuple[str, ...]:
     return tuple(sorted(found - {""}))
 
 
+_STATES_CONTINUED = {
+    *("bailing_hybrid", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear", "lfm2_moe", "nemotron_h"),
+    *("qwen3_next", "qwen3_5_moe_text", "zaya"),
+}
+"""Families whose convolutions and recurrences go on from the cache in a pass of several tokens. In others (Jamba,
+MiniMax) such a pass begins from nothing, whatever the cache holds."""
+
+
+def continues(config: PreTrainedConfig) -> bool:
+    """Whether a prompt may be read in chunks: a pass of several tokens goes on from what the cache holds.
+
+    Not so with an indexer, which takes the rows with the highest scores: many are equal, and rounding decides.
+    """
+    try:
+        found = kinds(config)
+    except UnsupportedFamilyError:
+        return False
+    if any("indexer" in kind for kind in found):
+        return False
+    return config.get_text_config().model_type in _STATES_CONTINUED or not any("states" in kind for kind in found)
+
+
 @dataclass(frozen=True, slots=True)
 class Growing:
     """A tensor with a row a token along `axis`, of the positions [first, first + count).

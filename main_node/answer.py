@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
-from main_node.engine.engine import Engine
 from main_node.engine.sequence import Sequence
 from main_node.report import Report
 from main_node.sampling import Chooser
@@ -32,16 +31,24 @@ class Request:
     stopped: Callable[[int], bool] | None
     """Takes every token in order; True once the answer has reached a stop text."""
     cancelled: threading.Event = field(default_factory=threading.Event)
+    prefill_passes: int = 0
+    """Passes that have read the prompt."""
+    steps: int = 0
+    """Steps that ran a pass of it."""
+    passes: int = 0
+    """Passes in these steps, those of other requests too."""
+    batched: bool = False
+    """Some of its products were computed together with those of others."""
 
 
 class Answer(Iterator[Step]):
     """Iterate over it for its tokens. `close` and `cancel` give it up, loads in flight included."""
 
-    def __init__(self, engine: Engine, request: Request, steps: Generator[Step]) -> None:
-        """`steps`: the token loop on `request`."""
+    def __init__(self, give_up: Callable[[int], None], request: Request, steps: Generator[Step]) -> None:
+        """`steps`: the token loop on `request`. `give_up`: ends what is under way for a request, by its number."""
         self.request = request
         self.number = request.number
-        self._engine = engine
+        self._give_up = give_up
         self._steps = steps
 
     def __next__(self) -> Step:
@@ -60,7 +67,7 @@ class Answer(Iterator[Step]):
         """Give the answer up, from any thread at any time. Its loads end at once, and a thread that waits for its next
         token gets RequestCancelledError."""
         self.request.cancelled.set()
-        self._engine.close_request(self.number)
+        self._give_up(self.number)
 
     def close(self) -> None:
         """Give the answer up, from the thread that iterates over it."""

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from checkpoint import family
+from checkpoint import family, kv
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.kernels import EXACT, Linear
+from checkpoint.linear_batch import batch_linear
 from checkpoint.store import ExpertStore
+from main_node.admission import Admission, Sharing
 from main_node.answer import Answer, Request, Step
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
-from main_node.engine.gate_watch import GateWatch, needs_watch
+from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.sampling import GREEDY, Chooser, Sampling
 from main_node.shadow_start import ShadowStart
 from main_node.shape import check_prompt, limited, model_shape
-from main_node.turns import Turns
+from main_node.steps import PassJob, Steps
 from scheduler import types as t
 from scheduler.errors import ConfigError, RequestCancelledError
 
@@ -34,8 +36,16 @@ DRAIN_S = 10.0
 """Longest wait for an answer's last predictions, so that recall counts them."""
 
 
+@dataclass(slots=True)
+class _Current:
+    """The pass that runs on the model's thread just now."""
+
+    visit: t.Visit
+    cache: Any
+
+
 class MainNode:
-    """Answers requests. Several may be open at once; their passes take turns, first come first served."""
+    """Answers requests. Several may be open at once: their passes run together, step by step."""
 
     def __init__(
         self,
@@ -48,10 +58,13 @@ class MainNode:
         context: int | None = None,
         token_predictor: Path | None = None,
         linear: Linear = EXACT,
+        sharing: Sharing | None = None,
     ) -> None:
-        """`launch_s`: longest wait for the shadow, and for a turn. `stopper`: finds stop texts. `context`: most tokens
-        of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the token-wise
-        predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear layers."""
+        """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`:
+        most tokens of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the
+        token-wise predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear
+        layers. `sharing`: how requests share the node."""
+        sharing = sharing or Sharing()
         self.store = store
         self.engine = engine
         self.model = load_dense(store.dense, store.manifest.config, dtype)
@@ -60,16 +73,20 @@ class MainNode:
         """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
         self.shape = limited(model_shape(store), context)
         self.stopper = stopper
-        self.on_logits: Callable[[torch.Tensor], None] | None = None
-        """Gets the logits [V], float32, from which each token is chosen."""
+        self.on_logits: Callable[[int, torch.Tensor], None] | None = None
+        """Gets a request's number and the logits [V], float32, from which each of its tokens is chosen."""
         self.launch_s = launch_s
         self._shadow = shadow
         self._numbers = itertools.count(1)
-        self._turns = Turns(launch_s)
-        self._pass = t.Visit(0, 0, 0)
+        if sharing.batch_dense:
+            batch_linear(self.model)
+        self.admission = Admission(sharing, launch_s)
+        chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
+        self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave)
+        self._batched = sharing.batch_dense
+        self._current: _Current | None = None
         self._open: dict[int, Sequence] = {}
         self._cache_bytes_max = 0
-        self._sequence: Sequence | None = None
         strategy, watch = engine.core.strategy, None
         if needs_watch(strategy):
             watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor)
@@ -78,20 +95,25 @@ class MainNode:
 
     def _cache(self) -> Any:
         """The KV cache of the request whose pass is under way, None between passes."""
-        return self._sequence.cache if self._sequence is not None else None
+        return self._current.cache if self._current is not None else None
 
-    @contextlib.contextmanager
-    def _passing(self, sequence: Sequence) -> Iterator[None]:
-        """Refer to a request only during its pass, so that its cache is freed with its answer."""
-        self._sequence = sequence
-        try:
-            yield
-        finally:
-            self._sequence = None
+    def _enter(self, visit: t.Visit, cache: Any, memory: PassMemory | None) -> None:
+        """A pass begins or goes on on this thread."""
+        self._current = _Current(visit, cache)
+        if self.experts.watch is not None and memory is not None:
+            self.experts.watch.use(memory)
+
+    def _leave(self) -> None:
+        """No pass is under way: refer to no request, so that its cache is freed with its answer."""
+        self._current = None
+        if self.experts.watch is not None:
+            self.experts.watch.use(PassMemory(final=True))
 
     def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return self.experts.compute(self._pass._replace(layer=layer), hidden, index, weights)
+            if self._current is None:
+                raise RuntimeError("the experts of a model belong to a pass; call MainNode.generate")
+            return self.experts.compute(self._current.visit._replace(layer=layer), hidden, index, weights)
 
         return experts
 
@@ -108,8 +130,9 @@ class MainNode:
         """The answer, a token at a time.
 
         It ends with an end-of-sequence token (unless `ignore_eos`, for measuring), with the token that completes one
-        of the texts in `stop`, after `max_new_tokens`, or where the context is full. Raises PromptError, ConfigError.
-        Iterating raises RequestError, ClusterError.
+        of the texts in `stop`, after `max_new_tokens`, or where the context is full. With the first token the answer
+        takes its place among those that are computed at once, and keeps it until it ends or is closed. Raises
+        PromptError, ConfigError. Iterating raises RequestError, ClusterError.
         """
         check_prompt(prompt, self.shape.context, self.model.get_input_embeddings().num_embeddings)
         if max_new_tokens < 1:
@@ -121,28 +144,41 @@ class MainNode:
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
         stopped = self.stopper(stop) if stop and self.stopper else None
         request = Request(next(self._numbers), sequence, chooser, stopped)
-        return Answer(self.engine, request, self._steps(request))
+        return Answer(self._give_up, request, self._steps(request))
+
+    def _give_up(self, number: int) -> None:
+        """From any thread."""
+        self.admission.cancel(number)
+        self.engine.close_request(number)
+        self.steps.closed(number)
 
     def _steps(self, request: Request) -> Generator[Step]:
         """Open the request, run its token loop, close it."""
-        self.engine.open_request(request.number, request.sequence, len(request.sequence.prompt))
-        self._open[request.number] = request.sequence
-        try:
-            if request.cancelled.is_set():  # before the engine knew the request
-                raise RequestCancelledError(f"request {request.number} was cancelled")
-            yield from self._tokens(request)
-        finally:
+        number = request.number
+        began = time.perf_counter()
+        with self.admission.place(number):
+            self.engine.open_request(number, request.sequence, len(request.sequence.prompt))
+            self.steps.opened(number)
+            self._open[number] = request.sequence
             try:
-                self._note_cache_bytes()
+                if request.cancelled.is_set():  # before the engine knew the request
+                    raise RequestCancelledError(f"request {number} was cancelled")
+                yield from self._tokens(request, began)
             finally:
-                del self._open[request.number]
-                self.engine.close_request(request.number)
+                try:
+                    self._note_cache_bytes()
+                finally:
+                    del self._open[number]
+                    self.steps.closed(number)
+                    if self.experts.watch is not None:
+                        self.experts.watch.closed(number)
+                    self.engine.close_request(number)
 
-    def _tokens(self, request: Request) -> Iterator[Step]:
-        """The token loop: the prompt's pass, then a pass a token."""
+    def _tokens(self, request: Request, began: float) -> Iterator[Step]:
+        """The token loop: the prompt, in one pass or in chunks, then a pass a token. `began`: when the client asked for
+        the first token."""
         sequence, number = request.sequence, request.number
-        start = time.perf_counter()
-        token = self._forward(request, sequence.prompt, 0)
+        token = self._read(request, sequence.prompt, 0, prefill=True)
         first = time.perf_counter()
         carried = self.engine.carried(number)
         shadow_wait_s = longest_s = 0.0
@@ -157,21 +193,49 @@ class MainNode:
                 self._shadow.wait(self.launch_s, request.cancelled)
                 last = time.perf_counter()
                 shadow_wait_s = last - waited
-            self.engine.pace.decoded()
+            self.engine.pace.decoded(number)
             self.engine.post(t.TokenDecoded(number, count - 1))
-            token = self._forward(request, [token], len(sequence.prompt) + count - 1)
+            token = self._read(request, [token], len(sequence.prompt) + count - 1, prefill=False)
             now = time.perf_counter()
             longest_s, last = max(longest_s, now - last), now
         end = time.perf_counter()
         self.engine.wait_for_predictions(number, DRAIN_S)
-        times = Times(first - start, end - first - shadow_wait_s, shadow_wait_s, longest_s, carried)
+        times = Times(first - began, end - first - shadow_wait_s, shadow_wait_s, longest_s, carried)
         yield Step(token, self._report(request, times, finish))
+
+    def _read(self, request: Request, tokens: list[int], position: int, prefill: bool) -> int:
+        """Read tokens, the first of them at `position`, in one pass; a prompt perhaps in several. Returns the next
+        token."""
+        token = None
+        while token is None:
+            job = self._job(request, tokens, position, prefill)
+            token = self.steps.run(job)
+            request.prefill_passes += prefill
+            request.steps += 1
+            request.passes += job.shared
+            request.batched |= self._batched and job.shared > 1
+            tokens, position = tokens[job.one.tokens :], position + job.one.tokens
+        return token
+
+    def _job(self, request: Request, tokens: list[int], position: int, prefill: bool) -> PassJob:
+        """A pass over `tokens`, or over the first of them; the first is at `position`."""
+        sequence, visit = request.sequence, t.Visit(request.number, position, 0)
+        memory: PassMemory | None = None
+
+        def enter(one: t.Pass) -> None:
+            nonlocal memory
+            if memory is None and self.experts.watch is not None:
+                memory = PassMemory(final=one.tokens == len(tokens))
+            self._enter(visit, sequence.cache, memory)
+
+        def forward(one: t.Pass) -> int | None:
+            return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
+
+        return PassJob(request.number, position, len(tokens), prefill, sequence, forward, enter)
 
     def _report(self, request: Request, times: Times, finish: str) -> Report:
         memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
-        return build_report(
-            self.engine, request.number, request.sequence, request.chooser, memory, times, finish, self.kernel
-        )
+        return build_report(self.engine, request, memory, times, finish, self.kernel)
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
@@ -185,22 +249,18 @@ class MainNode:
             return "context"
         return "length" if len(tokens) >= request.sequence.max_new_tokens else None
 
-    def _forward(self, request: Request, tokens: list[int], position: int) -> int:
-        """One pass over `tokens`, the first of them at `position`. Returns the next token."""
-        number, sequence = request.number, request.sequence
-        with self._turns, torch.inference_mode(), sequence.passing(), self._passing(sequence):
-            self._pass = t.Visit(number, position, 0)
-            self.engine.pace.begin_pass(len(tokens), first=position == 0)
-            self.engine.spans.begin_pass(number, position)
-            self.engine.post(t.StepStarted((t.Pass(number, position, len(tokens), prefill=position == 0),)))
-            out = self.model(
-                input_ids=torch.tensor([tokens]), past_key_values=sequence.cache, use_cache=True, logits_to_keep=1
-            )
+    def _forward(self, request: Request, tokens: list[int], last: bool) -> int | None:
+        """One pass over `tokens`. Returns the next token, or None where these are not the `last` ones so far."""
+        out = self.model(
+            input_ids=torch.tensor([tokens]), past_key_values=request.sequence.cache, use_cache=True, logits_to_keep=1
+        )
+        token = None
+        if last:
             logits = out.logits[0, -1].float()
             if self.on_logits is not None:
-                self.on_logits(logits)
+                self.on_logits(request.number, logits)
             token = request.chooser.choose(logits)
-            self.engine.spans.end_pass()
+        self.engine.spans.end_pass(request.number)
         return token
 
     def _note_cache_bytes(self) -> None:
@@ -224,4 +284,5 @@ class MainNode:
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
     def close(self) -> None:
+        self.steps.close()
         self.engine.close()

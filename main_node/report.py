@@ -9,9 +9,8 @@ from scheduler.errors import RequestFailedError
 from scheduler.policies.precision import FORMS, FULL
 
 if TYPE_CHECKING:
+    from main_node.answer import Request
     from main_node.engine.engine import Engine
-    from main_node.engine.sequence import Sequence
-    from main_node.sampling import Chooser
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Report:
     new_tokens: int
 
     ttft_s: float
-    """From the request to the first token."""
+    """From the request to the first token, the wait for a place among those that are answered at once included."""
     decode_s: float
     """From the first token to the last, without `shadow_wait_s`."""
     shadow_wait_s: float
@@ -52,7 +51,7 @@ class Report:
     loads: int
     """Expert loads begun."""
     prefill_loads: int
-    """Of `loads`, those of the prompt's pass."""
+    """Of `loads`, those of the prompt's passes."""
     reloads: int
     """Demand loads of decoding: begun after the gate, because no prediction had named the expert."""
     named: int
@@ -88,7 +87,11 @@ class Report:
     """`name=value` of the model's generation settings that are not supported."""
     exact: bool
     """Whether the tokens are those of the model with every expert in memory: no router, form or kernel that changes
-    them, and nothing `ignored`."""
+    them, nothing `ignored`, no products made together with those of other requests, and the prompt read in one pass."""
+    requests_per_step: float
+    """How many requests had a pass in the same step, itself counted: the mean over this request's steps."""
+    prefill_passes: int
+    """Passes in which the prompt was read: more than one where it was read in chunks."""
     kernel: str
     """`exact`, or the name of one whose products may differ from those of Transformers in the last bit."""
     forms: list[str]
@@ -135,18 +138,17 @@ class MainMemory:
 
 def build_report(
     engine: Engine,
-    number: int,
-    sequence: Sequence,
-    chooser: Chooser,
+    request: Request,
     memory: MainMemory,
     times: Times,
     finish: str,
     kernel: str,
 ) -> Report:
-    """Collect the figures of request `number` from the scheduler and from every node.
+    """Collect the figures of a request from the scheduler and from every node.
 
     Raises RequestFailedError for a request that was closed meanwhile.
     """
+    number, sequence, chooser = request.number, request.sequence, request.chooser
     stats = engine.core.stats.get(number)
     if stats is None:
         raise RequestFailedError(f"request {number} was closed")
@@ -186,7 +188,14 @@ def build_report(
         lost=list(engine.peers.lost),
         rejoined=list(engine.peers.rejoined),
         ignored=chooser.ignored,
-        exact=engine.core.exact and kernel == "exact" and not chooser.ignored,
+        exact=(
+            engine.core.exact
+            and kernel == "exact"
+            and not (chooser.ignored or request.batched)
+            and request.prefill_passes == 1
+        ),
+        requests_per_step=request.passes / request.steps,
+        prefill_passes=request.prefill_passes,
         kernel=kernel,
         forms=sorted(engine.core.forms, key=FORMS.index),
         smaller_forms=[form for form in engine.core.strategy.precision.forms if form != FULL],

@@ -16,6 +16,7 @@
     │   └── StoreWriteError          target not writable, disk full
     ├── RequestError             one request is wrong or was stopped; the cluster is not affected
     │   ├── PromptError              empty, or past the model's context
+    │   ├── QueueFullError           too many requests are open and waiting already
     │   ├── RequestFailedError       no worker could serve it
     │   └── RequestCancelledError    cancelled by the client
     └── ClusterError             nodes and the links between them
@@ -96,6 +97,10 @@ class RequestError(ODMoEError):
 
 class PromptError(RequestError):
     """The prompt is empty or does not fit the model's context."""
+
+
+class QueueFullError(RequestError):
+    """As many requests are answered and waiting as the cluster was started for."""
 
 
 class RequestFailedError(RequestError):

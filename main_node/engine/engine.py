@@ -66,7 +66,7 @@ class Engine:
             if call is None:
                 return
             self.spans.came(message)
-            self.pace.answered()
+            self.pace.answered(call.visit.request)
             layer = self._layers.get(call.visit)
             if layer is not None:
                 layer.keep(call, message.output)
@@ -183,16 +183,24 @@ class Engine:
             self._shared.discard(number)
             self.core.stats.pop(number, None)
             self._layers.release(number)
+            self.pace.closed(number)
+            self.spans.closed(number)
+
+    def begin_step(self, passes: tuple[t.Pass, ...], batched: bool = False) -> None:
+        """The main model begins a step. `batched`: see `Pace.begin_step`."""
+        self.pace.begin_step(passes, batched)
+        self.spans.begin_step(passes)
+        self.post(t.StepStarted(passes))
 
     def gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
         """Announce a gate. Raises RequestFailedError for a closed request."""
-        self.spans.gate(visit.layer)
+        self.spans.gate(visit)
         with self._lock:
             if visit.request not in self._requests:
                 raise RequestFailedError(f"request {visit.request} was closed")
             self._layers[visit] = layer
             self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
-        self.spans.announced(visit.layer)
+        self.spans.announced(visit)
 
     def wait(self, visit: t.Visit, layer: LayerWork) -> None:
         """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile.

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from checkpoint.coroutine import in_coroutine
 from main_node.engine.engine import Engine
 from main_node.engine.gate_watch import GateWatch
 from main_node.engine.layer import LayerWork
@@ -25,19 +26,30 @@ class RemoteExperts:
         """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H].
 
         While workers of other processes compute, the main model works for the predictor; those of this process compute
-        on this thread afterwards. Raises RequestFailedError.
+        on this thread afterwards. In lock-step, other requests' passes go on meanwhile. Raises RequestFailedError.
         """
-        engine, layer = self._engine, LayerWork(hidden, index, weights, self._engine.lent)
+        layer = LayerWork(hidden, index, weights, self._engine.lent)
         if self.watch is not None:
             self.watch.look(visit, layer)
-        with engine.lent.lent():
-            engine.pace.gate(partial(engine.gate_fired, visit, layer))  # emulated time announces it when it is due
-            try:
-                for fact in self.watch.ahead(visit, layer) if self.watch is not None else ():
-                    engine.pace.foreseen(partial(engine.post, fact), self._attention)
-                engine.wait(visit, layer)
-                engine.pace.resumed()
-                engine.spans.resumed(visit.layer)
-            finally:
-                engine.forget(visit)
+        if in_coroutine():  # then the step lends its thread
+            self._run(visit, layer)
+        else:
+            with self._engine.lent.lent():
+                self._run(visit, layer)
         return layer.combine()
+
+    def _run(self, visit: t.Visit, layer: LayerWork) -> None:
+        """From the gate to the last answer."""
+        engine, request = self._engine, visit.request
+        engine.pace.gate(request, partial(engine.gate_fired, visit, layer))  # emulated time announces it when it is due
+        try:
+            if self.watch is not None:
+                if not engine.pace.emulated:  # there it counts as computed with the gate
+                    layer.yield_to_gates()
+                for fact in self.watch.ahead(visit, layer):
+                    engine.pace.foreseen(request, partial(engine.post, fact), self._attention)
+            engine.wait(visit, layer)
+            engine.pace.resumed(request)
+            engine.spans.resumed(visit)
+        finally:
+            engine.forget(visit)

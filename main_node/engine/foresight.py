@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from checkpoint.gates import Gates
-from checkpoint.run_ahead import RunAhead
-from checkpoint.token_predictor import TokenPredictor, load, targets
+from checkpoint.prediction.run_ahead import RunAhead
+from checkpoint.prediction.token_predictor import TokenPredictor, load, targets
 from scheduler import types as t
 from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Foresight as Kind
@@ -61,6 +61,7 @@ class AttentionForesight:
 
     def __init__(self, model: Any, gates: Gates, cache: Callable[[], Any]) -> None:
         self._replay = RunAhead(model, gates, cache)
+        self.use = self._replay.use
 
     def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
         until = self._replay.next_layer(visit.layer)
@@ -85,7 +86,8 @@ class TokenForesight:
     ) -> None:
         self.predictor = predictor
         self._gates, self._top_k, self._rate = gates, shape.top_k, learning_rate
-        self._before: dict[int, tuple[int, int, torch.Tensor]] = {}
+        self._before: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
+        """Request -> layer -> the position that was predicted, and from which row."""
 
     @property
     def nbytes(self) -> int:
@@ -96,12 +98,16 @@ class TokenForesight:
         if self._rate:
             if len(hidden) == 1:
                 self._learn(visit)
-            self._before[visit.layer] = (visit.request, then, row.clone())
+            self._before.setdefault(visit.request, {})[visit.layer] = (then, row.clone())
         return [t.Foreseen(visit.request, then, visit.layer, _rows(self.predictor.scores(visit.layer, row)))]
 
+    def closed(self, request: int) -> None:
+        """Forget the request's last rows."""
+        self._before.pop(request, None)
+
     def _learn(self, visit: t.Visit) -> None:
-        request, position, row = self._before.get(visit.layer, (visit.request, -1, None))
-        if row is not None and (request, position) == (visit.request, visit.position):
+        position, row = self._before.get(visit.request, {}).get(visit.layer, (-1, None))
+        if row is not None and position == visit.position:
             wanted = targets(self._gates.ranked(visit.layer), self._top_k)
             self.predictor.learn(visit.layer, row, wanted, self._rate)
 

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from checkpoint.gates import Gates
-from main_node.engine.foresight import make_foresight
+from checkpoint.gates import GateOutput, Gates
+from checkpoint.linear_batch import at_once
+from checkpoint.prediction.run_ahead import Captured
+from main_node.engine.foresight import AttentionForesight, TokenForesight, make_foresight
 from main_node.engine.layer import LayerWork
 from scheduler import types as t
 from scheduler.policies.strategy import Strategy
 
 PARTIAL_S = 1.0
 """Most seconds that a prediction waits for the resident experts' outputs."""
+
+
+@dataclass(slots=True)
+class PassMemory:
+    """What is kept of one pass. Passes that take turns layer by layer have one each."""
+
+    final: bool
+    """Its last row is the request's last: not so for a chunk of a prompt that is not the last chunk."""
+    outputs: GateOutput = field(default_factory=dict)
+    captured: Captured = field(default_factory=Captured)
 
 
 class GateWatch:
@@ -29,6 +42,19 @@ class GateWatch:
         self._gates = Gates(model)
         self._scores = strategy.wants_scores
         self._foresight = make_foresight(strategy.predictor.foresight, model, self._gates, shape, cache, token_file)
+        self._memory = PassMemory(final=True)
+
+    def use(self, memory: PassMemory) -> None:
+        """The pass with this memory goes on."""
+        self._memory = memory
+        self._gates.use(memory.outputs)
+        if isinstance(self._foresight, AttentionForesight):
+            self._foresight.use(memory.captured)
+
+    def closed(self, request: int) -> None:
+        """Nothing more comes of the request."""
+        if isinstance(self._foresight, TokenForesight):
+            self._foresight.closed(request)
 
     def look(self, visit: t.Visit, layer: LayerWork) -> None:
         """A gate has fired: keep its score of every expert, where a policy reads them."""
@@ -40,7 +66,7 @@ class GateWatch:
         gates, number = self._gates, visit.layer
 
         def reweigh(experts: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
-            new_index, new = gates.reweigh(number, index, weights, experts)
+            new_index, new = gates.reweigh(number, index, weights, experts, scores)
             lacking = [(row, len(some)) for row, some in enumerate(experts) if len(some) < new_index.shape[1]]
             for row, count in lacking:  # an expert that is named twice would compute the row twice
                 new_index[row, count:] = -1
@@ -51,9 +77,10 @@ class GateWatch:
     def ahead(self, visit: t.Visit, layer: LayerWork) -> Iterable[t.Foreseen]:
         """The expected scores of later gates, computed while the workers compute this layer."""
         try:
-            if self._foresight is None:
+            if self._foresight is None or (isinstance(self._foresight, TokenForesight) and not self._memory.final):
                 return ()
-            return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S))
+            with at_once():
+                return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S))
         finally:
             self._gates.forget(visit.layer)
 

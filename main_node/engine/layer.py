@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from operator import itemgetter
 
 import torch
 
+from checkpoint.coroutine import in_coroutine, suspend
 from checkpoint.family import dtype_name
 from checkpoint.tensors import received_tensor, tensor_bytes
 from scheduler import types as t
@@ -20,6 +23,18 @@ Reweigh = Callable[[tuple[tuple[int, ...], ...]], tuple[torch.Tensor, torch.Tens
 """For each row its experts -> index and weights [T, k]; -1 and 0 where a row has fewer."""
 _ALIGN = 64
 _FIRST = torch.zeros(1, dtype=torch.int64)
+
+
+@dataclass(slots=True)
+class LayerWait:
+    """What a pass in lock-step is suspended with. It is resumed with True once it is `ready`, and with False where the
+    step has waited for longer than `within_s` and nothing was ready."""
+
+    layer: LayerWork
+    ready: Callable[[], bool]
+    within_s: float
+    foresight: bool
+    """It goes on with work for a predictor, which comes after every pass's own work."""
 
 
 class LayersInFlight(dict[t.Visit, "LayerWork"]):
@@ -48,9 +63,13 @@ class LayerWork:
     hidden [T, H], index and weights [T, k]: the gate's output. `lent`: the threads that wait for layers.
     """
 
+    _ends = itertools.count(1)
+
     def __init__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, lent: LentThreads) -> None:
         self.done = False
         """The layer is complete, or its request has failed."""
+        self.ended = 0
+        """Of several layers that are done, the one with the lowest number was done first."""
         self.hidden, self.index, self.weights = hidden, index, weights
         self.chosen: tuple[tuple[int, ...], ...] = ()
         self.scores: tuple[tuple[float, ...], ...] = ()
@@ -111,7 +130,7 @@ class LayerWork:
     def partial(self, within_s: float) -> torch.Tensor | None:
         """The output of the resident experts [T, H], once they have answered. None: not within that time, or the layer
         has ended."""
-        if not self._lent.run_until(lambda: self._here, within_s) or any(
+        if not self._until(lambda: self._here, within_s, foresight=True) or any(
             expert not in self._outputs for expert in self._resident
         ):
             return None
@@ -145,12 +164,23 @@ class LayerWork:
 
     def finish(self) -> None:
         """End every wait for it."""
+        self.ended = self.ended or next(self._ends)
         self.done = self._here = True
         self._lent.wake()
 
     def wait(self, within_s: float) -> bool:
         """Until `done`. The calling thread computes meanwhile what is lent to it. False where that took longer."""
-        return self._lent.run_until(lambda: self.done, within_s)
+        return self._until(lambda: self.done, within_s)
+
+    def yield_to_gates(self) -> None:
+        """In lock-step, let the passes of other requests reach their gates first."""
+        if in_coroutine():
+            suspend(LayerWait(self, lambda: True, 0.0, foresight=True))
+
+    def _until(self, ready: Callable[[], bool], within_s: float, foresight: bool = False) -> bool:
+        if in_coroutine():
+            return bool(suspend(LayerWait(self, ready, within_s, foresight)))
+        return self._lent.run_until(ready, within_s)
 
     def combine(self) -> torch.Tensor:
         """The layer's output [T, H], once every row has been answered."""

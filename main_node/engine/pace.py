@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from scheduler import types as t
 from scheduler.emulation.clock import CREDIT_S, Emulation
 
 T = TypeVar("T")
@@ -21,17 +23,21 @@ class Pace(Protocol):
 
     def now(self) -> float: ...
 
-    def begin_pass(self, tokens: int, first: bool) -> None: ...
+    def begin_step(self, passes: tuple[t.Pass, ...], batched: bool) -> None: ...
 
-    def decoded(self) -> None: ...
+    def begin_layer(self, requests: Iterable[int]) -> None: ...
 
-    def gate(self, fired: Callable[[], T]) -> T: ...
+    def decoded(self, request: int) -> None: ...
 
-    def foreseen(self, tell: Callable[[], object], attended: bool) -> None: ...
+    def gate(self, request: int, fired: Callable[[], T]) -> T: ...
 
-    def answered(self) -> None: ...
+    def foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None: ...
 
-    def resumed(self) -> None: ...
+    def answered(self, request: int) -> None: ...
+
+    def resumed(self, request: int) -> None: ...
+
+    def closed(self, request: int) -> None: ...
 
 
 class RealPace:
@@ -42,37 +48,60 @@ class RealPace:
     def now(self) -> float:
         return time.monotonic()
 
-    def begin_pass(self, tokens: int, first: bool) -> None:
+    def begin_step(self, passes: tuple[t.Pass, ...], batched: bool) -> None:
         pass
 
-    def decoded(self) -> None:
+    def begin_layer(self, requests: Iterable[int]) -> None:
         pass
 
-    def gate(self, fired: Callable[[], T]) -> T:
+    def decoded(self, request: int) -> None:
+        pass
+
+    def gate(self, request: int, fired: Callable[[], T]) -> T:
         return fired()
 
-    def foreseen(self, tell: Callable[[], object], attended: bool) -> None:
+    def foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None:
         tell()
 
-    def answered(self) -> None:
+    def answered(self, request: int) -> None:
         pass
 
-    def resumed(self) -> None:
+    def resumed(self, request: int) -> None:
         pass
+
+    def closed(self, request: int) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Times:
+    """One request's."""
+
+    ready: float
+    """Its last answer; at first, when it came."""
+    tokens: int = 1
+    """Of its pass."""
+    layer_s: float = 0.0
+    gate: float = -math.inf
 
 
 class MainPace:
-    """Emulated time: a layer takes `main_s` from the last answer of the layer before it, or from the start of its pass,
-    to its gate.
+    """Emulated time. The main node computes one layer of one pass at a time: it takes `main_s`, from the last answer of
+    the pass's layer before it, or from the start of its step, and once the main node is free, to its gate.
+
+    In a `batched` step a layer of all passes is computed at once, when all of them have their last answers.
 
     Work for a predictor between a gate and the last answer costs nothing: the main node would only wait. `answered` is
-    called on the thread that brings an answer, everything else on the thread that runs the model; one pass at a time.
+    called on the thread that brings an answer, `decoded` on the request's, everything else on the thread that runs the
+    model; one step at a time.
     """
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
-        self._from = self._gate = -math.inf
-        self._layer_s = 0.0
+        self._requests: dict[int, _Times] = {}
+        self._free = self._ended = -math.inf
+        self._together: float | None = None
+        """When the gates of the layer under way fire, in a batched step."""
 
     @property
     def emulated(self) -> str | None:
@@ -83,39 +112,68 @@ class MainPace:
         """The calling thread's time."""
         return self._emulation.now()
 
-    def begin_pass(self, tokens: int, first: bool) -> None:
-        """The first pass of a request starts now. A later one starts at the last answer of the one before it."""
-        if first:
-            self._from = self._emulation.clock()
-        self._layer_s = self._emulation.profile.main_s(tokens)
-        self._emulation.adopt(self._from)
+    def begin_step(self, passes: tuple[t.Pass, ...], batched: bool) -> None:
+        """A step starts at the last answer of the one before it, or as soon as a request is there. A request's first
+        pass is there now."""
+        times = [self._requests.setdefault(one.request, self._of(one.request)) for one in passes]
+        begin = max(self._ended, min(one.ready for one in times))
+        for one, mine in zip(passes, times, strict=True):
+            mine.ready, mine.tokens = begin, one.tokens
+            mine.layer_s = self._emulation.profile.main_s(one.tokens)
+        self._free = begin
+        self._together = None
+        if batched:
+            self.begin_layer(one.request for one in passes)
+        self._emulation.adopt(begin)
 
-    def decoded(self) -> None:
+    def begin_layer(self, requests: Iterable[int]) -> None:
+        """In a batched step: these passes, which all have their last answers, go on with the next layer together."""
+        times = [self._of(request) for request in requests]
+        layer_s = self._emulation.profile.main_s(sum(one.tokens for one in times))
+        self._together = max(one.ready for one in times) + layer_s
+
+    def decoded(self, request: int) -> None:
         """A token exists, and the next pass is about to be announced. It starts at the last answer, or now where the
         caller has let time pass in between."""
-        if self._emulation.clock() - self._from > CREDIT_S:
-            self._from = self._emulation.clock()
-        self._emulation.adopt(self._from)
+        times = self._of(request)
+        if self._emulation.clock() - times.ready > CREDIT_S:
+            times.ready = self._emulation.clock()
+        self._emulation.adopt(times.ready)
 
-    def gate(self, fired: Callable[[], T]) -> T:
+    def gate(self, request: int, fired: Callable[[], T]) -> T:
         """The gate has fired. `fired` announces it when it is due, in order with everything else that is due; then this
         thread's time is the gate's."""
-        self._gate = self._from + self._layer_s
-        result = self._emulation.agenda.wait(self._gate, fired)
-        self._emulation.adopt(self._gate)
+        times = self._of(request)
+        due = max(times.ready, self._free) + times.layer_s if self._together is None else self._together
+        times.gate = self._free = due
+        result = self._emulation.agenda.wait(due, fired)
+        self._emulation.adopt(due)
         return result
 
-    def foreseen(self, tell: Callable[[], object], attended: bool) -> None:
+    def foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None:
         """The main model has computed scores for a predictor. `tell` announces them when they are due: with the gate;
         or, where they come from the next layer's attention (`attended`), a layer's time after the last answer so far.
         """
-        known = max(self._gate, self._from) + self._layer_s if attended else self._gate
+        times = self._of(request)
+        known = max(times.gate, times.ready) + times.layer_s if attended else times.gate
         self._emulation.agenda.at(known, tell)
 
-    def answered(self) -> None:
+    def answered(self, request: int) -> None:
         """A computation has been answered."""
-        self._from = max(self._from, self._emulation.now())
+        times = self._requests.get(request)
+        if times is not None:
+            times.ready = max(times.ready, self._emulation.now())
 
-    def resumed(self) -> None:
+    def resumed(self, request: int) -> None:
         """The layer has all its answers."""
-        self._emulation.adopt(self._from)
+        times = self._of(request)
+        self._ended = max(self._ended, times.ready)
+        self._emulation.adopt(times.ready)
+
+    def closed(self, request: int) -> None:
+        """Nothing more comes of the request."""
+        self._requests.pop(request, None)
+
+    def _of(self, request: int) -> _Times:
+        """From now on for a request that is new, or was closed in the middle of its pass."""
+        return self._requests.get(request) or _Times(self._emulation.clock())

@@ -4,50 +4,71 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from main_node.engine.peer import PeerHandler
+from scheduler import types as t
 from scheduler.trace import Span, SpanTuple, assemble
 from wire import messages as w
 from wire.tracing import NodeSpans, machine
 
 
+@dataclass(slots=True)
+class _Pass:
+    """When parts of a pass began or ended."""
+
+    label: str
+    began: float
+    since: float
+    """The end of its last span."""
+    gate: float = 0.0
+
+
 class MainSpans(NodeSpans):
-    """What the main node does, one pass at a time."""
+    """What the main node does. Spans of several requests' passes overlap where one of them waits."""
 
     def __init__(self, on: bool, clock: Callable[[], float]) -> None:
         super().__init__(on, clock)
-        self._label = ""
-        self._began = self._from = self._gate = 0.0
+        self._passes: dict[int, _Pass] = {}
+        self._gate = 0.0
 
-    def begin_pass(self, request: int, position: int) -> None:
+    def begin_step(self, passes: tuple[t.Pass, ...]) -> None:
         if self.on:
-            self._label = f"{request}.{position}"
-            self._began = self._from = self.now()
+            now = self.now()
+            for one in passes:
+                self._passes[one.request] = _Pass(f"{one.request}.{one.position}", now, now)
 
-    def gate(self, layer: int) -> None:
+    def closed(self, request: int) -> None:
+        self._passes.pop(request, None)
+
+    def gate(self, visit: t.Visit) -> None:
         """Attention and gate of a layer have been computed."""
-        if self.on:
-            self._gate = self.now()
-            self.add("layer", str(layer), self._from, self._gate)
+        one = self._passes.get(visit.request)
+        if one is not None:
+            self._gate = one.gate = self.now()
+            self.add("layer", str(visit.layer), one.since, one.gate)
 
-    def announced(self, layer: int) -> None:
+    def announced(self, visit: t.Visit) -> None:
         """The scheduler has decided, and its commands have been sent."""
-        if self.on:
-            self._from = self.now()
-            self.add("gate", str(layer), self._gate, self._from)
+        one = self._passes.get(visit.request)
+        if one is not None:
+            one.since = self.now()
+            self.add("gate", str(visit.layer), one.gate, one.since)
 
-    def resumed(self, layer: int) -> None:
-        """Every expert of the layer has answered."""
-        if self.on:
+    def resumed(self, visit: t.Visit) -> None:
+        """Every expert of the layer has answered, and the main model goes on with this pass."""
+        one = self._passes.get(visit.request)
+        if one is not None:
             now = self.now()
-            self.add("wait", str(layer), self._from, now)
-            self._from = now
+            self.add("wait", str(visit.layer), one.since, now)
+            one.since = now
 
-    def end_pass(self) -> None:
-        if self.on:
+    def end_pass(self, request: int) -> None:
+        one = self._passes.pop(request, None)
+        if one is not None:
             now = self.now()
-            self.add("head", "", self._from, now)
-            self.add("token", self._label, self._began, now)
+            self.add("head", "", one.since, now)
+            self.add("token", one.label, one.began, now)
 
     def sent_to_shadow(self, message: w.Message) -> None:
         if isinstance(message, w.Align):

@@ -32,7 +32,7 @@ def _generate(request: dict[str, Any]) -> int:
         given |= {name: os.path.expanduser(given[name]) for name in ("trace", "record") if name in given}
         settings = settings_here({**given, "cluster": "auto"})
         output = Output(**request["output"])
-        run_generate(settings, request["prompts"], output, request["parallel"], request.get("cluster_name"))
+        run_generate(settings, request["prompts"], output, request["listed"], request.get("cluster_name"))
         return 0
 
     return outcome(work)

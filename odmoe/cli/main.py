@@ -26,7 +26,7 @@ from odmoe.cli.systems import add_systems
 from odmoe.cli.trace import add_trace
 from odmoe.cli.train_predictor import add_train_predictor
 from odmoe.cli.verify import add_verify
-from odmoe.settings.settings import DTYPES, MAX_PARALLEL, Settings
+from odmoe.settings.settings import DTYPES, Settings
 from odmoe.settings.sources import dump, effective, merged
 from scheduler.errors import ConfigError
 
@@ -76,15 +76,6 @@ def generate(
         Path | None,
         typer.Option(help="File of prompts, one per line", show_default=False, metavar="PATH"),
     ] = None,
-    parallel: Annotated[
-        int,
-        typer.Option(
-            help="Prompts of --prompts to answer at once (default: 4)",
-            show_default=False,
-            rich_help_panel="Output",
-            metavar="N",
-        ),
-    ] = 4,
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer", metavar="")] = False,
     quiet: Quiet = False,
@@ -97,19 +88,17 @@ def generate(
     settings = effective(flags, config).settings
     if not settings.model and not settings.joined:
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
-    if not 1 <= parallel <= MAX_PARALLEL:
-        raise ConfigError(f"--parallel is {parallel}; allowed: 1 to {MAX_PARALLEL}")
     from odmoe.terminal import Output
 
     prompt_texts = read_prompts(prompt, prompts)
-    output, at_once = Output(as_json, quiet, debug), None if prompts is None else parallel
+    output, listed = Output(as_json, quiet, debug), prompts is not None
     if settings.cluster_file:
         from odmoe.commands.generate_remote import ask
 
-        raise typer.Exit(ask(settings, prompt_texts, output, at_once))
+        raise typer.Exit(ask(settings, prompt_texts, output, listed))
     from odmoe.commands.generate import run_generate
 
-    run_generate(settings, prompt_texts, output, at_once)
+    run_generate(settings, prompt_texts, output, listed)
 
 
 @app.command(cls=SettingsCommand)

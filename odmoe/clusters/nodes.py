@@ -9,6 +9,7 @@ from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.kernels import linear_of
 from checkpoint.store import ExpertStore
+from main_node.admission import Sharing
 from main_node.engine.engine import Engine
 from main_node.engine.pace import MainPace
 from main_node.engine.peers import Connect
@@ -117,4 +118,7 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     stopper = make_stopper(store.dense)
     token_file = find_token_predictor(settings, store)
     linear = linear_of(settings.kernel)
-    return MainNode(store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file, linear)
+    sharing = Sharing(settings.parallel, settings.queue, settings.prefill_chunk, settings.batch_dense)
+    return MainNode(
+        store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file, linear, sharing
+    )

@@ -81,12 +81,13 @@ def run_generate(
     settings: Settings,
     prompts: list[str],
     output: Output,
-    parallel: int | None = None,
+    listed: bool = False,
     cluster_name: str | None = None,
 ) -> None:
     """Check model, store and prompts before a node is started, then answer.
 
-    `parallel`: how many prompts of a file are answered at once; None for a single prompt, whose answer streams.
+    `listed`: the prompts are those of a file, and as many as `settings.parallel` are answered at once. The answer to a
+    single prompt streams.
     `cluster_name`: the user's name for the cluster, where it is not `settings.cluster`.
     """
     terminal = Terminal(output.quiet, output.debug)
@@ -98,10 +99,10 @@ def run_generate(
         served = cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})
         job = Job(settings, served, prepared.tokenizer, cluster, prepared.store.manifest.dtype)
         try:
-            if parallel is None:
-                _answer_one(job, prepared.prompts[0], output, terminal)
+            if listed:
+                _answer_all(job, prepared.prompts, prompts, output, terminal)
             else:
-                _answer_all(job, prepared.prompts, prompts, parallel, output, terminal)
+                _answer_one(job, prepared.prompts[0], output, terminal)
         finally:
             _write_records(settings, job, prepared.store)  # most wanted where something went wrong
 
@@ -272,9 +273,7 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
         show_answer(terminal, report, job.served, system_of(job.served))
 
 
-def _answer_all(
-    job: Job, prompts: list[list[int]], texts: list[str], parallel: int, output: Output, terminal: Terminal
-) -> None:
+def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Output, terminal: Terminal) -> None:
     """Each answer when it is whole, in the prompts' order; then the figures. One that fails does not stop the others.
 
     Standard output is the same on a terminal and elsewhere: for each answer a line `[N]`, with the number of its
@@ -283,7 +282,7 @@ def _answer_all(
     reports: dict[int, Report] = {}
     failed: dict[int, ODMoEError] = {}
     began = time.monotonic()
-    with futures.ThreadPoolExecutor(parallel) as pool, closing(Batch(job, prompts, pool)) as batch:
+    with futures.ThreadPoolExecutor(job.settings.parallel) as pool, closing(Batch(job, prompts, pool)) as batch:
         for number in range(1, len(prompts) + 1):
             with terminal.status() as say:
                 outcome = batch.wait(number - 1, say)

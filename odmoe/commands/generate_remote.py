@@ -34,10 +34,10 @@ KEPT_FILES = ("trace", "record")
 """Settings that name a file which the main host writes and this machine keeps."""
 
 
-def ask(settings: Settings, prompts: list[str], output: Output, parallel: int | None = None) -> int:
+def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = False) -> int:
     """Have the cluster's main host answer. Returns its exit code.
 
-    `parallel`: as for `run_generate`. Raises HostError, ConfigError.
+    `listed`: as for `run_generate`. Raises HostError, ConfigError.
     """
     file = Path(settings.cluster)
     cluster = read_cluster_file(file)
@@ -55,7 +55,7 @@ def ask(settings: Settings, prompts: list[str], output: Output, parallel: int | 
                 "do": "generate",
                 "settings": given,
                 "prompts": prompts,
-                "parallel": parallel,
+                "listed": listed,
                 "output": asdict(output),
                 "cluster_name": file.name,
             }

@@ -135,6 +135,7 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
         Line("output", _exactness(reports, served)),
         Line("precision", _precision(one), shown=any(forms_of(served.system_config))),
         Line("tokens", f"{new} out, {prompt} in{ended}"),
+        Line("shared", _shared(reports), shown=any(report.requests_per_step > 1 for report in reports)),
         Line("seed", seed, shown=one.seed is not None and len({report.seed for report in reports}) == 1),
         Line("ignored", f"{', '.join(one.ignored)} of generation_config.json: not supported", shown=bool(one.ignored)),
     ]
@@ -156,8 +157,17 @@ def _exactness(reports: Sequence[Report], served: Settings) -> str:
     if all(report.exact for report in reports):
         return "exact: the same tokens as with all experts in memory"
     causes = [f"--{field} {name}" for field, name in served.inexact.items()]
+    causes += ["--batch-dense"] * (served.batch_dense and any(report.requests_per_step > 1 for report in reports))
+    causes += ["--prefill-chunk"] * any(report.prefill_passes > 1 for report in reports)
     causes += ["ignored generation settings"] * any(report.ignored for report in reports)
     return f"approximate, because of {' and '.join(causes)}"
+
+
+def _shared(reports: Sequence[Report]) -> str:
+    """How many requests shared a step, over all their steps."""
+    mean = sum(report.requests_per_step for report in reports) / len(reports)
+    chunked = sum(report.prefill_passes > 1 for report in reports)
+    return f"{mean:.1f} requests in a step" + f"; {counted(chunked, 'prompt')} read in chunks" * bool(chunked)
 
 
 def _precision(report: Report) -> str:

@@ -144,7 +144,7 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
     main = getattr(cluster, "main", None)
     logits: list[torch.Tensor] = []
     if main is not None:
-        main.on_logits = logits.append
+        main.on_logits = lambda _, values: logits.append(values)
     report: Any = None  # the last step brings it
     for one in cluster.generate(prompt, tokens, ignore_eos=True):
         step()

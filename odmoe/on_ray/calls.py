@@ -14,6 +14,8 @@ from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
 
 STEP_S = 600.0
 """The most time between two tokens. Every wait inside the main node is shorter; this detects a dead one."""
+FIRST_S = 3600.0
+"""The most time to the first token: a request may wait for its place among those that are answered at once."""
 CONTROL_S = 30.0
 """The most time for a call about the cluster itself."""
 QUICK: dict[str, Any] = {"concurrency_group": "control"}
@@ -70,12 +72,13 @@ class RayAnswer(Iterator[Step]):
     def _run(self, request: dict[str, Any]) -> Generator[Step, None, None]:
         pending = self._main.generate.options(num_returns="streaming").remote(self.key, request)
         self._open.add(self)
-        done = False
+        done, wait_s = False, FIRST_S
         try:
             while not done:
-                ready, _ = ray.wait([pending], timeout=STEP_S)
+                ready, _ = ray.wait([pending], timeout=wait_s)
                 if not ready:
-                    raise ClusterError(f"the main node has sent nothing for {STEP_S:g} s")
+                    raise ClusterError(f"the main node has sent nothing for {wait_s:g} s")
+                wait_s = STEP_S
                 following = next(pending, None)
                 if following is None:
                     raise ClusterError("the main node ended the answer early; see its log")

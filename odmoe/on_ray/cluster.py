@@ -26,7 +26,7 @@ from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, RayAnswer, get
 from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
-from odmoe.settings.settings import MAX_PARALLEL, Settings
+from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import CHOSEN
 from odmoe.settings.table import flag
 from scheduler.errors import LaunchError, ODMoEError
@@ -53,8 +53,13 @@ SERVED = (
     "kernel",
     "threads",
     "ctx_size",
+    "queue",
+    "prefill_chunk",
+    "batch_dense",
 )
 """Settings that are fixed while the nodes run."""
+UP = ("parallel",)
+"""As `SERVED` for `odmoe up`. For a command that asks, it is how many prompts it sends at once."""
 OPEN = ("workers", "group_size", "dtype")
 """Those of them that default to what the cluster or the store has."""
 
@@ -144,7 +149,7 @@ class RayCluster:
             namespace=NAMESPACE,
             num_cpus=0,
             resources={"main_node": 1},
-            max_concurrency=MAX_PARALLEL,
+            max_concurrency=settings.parallel + settings.queue + 1,  # one more, which hears that the queue is full
             max_restarts=-1 if settings.joined else 0,
             max_task_retries=0,
             **lasting,
@@ -280,7 +285,7 @@ def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole
     `whole`, settings that were not given count as their defaults."""
     if store is not None and store.manifest.fingerprint != served.fingerprint:
         return f"the cluster serves another model, {served.store}"
-    for name in SERVED:
+    for name in (*SERVED, *UP) if whole else SERVED:
         runs, asked = served.dtype if name == "dtype" else getattr(served.settings, name), getattr(wanted, name)
         given = name in wanted.model_fields_set
         if not given and name in OPEN:

@@ -17,8 +17,8 @@ from scheduler.errors import ConfigError
 from scheduler.policies.registry import inexact
 from scheduler.policies.systems import SYSTEMS
 
-MAX_PARALLEL = 16
-"""Maximum number of answers that a cluster of processes computes at once."""
+MAX_PARALLEL, MAX_QUEUE = 64, 1024
+"""Maximum numbers of requests that a main node answers at once, and that wait for it: each needs a thread."""
 
 CLUSTERS = ("embedded", "local", "auto")
 SHADOWS = ("fp16", "int8", "nf4", "none")
@@ -51,6 +51,28 @@ class Settings(SystemSettings):
         None,
         "Threads of each node (default: all cores; half of them with a shadow or --cluster local)",
         heading="Cluster",
+    )
+    parallel: Count = setting(
+        8,
+        f"1, 2, ... {MAX_PARALLEL}",
+        "Requests answered at once, and prompts of --prompts (default: 8); further ones wait",
+        heading="Cluster",
+        ge=1,
+        le=MAX_PARALLEL,
+    )
+    queue: Count = setting(
+        64,
+        f"0, 1, ... {MAX_QUEUE}",
+        "Requests that may wait; further ones fail",
+        heading="Cluster",
+        ge=0,
+        le=MAX_QUEUE,
+    )
+    prefill_chunk: Count = count(
+        256,
+        "Tokens of prompts read in one step while other requests are answered; 0: all",
+        heading="Cluster",
+        least=0,
     )
     launch_timeout: Number = setting(
         600.0, "a number from 1 to 1000000", "Seconds to wait for a node to be ready", heading="Cluster", ge=1, le=1e6
@@ -174,6 +196,12 @@ class Settings(SystemSettings):
     )
     kernel: str = one_of(
         "exact", KERNELS, "Products of bfloat16 on a CPU; fast may change the last bit", heading="Experiments"
+    )
+    batch_dense: bool = setting(
+        False,
+        "true, false",
+        "Multiply rows of several requests together outside of experts too; may change the last bit",
+        heading="Experiments",
     )
     profile: str | None = setting(
         None, "a name or a file", "Emulate the times of a hardware profile", heading="Experiments"

@@ -17,12 +17,16 @@ from main_node.engine.sequence import Sequence
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from support.models.families import build_with_vision
+from support.nodes.engine_world import nothing_left
+from support.nodes.exact import Alone, answers, check_together
 
 RUNS: dict[str, dict[str, Any]] = {
     "fp16": {"shadow": "fp16", "align_token": 1, "align_kv": 1},
     "nf4": {"shadow": "nf4", "align_token": 3, "align_kv": 3},
     "int8": {"shadow": "int8", "align_token": 1, "align_kv": 4, "workers": 2, "slots": 2},
 }
+COUNTS = (20, 12, 16)
+"""Tokens of each of several answers at once."""
 LEAST_RECALL = 0.9
 """A shadow whose weights are the main model's, rounded to float16, and whose cache is the main model's before every
 pass errs only where two experts' scores are almost the same. Guessing finds k of E: 0.38 and less."""
@@ -88,6 +92,24 @@ def test_tokens_of_eager_and_a_shadow_that_follows(
         equal = [torch.equal(a, b) for a, b in zip(told, caches.shadow[stop], strict=True)]
         assert all(equal), f"at position {stop} the shadow's cache is not the main model's: {equal}"
     record_property("recall", report.recall)
+
+
+def test_three_requests_at_once(family: str, tiny: Any) -> None:
+    """Each with the tokens and logits of that request alone, though their passes stop at every layer."""
+    settings = Settings(model=family, workers=3, threads=1, mini_batch=4096, shadow="int8")
+    cluster = EmbeddedCluster(settings, tiny.store)
+    prompts = [tiny.prompt, tiny.prompt[3:], [*reversed(tiny.prompt), 8]]
+    try:
+        alone = []
+        for prompt, count in zip(prompts, COUNTS, strict=True):
+            report, rows = answers(cluster, prompt, count)
+            alone.append(Alone(prompt, report.token_ids, rows))
+        assert alone[0].tokens == tiny.answer
+        together = check_together(cluster.main, alone)
+        assert min(one.report.requests_per_step for one in together) > 1
+        assert nothing_left(cluster.main.engine)
+    finally:
+        cluster.close()
 
 
 def test_the_language_model_of_one_that_also_sees(tiny_of: Any) -> None:

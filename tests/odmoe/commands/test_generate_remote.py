@@ -128,9 +128,9 @@ def test_the_main_host_is_asked_what_was_asked_here(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(head, "answer", lambda text: requests.append(json.loads(text)))
     monkeypatch.setattr("odmoe.commands.generate.run_generate", lambda *given: runs.append(given))
     settings = Settings(cluster=str(tmp_path / "c.yaml"), max_new_tokens=7)
-    for output, parallel in ((Output(json=True), 3), (Output(quiet=True, debug=True), None)):
-        assert generate_remote.ask(settings, ["one", "two"], output, parallel) == 0
+    for output, listed in ((Output(json=True), True), (Output(quiet=True, debug=True), False)):
+        assert generate_remote.ask(settings, ["one", "two"], output, listed) == 0
         assert at_head._generate(requests[-1]) == 0
         there, prompts, *rest = runs[-1]
         assert (there.max_new_tokens, there.cluster, prompts) == (7, "auto", ["one", "two"])
-        assert rest == [output, parallel, "c.yaml"]
+        assert rest == [output, listed, "c.yaml"]

@@ -50,6 +50,8 @@ ON_DEMAND: dict[str, Any] = {
     "rejoined": [],
     "ignored": [],
     "exact": True,
+    "requests_per_step": 1.0,
+    "prefill_passes": 1,
     "kernel": "exact",
     "forms": [""],
     "smaller_forms": [],

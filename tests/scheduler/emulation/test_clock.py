@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from main_node.engine.pace import MainPace
+from scheduler import types as t
 from scheduler.emulation.clock import CREDIT_S, Cancellation, Emulation, SerialResource
 from scheduler.timing.profile import find_profile
 from shadow_node.pace import ShadowPace
@@ -221,26 +222,30 @@ def test_a_thread_has_a_time_of_its_own(world: World) -> None:
 # --- the main node ----------------------------------------------------------------------------------------------------
 
 
+def begin(pace: MainPace, tokens: int, request: int = 1) -> None:
+    pace.begin_step((t.Pass(request, 0, tokens, prefill=True),), batched=False)
+
+
 @settings(deadline=None)
 @given(layers=st.lists(st.tuples(small, small), min_size=1, max_size=30), tokens=st.integers(1, 40))
 def test_a_main_layer_lasts_from_the_last_answer_to_the_gate(layers: list[tuple[float, float]], tokens: int) -> None:
     """(the layer's own work, what its experts take): the profile's time of a layer, whatever was computed meanwhile."""
     world = World()
     pace, due = MainPace(world.emulation), 100.0
-    pace.begin_pass(tokens, first=True)
+    begin(pace, tokens)
     layer_s = PROFILE.main_layer_s + (tokens - 1) * PROFILE.main_extra_s
     for work, experts in layers:
         due += layer_s
         world.time = max(world.time, due) + min(work, 0.0005)
         if world.time - due > CREDIT_S / 2:
             break
-        assert pace.gate(world.emulation.now) == pytest.approx(due), "those who are told of it hear this"
+        assert pace.gate(1, world.emulation.now) == pytest.approx(due), "those who are told of it hear this"
         due += experts
         world.time = max(world.time, due)
         for at in (due - experts / 2, due, due - experts / 3):  # answers: the last is not the latest
             world.emulation.adopt(at)
-            pace.answered()
-        pace.resumed()
+            pace.answered(1)
+        pace.resumed(1)
         assert world.emulation.now() == pytest.approx(due)
     world.emulation.close()
 
@@ -251,16 +256,16 @@ def test_what_is_foreseen_is_known_with_the_gate_or_a_layer_after_the_answers(
 ) -> None:
     """Though by the clock it was computed later, on a thread that has not told the gate itself."""
     pace, gate = MainPace(world.emulation), 100 + PROFILE.main_layer_s
-    pace.begin_pass(1, first=True)
+    begin(pace, 1)
     world.time = gate
-    pace.gate(lambda: None)
+    pace.gate(1, lambda: None)
     world.work(0.004)
     assert world.emulation.now() == pytest.approx(gate), "what is said now is stamped with that"
     for at in (gate + 0.003, gate + 0.001):
         world.emulation.adopt(at)
-        pace.answered()
+        pace.answered(1)
     told: list[float] = []
-    pace.foreseen(lambda: told.append(world.emulation.now()), attended)
+    pace.foreseen(1, lambda: told.append(world.emulation.now()), attended)
     world.until(gate + known - 1e-6)
     assert told == [] or not attended
     world.until(gate + known + 1e-6)
@@ -270,22 +275,22 @@ def test_what_is_foreseen_is_known_with_the_gate_or_a_layer_after_the_answers(
 def test_what_is_foreseen_is_told_before_the_next_gate(world: World) -> None:
     """At the same moment: the answers that let the layer end are those that it was computed from."""
     pace, told = MainPace(world.emulation), []
-    pace.begin_pass(1, first=True)
+    begin(pace, 1)
     world.time = 101.0
-    pace.gate(lambda: told.append("gate"))
+    pace.gate(1, lambda: told.append("gate"))
     world.emulation.adopt(101.0)
-    pace.answered()
-    pace.foreseen(lambda: told.append("foreseen"), attended=True)
-    pace.resumed()
+    pace.answered(1)
+    pace.foreseen(1, lambda: told.append("foreseen"), attended=True)
+    pace.resumed(1)
     world.time = 102.0
-    pace.gate(lambda: told.append("gate"))
+    pace.gate(1, lambda: told.append("gate"))
     assert told == ["gate", "foreseen", "gate"]
 
 
 def test_a_gate_is_not_told_before_its_time(world: World) -> None:
     pace, told, put = MainPace(world.emulation), [], world.noted()
-    pace.begin_pass(1, first=True)
-    thread = threading.Thread(target=lambda: told.append(pace.gate(lambda: world.time)))
+    begin(pace, 1)
+    thread = threading.Thread(target=lambda: told.append(pace.gate(1, lambda: world.time)))
     thread.start()
     assert put.wait(WAIT_S)
     for part in (0.0, 0.3, 0.9, 0.999):
@@ -298,45 +303,45 @@ def test_a_gate_is_not_told_before_its_time(world: World) -> None:
 
 def test_a_gate_raises_what_is_raised_where_it_is_told(world: World) -> None:
     pace = MainPace(world.emulation)
-    pace.begin_pass(1, first=True)
+    begin(pace, 1)
     world.work(1.0)
 
     def closed() -> None:
         raise KeyError("the request was closed")
 
     with pytest.raises(KeyError, match="was closed"):
-        pace.gate(closed)
+        pace.gate(1, closed)
 
 
 def test_a_pass_after_a_pause_starts_when_it_starts(world: World) -> None:
     pace = MainPace(world.emulation)
     layer_s = PROFILE.main_layer_s
-    pace.begin_pass(1, first=True)
+    begin(pace, 1)
     world.work(layer_s)
-    pace.gate(lambda: None)
+    pace.gate(1, lambda: None)
     world.emulation.adopt(100 + layer_s)
-    pace.answered()
+    pace.answered(1)
     world.work(5.0)
-    pace.decoded()
+    pace.decoded(1)
     assert world.emulation.now() == pytest.approx(105 + layer_s)
     world.work(0.3)  # telling the shadow is the machine's affair: the pass begins when its token was there
-    pace.begin_pass(1, first=False)
+    begin(pace, 1)
     assert world.emulation.now() == pytest.approx(105 + layer_s + 0.3 - CREDIT_S)
     world.time -= 0.3
     world.work(layer_s)
-    assert pace.gate(world.emulation.now) == pytest.approx(105 + 2 * layer_s)
+    assert pace.gate(1, world.emulation.now) == pytest.approx(105 + 2 * layer_s)
 
 
 def test_a_pass_right_after_another_goes_on_from_its_last_answer(world: World) -> None:
     pace = MainPace(world.emulation)
-    pace.begin_pass(1, first=True)
+    begin(pace, 1)
     world.emulation.adopt(100.02)
-    pace.answered()
+    pace.answered(1)
     world.time = 100.05  # sampling, and a machine that is late
-    pace.decoded()
-    pace.begin_pass(1, first=False)
+    pace.decoded(1)
+    begin(pace, 1)
     assert world.emulation.now() == pytest.approx(100.02)
-    pace.begin_pass(1, first=True)
+    begin(pace, 1, request=2)
     assert world.emulation.now() == pytest.approx(100.05), "another request's does not"
 
 
@@ -347,14 +352,16 @@ def test_gate_and_prediction_are_taken_in_the_order_of_their_times(
 ) -> None:
     """A millisecond apart, whoever comes to the agenda first, though the machine looks up long after both."""
     pace, heard = MainPace(world.emulation), []
-    pace.begin_pass(1, first=True)
+    begin(pace, 1)
     gate = 100 + PROFILE.main_layer_s
     dues = {"gate": gate, "prediction": gate + apart, "answer": gate + 2 * apart}
     threads = []
     for name in who:
         if name == "gate":
             put = world.noted()
-            thread = threading.Thread(target=lambda: pace.gate(lambda: heard.append(("gate", world.emulation.now()))))
+            thread = threading.Thread(
+                target=lambda: pace.gate(1, lambda: heard.append(("gate", world.emulation.now())))
+            )
             thread.start()
             threads.append(thread)
             assert put.wait(WAIT_S)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+WAIT_S = 120.0
 
 WHOLE = {"mini_batch": 4096}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -27,9 +31,54 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def answers(cluster: Any, prompt: list[int], count: int) -> tuple[Any, list[torch.Tensor]]:
     """The report of one answer, and the logits of each of its tokens."""
     logits: list[torch.Tensor] = []
-    cluster.main.on_logits = logits.append
+    cluster.main.on_logits = lambda _, values: logits.append(values)
     *_, last = cluster.generate(prompt, count, ignore_eos=True)
     return last.report, logits
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A request's answer when no other is open."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logits: list[torch.Tensor]
+
+
+@dataclass
+class Together:
+    """One of several answers at once."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    report: Any = None
+
+
+def answers_together(main: Any, prompts: list[list[int]], counts: list[int], **how: Any) -> list[Together]:
+    """Answers of `counts` tokens to `prompts`, all at once, in a thread each. Raises the first error of a thread."""
+    runs = [main.generate(prompt, count, ignore_eos=True, **how) for prompt, count in zip(prompts, counts, strict=True)]
+    got = {run.number: Together() for run in runs}
+    main.on_logits = lambda number, values: got[number].logits.append(values)
+
+    def read(run: Any) -> None:
+        for step in run:
+            got[run.number].tokens.append(step.token_id)
+            got[run.number].report = step.report
+
+    with ThreadPoolExecutor(len(runs)) as pool:
+        for ended in [pool.submit(read, run) for run in runs]:
+            ended.result(WAIT_S)
+    return list(got.values())
+
+
+def check_together(main: Any, expected: list[Any]) -> list[Together]:
+    """Tokens and logits of each request are those of `expected`, its answer alone, bit for bit."""
+    got = answers_together(main, [one.prompt for one in expected], [len(one.tokens) for one in expected])
+    assert [one.tokens for one in got] == [one.tokens for one in expected]
+    for mine, alone in zip(got, expected, strict=True):
+        equal = [torch.equal(a, b) for a, b in zip(mine.logits, alone.logits, strict=True)]
+        assert equal == [True] * len(alone.tokens)
+    return got
 
 
 def check_bit_for_bit(cluster: Any, name: str, expected: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +27,16 @@ class _ReachedError(Exception):
     """The next gate has fired; nothing after it is needed."""
 
 
+@dataclass(slots=True)
+class Captured:
+    """What was kept of the pass under way."""
+
+    calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    """Layer -> its arguments."""
+    done: dict[int, dict[int, list[Any]]] = field(default_factory=dict)
+    """Layer -> the results of its parts, in the order of their calls, by the part's id."""
+
+
 class RunAhead:
     """Computes the next MoE layer's gate while this layer's experts are in progress. For single tokens only.
 
@@ -37,8 +48,7 @@ class RunAhead:
     def __init__(self, model: Any, gates: Gates, cache: Callable[[], Any]) -> None:
         self._gates, self._cache = gates, cache
         self._config = model.config
-        self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        self._done: dict[int, dict[int, list[Any]]] = {}
+        self._kept = Captured()
         self._ahead: _Ahead | None = None
         self._trial: Callable[[int, torch.Tensor], torch.Tensor] | None = None
         self._undo: list[Callable[[], object]] = []
@@ -60,6 +70,10 @@ class RunAhead:
             self.close()
             raise
 
+    def use(self, kept: Captured) -> None:
+        """Keep there what the pass does: passes that take turns layer by layer have one each."""
+        self._kept = kept
+
     def next_layer(self, layer: int) -> int | None:
         """The MoE layer after this one."""
         return next((other for other in self._gates.layers if other > layer), None)
@@ -71,17 +85,17 @@ class RunAhead:
         before the next gate has attention of another kind, whose arguments are not known yet in this pass.
         """
         until = self.next_layer(layer)
-        if until is None or layer not in self._calls:
+        if until is None or layer not in self._kept.calls:
             return None
         cache = self._cache()
         copied = _Borrowed(cache, layer, until)
         self._ahead = _Ahead(layer, given)
         try:
             with self._gates.aside() as outputs:
-                args, kwargs = self._calls[layer]
+                args, kwargs = self._kept.calls[layer]
                 hidden = None
                 for at in range(layer, until + 1):
-                    known = self._calls.get(self._like(at, layer))
+                    known = self._kept.calls.get(self._like(at, layer))
                     if known is None:
                         return None
                     args, kwargs = copied.swap(known, hidden)
@@ -96,8 +110,8 @@ class RunAhead:
 
     def forget(self) -> None:
         """Release the pass's cache."""
-        self._calls.clear()
-        self._done.clear()
+        self._kept.calls.clear()
+        self._kept.done.clear()
 
     def close(self) -> None:
         """Remove everything from the model."""
@@ -121,12 +135,12 @@ class RunAhead:
             if self._ahead is not None:
                 return
             if layer == 0:
-                self._calls.clear()
-            self._done.pop(layer, None)
+                self._kept.calls.clear()
+            self._kept.done.pop(layer, None)
             hidden = args[0] if args else kwargs.get("hidden_states")
             if isinstance(hidden, torch.Tensor) and hidden.dim() > 1 and hidden.shape[1] == 1:
-                self._calls[layer] = (args, kwargs)
-                self._done[layer] = {}
+                self._kept.calls[layer] = (args, kwargs)
+                self._kept.done[layer] = {}
 
         return hook
 
@@ -139,13 +153,13 @@ class RunAhead:
             ahead = self._ahead
             if ahead is None:
                 output = forward(*args, **kwargs)
-                if (done := self._done.get(layer)) is not None:
+                if (done := self._kept.done.get(layer)) is not None:
                     done.setdefault(key, []).append(output)
                 return output
             if ahead.layer == layer:
                 number = ahead.counts.get(key, 0)
                 ahead.counts[key] = number + 1
-                said_before = self._done[layer].get(key, [])
+                said_before = self._kept.done[layer].get(key, [])
                 if number < len(said_before):
                     return said_before[number]
             return forward(*args, **kwargs)

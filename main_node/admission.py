@@ -1,0 +1,91 @@
+"""Which requests are answered at once, and which wait for a place."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler.errors import DeadlineError, QueueFullError, RequestCancelledError
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How several requests share the main node."""
+
+    parallel: int = 8
+    """Most requests answered at once."""
+    queue: int = 64
+    """Most requests that wait for one of these to end."""
+    prefill_chunk: int = 256
+    """Most tokens of prompts that a step reads while others are answered; 0: no bound."""
+    batch_dense: bool = False
+    """Multiply the rows of several requests as one product, outside of the experts."""
+
+
+class Admission:
+    """At most `sharing.parallel` requests at once; up to `sharing.queue` others wait in order, for at most `deadline_s`
+    each."""
+
+    def __init__(self, sharing: Sharing, deadline_s: float) -> None:
+        self.parallel, self.queue = sharing.parallel, sharing.queue
+        self._deadline_s = deadline_s
+        self._changed = threading.Condition()
+        self._open: set[int] = set()
+        self._waiting: deque[int] = deque()
+        self._cancelled: set[int] = set()
+
+    @contextlib.contextmanager
+    def place(self, request: int) -> Iterator[None]:
+        """Around everything that the request needs, after a wait for its place.
+
+        Raises QueueFullError, DeadlineError, RequestCancelledError.
+        """
+        with self._changed:
+            self._take(request)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._open.discard(request)
+                self._changed.notify_all()
+
+    def _take(self, request: int) -> None:
+        if self._waiting or len(self._open) >= self.parallel:
+            if len(self._waiting) >= self.queue:
+                raise QueueFullError(
+                    f"{len(self._open)} requests are being answered and {len(self._waiting)} are waiting, as many as "
+                    f"--parallel ({self.parallel}) and --queue ({self.queue}) allow; try again later, or start the "
+                    "cluster with more of either"
+                )
+            self._wait(request)
+        self._open.add(request)
+
+    def _wait(self, request: int) -> None:
+        def served() -> bool:
+            first = self._waiting[0] == request and len(self._open) < self.parallel
+            return first or request in self._cancelled
+
+        self._waiting.append(request)
+        try:
+            in_time = self._changed.wait_for(served, self._deadline_s)
+            if request in self._cancelled:
+                raise RequestCancelledError(f"request {request} was cancelled")
+        finally:  # an interrupted one, too
+            self._waiting.remove(request)
+            self._cancelled.discard(request)
+            self._changed.notify_all()
+        if not in_time:
+            raise DeadlineError(
+                f"request {request} waited {self._deadline_s:g} s for one of {self.parallel} places; send fewer at "
+                "once, or start the cluster with a larger --parallel"
+            )
+
+    def cancel(self, request: int) -> None:
+        """End the request's wait, from any thread."""
+        with self._changed:
+            if request in self._waiting:
+                self._cancelled.add(request)
+                self._changed.notify_all()

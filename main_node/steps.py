@@ -1,0 +1,263 @@
+"""Steps: which requests' passes run together, and on which thread.
+
+A lone request runs its passes on its own thread. With several open, each request's thread hands its pass in and waits;
+one thread, the model's, starts a step with every pass that is there when the step before has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+
+from main_node.engine.engine import Engine
+from main_node.engine.sequence import Sequence
+from main_node.lockstep import LockStep
+from scheduler import types as t
+from scheduler.errors import DeadlineError, RequestFailedError
+
+GRACE_SHARE, GRACE_S = 0.1, 0.05
+"""How long a step waits for the requests of the one before, whose clients have just got their tokens: a share of that
+step's time, and at most so many seconds. Without it, requests would fall apart into two halves that take turns, since a
+step would start with the first that is back. A client that is slower delays others by no more than this, once."""
+IDLE_S = 5.0
+"""The model's thread ends when it has had nothing to do for so long; the next step starts it again."""
+ABANDON_S = 10.0
+"""Longest wait for the pass of an interrupted request to end."""
+
+
+class PassJob:
+    """A pass that a request's thread hands in, and its outcome.
+
+    `forward(pass)` runs the model. `tokens`: how many the pass may read; a chunk of a prompt is fewer.
+    """
+
+    def __init__(
+        self,
+        request: int,
+        position: int,
+        tokens: int,
+        prefill: bool,
+        sequence: Sequence,
+        forward: Callable[[t.Pass], int | None],
+        enter: Callable[[t.Pass], None],
+    ) -> None:
+        self.request = request
+        self.position, self.tokens, self.prefill = position, tokens, prefill
+        self.one = t.Pass(request, position, tokens, prefill)
+        self.shared = 0
+        """Passes in its step. 0: it has not begun."""
+        self.token: int | None = None
+        """The next token. None after a chunk that does not end the prompt."""
+        self.ended = threading.Event()
+        self._sequence = sequence
+        self._forward, self._enter = forward, enter
+        self._error: BaseException | None = None
+        self._around = ExitStack()
+
+    def begin(self, tokens: int, shared: int) -> None:
+        """It is part of a step that is about to be announced."""
+        self.one = self.one._replace(tokens=tokens)
+        self.shared = shared
+        self._around.enter_context(self._sequence.passing())
+
+    def enter(self) -> None:
+        self._enter(self.one)
+
+    def forward(self) -> None:
+        self.token = self._forward(self.one)
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._error = error
+        self._around.close()
+        self.ended.set()
+
+    def outcome(self) -> int | None:
+        """Raises what the pass has raised."""
+        if self._error is not None:
+            raise self._error
+        return self.token
+
+
+class Steps:
+    """Thread-safe. `deadline_s`: longest wait for a step. `chunk`: most tokens of prompts in a step in which others are
+    answered; 0: no bound. `batched`: see `LockStep`. `leave`: called with no request's pass under way any more.
+    """
+
+    def __init__(
+        self, engine: Engine, deadline_s: float, chunk: int, batched: bool, leave: Callable[[], None] = lambda: None
+    ) -> None:
+        self._engine = engine
+        self._deadline_s, self._chunk, self._batched = deadline_s, chunk, batched
+        self._leave = leave
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ready: list[PassJob] = []
+        self._busy = self._closed = False
+        self._open: set[int] = set()
+        self._decoding: set[int] = set()
+        """Open requests that have their first token."""
+        self._expected: set[int] = set()
+        """Requests of the last step that are not back."""
+        self._grace_end = 0.0
+
+    def opened(self, request: int) -> None:
+        with self._changed:
+            self._open.add(request)
+
+    def closed(self, request: int) -> None:
+        """From any thread, at any time. A pass that waits for a step gets RequestFailedError; for one under way see
+        `Engine.close_request`."""
+        with self._changed:
+            for requests in (self._open, self._decoding, self._expected):
+                requests.discard(request)
+            for job in [job for job in self._ready if job.request == request]:
+                self._ready.remove(job)
+                job.end(RequestFailedError(f"request {request} was closed"))
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def run(self, job: PassJob) -> int | None:
+        """Run a pass, or a chunk of it (then `job.one.tokens` says how much), in the next step. Returns its token.
+
+        Raises DeadlineError, and what the pass raises.
+        """
+        with self._changed:
+            self._expected.discard(job.request)
+            if not job.prefill:
+                self._decoding.add(job.request)
+            alone = not self._busy and not self._ready and self._open <= {job.request}
+            if alone:
+                self._busy = True
+            else:
+                self._hand_in(job)
+        if alone:
+            self._run_alone(job)
+        else:
+            self._await(job)
+        return job.outcome()
+
+    # --- a lone request -----------------------------------------------------------------------------------------
+
+    def _run_alone(self, job: PassJob) -> None:
+        """On the request's own thread, whole."""
+        began = time.monotonic()
+        try:
+            with torch.inference_mode():
+                job.begin(job.tokens, 1)
+                try:
+                    self._engine.begin_step((job.one,))
+                    job.enter()
+                    job.forward()
+                except BaseException as error:
+                    job.end(error)
+                    raise
+                job.end()
+        finally:
+            self._ended([job], began)
+
+    def _ended(self, jobs: list[PassJob], began: float) -> None:
+        """A step has ended."""
+        self._leave()
+        now = time.monotonic()
+        with self._changed:
+            self._busy = False
+            back = {job.request for job in self._ready}
+            self._expected = {job.request for job in jobs} & self._open - back
+            self._grace_end = now + min(GRACE_SHARE * (now - began), GRACE_S)
+            if self._ready:
+                self._changed.notify()
+
+    # --- a request among others ---------------------------------------------------------------------------------
+
+    def _hand_in(self, job: PassJob) -> None:
+        self._ready.append(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run_steps, name="odmoe-steps", daemon=True)
+            self._thread.start()
+        elif not self._expected or len(self._ready) == 1:  # else the thread is waiting for those who are missing
+            self._changed.notify()
+
+    def _await(self, job: PassJob) -> None:
+        """Every wait within a step has a deadline of its own. Raises DeadlineError where none has begun in time."""
+        try:
+            while not job.ended.wait(self._deadline_s):
+                with self._changed:
+                    if job in self._ready:
+                        self._ready.remove(job)
+                        raise DeadlineError(
+                            f"request {job.request} waited {self._deadline_s:g} s for a step; send fewer at once"
+                        )
+        except BaseException:  # interrupted, or too late
+            self.closed(job.request)
+            if job.shared:  # its pass ends at its next layer
+                self._engine.close_request(job.request)
+                job.ended.wait(ABANDON_S)
+            raise
+
+    # --- the model's thread -------------------------------------------------------------------------------------
+
+    def _run_steps(self) -> None:
+        with torch.inference_mode():
+            while jobs := self._form():
+                began = time.monotonic()
+                try:
+                    self._run(jobs)
+                finally:
+                    self._ended(jobs, began)
+                    del jobs  # the thread may wait for long, and a job refers to its request's cache
+
+    def _form(self) -> list[PassJob]:
+        """Wait for passes that make a step. Empty: the thread has nothing to do any more."""
+        with self._changed:
+            while self._busy or not self._ready or (grace_s := self._grace_s()) > 0:
+                if self._busy:
+                    self._changed.wait(self._deadline_s)
+                elif self._ready:
+                    self._changed.wait(grace_s)
+                elif self._closed or (not self._changed.wait(IDLE_S) and not self._ready):
+                    self._thread = None
+                    return []
+            jobs = self._chosen()
+            self._busy = True
+            return jobs
+
+    def _grace_s(self) -> float:
+        return self._grace_end - time.monotonic() if self._expected else 0.0
+
+    def _chosen(self) -> list[PassJob]:
+        """All that are ready, but no more of prompts than a chunk while others are answered. The first prompt is read
+        in chunks if it must; another joins if it fits as a whole, so that short ones are never split."""
+        bound = self._chunk if self._chunk and len(self._open) > 1 else 0
+        room, chosen = bound, []
+        for job in self._ready:
+            tokens = job.tokens
+            if job.prefill and bound:
+                first = room == bound
+                if not first and self._decoding and tokens > room:
+                    continue
+                tokens = min(tokens, bound)
+                room -= tokens
+            chosen.append((job, tokens))
+        for job, tokens in chosen:
+            self._ready.remove(job)
+            job.begin(tokens, len(chosen))
+        return sorted((job for job, _ in chosen), key=lambda job: job.request)
+
+    def _run(self, jobs: list[PassJob]) -> None:
+        """A step. Nothing is raised: each job keeps what its pass has raised."""
+        batched = self._batched and len(jobs) > 1
+        try:
+            self._engine.begin_step(tuple(job.one for job in jobs), batched)
+            LockStep(self._engine, jobs, batched).run()
+        except BaseException as error:  # noqa: BLE001 - a defect: every waiting thread must hear of it
+            for job in jobs:
+                if not job.ended.is_set():
+                    job.end(error)
