@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from checkpoint.gates import Gates
-from checkpoint.run_ahead import RunAhead
-from checkpoint.token_predictor import TokenPredictor, load, targets
+from checkpoint.prediction.run_ahead import RunAhead
+from checkpoint.prediction.token_predictor import TokenPredictor, load, targets
 from scheduler import types as t
 from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Foresight as Kind

@@ -9,8 +9,8 @@ from pathlib import Path
 from checkpoint.family import parse_dtype
 from checkpoint.forms import planned_form
 from checkpoint.hub import find_model
+from checkpoint.prediction.token_predictor import FILE
 from checkpoint.store import ExpertStore
-from checkpoint.token_predictor import FILE
 from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory

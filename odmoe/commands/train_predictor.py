@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from checkpoint import token_predictor
 from checkpoint.hub import find_model
-from checkpoint.token_predictor import FILE, TokenPredictor
+from checkpoint.prediction import token_predictor
+from checkpoint.prediction.token_predictor import FILE, TokenPredictor
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.checks import check_writable
 from odmoe.commands.whole_model import check_memory, checked_config, load_whole

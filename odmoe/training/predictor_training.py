@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from checkpoint.token_predictor import targets
+from checkpoint.prediction.token_predictor import targets
 from odmoe.training.observed_model import ObservedModel, hits
 from scheduler.errors import PromptError
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from checkpoint import token_predictor
-from checkpoint.run_ahead import RunAhead
+from checkpoint.prediction import token_predictor
+from checkpoint.prediction.run_ahead import RunAhead
+from checkpoint.prediction.token_predictor import FILE
 from checkpoint.sharding.source import open_source
-from checkpoint.token_predictor import FILE
 from odmoe.commands.whole_model import load_whole
 from odmoe.text import load_tokenizer
 from odmoe.training.observed_model import ObservedModel, Pass, hits

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from checkpoint import family as families
-from checkpoint import token_predictor
 from checkpoint.dense import EXPERTS_IMPLEMENTATION, dispatch_experts
 from checkpoint.gates import Gates
-from checkpoint.token_predictor import TokenPredictor
+from checkpoint.prediction import token_predictor
+from checkpoint.prediction.token_predictor import TokenPredictor
 from main_node.engine.foresight import Foresight, GateForesight, TokenForesight, make_foresight
 from scheduler import types as t
 from scheduler.errors import (

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from checkpoint import family as families
-from checkpoint import token_predictor
 from checkpoint.dense import dispatch_experts
 from checkpoint.gates import Gates
+from checkpoint.prediction import token_predictor
+from checkpoint.prediction.token_predictor import TokenPredictor
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
-from checkpoint.token_predictor import TokenPredictor
 from main_node.engine.gate_watch import GateWatch
 from main_node.engine.layer import LayerWork
 from scheduler import types as t

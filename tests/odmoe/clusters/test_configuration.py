@@ -11,9 +11,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from checkpoint.prediction.token_predictor import FILE
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
-from checkpoint.token_predictor import FILE
 from odmoe.clusters.configuration import (
     Resources,
     check_fits,

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from checkpoint import token_predictor
 from checkpoint.gates import Gates
+from checkpoint.prediction import token_predictor
 from odmoe.sample_prompts import sample_prompts
 from support.machines.cli import CommandLine, check_one_line
 from support.paths import ROOT
