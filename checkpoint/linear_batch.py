@@ -1,0 +1,119 @@
+"""The dense part's products of several requests, made together.
+
+The forward passes of several requests run as coroutines. Each stops at each linear layer of the model, and the rows
+that wait at the same layer are multiplied with its weight as one product, which reads the weight once. Attention,
+caches and norms stay those of each request, so no sequence is padded and every family can do it. A product of more rows
+may sum in another order: logits are then those of a lone request up to rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch.nn import functional
+
+from checkpoint.coroutine import Coroutine, in_coroutine, suspend
+from checkpoint.kernels import SingleRowLinear
+
+T = TypeVar("T")
+
+
+class BatchLinear(torch.nn.Linear):
+    """A linear layer that suspends the coroutine in which it is called, with a `LinearCall`, and returns what the
+    coroutine is resumed with. Outside of a coroutine it computes as its class did before."""
+
+    place: int
+    """Its place among the model's layers. Of two passes, the one that waits at the lower place is behind."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not in_coroutine():
+            return super().forward(input)
+        output: torch.Tensor = suspend(LinearCall(self, input))
+        return output
+
+    def forward_alone(self, rows: torch.Tensor) -> torch.Tensor:
+        """As outside of a coroutine."""
+        return super().forward(rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearCall:
+    """A product that a suspended pass waits for."""
+
+    module: BatchLinear
+    rows: torch.Tensor
+    """[..., K]"""
+
+
+@cache
+def _batched(cls: Any) -> Any:
+    return type(f"Batch{cls.__name__}", (BatchLinear, cls), {"__module__": cls.__module__})
+
+
+def batch_linear(model: torch.nn.Module) -> list[BatchLinear]:
+    """Make the model's linear layers stop in coroutines. Returns these layers.
+
+    Classes with a product of their own stay as they are: of a quantised layer, a row's output can depend on the rows
+    beside it. So do weights that the model multiplies without a linear layer, such as those of most gates.
+    """
+    plain = (torch.nn.Linear.forward, SingleRowLinear.forward, BatchLinear.forward)
+    found: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and type(module).forward in plain:
+            cls: Any = type(module)
+            if not issubclass(cls, BatchLinear):
+                module.__class__ = _batched(cls)
+            vars(module)["place"] = len(found)
+            found.append(module)
+    return found
+
+
+def multiply(calls: Sequence[LinearCall]) -> list[torch.Tensor]:
+    """The outputs [..., N] of calls of one module, in their order. A single call is computed as without coroutines.
+
+    Raises ValueError where the calls are of several modules, and what the product raises.
+    """
+    module = calls[0].module
+    if any(call.module is not module for call in calls):
+        raise ValueError("calls of different linear layers cannot be multiplied together")
+    if len(calls) == 1:
+        return [module.forward_alone(calls[0].rows)]
+    shapes = [call.rows.shape for call in calls]
+    rows = [call.rows.reshape(-1, shape[-1]) for call, shape in zip(calls, shapes, strict=True)]
+    product = functional.linear(torch.cat(rows), module.weight, module.bias)
+    outputs = product.split([len(part) for part in rows])
+    return [part.view(*shape[:-1], part.shape[-1]) for part, shape in zip(outputs, shapes, strict=True)]
+
+
+def meeting(calls: Iterable[LinearCall]) -> list[int]:
+    """Which of these calls to multiply next, by index: all of the module that is furthest behind. The others wait, so
+    that those behind can catch up with them."""
+    waiting = list(calls)
+    first = min(waiting, key=lambda call: call.module.place).module
+    return [number for number, call in enumerate(waiting) if call.module is first]
+
+
+def run_together(passes: Sequence[Coroutine[T]]) -> list[T]:
+    """Run passes that stop at linear layers only, from their beginning to their end. Returns their results.
+
+    Enter `torch.inference_mode()` around it. Raises what the first pass to fail raises; the others are given up.
+    """
+    waiting: dict[int, LinearCall] = {}
+
+    def resume(number: int, value: torch.Tensor | None) -> None:
+        stopped = passes[number].resume(value)
+        if not passes[number].ended:
+            waiting[number] = stopped
+
+    for number in range(len(passes)):
+        resume(number, None)
+    while waiting:
+        numbers = list(waiting)
+        met = [numbers[index] for index in meeting(waiting.values())]
+        for number, output in zip(met, multiply([waiting.pop(number) for number in met]), strict=True):
+            resume(number, output)
+    return [one.result for one in passes]
