@@ -84,7 +84,8 @@ def multiply(calls: Sequence[LinearCall]) -> list[torch.Tensor]:
         return [module.forward_alone(calls[0].rows)]
     shapes = [call.rows.shape for call in calls]
     rows = [call.rows.reshape(-1, shape[-1]) for call, shape in zip(calls, shapes, strict=True)]
-    product = functional.linear(torch.cat(rows), module.weight, module.bias)
+    kernel: Any = vars(module).get("kernel", functional.linear)
+    product: torch.Tensor = kernel(torch.cat(rows), module.weight, module.bias)
     outputs = product.split([len(part) for part in rows])
     return [part.view(*shape[:-1], part.shape[-1]) for part, shape in zip(outputs, shapes, strict=True)]
 

@@ -158,6 +158,23 @@ def test_single_rows_keep_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(weights) == 2
 
 
+def test_several_rows_take_the_layers_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_faster", lambda: True)
+    model = torch.nn.Sequential(torch.nn.Linear(192, 512, bias=False)).to(torch.bfloat16)
+    Linear().replace_in(model)
+    batch_linear(model)
+    firsts: list[int] = []
+    original = kernels.weight_first
+    monkeypatch.setattr(
+        kernels, "weight_first", lambda rows, weight: firsts.append(len(rows)) or original(rows, weight)
+    )
+    inputs = [random(1, count, 192, seed=count).to(torch.bfloat16) for count in (1, 2, 2)]
+    outputs = together(model, inputs)
+    assert firsts[-1] == 5
+    expected = functional.linear(torch.cat(inputs, 1), model[0].weight)
+    assert torch.equal(torch.cat(outputs, 1), expected)
+
+
 def test_a_layer_can_be_batched_twice_and_copied() -> None:
     layer: Any = torch.nn.Sequential(torch.nn.Linear(6, 6))
     assert batch_linear(layer) == batch_linear(layer)
