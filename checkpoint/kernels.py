@@ -10,6 +10,7 @@ from torch.nn import functional
 
 MOST_ROWS = {"exact": 32, "fast": 128}
 """With more rows than 32, `linear` with AMX sums in another order than the weight first does."""
+SHARED_ROWS = MOST_ROWS["exact"]
 PROBE_ROWS = (2, 3, 8, 16, 17, 32)
 """A product of one row is compared alone; these stand for all of several rows. A tile of AMX has 16."""
 LEAST_WEIGHTS = 1 << 16
@@ -37,6 +38,7 @@ class Linear:
         self.kernel = kernel
         self._most_rows = MOST_ROWS[kernel]
         self._weight_first: dict[Shape, bool] = {}
+        self._rowwise: dict[tuple[torch.Size, torch.dtype, int], bool] = {}
 
     def __call__(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., K], [N, K], [N] -> [..., N]"""
@@ -70,6 +72,22 @@ class Linear:
             chosen = is_faster() and (self.kernel == "fast" or is_equal(counts, weight))
             self._weight_first[shape] = chosen
         return chosen
+
+    def is_rowwise(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+        """Whether each row of a product of at most `SHARED_ROWS` rows has the bits of its own product, so that requests
+        can share it. The first call for a shape finds out, by comparison."""
+        if bias is not None or weight.device.type != "cpu" or weight.dtype is torch.float32:
+            return False  # in float32 the last bit depends on where a row lies in memory, too
+        shape = (weight.shape, weight.dtype, torch.get_num_threads())
+        if shape not in self._rowwise:
+            self._rowwise[shape] = all(self._is_rowwise(*probe) for probe in probes(PROBE_ROWS, weight))
+        return self._rowwise[shape]
+
+    def _is_rowwise(self, rows: torch.Tensor, weight: torch.Tensor) -> bool:
+        product = self(rows, weight)
+        return all(
+            torch.equal(self(row, weight), own) for row, own in zip(rows.split(1), product.split(1), strict=True)
+        )
 
     def replace_in(self, model: Any) -> None:
         """Let the model's linear layers multiply single rows with this kernel."""

@@ -3,7 +3,8 @@
 The forward passes of several requests run as coroutines. Each stops at each linear layer of the model, and the rows
 that wait at the same layer are multiplied with its weight as one product, which reads the weight once. Attention,
 caches and norms stay those of each request, so no sequence is padded and every family can do it. A product of more rows
-may sum in another order: logits are then those of a lone request up to rounding only.
+may sum in another order: logits are then those of a lone request up to rounding only. On CPUs with AMX most products in
+bfloat16 do not; where only these are shared, every bit stays.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch.nn import functional
 
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
-from checkpoint.kernels import SingleRowLinear
+from checkpoint.kernels import EXACT, SHARED_ROWS, Linear, SingleRowLinear
 
 T = TypeVar("T")
 _at_once: ContextVar[bool] = ContextVar("at_once", default=False)
@@ -85,22 +85,49 @@ def batch_linear(model: torch.nn.Module) -> list[BatchLinear]:
     return found
 
 
-def multiply(calls: Sequence[LinearCall]) -> list[torch.Tensor]:
+def multiply(calls: Sequence[LinearCall], exact: bool = False) -> list[torch.Tensor]:
     """The outputs [..., N] of calls of one module, in their order. A single call is computed as without coroutines.
 
-    Raises ValueError where the calls are of several modules, and what the product raises.
+    `exact`: share a product only where each row keeps the bits of a lone request's (`Linear.is_rowwise`). Raises
+    ValueError where the calls are of several modules, and what the product raises.
     """
     module = calls[0].module
     if any(call.module is not module for call in calls):
         raise ValueError("calls of different linear layers cannot be multiplied together")
+    if not exact or len(calls) == 1:
+        return _product(module, calls)
+    return [output for group in _groups(module, calls) for output in _product(module, group)]
+
+
+def _product(module: BatchLinear, calls: Sequence[LinearCall]) -> list[torch.Tensor]:
     if len(calls) == 1:
         return [module.forward_alone(calls[0].rows)]
     shapes = [call.rows.shape for call in calls]
     rows = [call.rows.reshape(-1, shape[-1]) for call, shape in zip(calls, shapes, strict=True)]
-    kernel: Any = vars(module).get("kernel", functional.linear)
-    product: torch.Tensor = kernel(torch.cat(rows), module.weight, module.bias)
+    product = _kernel(module)(torch.cat(rows), module.weight, module.bias)
     outputs = product.split([len(part) for part in rows])
     return [part.view(*shape[:-1], part.shape[-1]) for part, shape in zip(outputs, shapes, strict=True)]
+
+
+def _kernel(module: BatchLinear) -> Linear:
+    """Of a layer without one, `EXACT`: its bits are those of `torch.nn.functional.linear`."""
+    kernel: Linear = vars(module).get("kernel", EXACT)
+    return kernel
+
+
+def _groups(module: BatchLinear, calls: Sequence[LinearCall]) -> list[list[LinearCall]]:
+    """Neighbours whose rows can share a product bit for bit. Many rows have a product of their own."""
+    most = SHARED_ROWS if _kernel(module).is_rowwise(module.weight, module.bias) else 0
+    groups: list[list[LinearCall]] = []
+    room = 0
+    for call in calls:
+        rows = call.rows.numel() // call.rows.shape[-1]
+        if rows > room:
+            groups.append([])
+            room = most
+        groups[-1].append(call)
+        room -= rows
+    return groups
 
 
 def meeting(calls: Iterable[LinearCall]) -> list[int]:
@@ -111,10 +138,11 @@ def meeting(calls: Iterable[LinearCall]) -> list[int]:
     return [number for number, call in enumerate(waiting) if call.module is first]
 
 
-def run_together(passes: Sequence[Coroutine[T]]) -> list[T]:
+def run_together(passes: Sequence[Coroutine[T]], exact: bool = False) -> list[T]:
     """Run passes that stop at linear layers only, from their beginning to their end. Returns their results.
 
-    Enter `torch.inference_mode()` around it. Raises what the first pass to fail raises; the others are given up.
+    `exact`: see `multiply`. Enter `torch.inference_mode()` around it. Raises what the first pass to fail raises; the
+    others are given up.
     """
     waiting: dict[int, LinearCall] = {}
 
@@ -128,6 +156,6 @@ def run_together(passes: Sequence[Coroutine[T]]) -> list[T]:
     while waiting:
         numbers = list(waiting)
         met = [numbers[index] for index in meeting(waiting.values())]
-        for number, output in zip(met, multiply([waiting.pop(number) for number in met]), strict=True):
+        for number, output in zip(met, multiply([waiting.pop(number) for number in met], exact), strict=True):
             resume(number, output)
     return [one.result for one in passes]

@@ -64,6 +64,35 @@ def test_another_order_of_summation_is_never_exact(monkeypatch: pytest.MonkeyPat
     assert Linear("fast").is_weight_first(1, weight)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_rows_that_share_a_product_keep_their_bits(inputs: int, outputs: int) -> None:
+    linear, weight = Linear(), random(outputs, inputs)
+    if linear.is_rowwise(weight):
+        rows = random(32, inputs, seed=1)
+        for count in (2, 7, 32):
+            own = torch.cat([functional.linear(row, weight) for row in rows[:count].split(1)])
+            assert torch.equal(linear(rows[:count], weight), own)
+
+
+def test_a_product_that_sums_several_rows_in_another_order_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, linear = random(256, 512), functional.linear
+
+    def in_halves(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if len(rows) == 1:
+            return linear(rows.float(), weight.float()).to(rows.dtype)
+        halves = zip(rows.float().chunk(2, 1), weight.float().chunk(2, 1), strict=True)
+        return sum(x @ w.t() for x, w in halves).to(rows.dtype)  # type: ignore[union-attr,return-value]
+
+    monkeypatch.setattr(kernels, "is_faster", lambda: False)
+    monkeypatch.setattr(functional, "linear", in_halves)
+    assert not Linear().is_rowwise(weight)
+    in_order = lambda rows, weight, bias: (rows.double() @ weight.t().double()).to(rows.dtype)  # noqa: E731
+    monkeypatch.setattr(functional, "linear", in_order)
+    assert Linear().is_rowwise(weight)
+    assert not Linear().is_rowwise(weight.float())
+    assert not Linear().is_rowwise(weight, torch.zeros(256))
+
+
 def test_slower_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "is_faster", lambda: False)
     assert not Linear().is_weight_first(1, random(64, 64))

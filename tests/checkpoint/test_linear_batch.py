@@ -30,9 +30,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     original = linear_batch.multiply
 
-    def counted(calls: list[LinearCall]) -> list[torch.Tensor]:
+    def counted(calls: list[LinearCall], exact: bool) -> list[torch.Tensor]:
         made.append(len(calls))
-        return original(calls)
+        return original(calls, exact)
 
     monkeypatch.setattr(linear_batch, "multiply", counted)
     return made
@@ -165,14 +165,51 @@ def test_several_rows_take_the_layers_kernel(monkeypatch: pytest.MonkeyPatch) ->
     batch_linear(model)
     firsts: list[int] = []
     original = kernels.weight_first
-    monkeypatch.setattr(
-        kernels, "weight_first", lambda rows, weight: firsts.append(len(rows)) or original(rows, weight)
-    )
+
+    def counted(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        firsts.append(len(rows))
+        return original(rows, weight)
+
+    monkeypatch.setattr(kernels, "weight_first", counted)
     inputs = [random(1, count, 192, seed=count).to(torch.bfloat16) for count in (1, 2, 2)]
     outputs = together(model, inputs)
     assert firsts[-1] == 5
     expected = functional.linear(torch.cat(inputs, 1), model[0].weight)
     assert torch.equal(torch.cat(outputs, 1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(192, 512), (2048, 96), (3584, 64), (64, 7)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_exact_products_keep_every_bit(dtype: torch.dtype, inputs: int, outputs: int, bias: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(inputs, outputs, bias=bias)).to(dtype)
+    texts = [random(1, count, inputs, seed=count).to(dtype) for count in (1, 40, 1, 5, 1, 30)]
+    texts += [random(1, 1, inputs, seed=seed).to(dtype) for seed in range(100, 110)]
+    with torch.inference_mode():
+        expected = [model(rows) for rows in texts]
+        batch_linear(model)
+        outputs_ = run_together([Coroutine(lambda rows=rows: model(rows)) for rows in texts], exact=True)
+    assert all(torch.equal(output, alone) for output, alone in zip(outputs_, expected, strict=True))
+
+
+def test_few_rows_share_an_exact_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    (module,) = batch_linear(torch.nn.Linear(6, 4))
+    products: list[int] = []
+    linear = Linear.__call__
+
+    def counted(self: Linear, rows: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        products.append(len(rows))
+        return linear(self, rows, *weights)
+
+    monkeypatch.setattr(Linear, "__call__", counted)
+    calls = [LinearCall(module, random(1, count, 6, seed=count)) for count in (1, 30, 2, 40, 3, 4)]
+    for rowwise, expected in ((True, [31, 7]), (False, [])):
+        products.clear()
+        monkeypatch.setattr(Linear, "is_rowwise", lambda *_, rowwise=rowwise: rowwise)
+        outputs = multiply(calls, exact=True)
+        assert products == expected, "the others have products of their own"
+        for call, output in zip(calls, outputs, strict=True):
+            torch.testing.assert_close(output, functional.linear(call.rows, module.weight, module.bias))
 
 
 def test_a_layer_can_be_batched_twice_and_copied() -> None:

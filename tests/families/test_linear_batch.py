@@ -51,11 +51,11 @@ def test_logits_are_those_of_each_request_alone(tiny: Any, monkeypatch: pytest.M
     met, original = Counter[int](), linear_batch.multiply
     products = 0
 
-    def counted(calls: list[LinearCall]) -> list[torch.Tensor]:
+    def counted(calls: list[LinearCall], exact: bool) -> list[torch.Tensor]:
         nonlocal products
         products += 1
         met[id(calls[0].module)] += len(calls)
-        return original(calls)
+        return original(calls, exact)
 
     monkeypatch.setattr(linear_batch, "multiply", counted)
     first, second, third = passes(model)
@@ -68,3 +68,15 @@ def test_logits_are_those_of_each_request_alone(tiny: Any, monkeypatch: pytest.M
     assert met == used, "every product of a linear layer, and no other"
     assert used[id(model.lm_head)] == 11
     assert products < met.total() * 0.4, "11 passes in 4 steps: each pass meets the others at each layer"
+
+
+def test_exact_products_keep_every_bit(tiny: Any) -> None:
+    """Decoding, in bfloat16, where requests share products on CPUs that have the kernels for it."""
+    model = copy.deepcopy(tiny.model).to(torch.bfloat16)
+    with torch.inference_mode():
+        alone = [[one() for one in request] for request in passes(model)]
+        batch_linear(model)
+        steps = zip(*(request[:3] for request in passes(model)), strict=True)
+        together = [run_together([Coroutine(one) for one in step], exact=True) for step in steps]
+    for at, step in enumerate(together):
+        assert all(torch.equal(got, request[at]) for got, request in zip(step, alone, strict=True))
