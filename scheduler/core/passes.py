@@ -83,10 +83,12 @@ class PassTracker:
         moved = lead != request.lead or one.tokens > 1
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
         request.prefilling, request.planned, request.after = one.prefill, 0, None
-        if not moved:
-            return False
         if request.in_block:
             self._join_rows(request, one)
+        return moved and self._set_due(request)
+
+    def _set_due(self, request: Request) -> bool:
+        """When its visits are expected. Whether there are any."""
         visits = [visit for visit in self._state.visits.values() if visit.request is request]
         for visit in visits:
             ordinal = self._visits.ordinal.get(visit.id.layer, 0)
@@ -114,9 +116,14 @@ class PassTracker:
                         demand.visit, into.demands[expert] = into, demand
 
     def decoded(self, request: Request, index: int) -> None:
-        """Token `index` of the answer exists: the next pass begins with it."""
-        request.after = request.stats.prompt_tokens + index
-        request.lead = self._state.step.number + 1 - request.after
+        """Token `index` of the answer exists: the next pass begins with it. Where a block is cut back, its last rows are
+        read again."""
+        after = request.after = request.stats.prompt_tokens + index
+        request.lead = self._state.step.number + 1 - after
+        if request.in_block and after < request.position + request.rows:
+            request.stats.read_again(after)
+            if self._set_due(request):
+                self._slots.reorder()
 
     def _begin_pass(self, request: Request, one: t.Pass) -> None:
         visit = t.Visit(one.request, one.position, self._state.shape.layers[0])
@@ -220,6 +227,7 @@ class PassTracker:
     def gate_fired(self, event: t.GateFired) -> None:
         """The layer's experts are demanded once the gates of all passes of the step have fired."""
         step, number = self._state.step, event.visit.request
+        self._gates.note(event, self._predicted)
         if number in step.passes:
             step.gates[number] = event
             self._fire_together()
@@ -234,7 +242,7 @@ class PassTracker:
             self._fire(events)
 
     def _fire(self, events: list[t.GateFired]) -> None:
-        gates, forecasts = self._gates.fire(events, self._predicted)
+        gates, forecasts = self._gates.fire(events)
         for gate in gates:
             visit, request = gate.opened.id, gate.opened.request
             if request.prefilling and self._plans:
