@@ -173,6 +173,7 @@ class Core:
             self._slots.set_back(demand)
         shortfall = self._workers.shortfall() if self._workers.live else f"the last worker is gone: {event.reason}"
         if shortfall is not None:
+            self._passes.end_step()
             for request in list(self._state.requests):
                 self._fail(request, shortfall)
             return

@@ -252,6 +252,11 @@ class PassTracker:
         for gate, some in zip(gates, forecasts, strict=True):
             self._prefetch_forecasts(gate.opened.request, some)
 
+    def end_step(self) -> None:
+        """All requests are about to fail: no gate waits for another."""
+        self._state.step.passes.clear()
+        self._state.step.gates.clear()
+
     # --- the end ------------------------------------------------------------------------------------------------
 
     def computed(self, demand: Demand) -> None:

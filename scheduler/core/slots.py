@@ -117,7 +117,6 @@ class SlotTable:
     def confirm(self, demand: Demand) -> None:
         """The gate has chosen what was prefetched, or queued for it."""
         worker = self._state.workers[demand.worker]
-        worker.backlog += 1
         entry = demand.entry
         if entry is None:
             self._dequeue(worker, demand)
@@ -126,9 +125,9 @@ class SlotTable:
             demand.entry, demand.state, entry = None, "queued", None
         demand.confirmed = True
         if entry is None:
-            self._enqueue(worker, demand)
-            self._state.touched.add(worker.number)
+            self.place(demand, worker.number)  # which shares what was loaded for a later step
             return
+        worker.backlog += 1
         self._rows.ready(demand)
         if entry.loaded:
             demand.visit.loaded(self._state.now)

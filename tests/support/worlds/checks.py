@@ -135,9 +135,10 @@ def check_end(books: Books, core: Core) -> None:
     seen["hits"] += hits
     seen["pre-empted"] += preempted
     seen["unused"] += unused
-    assert sum(one.reloads for one in stats) in books.reloads
+    reloads = sum(one.reloads for one in stats)
+    assert reloads in books.reloads, f"{reloads} reloads: {books.reloads}"
     if not plan.forms:
-        assert preempted in books.preempted
+        assert preempted in books.preempted, f"{preempted} pre-empted: {books.preempted}"
         assert unused in books.unused, f"{unused} unused: {books.unused}"
     if books.smooth and not plan.forms:
         assert hits in books.hits, f"{hits} hits: {books.hits}"

@@ -78,6 +78,7 @@ class Referee:
         self._made_room: set[tuple[int, t.ExpertId]] = set()
         self._asked: list[Gate] = []
         self._sent: list[Attempt] = []
+        self._sealed: list[Attempt] = []
         self._put_off: list[t.Evict] = []
         self._failing: set[int] = set()
 
@@ -159,7 +160,7 @@ class Referee:
     def fact(self, event: t.Event, now: int) -> None:
         """This has happened, and the core is about to be told."""
         self._event = event
-        for each in (self._victims, self._made_room, self._asked, self._sent, self._put_off):
+        for each in (self._victims, self._made_room, self._asked, self._sent, self._sealed, self._put_off):
             each.clear()
         self.books.fact(event, now)
 
@@ -183,6 +184,9 @@ class Referee:
         check_put_off(books, self._put_off, commands)
         for attempt in self._sent:
             self._check_last_call(attempt)
+        for attempt in self._sealed:
+            waiting = [v for v in books.unsent(attempt.load.expert) if v.request not in failing]
+            assert not waiting, f"{attempt.load} leaves, and {waiting} need it"
         check_settled(books, core)
         check_order(books, commands, core)
 
@@ -290,6 +294,7 @@ class Referee:
         kept = self._keeps.popleft()
         assert (kept.worker, kept.expert) == (c.worker, c.expert), "who is loaded is not who was asked about"
         named, there = books.named(c.expert), books.copies(c.expert)
+        there += [attempt for attempt in self._sealed if attempt.load.expert == c.expert]
         kept_there = kept.stays or any(attempt.keeps for attempt in there)
         allowed = len(books.dues(c.expert)) if kept.predicted and not kept_there else 1
         assert len(there) < max(allowed, 1), f"{c}: it is in {there[0].load} already"
@@ -364,7 +369,8 @@ class Referee:
             self._made_room.add((c.worker, c.expert))
             books.seen["victim"] += 1
         elif (wanted or still) and not attempt.last_call:
-            sure = still or all(self._expects(owner, c.expert) for owner in attempt.owners)
+            expected = all(self._expects(owner, c.expert) for owner in attempt.owners)
+            sure = still or (expected and not books.copies(c.expert))
             books.preempted.add(sure)
             books.seen["put off"] += 1
             self._put_off += [c] if wanted and sure else []
@@ -429,11 +435,8 @@ class Referee:
         books = self.books
         assert not host
         assert not attempt.keeps, f"{c}: it stays"
-        for visit in books.named(c.expert):
-            if visit.request not in self._failing:
-                sent = attempt.uses[visit].sent if visit in attempt.uses else 0
-                assert sent == books.gates[visit].rows[c.expert.expert], f"{c}: not the last, {visit} needs it"
         attempt.last_call, attempt.leaving = c.call_id, True
+        self._sealed.append(attempt)
         books.seen["left after several passes"] += len(attempt.uses) > 1
 
     def _check_last_call(self, attempt: Attempt) -> None:
