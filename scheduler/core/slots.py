@@ -279,7 +279,7 @@ class SlotTable:
         """A prefetch shares only what is needed at the same time: it would otherwise keep the slot until its turn."""
         passing, due = self._state.passing[demand.expert], demand.visit.due
         shared = [one for one in passing if not one.leaving and self._serves(one, demand)]
-        same = next((one for one in shared if one.due == due), None)
+        same = next((one for one in shared if any(user.visit.due == due for user in one.users)), None)
         if same is None and demand.confirmed and shared:
             return shared[0]
         return same
@@ -374,7 +374,7 @@ class SlotTable:
         if self._precision is not None:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
         self.forms.add(form)
-        entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, demand.visit.due, [demand], form)
+        entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
         demand.entry, demand.state, demand.hit = entry, "loading", False
         worker.slots[slot] = self._state.loads[load_id] = entry
         worker.link.append(entry)

@@ -130,8 +130,6 @@ class SlotEntry:
     """The residency lets it stay when no demand needs it."""
     stats: RequestStats
     """Of the request for which its load was begun."""
-    due: int
-    """`LayerVisit.due` of the visit for which its load was begun."""
     users: list[Demand]
     """Demands of several visits may share it."""
     form: str = FULL
