@@ -80,9 +80,12 @@ class GateTable:
             self._pass_on(gates)
         for gate in gates:
             self._cancel_mispredicted(gate)
-        if len(gates) > 1:
+        if len(gates) == 1:
+            self._demand(gates)
+        else:
             self._share_prefetches(gates)
-        self._demand(gates)
+            with self._slots.held():
+                self._demand(gates)
         return gates, forecasts
 
     def _pass_to_policies(self, event: t.GateFired) -> Iterable[Forecast]:

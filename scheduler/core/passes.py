@@ -116,8 +116,8 @@ class PassTracker:
                         demand.visit, into.demands[expert] = into, demand
 
     def decoded(self, request: Request, index: int) -> None:
-        """Token `index` of the answer exists: the next pass begins with it. Where a block is cut back, its last rows are
-        read again."""
+        """Token `index` of the answer exists: the next pass begins with it. Where a block is cut back, its last rows
+        are read again."""
         after = request.after = request.stats.prompt_tokens + index
         request.lead = self._state.step.number + 1 - after
         if request.in_block and after < request.position + request.rows:

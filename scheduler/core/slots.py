@@ -9,6 +9,7 @@ layer of the same step, or where a gate has chosen it and it is there anyway. It
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from scheduler.core.commands import Commands
@@ -35,6 +36,7 @@ class SlotTable:
         self._commands = commands
         self._workers = workers
         self._rows = rows
+        self.held = rows.held
         self._residency = strategy.residency
         self._precision = strategy.precision if strategy.precision.forms != (FULL,) else None
         self.forms: set[str] = set()
@@ -324,8 +326,10 @@ class SlotTable:
     def _may_begin(self, worker: Worker, demand: Demand) -> bool:
         """Link and slot are free for its load, or have been made so."""
         if not demand.confirmed:
-            room = worker.free or worker.idle or self._state.step.absent
-            if not room or len(worker.link) >= PREFETCHES:
+            absent = self._state.step.absent
+            if len(worker.link) >= PREFETCHES and not (absent and self._put_off(worker, worker.link, demand)):
+                return False
+            if not (worker.free or worker.idle or absent):
                 return False
         elif worker.link:
             for entry in [one for one in worker.link if not one.confirmed]:
@@ -353,7 +357,11 @@ class SlotTable:
                 return True
         if not demand.confirmed and not self._state.step.absent:
             return False
-        entry = worker.least_urgent_prefetch()
+        return self._put_off(worker, worker.slots, demand)
+
+    def _put_off(self, worker: Worker, entries: Sequence[SlotEntry | None], demand: Demand) -> bool:
+        """The least urgent prefetch among these is pre-empted, if it is of a less urgent kind than the demand."""
+        entry = worker.least_urgent_prefetch(entries)
         if entry is None or entry.urgency[0] <= demand.urgency[0]:
             return False
         self._preempt(worker, entry)

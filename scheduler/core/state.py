@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
@@ -245,9 +245,9 @@ class Worker:
         """How much it has to load, and holds, before a gate has chosen it."""
         return len(self.queue) + len(self.slots) - len(self.free) - len(self.idle)
 
-    def least_urgent_prefetch(self) -> SlotEntry | None:
+    def least_urgent_prefetch(self, among: Sequence[SlotEntry | None]) -> SlotEntry | None:
         """What can be put off: in a slot for a prefetch only, and needed last."""
-        entries = [entry for entry in self.slots if entry is not None and entry.users and not entry.confirmed]
+        entries = [entry for entry in among if entry is not None and entry.users and not entry.confirmed]
         return max(entries, key=_urgency, default=None)
 
     def demands(self) -> Iterator[Demand]:

@@ -187,8 +187,11 @@ class Books:
         held = {v: g for v, g in self.gates.items() if not g.united and v.request not in leaving}
         least = min((one.fired for one in members), default=-1)
         fresh = {v: g for v, g in held.items() if v.layer <= least}
+        hints = {e for gate in fresh.values() for e in gate.predicted}
+        if self.plans_ahead and any(gate.prefill for gate in fresh.values()):
+            hints |= set(range(self.plan.experts))
         for visit, gate in fresh.items():
-            one = self.requests[visit.request]
+            one, gate.hinted = self.requests[visit.request], frozenset(hints)
             gate.united, gate.at, gate.last_load, one.united = True, self.now, self.now, visit.layer
             gate.present = self.there(visit.layer)
             for row in gate.positions:

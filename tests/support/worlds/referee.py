@@ -294,10 +294,9 @@ class Referee:
         kept = self._keeps.popleft()
         assert (kept.worker, kept.expert) == (c.worker, c.expert), "who is loaded is not who was asked about"
         named, there = books.named(c.expert), books.copies(c.expert)
-        there += [attempt for attempt in self._sealed if attempt.load.expert == c.expert]
-        kept_there = kept.stays or any(attempt.keeps for attempt in there)
-        allowed = len(books.dues(c.expert)) if kept.predicted and not kept_there else 1
-        assert len(there) < max(allowed, 1), f"{c}: it is in {there[0].load} already"
+        there += [a for a in self._sealed if a.load.expert == c.expert and not kept.predicted]
+        allowed = len(books.dues(c.expert)) if kept.predicted and not any(a.keeps for a in there) else 1
+        assert len(there) < max(allowed, 1) or plan.forms, f"{c}: it is in {there[0].load} already"
         asked = any(c.expert in experts for experts in books.asked_warm.values())
         known = asked or books.predicted(c.expert) or books.planned(c.expert.layer)
         assert known if kept.predicted else named, f"{c} is loaded as if {'predicted' if kept.predicted else 'named'}"
@@ -339,13 +338,10 @@ class Referee:
         for visit in attempt.owners:
             gate = books.gates[visit]
             missed |= {visit} if not gate.prefill and expert not in gate.predicted | gate.hosted else set()
-        others = [
-            gate for visit, gate in books.gates.items() if gate.united and visit.layer == attempt.load.expert.layer
-        ]
-        passed_on = any(expert in gate.predicted or (gate.prefill and books.plans_ahead) for gate in others)
+        hinted = any(expert in books.gates[visit].hinted for visit in missed)  # what was wrong for one serves another
         for visit in missed:
-            books.requests[visit.request].reloads.add(len(attempt.owners) == 1 and not passed_on)
-        books.reloads.add(missed == attempt.owners and not passed_on, bool(missed))
+            books.requests[visit.request].reloads.add(len(attempt.owners) == 1 and not hinted)
+        books.reloads.add(missed == attempt.owners and not hinted, bool(missed))
         books.seen["reload" if missed else "predicted, loaded late"] += 1
 
     def _evict(self, c: t.Evict) -> None:
@@ -358,7 +354,8 @@ class Referee:
         if attempt.failed:
             return
         waiting = [v for v in books.unsent(c.expert) if v.request not in self._failing]
-        assert not waiting or self.plan.forms, f"{c}: the gates of {waiting} named it"
+        others = books.copies(c.expert) or self.plan.forms
+        assert not waiting or others, f"{c}: the gates of {waiting} named it"
         # Beside the victim, another copy of its expert may go that may not stay.
         victim = attempt.keeps and (c.worker, c.expert) in self._victims
         rows = [v for v in books.predicted(c.expert) if v.request not in self._failing]

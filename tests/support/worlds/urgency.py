@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES, Core
+from scheduler.core.slots import PREFETCHES
 from support.worlds.books import Books
 from support.worlds.records import Attempt
 
@@ -64,6 +65,9 @@ def _check_yields(books: Books, number: int, waiting: dict[t.ExpertId, Need]) ->
     mine = [e for e, need in waiting.items() if need[0] == 0]
     held = [attempt for (worker, _), attempt in books.slots.items() if worker == number]
     if not mine or len(held) < books.live[number]:
+        return
+    link = books.links[number]
+    if len(link) >= PREFETCHES and not any(_of_absent(books, attempt) for attempt in link):
         return
     for attempt in held:
         assert not _of_absent(books, attempt), f"{attempt.load} is for a request not in the step, {mine} wait"
