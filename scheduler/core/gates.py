@@ -90,7 +90,7 @@ class GateTable:
     def _route(self, events: list[t.GateFired]) -> list[Gate]:
         """The router sees the rows of all decoding passes at once (importance, 5.4)."""
         opened = [self._state.visits[event.visit] for event in events]
-        present = set().union(*map(self._present, opened))
+        present = self._slots.present(events[0].visit.layer)
         routed: dict[t.Visit, Chosen] = {}
         scored = [e for e, one in zip(events, opened, strict=True) if e.scores and not one.request.prefilling]
         if scored:
@@ -112,12 +112,6 @@ class GateTable:
         if changed or self._reports_residents:
             self._commands.route(opened.id, experts if changed else (), here)
         return Gate(opened, event, chosen)
-
-    def _present(self, opened: LayerVisit) -> set[int]:
-        """Experts of its layer whose bytes are in a slot, in whatever form."""
-        ready = {expert for expert, demand in opened.demands.items() if demand.state == "ready"}
-        kept = self._slots.resident(opened.id.layer)
-        return ready.union(expert for expert, entry in kept.items() if entry.loaded) if kept else ready
 
     # --- prefetches ---------------------------------------------------------------------------------------------
 
