@@ -83,10 +83,22 @@ class PassTracker:
         moved = lead != request.lead or one.tokens > 1
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
         request.prefilling, request.planned = one.prefill, 0
-        if not moved:
-            return False
         if request.in_block:
             self._join_rows(request, one)
+        return moved and self._set_due(request)
+
+    def cut_back(self, request: Request, index: int) -> None:
+        """The next pass begins with token `index` of the answer: the rows of the block from there on were wrong, and
+        what is predicted for them from now on is about the rows that are read in their place."""
+        last = request.stats.prompt_tokens + index - 1
+        request.stats.read_again(last + 1)
+        request.reached, request.rows = (last, len(self._state.shape.layers) - 1), 1
+        request.lead = self._state.step.number - last
+        if self._set_due(request):
+            self._slots.reorder()
+
+    def _set_due(self, request: Request) -> bool:
+        """When its visits are expected. Whether there are any."""
         visits = [visit for visit in self._state.visits.values() if visit.request is request]
         for visit in visits:
             ordinal = self._visits.ordinal.get(visit.id.layer, 0)
@@ -217,6 +229,7 @@ class PassTracker:
     def gate_fired(self, event: t.GateFired) -> None:
         """The layer's experts are demanded once the gates of all passes of the step have fired."""
         step, number = self._state.step, event.visit.request
+        self._gates.note(event, self._predicted)
         if number in step.passes:
             step.gates[number] = event
             self._fire_together()
@@ -231,7 +244,7 @@ class PassTracker:
             self._fire(events)
 
     def _fire(self, events: list[t.GateFired]) -> None:
-        gates, forecasts = self._gates.fire(events, self._predicted)
+        gates, forecasts = self._gates.fire(events)
         for gate in gates:
             visit, request = gate.opened.id, gate.opened.request
             if request.prefilling and self._plans:
