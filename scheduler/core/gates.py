@@ -55,13 +55,26 @@ class GateTable:
         self._weighs_forms = strategy.precision.forms != (FULL,)
         self._reports_residents = strategy.predictor.foresight == "attention"
 
-    def fire(self, events: list[t.GateFired], predicted: bool) -> tuple[list[Gate], list[Iterable[Forecast]]]:
+    def note(self, event: t.GateFired, predicted: bool) -> None:
+        """A gate has fired: count it. What is predicted for its rows from now on is late, even if the other passes of
+        the step are not there yet. `predicted`: there are predictions just now."""
+        visit, request = event.visit, self._state.requests[event.visit.request]
+        opened = self._visits.opened(request, visit)
+        request.reached = (visit.position, self._visits.ordinal[visit.layer])
+        if request.prefilling or not predicted:
+            return
+        chosen = event.chosen if request.in_block else (tuple(expert for expert, _ in event.rows),)
+        for number, row in enumerate(chosen):
+            request.stats.activated(visit._replace(position=visit.position + number), row)
+            request.stats.in_time += sum(expert in opened.demands for expert in row)
+
+    def fire(self, events: list[t.GateFired]) -> tuple[list[Gate], list[Iterable[Forecast]]]:
         """The router decides which experts compute; wrong prefetches are cancelled, right ones confirmed, and the
-        experts that were not predicted are loaded now. `predicted`: there are predictions just now.
+        experts that were not predicted are loaded now.
 
         Returns the gates, and the predictor's forecasts for each.
         """
-        forecasts = [self._note(event, predicted) for event in events]
+        forecasts = [self._pass_to_policies(event) for event in events]
         gates = self._route(events)
         if len(gates) > 1:
             self._pass_on(gates)
@@ -72,25 +85,18 @@ class GateTable:
         self._demand(gates)
         return gates, forecasts
 
-    def _note(self, event: t.GateFired, predicted: bool) -> Iterable[Forecast]:
-        """Count a gate, and pass it to the policies."""
+    def _pass_to_policies(self, event: t.GateFired) -> Iterable[Forecast]:
         visit, strategy, chosen = event.visit, self._strategy, dict(event.rows)
-        request = self._state.requests[visit.request]
-        opened = self._visits.opened(request, visit)
-        request.reached = (visit.position, self._visits.ordinal[visit.layer])
-        if not request.prefilling and predicted:
-            for number, row in enumerate(event.chosen if request.in_block else (tuple(chosen),)):
-                request.stats.activated(visit._replace(position=visit.position + number), row)
-                request.stats.in_time += sum(expert in opened.demands for expert in row)
-        strategy.residency.observed(visit, chosen, event.scores, request.prefilling)
-        return strategy.predictor.fired(visit, chosen, event.scores, request.prefilling)
+        prefilling = self._state.requests[visit.request].prefilling
+        strategy.residency.observed(visit, chosen, event.scores, prefilling)
+        return strategy.predictor.fired(visit, chosen, event.scores, prefilling)
 
     # --- routing ------------------------------------------------------------------------------------------------
 
     def _route(self, events: list[t.GateFired]) -> list[Gate]:
         """The router sees the rows of all decoding passes at once (importance, 5.4)."""
         opened = [self._state.visits[event.visit] for event in events]
-        present = set().union(*map(self._present, opened))
+        present = self._slots.present(events[0].visit.layer)
         routed: dict[t.Visit, Chosen] = {}
         scored = [e for e, one in zip(events, opened, strict=True) if e.scores and not one.request.prefilling]
         if scored:
@@ -113,12 +119,6 @@ class GateTable:
         if changed or self._reports_residents:
             self._commands.route(opened.id, experts if changed else (), here)
         return Gate(opened, event, chosen)
-
-    def _present(self, opened: LayerVisit) -> set[int]:
-        """Experts of its layer whose bytes are in a slot, in whatever form."""
-        ready = {expert for expert, demand in opened.demands.items() if demand.state == "ready"}
-        kept = self._slots.resident(opened.id.layer)
-        return ready.union(expert for expert, entry in kept.items() if entry.loaded) if kept else ready
 
     # --- prefetches ---------------------------------------------------------------------------------------------
 

@@ -44,6 +44,14 @@ class SlotTable:
         """Expert -> where it is kept, loads in flight included."""
         return self._state.kept[layer]
 
+    def present(self, layer: int) -> set[int]:
+        """Experts whose bytes are in a slot, in whatever form."""
+        present = {expert for expert, entry in self._state.kept[layer].items() if entry.loaded}
+        for expert, entries in self._state.passing.items():
+            if expert.layer == layer and any(entry.loaded for entry in entries):
+                present.add(expert.expert)
+        return present
+
     # --- demands ------------------------------------------------------------------------------------------------
 
     def place_on_host(self, demand: Demand) -> None:
@@ -77,12 +85,14 @@ class SlotTable:
         if worker.free or worker.idle or demand.confirmed or self._state.step.absent:  # else it pre-empts nothing
             self._state.touched.add(number)
 
-    def _twin_of(self, demand: Demand) -> Demand | None:
-        """A queued demand for the same expert in the same layer of the same step."""
+    def _twin_of(self, demand: Demand, loading: bool = False) -> Demand | None:
+        """A queued demand for the same expert in the same layer of the same step. `loading`: or one that a gate has
+        chosen, wherever it waits: it takes what is loaded first."""
         queued, due = self._state.queued.get(demand.expert), demand.visit.due
         if not queued or demand.origin == "warm-up":
             return None
-        return next((one for one in queued if one.visit.due == due and one.origin != "warm-up"), None)
+        same = (one for one in queued if one.visit.due == due or (loading and one.confirmed))
+        return next((one for one in same if one.origin != "warm-up"), None)
 
     def _enqueue(self, worker: Worker, demand: Demand) -> None:
         worker.enqueue(demand)
@@ -385,7 +395,7 @@ class SlotTable:
     def _dequeue_twins(self, demand: Demand) -> list[Demand]:
         """Those that share its load from the beginning."""
         twins = []
-        while (twin := self._twin_of(demand)) is not None:
+        while (twin := self._twin_of(demand, loading=True)) is not None:
             worker = self._state.workers[twin.worker]
             worker.backlog -= twin.confirmed
             self._dequeue(worker, twin)

@@ -107,6 +107,12 @@ class RequestStats:
         else:
             self._add(visit, experts, predicted)
 
+    def read_again(self, position: int) -> None:
+        """The rows of a block from `position` on were wrong. Predictions of them that have not come count no more."""
+        for waiting in (self._activated, self._orphans):
+            for visit in [one for one in waiting if one.position >= position]:
+                self._close_row(visit, waiting.pop(visit))
+
     def _add(self, visit: Visit, activated: Collection[int], predicted: tuple[int, ...]) -> None:
         counts = self._counts_of(visit)
         counts.activated += len(activated)
@@ -134,10 +140,13 @@ class RequestStats:
         """Predictions that are still missing were neither right nor wrong: `unpredicted` counts them."""
         self.orphan()
         for visit, experts in self._orphans.items():
-            self._counts_of(visit)  # its token is there, if without a recall
-            self.unpredicted += len(experts)
+            self._close_row(visit, experts)
         self._orphans.clear()
         self._predicted.clear()
+
+    def _close_row(self, visit: Visit, experts: Collection[int]) -> None:
+        self._counts_of(visit)  # its token is there, if without a recall
+        self.unpredicted += len(experts)
 
     @property
     def overall(self) -> RecallCounts:

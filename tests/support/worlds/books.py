@@ -105,6 +105,12 @@ class Books:
             found.add((0, ahead) if row.request in self.step else (row.request, ahead))
         return found
 
+    def unsent(self, expert: t.ExpertId) -> list[t.Visit]:
+        """Of the visits that have named it, those whose rows were not sent yet; hosts left out."""
+        uses = [attempt.uses for attempt in self.slots.values() if attempt.load.expert == expert]
+        here = [visit for visit in self.named(expert) if expert.expert not in self.gates[visit].hosted]
+        return [visit for visit in here if not any(visit in each for each in uses)]
+
     def wanted(self, expert: t.ExpertId) -> bool:
         """Some gate is to come that may choose it, or its request waits for it to be there."""
         return bool(self.predicted(expert) or self.planned(expert.layer) or self.warming_up(expert))
@@ -220,7 +226,11 @@ class Books:
                 last.predicted = frozenset(experts)
             return
         self.seen["second prediction"] += row in self.predictions
-        self.seen["replaced prediction"] += self.predictions.get(row, wanted) != wanted
+        dropped = self.predictions.get(row, wanted) - wanted
+        self.seen["replaced prediction"] += bool(dropped)
+        for attempt in self.slots.values():
+            if attempt.load.expert.layer == row.layer and attempt.load.expert.expert in dropped:
+                attempt.disown(row)
         self.seen["brings others"] += wanted != set(experts)
         self.predictions[row] = wanted
         one.expected[row] = frozenset(experts)
@@ -240,10 +250,10 @@ class Books:
             one.prefilling,
             frozenset[int]().union(*wanted),
         )
-        for row, chosen, brought in zip(rows, event.chosen, wanted, strict=True):
+        for row, chosen in zip(rows, event.chosen, strict=True):
             expected = one.expected.pop(row, None)
             if not one.prefilling and self.predicts:
-                one.in_time += len(brought.intersection(chosen))
+                one.in_time += len(self.gates[visit].predicted.intersection(chosen))
                 one.readings.setdefault(row, []).append(Reading(frozenset(chosen), expected))
                 self.seen["row read again"] += len(one.readings[row]) > 1
 
@@ -265,7 +275,7 @@ class Books:
                 if visit in self.gates:
                     self.gates[visit].last_load = self.now
             for experts in self.warm_ups.values():
-                if attempt.load.expert in experts:
+                if attempt.load.expert in experts and (attempt.keeps or attempt.warms_up):
                     experts.remove(attempt.load.expert)
                     self.seen["warmed"] += 1
 

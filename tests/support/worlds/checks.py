@@ -138,9 +138,9 @@ def check_end(books: Books, core: Core) -> None:
     assert sum(one.reloads for one in stats) in books.reloads
     if not plan.forms:
         assert preempted in books.preempted
-        assert unused in books.unused
+        assert unused in books.unused, f"{unused} unused: {books.unused}"
     if books.smooth and not plan.forms:
-        assert hits in books.hits
+        assert hits in books.hits, f"{hits} hits: {books.hits}"
     if plan.requests == 1:
         assert core.stats[1].decode_loads == books.decode_loaded
     for number, one in books.requests.items():
@@ -151,7 +151,7 @@ def check_end(books: Books, core: Core) -> None:
 def _check_request(books: Books, one: RequestBooks, stats: RequestStats) -> None:
     plan = books.plan
     assert stats.late == one.late
-    assert stats.loads in one.loads
+    assert stats.loads in one.loads, f"{stats.loads} loads: {one.loads}"
     assert stats.reloads in one.reloads
     assert (stats.host_calls, stats.decode_host_calls) == (one.hosted, one.decode_hosted)
     assert stats.named == one.named

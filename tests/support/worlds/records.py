@@ -11,6 +11,10 @@ Expert = tuple[int, int]
 """(layer, number), equal to the `ExpertId` of the same two."""
 
 
+NOBODY = t.Visit(0, 0, 0)
+"""In place of a visit that a load was begun for, and that does not expect it any more."""
+
+
 @dataclass(slots=True, eq=False)
 class Use:
     """What was sent to be computed for one visit, and not answered."""
@@ -39,6 +43,11 @@ class Attempt:
     last_call: int = 0
     leaving: bool = False
 
+    def disown(self, visit: t.Visit) -> None:
+        """If its load was begun for that visit, it is nobody's now."""
+        if visit in self.owners:
+            self.owners = self.owners - {visit} | {NOBODY}
+
     @property
     def warms_up(self) -> bool:
         """It may have been begun for a warm-up."""
@@ -63,7 +72,6 @@ class Gate:
     deadline: int = 0
     present: frozenset[int] = frozenset()
     routed: Chosen | None = None
-    placed: bool = False
     hosted: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     last_load: int = 0

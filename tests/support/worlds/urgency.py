@@ -40,8 +40,9 @@ def check_order(books: Books, commands: list[t.Command], core: Core) -> None:
     if not begun and not several:
         return
     for number, worker in core.snapshot().workers.items():
-        queued = [e for e in dict.fromkeys(worker.queued) if not books.named(e) and books.failures[e] < MAX_FAILURES]
-        waiting = {e: min(found) for e in queued if (found := needs(books, e))}
+        queued = [e for e in dict.fromkeys(worker.queued) if not (books.named(e) or books.copies(e))]
+        # Where it is needed several times, the others may wait on another worker.
+        waiting = {e: max(found) for e in queued if (found := needs(books, e)) and books.failures[e] < MAX_FAILURES}
         for c in begun:
             if c.worker == number and waiting:
                 _check_first(books, c, waiting)
