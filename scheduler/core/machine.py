@@ -222,7 +222,8 @@ class Core:
         if request.prefilling:
             request.prefilling = False
             self._passes.warm_up(event.request, request)
-        self._passes.decoded(request, event.index)
+        elif request.in_block:
+            self._passes.cut_back(request, event.index)
         self._shadow.decoded(event.request, event.index)
 
     def _step_started(self, event: t.StepStarted) -> None:

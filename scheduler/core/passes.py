@@ -82,10 +82,20 @@ class PassTracker:
         lead = self._state.step.number - (one.position + one.tokens - 1)
         moved = lead != request.lead or one.tokens > 1
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
-        request.prefilling, request.planned, request.after = one.prefill, 0, None
+        request.prefilling, request.planned = one.prefill, 0
         if request.in_block:
             self._join_rows(request, one)
         return moved and self._set_due(request)
+
+    def cut_back(self, request: Request, index: int) -> None:
+        """The next pass begins with token `index` of the answer: the rows of the block from there on were wrong, and
+        what is predicted for them from now on is about the rows that are read in their place."""
+        last = request.stats.prompt_tokens + index - 1
+        request.stats.read_again(last + 1)
+        request.reached, request.rows = (last, len(self._state.shape.layers) - 1), 1
+        request.lead = self._state.step.number - last
+        if self._set_due(request):
+            self._slots.reorder()
 
     def _set_due(self, request: Request) -> bool:
         """When its visits are expected. Whether there are any."""
@@ -115,16 +125,6 @@ class PassTracker:
                     else:
                         demand.visit, into.demands[expert] = into, demand
 
-    def decoded(self, request: Request, index: int) -> None:
-        """Token `index` of the answer exists: the next pass begins with it. Where a block is cut back, its last rows
-        are read again."""
-        after = request.after = request.stats.prompt_tokens + index
-        request.lead = self._state.step.number + 1 - after
-        if request.in_block and after < request.position + request.rows:
-            request.stats.read_again(after)
-            if self._set_due(request):
-                self._slots.reorder()
-
     def _begin_pass(self, request: Request, one: t.Pass) -> None:
         visit = t.Visit(one.request, one.position, self._state.shape.layers[0])
         self._prefetch_forecasts(request, self._strategy.predictor.begun(visit, one.tokens, one.prefill))
@@ -143,7 +143,9 @@ class PassTracker:
     ) -> None:
         """A prediction has come for a row: `experts` are expected, `bring` of them are prefetched; None: all. It
         replaces the prediction that the row had before. One that comes after its gate is late, and only counted."""
-        visit = row._replace(position=request.pass_of(row.position))
+        visit = row
+        if request.in_block and request.position <= row.position < request.position + request.rows:
+            visit = row._replace(position=request.position)
         late = (visit.position, self._visits.ordinal[row.layer]) <= request.reached
         if row.position >= request.stats.prompt_tokens:
             request.stats.predicted(row, experts, late)

@@ -42,8 +42,6 @@ class Request:
     """The position of the pass under way, and the ordinal of the last layer whose gate has fired in it."""
     rows: int = 1
     """How many rows that pass has."""
-    after: int | None = None
-    """The position of the first row after that pass, once it has given a token. A block may be cut back."""
     lead: int = 0
     """The number of the step minus the position of its pass's last row: a row at position q is expected in step q +
     `lead`."""
@@ -61,11 +59,6 @@ class Request:
     def in_block(self) -> bool:
         """The pass under way is a decoding pass of several rows."""
         return self.rows > 1 and not self.prefilling
-
-    def pass_of(self, position: int) -> int:
-        """The position of the first row of the pass that reads the row at `position`, as far as it is known."""
-        stop = self.position + self.rows if self.after is None else self.after
-        return self.position if self.in_block and self.position <= position < stop else position
 
 
 @dataclass(slots=True)

@@ -76,9 +76,7 @@ class Scenario:
         if self.prefill_chunk < 0:
             raise ConfigError(f"--prefill-chunk is {self.prefill_chunk}; allowed: 0 (no limit), 1, 2, ...")
         if self.arrivals and len(self.arrivals) != self.requests:
-            raise ConfigError(
-                f"arrivals are {self.arrivals} for {self.requests} requests; give a time for each"
-            )
+            raise ConfigError(f"arrivals are {self.arrivals} for {self.requests} requests; give a time for each")
         if list(self.arrivals) != sorted(self.arrivals) or any(not 0 <= at < math.inf for at in self.arrivals):
             raise ConfigError(f"arrivals are {self.arrivals}; allowed: seconds of at least 0, ascending")
 
