@@ -210,8 +210,8 @@ class Referee:
             )
             assert commands.index(route) < first
         if not one.prefilling:
-            one.named += len(gate.rows)
-            one.present += len(gate.present & set(gate.rows))
+            one.named += sum(gate.rows.values())
+            one.present += sum(rows for e, rows in gate.rows.items() if e in gate.present)
         self._count_unused(visit, gate)
 
     def _count_unused(self, visit: t.Visit, gate: Gate) -> None:
