@@ -78,14 +78,14 @@ class GateTable:
         gates = self._route(events)
         if len(gates) > 1:
             self._pass_on(gates)
+            self._share_prefetches(gates)
         for gate in gates:
             self._cancel_mispredicted(gate)
-        if len(gates) == 1:
-            self._demand(gates)
-        else:
-            self._share_prefetches(gates)
+        if len(gates) > 1:
             with self._slots.held():
                 self._demand(gates)
+        else:
+            self._demand(gates)
         return gates, forecasts
 
     def _pass_to_policies(self, event: t.GateFired) -> Iterable[Forecast]:
@@ -136,12 +136,14 @@ class GateTable:
                     demand.visit, demand.hit = heir, demand.entry is not None
 
     def _share_prefetches(self, gates: list[Gate]) -> None:
-        """An expert that was predicted for one pass serves all that need it. They share it before rows are sent: the
-        last rows evict it."""
+        """An expert that was predicted for one pass serves all that need it."""
         brought = {expert for gate in gates for expert in gate.opened.demands}
         for gate in gates:
             for expert in gate.rows:
-                if expert in brought and expert not in gate.opened.demands:
+                demand = gate.opened.demands.get(expert)
+                if demand is not None:
+                    self._slots.attach(demand)
+                elif expert in brought:
                     self._slots.place(self._visits.demand(gate.opened, expert, "prediction"))
 
     def _cancel_mispredicted(self, gate: Gate) -> None:

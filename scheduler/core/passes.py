@@ -281,10 +281,16 @@ class PassTracker:
     def close(self, request: int) -> None:
         """Cancel every demand of a request. It leaves the step: the other passes do not wait for its gate."""
         visits, step = self._state.visits, self._state.step
-        for visit in [v for v in visits if v.request == request]:
-            for demand in visits.pop(visit).demands.values():
-                self._slots.cancel(demand)
+        mine = [visit for visit in visits if visit.request == request]
+        under_way = [visit for visit in mine if visits[visit].uncomputed]
+        self._cancel(under_way)
         step.gates.pop(request, None)
         if step.passes.pop(request, None) is not None:
-            self._fire_together()
+            self._fire_together()  # the others may need what was prefetched for it
+        self._cancel([visit for visit in mine if visit not in under_way])
         step.absent = len(step.passes) < len(self._state.requests)
+
+    def _cancel(self, visits: list[t.Visit]) -> None:
+        for visit in visits:
+            for demand in self._state.visits.pop(visit).demands.values():
+                self._slots.cancel(demand)

@@ -87,6 +87,13 @@ class SlotTable:
         if worker.free or worker.idle or demand.confirmed or self._state.step.absent:  # else it pre-empts nothing
             self._state.touched.add(number)
 
+    def attach(self, demand: Demand) -> None:
+        """If it is queued and its expert is in a slot, share that."""
+        entry = self._entry_for(demand) if demand.entry is None else None
+        if entry is not None:
+            self._dequeue(self._state.workers[demand.worker], demand)
+            self._share(demand, entry)
+
     def _twin_of(self, demand: Demand, loading: bool = False) -> Demand | None:
         """A queued demand for the same expert in the same layer of the same step. `loading`: or one that a gate has
         chosen, wherever it waits: it takes what is loaded first."""
@@ -202,7 +209,7 @@ class SlotTable:
         del self._state.loads[entry.load_id]
         worker = self._state.workers[entry.worker]
         worker.link.remove(entry)
-        if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed):
+        if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed or self._state.step.absent):
             self._state.touched.add(entry.worker)
         for demand in list(entry.users):
             demand.state = "ready"
