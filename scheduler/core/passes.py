@@ -120,10 +120,18 @@ class PassTracker:
                 into = self._visits.opened(request, t.Visit(one.request, one.position, layer))
                 into.forecasts |= row.forecasts
                 for expert, demand in row.demands.items():
-                    if expert in into.demands:
-                        self._slots.cancel(demand)
-                    else:
-                        demand.visit, into.demands[expert] = into, demand
+                    self._join(into, expert, demand)
+
+    def _join(self, into: LayerVisit, expert: int, demand: Demand) -> None:
+        """One demand for an expert is enough: one that has its expert, if there is any."""
+        other = into.demands.get(expert)
+        if other is not None and (other.entry is not None or demand.entry is None):
+            other.hit &= demand.hit or demand.entry is not other.entry
+            self._slots.cancel(demand)
+            return
+        if other is not None:
+            self._slots.cancel(other)
+        demand.visit, into.demands[expert] = into, demand
 
     def _begin_pass(self, request: Request, one: t.Pass) -> None:
         visit = t.Visit(one.request, one.position, self._state.shape.layers[0])

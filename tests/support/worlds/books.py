@@ -28,6 +28,8 @@ class Books:
         self.now = 0
         self.step: dict[int, t.Pass] = {}
         self.united: list[t.Visit] = []
+        self.dropped: set[t.ExpertId] = set()
+        """What a prediction that the last fact has replaced had named."""
         self.before: list[Attempt] = []
         """What was in slots when the last fact came."""
         self.shadow = False
@@ -129,6 +131,7 @@ class Books:
     def fact(self, event: t.Event, now: int) -> None:
         self.now = now
         self.united.clear()
+        self.dropped.clear()
         self.before = list(self.slots.values())
         match event:
             case t.LoadEnded() | t.LoadFailed():
@@ -231,9 +234,11 @@ class Books:
         self.seen["second prediction"] += row in self.predictions
         dropped = self.predictions.get(row, wanted) - wanted
         self.seen["replaced prediction"] += bool(dropped)
+        self.dropped |= {t.ExpertId(row.layer, expert) for expert in dropped}
         for attempt in self.slots.values():
             if attempt.load.expert.layer == row.layer and attempt.load.expert.expert in dropped:
-                attempt.disown(row)
+                rows = [other for other in self.predicted(attempt.load.expert) if other.request == row.request]
+                attempt.disown(row, another=rows != [row])
         self.seen["brings others"] += wanted != set(experts)
         self.predictions[row] = wanted
         one.expected[row] = frozenset(experts)

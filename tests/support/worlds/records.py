@@ -43,10 +43,10 @@ class Attempt:
     last_call: int = 0
     leaving: bool = False
 
-    def disown(self, visit: t.Visit) -> None:
-        """If its load was begun for that visit, it is nobody's now."""
+    def disown(self, visit: t.Visit, another: bool) -> None:
+        """If its load was begun for that visit, it is nobody's now; unless `another` row of the request expects it."""
         if visit in self.owners:
-            self.owners = self.owners - {visit} | {NOBODY}
+            self.owners = (self.owners if another else self.owners - {visit}) | {NOBODY}
 
     @property
     def warms_up(self) -> bool:

@@ -182,7 +182,8 @@ class Referee:
         assert set(self._victims) == self._made_room, f"{self._victims} were to make room, {self._made_room} did"
         assert not self._keeps, f"it was asked whether {self._keeps} stay, and nothing was loaded"
         check_put_off(books, self._put_off, commands)
-        for attempt in self._sent:
+        departure = failing or isinstance(self._event, t.RequestClosed)
+        for attempt in () if departure else self._sent:
             self._check_last_call(attempt)
         for attempt in self._sealed:
             waiting = [v for v in books.unsent(attempt.load.expert) if v.request not in failing]
@@ -439,7 +440,9 @@ class Referee:
     def _check_last_call(self, attempt: Attempt) -> None:
         """Rows were sent, and no more will follow: the expert leaves with the last of them."""
         books, expert = self.books, attempt.load.expert
-        if attempt.keeps or attempt.failed or attempt.last_call or not attempt.uses or books.wanted(expert):
+        if attempt.keeps or attempt.failed or attempt.last_call or not attempt.uses:
+            return
+        if books.wanted(expert) or expert in books.dropped:
             return
         unsent = [v for v in books.named(expert) if v not in attempt.uses]
         assert unsent, f"{attempt.load} does not leave with its last rows, though nothing else needs it"
