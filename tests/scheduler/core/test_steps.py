@@ -161,7 +161,7 @@ def test_one_closes_while_the_other_waits_for_its_gate() -> None:
     d.predict(0, 3, request=1)
     d.predict(0, 4, request=2)
     assert d.gate(0, 3, request=1) == []
-    assert d.do(t.RequestClosed(2)) == ["evict 1.0 0/4", *compute("0.0 0/3")]
+    assert d.do(t.RequestClosed(2)) == [*compute("0.0 0/3"), "evict 1.0 0/4"]
     d.loaded(0)
     assert d.computed(0) == resumed(f"1@{P}")
     assert d.gate(1, 5, request=1) == ["load 0.0 1/5", *compute("0.0 1/5")]  # it is alone now
@@ -387,24 +387,37 @@ def test_a_block_is_cut_back_and_its_last_rows_are_read_again() -> None:
 def test_a_prediction_of_a_row_beyond_the_block_stays() -> None:
     d = driver(workers=2, slots=2)
     d.together(1, rows=2)
-    assert d.predict(0, 6, at=P + 2) == ["load 0.0 0/6"] or d.in_slots
-    place = next(iter(d.in_slots))
-    out = d.gate(0, chosen=((3,), (4,)))
-    assert not any(line.startswith("evict") for line in out)
-    assert place in d.in_slots
+    assert d.predict(0, 6, at=P + 2) == ["load 0.0 0/6"]
+    d.loaded(0)
+    assert not any(line.startswith("evict") for line in d.gate(0, chosen=((3,), (4,))))
+    assert d.in_slots[0, 0].expert == (0, 6)
     d.do(t.RequestClosed(1))
     assert d.core.idle()
+    assert d.in_slots == {}
 
 
-def test_an_expert_needed_now_and_by_a_later_row_stays_for_it() -> None:
+def test_an_expert_needed_now_and_in_the_next_step_has_a_slot_for_each() -> None:
+    """To share one would keep the slot from now on. A gate takes what is there, whenever it was needed."""
     d = driver(workers=1, slots=2, layers=1)
     d.together(1)
-    d.predict(0, 3, at=P)
-    d.predict(0, 3, at=P + 1)
-    assert len(d.in_slots) == 1
+    assert d.predict(0, 3, at=P) == ["load 0.0 0/3"]
+    assert d.predict(0, 3, 4, at=P + 1) == ["load 0.1 0/3"]
+    d.loaded(0)
+    d.loaded(0, slot=1)
+    assert d.gate(0, 3) == compute("0.0 0/3")
+    assert d.computed(0) == [*resumed(f"1@{P}"), "load 0.0 0/4"]
+    d.token(1)
+    assert d.gate(0, 3, at=P + 1) == ["evict 0.0 0/4", *compute("0.1 0/3", at=f"1@{P + 1}")]
+    assert d.stats().loads == 3
+
+
+def test_a_gate_takes_what_was_loaded_for_the_next_step() -> None:
+    d = driver(workers=1, slots=2, layers=1)
+    d.together(1)
+    assert d.predict(0, 3, at=P + 1) == ["load 0.0 0/3"]
     d.loaded(0)
     assert d.gate(0, 3) == in_place("0.0 0/3")
     assert d.computed(0) == resumed(f"1@{P}")
     d.token(1)
     assert d.gate(0, 3, at=P + 1) == compute("0.0 0/3", at=f"1@{P + 1}")
-    assert (d.stats().loads, d.stats().reused) == (1, 1)
+    assert (d.stats().loads, d.stats().reused, d.stats().present) == (1, 1, 2)

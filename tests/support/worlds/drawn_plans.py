@@ -21,7 +21,7 @@ def plans(draw: st.DrawFn) -> Plan:
         top_k=draw(st.integers(1, experts)),
         mini_batch=draw(st.sampled_from([1, 2, 4, 128])),
         periods=(draw(st.integers(0, 3)), draw(st.integers(0, 3))),
-        requests=draw(st.sampled_from([1, 1, 2, 3, 5, 8])),
+        requests=draw(st.sampled_from([1, 1, 2, 3, 3, 8])),
         prompt=draw(st.integers(1, 9)),
         answer=draw(st.integers(1, 5)),
         main=draw(st.integers(0, 30)),

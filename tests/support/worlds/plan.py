@@ -128,7 +128,7 @@ def stepping_plan(seed: int) -> Plan:
     rng = Random(f"stepping {seed}")
     plan = _eventful(rng)
     plain = rng.random() < 0.5
-    kinds = rng.sample((*FAULTS, "cancel", "cancel"), 2)
+    kinds = rng.sample((*FAULTS, "cancel", "cancel", "cancel"), 2)
     plan = replace(
         plan,
         seed=seed,
@@ -144,7 +144,7 @@ def stepping_plan(seed: int) -> Plan:
         predict=rng.choice((1, 5, 30, 60)),
         latency=rng.choice((0, 2, 10)),
         failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
-        faults=_faults(rng, 4, tuple(kinds)) if rng.random() < 0.6 else (),
+        faults=_later_faults(rng, 6, tuple(kinds)) if rng.random() < 0.7 else (),
         policy="none" if plain else rng.choice(("none", "lru", "even", "quota", "all")),
         predictor="none" if plain else plan.predictor,
         router=not plain and plan.router,
@@ -220,6 +220,12 @@ def _slots(rng: Random, workers: tuple[int, ...], sizes: tuple[int, ...], host: 
 def _faults(rng: Random, most: int, kinds: tuple[str, ...] = FAULTS) -> tuple[tuple[int, str, int], ...]:
     return tuple(
         sorted((rng.randint(0, 160), rng.choice(kinds), rng.randint(0, 5)) for _ in range(rng.randint(0, most)))
+    )
+
+
+def _later_faults(rng: Random, most: int, kinds: tuple[str, ...]) -> tuple[tuple[int, str, int], ...]:
+    return tuple(
+        sorted((rng.randint(0, 600), rng.choice(kinds), rng.randint(0, 11)) for _ in range(rng.randint(0, most)))
     )
 
 
