@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from checkpoint.store import ExpertStore
@@ -32,7 +31,7 @@ class MemoryLoader(HostLoader):
         done = 0
         while done < source.nbytes and not cancelled():
             stop = min(done + self.piece_bytes, source.nbytes)
-            np.copyto(target[done:stop], source[done:stop])
+            target[done:stop] = source[done:stop]
             done = stop
         return done
 
