@@ -187,7 +187,9 @@ def take_over(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
     rows = _growing(cache)
     if len(sent) != len(rows):
         raise ProtocolError(f"alignment has {len(sent)} KV tensors; this model's cache has {len(rows)}")
-    stop = start + max((t.shape[r.axis] for r, t in zip(rows, sent, strict=True) if t.dim() == r.tensor.dim()), default=0)
+    stop = start + max(
+        (t.shape[r.axis] for r, t in zip(rows, sent, strict=True) if t.dim() == r.tensor.dim()), default=0
+    )
     places = []
     for kept, tensor in zip(rows, sent, strict=True):
         if not kept.whole and tensor.dim() == kept.tensor.dim():

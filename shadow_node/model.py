@@ -23,7 +23,7 @@ class Gate(NamedTuple):
     layer: int
     hidden: torch.Tensor
     """[T, H]"""
-    index: torch.Tensor
+    chosen: torch.Tensor
     """[T, k], each row's experts, best first."""
     weights: torch.Tensor
     """[T, k]"""
@@ -31,7 +31,7 @@ class Gate(NamedTuple):
     @property
     def experts(self) -> list[int]:
         """Of the last row."""
-        return self.index[-1].tolist()  # type: ignore[no-any-return]
+        return self.chosen[-1].tolist()  # type: ignore[no-any-return]
 
     @property
     def scores(self) -> list[float]:
@@ -96,10 +96,10 @@ class ShadowModel:
         """The experts' outputs of several passes at the same layer, their rows multiplied together."""
         experts = self.experts[gates[0].layer]
         if len(gates) == 1:
-            return [experts.forward(gates[0].hidden, gates[0].index, gates[0].weights)]
-        rows = (torch.cat([gate[part] for gate in gates]) for part in (1, 2, 3))
-        outputs = experts.forward(*rows).split([len(gate.hidden) for gate in gates])
-        return list(outputs)
+            return [experts.forward(gates[0].hidden, gates[0].chosen, gates[0].weights)]
+        hidden, chosen = torch.cat([gate.hidden for gate in gates]), torch.cat([gate.chosen for gate in gates])
+        output = experts.forward(hidden, chosen, torch.cat([gate.weights for gate in gates]))
+        return list(output.split([len(gate.hidden) for gate in gates]))
 
     def _forward(self, tokens: list[int], cache: Any) -> int:
         ids = torch.tensor([tokens], device=self.device)

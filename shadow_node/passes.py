@@ -7,6 +7,7 @@ the main model has announced come before those that run ahead of it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -71,15 +72,12 @@ class Passes:
         self._start_all()
         if not self._running:
             return False
-        together = self._next()
-        rows = sum(len(one.gate.hidden) for one in together if one.gate) if len(together) > 1 else 1
-        self._pace.layer(min(rows, len(together)), wait=self._keeps_time())
+        layer, together = self._next()
+        self._pace.layer(len(together), wait=self._keeps_time())
         self._take()
-        together = [one for one in together if self._goes_on(one)]
-        self._spans().add("shadow", str(together[0].gate.layer) if together else "", self._since, self._now())
-        self._predict(together)
-        if together:
-            self._go_on(together)
+        self._spans().add("shadow", str(layer), self._since, self._now())
+        self._predict([one for one in together if self._goes_on(one)])
+        self._go_on([one for one in together if self._goes_on(one)])
         return True
 
     def _now(self) -> float:
@@ -139,12 +137,12 @@ class Passes:
         one = self._running[followed] = _Pass(followed, self._model.lock_step(tokens, followed.cache))
         self._resume(one, None)
 
-    def _next(self) -> list[_Pass]:
-        """The passes that go on together."""
+    def _next(self) -> tuple[int, list[_Pass]]:
+        """A layer, and the passes that do it together."""
         running = list(self._running.values())
         urgent = [one for one in running if not one.followed.prefilled or one.followed.course.urgent] or running
         layer = min(one.gate.layer for one in urgent if one.gate)
-        return [one for one in running if one.gate and one.gate.layer == layer]
+        return layer, [one for one in running if one.gate and one.gate.layer == layer]
 
     # --- a layer ------------------------------------------------------------------------------------------------
 
@@ -166,7 +164,6 @@ class Passes:
 
     def _go_on(self, together: list[_Pass]) -> None:
         """Compute their experts, and each pass up to its next gate."""
-        together = [one for one in together if self._goes_on(one)]
         gates = [one.gate for one in together if one.gate]
         try:
             outputs = self._model.experts_of(gates) if gates else []
@@ -198,10 +195,8 @@ class Passes:
         one = self._running.pop(followed, None)
         if one is None or one.run.ended:
             return
-        try:
+        with contextlib.suppress(_Dropped):
             one.run.throw(_Dropped())
-        except _Dropped:
-            pass
 
     def _fail(self, followed: Followed, error: Exception) -> None:
         self._drop(followed)

@@ -24,9 +24,8 @@ from wire.lent_threads import LentThreads
 class Engine:
     """Thread-safe: events may be posted from any thread; one at a time reaches the scheduler.
 
-    `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when it
-    starts a pass, see `scheduler.departure`.
-    `recorder`: keeps every event with the commands that followed.
+    `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
+    the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
     """
 
     def __init__(

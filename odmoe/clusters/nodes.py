@@ -73,7 +73,13 @@ def make_engine(
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
     pace = MainPace(emulation) if emulation else None
-    return Engine(make_core(configuration.core), hello, pace=pace, recorder=recorder, departure=configuration.core.system.departure)
+    return Engine(
+        make_core(configuration.core),
+        hello,
+        pace=pace,
+        recorder=recorder,
+        departure=configuration.core.system.departure,
+    )
 
 
 def make_worker(
