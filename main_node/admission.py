@@ -83,6 +83,11 @@ class Admission:
                 "once, or start the cluster with a larger --parallel"
             )
 
+    def counts(self) -> tuple[int, int]:
+        """How many requests are being answered, and how many wait."""
+        with self._changed:
+            return len(self._open), len(self._waiting)
+
     def cancel(self, request: int) -> None:
         """End the request's wait, from any thread."""
         with self._changed:

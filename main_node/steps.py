@@ -119,7 +119,13 @@ class Steps:
                 job.end(RequestFailedError(f"request {request} was closed"))
             self._changed.notify()
 
+    def idle(self) -> bool:
+        """Nothing is left of any request."""
+        with self._changed:
+            return not (self._busy or self._ready or self._open or self._decoding or self._expected)
+
     def close(self) -> None:
+        """The model's thread ends, once it has nothing to do."""
         with self._changed:
             self._closed = True
             self._changed.notify()
