@@ -241,7 +241,7 @@ def making_crowds(folder: Path) -> Iterator[Callable[[str, list[Visitor]], Crowd
 
     def crowd(kind: str, visitors: list[Visitor]) -> Crowd:
         if kind not in made:
-            fields = {"shadow": "none", "loader": "memory", "threads": 1} | KINDS[kind]
+            fields: dict[str, Any] = {"shadow": "none", "loader": "memory", "threads": 1} | KINDS[kind]
             cluster = EmbeddedCluster(Settings(model=str(path), **fields), store)
             made[kind] = cluster, alone_of(cluster)
         return Crowd(*made[kind], visitors)
