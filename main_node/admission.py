@@ -56,9 +56,8 @@ class Admission:
         if self._waiting or len(self._open) >= self.parallel:
             if len(self._waiting) >= self.queue:
                 raise QueueFullError(
-                    f"{len(self._open)} requests are being answered and {len(self._waiting)} are waiting, as many as "
-                    f"--parallel ({self.parallel}) and --queue ({self.queue}) allow; try again later, or start the "
-                    "cluster with more of either"
+                    f"the queue is full: {len(self._open)} answered at once and {len(self._waiting)} waiting; try "
+                    "again later, or start the cluster with a larger --parallel or --queue"
                 )
             self._wait(request)
         self._open.add(request)
