@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "od-moe": {"system": "od-moe", "shadow": "none"},
     "od-moe, nf4": {"system": "od-moe", "shadow": "nf4"},
     "od-moe, 2 slots": {"system": "od-moe", "shadow": "none", "slots": 2},
+    "od-moe, dense parts batched": {"system": "od-moe", "shadow": "none", "batch_dense": True},
     "on-demand, 25 %": {"system": "on-demand", "residency": "lru", "workers": 1, "device_memory": "25%"},
     "importance, 25 %": {"system": "importance", "device_memory": "25%"},
     "hybrimoe, 25 %": {"system": "hybrimoe", "device_memory": "25%"},
@@ -144,7 +145,7 @@ class Bench:
         """A row for each number of requests."""
         args = self._args
         common = {"model": str(self.store.dense), "loader": "disk", "threads": args.threads}
-        settings = Settings(**common, **CASES[case])
+        settings = Settings(**common, parallel=max(args.requests), **CASES[case])
         found: dict[int, list[dict[str, float]]] = {count: [] for count in args.requests}
         tokens: dict[int, set[tuple[int, ...]]] = {number: set() for number in range(len(self.prompts))}
         cluster = start_cluster(settings, self.store)
