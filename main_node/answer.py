@@ -37,8 +37,8 @@ class Request:
     """Steps that ran a pass of it."""
     passes: int = 0
     """Passes in these steps, those of other requests too."""
-    batched: bool = False
-    """Some of its products were computed together with those of others."""
+    rounded: bool = False
+    """Some of its products were shared with other requests and may have lost the last bit by it."""
 
 
 class Answer(Iterator[Step]):

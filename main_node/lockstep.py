@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from checkpoint.coroutine import Coroutine
-from checkpoint.linear_batch import LinearCall, meeting, multiply
+from checkpoint.linear_batch import LinearCall, keeps_bits, meeting, multiply
 from main_node.engine.engine import Engine
 from main_node.engine.layer import LayerWait
 
 
 class Job(Protocol):
     """A pass, as its step sees it."""
+
+    rounded: bool
+    """Set where products were shared that may have lost the last bit by it."""
 
     @property
     def request(self) -> int: ...
@@ -101,13 +104,16 @@ class LockStep:
         if not products or self._released:
             return False
         met = [products[index] for index in meeting(call for _, call in products)]
+        calls = [call for _, call in met]
         try:
-            outputs = multiply([call for _, call in met])
+            rounded = not keeps_bits(calls)
+            outputs = multiply(calls)
         except Exception as error:  # noqa: BLE001 - raised in each of the passes
             for run, _ in met:
                 run.go_on(error=error)
             return True
         for (run, _), output in zip(met, outputs, strict=True):
+            run.job.rounded |= rounded
             run.go_on(output)
         return True
 

@@ -83,7 +83,6 @@ class MainNode:
         self.admission = Admission(sharing, launch_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
         self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave)
-        self._batched = sharing.batch_dense
         self._current: _Current | None = None
         self._open: dict[int, Sequence] = {}
         self._cache_bytes_max = 0
@@ -213,7 +212,7 @@ class MainNode:
             request.prefill_passes += prefill
             request.steps += 1
             request.passes += job.shared
-            request.batched |= self._batched and job.shared > 1
+            request.rounded |= job.rounded
             tokens, position = tokens[job.one.tokens :], position + job.one.tokens
         return token
 

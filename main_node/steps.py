@@ -52,6 +52,8 @@ class PassJob:
         self.one = t.Pass(request, position, tokens, prefill)
         self.shared = 0
         """Passes in its step. 0: it has not begun."""
+        self.rounded = False
+        """Products were shared that may have lost the last bit by it."""
         self.token: int | None = None
         """The next token. None after a chunk that does not end the prompt."""
         self.ended = threading.Event()

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint.kernels import EXACT
+from checkpoint.linear_batch import BatchLinear
 from scheduler.errors import QueueFullError, RequestCancelledError
 from support.nodes.engine_world import WAIT_S, Later, nothing_left
 from support.nodes.exact import WHOLE, answers, answers_together, check_together
@@ -118,3 +120,23 @@ def test_a_request_that_waits_for_a_place_is_cancelled(embedded: Any) -> None:
     with pytest.raises(RequestCancelledError):
         waiting.result()
     assert len(list(first)) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_batched_dense_part_is_exact_where_it_says_so(dtype: str, embedded: Any, reference: Any) -> None:
+    """In bfloat16 on CPUs with AMX every bit stays; elsewhere logits are equal up to rounding."""
+    cluster = embedded(dtype=dtype, shadow="none", batch_dense=True, prefill_chunk=0, **WHOLE)
+    layers = [module for module in cluster.main.model.modules() if isinstance(module, BatchLinear)]
+    keeps_bits = all(EXACT.is_rowwise(layer.weight, layer.bias) for layer in layers)
+    assert layers
+    assert not (keeps_bits and dtype == "float32")
+    expected = [reference(dtype, number, TOKENS) for number in range(3)]
+    got = answers_together(cluster.main, [one.prompt for one in expected], [TOKENS] * 3)
+    assert any(mine.report.requests_per_step > 1 for mine in got)
+    for mine, alone in zip(got, expected, strict=True):
+        assert mine.report.exact == (keeps_bits or mine.report.requests_per_step == 1)
+        equal = [torch.equal(a, b) for a, b in zip(mine.logits, alone.logits, strict=True)]
+        assert all(equal) or not keeps_bits
+        if dtype == "float32":
+            for logits, wanted in zip(mine.logits, alone.logits, strict=True):
+                torch.testing.assert_close(logits, wanted, rtol=1e-3, atol=1e-3)
