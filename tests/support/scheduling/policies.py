@@ -97,7 +97,7 @@ class Foreseer(Silent):
 
     def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> list[Forecast]:
         rng = Random(f"f{self.plan.seed}{visit}")
-        position = visit.position + (self.plan.prompt if prefill else 1) if rng.random() < 0.5 else visit.position
+        position = (self.plan.prompt if prefill else visit.position + 1) if rng.random() < 0.5 else visit.position
         other = Visit(visit.request, position, rng.randrange(self.plan.layers))
         return self._guess(rng, other, prefill and position == visit.position, 0.3)
 

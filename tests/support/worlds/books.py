@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from scheduler import types as t
 from support.worlds.plan import Plan
-from support.worlds.records import Attempt, Expert, Gate, Range, Reading, RequestBooks, Use
+from support.worlds.records import NOBODY, Attempt, Expert, Gate, Range, Reading, RequestBooks, Use
 
 
 class Books:
@@ -327,6 +327,7 @@ class Books:
         attempt.done = True
         if own:
             attempt.served.add(visit)
+            attempt.owners = attempt.owners - own | {NOBODY}
         if attempt.leaving and not attempt.uses:
             del self.slots[attempt.load.worker, attempt.load.slot]
 
