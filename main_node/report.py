@@ -9,8 +9,8 @@ from scheduler.errors import RequestFailedError
 from scheduler.policies.precision import FORMS, FULL
 
 if TYPE_CHECKING:
-    from main_node.answer import Request
     from main_node.engine.engine import Engine
+    from main_node.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,9 @@ class Followed:
             return Turn.NONE
         self.broken = False
         gave_up = course.gives_up(step)
-        if gave_up:
-            kv.go_to(self.cache, self._take_first_run())
+        if gave_up and self._first_run is not None:  # a repetition: the first run stands
+            kv.go_to(self.cache, self._first_run)
+            self._first_run = None
         parts = self._parts.get(step, [])
         other = any(part.token not in (None, self._tokens.get(step)) for part in parts)
         turn = course.aligned(step, other, any(part.kv for part in parts), kv.states_held(self.cache))
@@ -72,11 +73,6 @@ class Followed:
         self._first_run = kv.mark(self.cache, rows=True) if self.course.again and self.course.last else None
         kv.go_to(self.cache, self._marks.pop(step))
         self._marks = {before: mark for before, mark in self._marks.items() if before < step}
-
-    def _take_first_run(self) -> kv.Mark:
-        assert self._first_run is not None, "only a repetition that has one can be given up"
-        mark, self._first_run = self._first_run, None
-        return mark
 
     def _put(self, parts: list[Align], step: int, put: Any) -> None:
         """Replace KV rows by the main model's."""
