@@ -6,7 +6,7 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import SystemSettings
-from odmoe.settings.table import Count, Number, again, count, setting
+from odmoe.settings.table import Count, Number, again, setting
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS
 from scheduler.simulation.scenario import PROFILE, RECALL
 from scheduler.simulation.workload import SAME_TOKEN
@@ -29,17 +29,9 @@ class SimulateSettings(SystemSettings):
         0.0, "seconds", "Seconds between arrivals of requests; 0: all at the start", heading="Workload", ge=0
     )
     parallel: Count | None = _up_to(MAX_REQUESTS, None, "Most requests answered at once (default: all)", "Workload")
-    prefill_chunk: Count = count(
-        256,
-        "Most tokens of prompts read in a step of several requests; 0: no limit",
-        heading="Workload",
-        least=0,
-    )
-    batch_dense: bool = setting(
-        False,
-        "true, false",
-        "Compute the layers of several requests together, outside of the experts",
-        heading="Workload",
+    prefill_chunk: Count = again(Settings, "prefill_chunk", heading="Workload")
+    batch_dense: bool = again(
+        Settings, "batch_dense", heading="Workload", about="Compute several requests' dense layers together"
     )
     routes: str | None = setting(None, "a file", "Simulate the routes of a recording", heading="Workload", common=True)
     replay: str | None = setting(
