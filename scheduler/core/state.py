@@ -238,6 +238,14 @@ class Worker:
         """How much it has to load, and holds, before a gate has chosen it."""
         return len(self.queue) + len(self.slots) - len(self.free) - len(self.idle)
 
+    def distance(self, due: int) -> int:
+        """How many layers lie between this one and the nearest for which it has an expert in a slot or a queued
+        prefetch. Large where there is none."""
+        place = bisect.bisect_left(self.queue, (PREFETCH, due, 0), key=_urgency)
+        near = [demand.visit.due for demand in self.queue[max(0, place - 1) : place + 1]]
+        near += [user.visit.due for entry in self.slots if entry is not None for user in entry.users]
+        return min((abs(due - other) for other in near), default=1 << 30)
+
     def least_urgent_prefetch(self, among: Sequence[SlotEntry | None]) -> SlotEntry | None:
         """What can be put off: in a slot for a prefetch only, and needed last."""
         entries = [entry for entry in among if entry is not None and entry.users and not entry.confirmed]

@@ -112,11 +112,20 @@ class WorkerTable:
         return best
 
     def spread(self, visit: LayerVisit) -> int:
-        """For an expert predicted for a layer of several rows: the worker with the fewest of that layer's experts, then
-        the fewest prefetches, then the first from this turn's group on."""
+        """For an expert predicted for a layer of several rows: a worker that has no expert for the layers next to it,
+        as many as the workers can serve without any of them loading twice. A slot is taken until its layer. Of those
+        the one with the fewest of this layer's experts, then of prefetches, then the first from this turn's group on.
+        """
         counts, workers = self._state.spread.setdefault(visit.due, Counter()), self._state.workers
-        ring = self._grouping.ring(self.live, visit.turn)
-        return min(ring, key=lambda number: (counts[number], workers[number].prefetches))
+        rows = sum(one.tokens for one in self._state.step.passes.values() if not one.prefill)
+        experts = min(self._state.shape.experts, max(1, rows) * self._state.shape.top_k)
+        turns = max(1, len(self.live) // experts)
+
+        def rank(number: int) -> tuple[int, int, int]:
+            worker = workers[number]
+            return -min(turns, worker.distance(visit.due)), counts[number], worker.prefetches
+
+        return min(self._grouping.ring(self.live, visit.turn), key=rank)
 
     def least_busy_host(self) -> Worker:
         return min((self._state.workers[number] for number in self.hosts), key=lambda w: (w.backlog, w.number))
