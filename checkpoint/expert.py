@@ -38,6 +38,8 @@ class ExpertArithmetic:
         self._linear = linear
         self._plain: dict[tuple[object, ...], bool] = {}
         """Kind of experts -> whether plain arithmetic equals the module's."""
+        self._rowwise: dict[tuple[object, ...], bool] = {}
+        """Kind of experts and number of threads -> whether calls can share a computation."""
         self._lock = threading.Lock()
 
     def bind(self, layer: int, views: Views) -> Compute:
@@ -59,6 +61,39 @@ class ExpertArithmetic:
                     return False
                 self._plain[kind] = check is not None and check.passed()
             return self._plain[kind]
+
+    def is_rowwise(self, layer: int, views: Views) -> bool:
+        """Whether calls of at most `SHARED_ROWS` rows in all can be computed as one, each row with the bits of its own
+        call. The first question about a kind computes some rows with the expert that is there."""
+        module = self._modules[layer]
+        kind = (*_kind(module, views), torch.get_num_threads())
+        if not self.is_plain(layer, views):
+            return False
+        with self._lock:
+            if kind not in self._rowwise:
+                self._rowwise[kind] = _is_rowwise(module, views, self._linear)
+            return self._rowwise[kind]
+
+
+def _is_rowwise(module: Any, views: Views, linear: Linear) -> bool:
+    """The products are compared with sums that show every difference; what stands between them, with random rows."""
+    if module.is_transposed:
+        return False
+    names = (_up(module), "down_proj")
+    if not all(linear.is_rowwise(views[name], views.get(f"{name}_bias")) for name in names):
+        return False
+    compute = _bind_plain(module, views, linear)
+    hidden, weights = _random_rows(module, views, max(PROBE_ROWS))
+    own = torch.cat([compute(row, weight) for row, weight in zip(hidden.split(1), weights.split(1), strict=True)])
+    return all(torch.equal(compute(hidden[:rows], weights[:rows]), own[:rows]) for rows in PROBE_ROWS)
+
+
+def _random_rows(module: Any, views: Views, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[count, H] and routing weights [count], the same each time."""
+    like = views[_up(module)]
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(count, like.shape[0 if module.is_transposed else 1], generator=generator)
+    return hidden.to(like), torch.rand(count, generator=generator).to(like)
 
 
 def _bind_plain(module: Any, views: Views, linear: Linear = EXACT) -> Compute:

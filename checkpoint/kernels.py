@@ -10,9 +10,10 @@ from torch.nn import functional
 
 MOST_ROWS = {"exact": 32, "fast": 128}
 """With more rows than 32, `linear` with AMX sums in another order than the weight first does."""
-SHARED_ROWS = MOST_ROWS["exact"]
 PROBE_ROWS = (2, 3, 8, 16, 17, 32)
 """A product of one row is compared alone; these stand for all of several rows. A tile of AMX has 16."""
+SHARED_ROWS = MOST_ROWS["exact"]
+"""Most rows of a product that requests share bit for bit."""
 LEAST_WEIGHTS = 1 << 16
 """In a smaller product, the order of the operands makes no difference that outweighs the choice."""
 LARGEST_PROBE = 1 << 28
@@ -80,14 +81,16 @@ class Linear:
             return False  # in float32 the last bit depends on where a row lies in memory, too
         shape = (weight.shape, weight.dtype, torch.get_num_threads())
         if shape not in self._rowwise:
-            self._rowwise[shape] = all(self._is_rowwise(*probe) for probe in probes(PROBE_ROWS, weight))
+            self._rowwise[shape] = all(self._is_rowwise(*probe) for probe in probes((SHARED_ROWS,), weight))
         return self._rowwise[shape]
 
     def _is_rowwise(self, rows: torch.Tensor, weight: torch.Tensor) -> bool:
-        product = self(rows, weight)
-        return all(
-            torch.equal(self(row, weight), own) for row, own in zip(rows.split(1), product.split(1), strict=True)
-        )
+        own: list[torch.Tensor] = []
+        for count in PROBE_ROWS:
+            own += [self(row, weight) for row in rows[len(own) : count].split(1)]
+            if not torch.equal(self(rows[:count], weight), torch.cat(own)):
+                return False
+        return True
 
     def replace_in(self, model: Any) -> None:
         """Let the model's linear layers multiply single rows with this kernel."""

@@ -178,6 +178,116 @@ def put(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
     return stop
 
 
+def take_over(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
+    """As `put`, but between two layers of a pass, which has moved windows on in some layers: of these, the rows that
+    are left are written. A cache with states takes none over, see `states_held`.
+
+    Raises ProtocolError, with nothing written, if the tensors do not fit this cache.
+    """
+    rows = _growing(cache)
+    if len(sent) != len(rows):
+        raise ProtocolError(f"alignment has {len(sent)} KV tensors; this model's cache has {len(rows)}")
+    stop = start + max(
+        (t.shape[r.axis] for r, t in zip(rows, sent, strict=True) if t.dim() == r.tensor.dim()), default=0
+    )
+    places = []
+    for kept, tensor in zip(rows, sent, strict=True):
+        if not kept.whole and tensor.dim() == kept.tensor.dim():
+            first = stop - tensor.shape[kept.axis]
+            place = kept.between(first, stop)
+            gone = max(kept.first - first, 0)
+            tensor = tensor.narrow(kept.axis, gone, max(tensor.shape[kept.axis] - gone, 0))
+        else:
+            place = kept.between(start, stop)
+        _check(place, tensor, start, optional=stop == start or not kept.whole)
+        places.append((place, tensor))
+    with torch.inference_mode():
+        for place, tensor in places:
+            if tensor.numel():
+                place.copy_(tensor)
+    return stop
+
+
+def states_held(cache: Any) -> bool:
+    """Whether the cache has states, which are of one position only."""
+    return bool(_states(cache))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a cache needs to go back, once, to where it was: see `mark`."""
+
+    layers: list[dict[str, Any]]
+    """The attributes of each layer, of a tensor that grows the number of its rows."""
+    states: list[Any] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds itself."""
+        held = itertools.chain((value for layer in self.layers for value in layer.values()), self.states or ())
+        tensors = [t for value in held for t in (value.values() if isinstance(value, dict) else [value])]
+        return sum({id(t): t.nbytes for t in tensors if isinstance(t, torch.Tensor)}.values())
+
+
+def mark(cache: Any, rows: bool = False) -> Mark:
+    """Marks the cache's present end, between two passes.
+
+    Rows are only counted, and cut off on the way back; windows, states and compressed rows are copied. `rows`: to go
+    forward again to this end after the cache went back, the rows are kept, too.
+    """
+    with torch.inference_mode():
+        states = getattr(cache, "linear_cache", None)
+        return Mark(
+            [_attributes(layer, rows) for layer in cache.layers],
+            None if states is None else [_copied(state, {}) for state in states],
+        )
+
+
+def go_to(cache: Any, to: Mark) -> None:
+    """Bring the cache to a mark's end. The mark is used up."""
+    del cache.layers[len(to.layers) :]
+    for layer, kept in zip(cache.layers, to.layers, strict=True):
+        own = vars(layer)
+        for name in own.keys() - kept.keys():
+            del own[name]
+        for name, value in kept.items():
+            own[name] = value.of(own[name]) if isinstance(value, _Cut) else value
+    if to.states is not None:
+        cache.linear_cache[:] = to.states
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A tensor that grows, cut off after `count` rows."""
+
+    axis: int
+    count: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(self.axis, 0, self.count)
+
+
+def _attributes(layer: Any, rows: bool) -> dict[str, Any]:
+    growing = {} if getattr(layer, "is_sliding", False) else dict(_GROWING)
+    copies: dict[int, torch.Tensor] = {}  # one tensor may be two attributes
+    kept: dict[str, Any] = {}
+    for name, value in vars(layer).items():
+        if name in growing and isinstance(value, torch.Tensor):
+            whole = rows or value.dim() < 2  # an empty one has no axis yet
+            kept[name] = value if whole else _Cut(growing[name], value.shape[growing[name]])
+        else:
+            kept[name] = _copied(value, copies)
+    return kept
+
+
+def _copied(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return copies.setdefault(id(value), value.clone())
+    if isinstance(value, dict):
+        return {key: _copied(one, copies) for key, one in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
 def cache_bytes(cache: Any) -> int:
     """Bytes of everything in a cache."""
     return sum(t.nbytes for t in itertools.chain((r.tensor for r in _growing(cache)), _states(cache)))

@@ -3,8 +3,8 @@
 The forward passes of several requests run as coroutines. Each stops at each linear layer of the model, and the rows
 that wait at the same layer are multiplied with its weight as one product, which reads the weight once. Attention,
 caches and norms stay those of each request, so no sequence is padded and every family can do it. A product of more rows
-may sum in another order: logits are then those of a lone request up to rounding only. On CPUs with AMX most products in
-bfloat16 do not; where only these are shared, every bit stays.
+may sum in another order: logits are then those of a lone request up to rounding only. On CPUs with AMX, products in
+bfloat16 of up to 32 rows mostly do not: they are found by comparison, and shared without a change of any bit.
 """
 
 from __future__ import annotations
@@ -88,15 +88,26 @@ def batch_linear(model: torch.nn.Module) -> list[BatchLinear]:
 def multiply(calls: Sequence[LinearCall], exact: bool = False) -> list[torch.Tensor]:
     """The outputs [..., N] of calls of one module, in their order. A single call is computed as without coroutines.
 
-    `exact`: share a product only where each row keeps the bits of a lone request's (`Linear.is_rowwise`). Raises
-    ValueError where the calls are of several modules, and what the product raises.
+    Where rows of calls can share a product bit for bit, only as many do as keep their bits. Elsewhere all share one;
+    `exact`: then each call has its own. Raises ValueError where the calls are of several modules, and what the product
+    raises.
     """
     module = calls[0].module
     if any(call.module is not module for call in calls):
         raise ValueError("calls of different linear layers cannot be multiplied together")
-    if not exact or len(calls) == 1:
-        return _product(module, calls)
-    return [output for group in _groups(module, calls) for output in _product(module, group)]
+    if len(calls) == 1:
+        return [module.forward_alone(calls[0].rows)]
+    groups = _groups(calls) if _is_rowwise(module) else [[call] for call in calls] if exact else [calls]
+    return [output for group in groups for output in _product(module, group)]
+
+
+def keeps_bits(calls: Sequence[LinearCall]) -> bool:
+    """Whether `multiply` leaves every bit of these calls' outputs as it is of each call alone."""
+    return len(calls) == 1 or _is_rowwise(calls[0].module)
+
+
+def _is_rowwise(module: BatchLinear) -> bool:
+    return _kernel(module).is_rowwise(module.weight, module.bias)
 
 
 def _product(module: BatchLinear, calls: Sequence[LinearCall]) -> list[torch.Tensor]:
@@ -115,16 +126,15 @@ def _kernel(module: BatchLinear) -> Linear:
     return kernel
 
 
-def _groups(module: BatchLinear, calls: Sequence[LinearCall]) -> list[list[LinearCall]]:
-    """Neighbours whose rows can share a product bit for bit. Many rows have a product of their own."""
-    most = SHARED_ROWS if _kernel(module).is_rowwise(module.weight, module.bias) else 0
+def _groups(calls: Sequence[LinearCall]) -> list[list[LinearCall]]:
+    """Neighbours of at most `SHARED_ROWS` rows in all. More rows than that have a product of their own."""
     groups: list[list[LinearCall]] = []
     room = 0
     for call in calls:
         rows = call.rows.numel() // call.rows.shape[-1]
         if rows > room:
             groups.append([])
-            room = most
+            room = SHARED_ROWS
         groups[-1].append(call)
         room -= rows
     return groups

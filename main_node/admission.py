@@ -56,9 +56,8 @@ class Admission:
         if self._waiting or len(self._open) >= self.parallel:
             if len(self._waiting) >= self.queue:
                 raise QueueFullError(
-                    f"{len(self._open)} requests are being answered and {len(self._waiting)} are waiting, as many as "
-                    f"--parallel ({self.parallel}) and --queue ({self.queue}) allow; try again later, or start the "
-                    "cluster with more of either"
+                    f"the queue is full: {len(self._open)} answered at once and {len(self._waiting)} waiting; try "
+                    "again later, or start the cluster with a larger --parallel or --queue"
                 )
             self._wait(request)
         self._open.add(request)
@@ -82,6 +81,11 @@ class Admission:
                 f"request {request} waited {self._deadline_s:g} s for one of {self.parallel} places; send fewer at "
                 "once, or start the cluster with a larger --parallel"
             )
+
+    def counts(self) -> tuple[int, int]:
+        """How many requests are being answered, and how many wait."""
+        with self._changed:
+            return len(self._open), len(self._waiting)
 
     def cancel(self, request: int) -> None:
         """End the request's wait, from any thread."""

@@ -1,14 +1,12 @@
-"""One answer as an iterator of tokens, and the request behind it."""
+"""One answer as an iterator of tokens."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from main_node.engine.sequence import Sequence
 from main_node.report import Report
-from main_node.sampling import Chooser
+from main_node.request import Request
 from scheduler.errors import RequestCancelledError, RequestFailedError
 
 
@@ -19,26 +17,6 @@ class Step:
     token_id: int
     report: Report | None = None
     """With the last token."""
-
-
-@dataclass(slots=True)
-class Request:
-    """What the token loop works on."""
-
-    number: int
-    sequence: Sequence
-    chooser: Chooser
-    stopped: Callable[[int], bool] | None
-    """Takes every token in order; True once the answer has reached a stop text."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    prefill_passes: int = 0
-    """Passes that have read the prompt."""
-    steps: int = 0
-    """Steps that ran a pass of it."""
-    passes: int = 0
-    """Passes in these steps, those of other requests too."""
-    batched: bool = False
-    """Some of its products were computed together with those of others."""
 
 
 class Answer(Iterator[Step]):

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from checkpoint.coroutine import Coroutine
-from checkpoint.linear_batch import LinearCall, meeting, multiply
+from checkpoint.linear_batch import LinearCall, keeps_bits, meeting, multiply
 from main_node.engine.engine import Engine
 from main_node.engine.layer import LayerWait
 
 
 class Job(Protocol):
     """A pass, as its step sees it."""
+
+    rounded: bool
+    """Set where products were shared that may have lost the last bit by it."""
 
     @property
     def request(self) -> int: ...
@@ -69,8 +72,8 @@ class _Run:
 
 
 class LockStep:
-    """Runs the passes of `jobs` to their ends, in inference mode. `batched`: a layer of all passes begins together, and
-    their rows that wait at the same linear layer are multiplied together."""
+    """Runs the passes of `jobs` to their ends, in inference mode. `batched`: a layer of all passes begins together, so
+    that their rows meet at each linear layer and are multiplied together."""
 
     def __init__(self, engine: Engine, jobs: Sequence[Job], batched: bool = False) -> None:
         self._engine = engine
@@ -82,8 +85,9 @@ class LockStep:
     def run(self) -> None:
         """Each job is ended as soon as its pass is, with the error that the pass raised. A pass that raises does not
         disturb the others."""
+        resume = self._resume_all if self._batched else self._resume_first
         while self._runs:
-            if not (self._begin() or (self._go_on_together() if self._batched else self._go_on()) or self._foresee()):
+            if not (self._begin() or self._multiply() or resume() or self._foresee()):
                 self._wait()
             self._runs = [run for run in self._runs if not run.call.ended]
 
@@ -94,7 +98,26 @@ class LockStep:
                 return True
         return False
 
-    def _go_on(self) -> bool:
+    def _multiply(self) -> bool:
+        """Products of the linear layer that is furthest behind, once every pass that can go on waits for one."""
+        products = [(run, call) for run in self._runs if (call := run.product)]
+        if not products or self._released:
+            return False
+        met = [products[index] for index in meeting(call for _, call in products)]
+        calls = [call for _, call in met]
+        try:
+            rounded = not keeps_bits(calls)
+            outputs = multiply(calls)
+        except Exception as error:  # noqa: BLE001 - raised in each of the passes
+            for run, _ in met:
+                run.go_on(error=error)
+            return True
+        for (run, _), output in zip(met, outputs, strict=True):
+            run.job.rounded |= rounded
+            run.go_on(output)
+        return True
+
+    def _resume_first(self) -> bool:
         """Resume the pass whose layer was done first."""
         done = [(wait.layer.ended, run) for run in self._runs if (wait := run.layer) and wait.layer.done]
         if not done:
@@ -103,30 +126,15 @@ class LockStep:
         first.go_on(True)
         return True
 
-    def _go_on_together(self) -> bool:
-        """Resume the passes once all of their layers are done, and multiply where all of them wait for products."""
-        if self._released:
-            self._released.pop(0).go_on(True)
-            return True
-        if products := [(run, call) for run in self._runs if (call := run.product)]:
-            self._multiply(products)
-            return True
-        if not all((wait := run.layer) and wait.layer.done for run in self._runs):
-            return False
-        self._engine.pace.begin_layer(run.job.request for run in self._runs)
-        self._released = list(self._runs)
+    def _resume_all(self) -> bool:
+        """Resume every pass, one after the other, once all of their layers are done."""
+        if not self._released:
+            if not all((wait := run.layer) and wait.layer.done for run in self._runs):
+                return False
+            self._engine.pace.begin_layer(run.job.request for run in self._runs)
+            self._released = list(self._runs)
+        self._released.pop(0).go_on(True)
         return True
-
-    def _multiply(self, products: list[tuple[_Run, LinearCall]]) -> None:
-        met = [products[index] for index in meeting(call for _, call in products)]
-        try:
-            outputs = multiply([call for _, call in met])
-        except Exception as error:  # noqa: BLE001 - raised in each of the passes
-            for run, _ in met:
-                run.go_on(error=error)
-            return
-        for (run, _), output in zip(met, outputs, strict=True):
-            run.go_on(output)
 
     def _foresee(self) -> bool:
         """A pass goes on with work for a predictor."""

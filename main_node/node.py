@@ -17,12 +17,13 @@ from checkpoint.kernels import EXACT, Linear
 from checkpoint.linear_batch import batch_linear
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
-from main_node.answer import Answer, Request, Step
+from main_node.answer import Answer, Step
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.report import MainMemory, Report, Times, build_report
+from main_node.request import Request
 from main_node.sampling import GREEDY, Chooser, Sampling
 from main_node.shadow_start import ShadowStart
 from main_node.shape import check_prompt, limited, model_shape
@@ -83,7 +84,6 @@ class MainNode:
         self.admission = Admission(sharing, launch_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
         self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave)
-        self._batched = sharing.batch_dense
         self._current: _Current | None = None
         self._open: dict[int, Sequence] = {}
         self._cache_bytes_max = 0
@@ -213,7 +213,7 @@ class MainNode:
             request.prefill_passes += prefill
             request.steps += 1
             request.passes += job.shared
-            request.batched |= self._batched and job.shared > 1
+            request.rounded |= job.rounded
             tokens, position = tokens[job.one.tokens :], position + job.one.tokens
         return token
 

@@ -9,8 +9,8 @@ from scheduler.errors import RequestFailedError
 from scheduler.policies.precision import FORMS, FULL
 
 if TYPE_CHECKING:
-    from main_node.answer import Request
     from main_node.engine.engine import Engine
+    from main_node.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ class Report:
     """`name=value` of the model's generation settings that are not supported."""
     exact: bool
     """Whether the tokens are those of the model with every expert in memory: no router, form or kernel that changes
-    them, nothing `ignored`, no products made together with those of other requests, and the prompt read in one pass."""
+    them, nothing `ignored`, no product that may have lost its last bit by being shared with other requests, and the
+    prompt read in one pass."""
     requests_per_step: float
     """How many requests had a pass in the same step, itself counted: the mean over this request's steps."""
     prefill_passes: int
@@ -191,7 +192,7 @@ def build_report(
         exact=(
             engine.core.exact
             and kernel == "exact"
-            and not (chooser.ignored or request.batched)
+            and not (chooser.ignored or request.rounded)
             and request.prefill_passes == 1
         ),
         requests_per_step=request.passes / request.steps,

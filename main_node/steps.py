@@ -17,12 +17,14 @@ from main_node.engine.engine import Engine
 from main_node.engine.sequence import Sequence
 from main_node.lockstep import LockStep
 from scheduler import types as t
+from scheduler.emulation.clock import CREDIT_S
 from scheduler.errors import DeadlineError, RequestFailedError
 
 GRACE_SHARE, GRACE_S = 0.1, 0.05
 """How long a step waits for the requests of the one before, whose clients have just got their tokens: a share of that
 step's time, and at most so many seconds. Without it, requests would fall apart into two halves that take turns, since a
-step would start with the first that is back. A client that is slower delays others by no more than this, once."""
+step would start with the first that is back. A client that is slower delays others by no more than this, once. In
+emulated time the wait is lateness of the machine, which costs nothing up to `CREDIT_S`."""
 IDLE_S = 5.0
 """The model's thread ends when it has had nothing to do for so long; the next step starts it again."""
 ABANDON_S = 10.0
@@ -50,6 +52,8 @@ class PassJob:
         self.one = t.Pass(request, position, tokens, prefill)
         self.shared = 0
         """Passes in its step. 0: it has not begun."""
+        self.rounded = False
+        """Products were shared that may have lost the last bit by it."""
         self.token: int | None = None
         """The next token. None after a chunk that does not end the prompt."""
         self.ended = threading.Event()
@@ -119,7 +123,13 @@ class Steps:
                 job.end(RequestFailedError(f"request {request} was closed"))
             self._changed.notify()
 
+    def idle(self) -> bool:
+        """Nothing is left of any request."""
+        with self._changed:
+            return not (self._busy or self._ready or self._open or self._decoding or self._expected)
+
     def close(self) -> None:
+        """The model's thread ends, once it has nothing to do."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -171,7 +181,8 @@ class Steps:
             self._busy = False
             back = {job.request for job in self._ready}
             self._expected = {job.request for job in jobs} & self._open - back
-            self._grace_end = now + min(GRACE_SHARE * (now - began), GRACE_S)
+            longest_s = CREDIT_S if self._engine.pace.emulated else GRACE_S
+            self._grace_end = now + min(GRACE_SHARE * (now - began), longest_s)
             if self._ready:
                 self._changed.notify()
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from scheduler.errors import ConfigError
 
 AT_ONCE, LATE = "at-once", "late"
-"""Departures of the shadow: `LATE` waits for a due alignment, as the paper's shadow does. `AT_ONCE` goes on from its
-own token and KV rows, and goes back where the alignment says otherwise."""
+"""Departures of the shadow. `LATE` waits for a due alignment, as the paper's does. `AT_ONCE` goes on from its own token
+and KV rows, and goes back where the alignment differs."""
 
 _AHEAD = {AT_ONCE: 1, LATE: 0}
-"""Departure -> due alignments that a pass may be ahead of. Each further one would mean a pass that is run only to be
-run again."""
+"""Departure -> due alignments that a pass may be ahead of. A pass ahead of a second one would surely be run again."""
 
 
 @dataclass(frozen=True, slots=True)

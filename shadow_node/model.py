@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from checkpoint import family
+from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.store import ExpertStore
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
 
 Routed = Callable[[int, list[int], list[float]], None]
 """(layer, experts best first, their weights): called the moment a gate has fired, before its experts are computed."""
+
+
+class Gate(NamedTuple):
+    """A pass in lock-step stops here: the gate of a layer has fired, and its experts are not computed yet."""
+
+    layer: int
+    hidden: torch.Tensor
+    """[T, H]"""
+    chosen: torch.Tensor
+    """[T, k], each row's experts, best first."""
+    weights: torch.Tensor
+    """[T, k]"""
+
+    @property
+    def experts(self) -> list[int]:
+        """Of the last row."""
+        return self.chosen[-1].tolist()  # type: ignore[no-any-return]
+
+    @property
+    def scores(self) -> list[float]:
+        """The weights of the last row's experts."""
+        return self.weights[-1].tolist()  # type: ignore[no-any-return]
 
 
 class ShadowModel:
@@ -47,6 +70,9 @@ class ShadowModel:
 
     def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            if in_coroutine():
+                output: torch.Tensor = suspend(Gate(layer, hidden, index, weights))
+                return output
             if self.routed is not None:
                 self.routed(layer, index[-1].tolist(), weights[-1].tolist())
             return self.experts[layer].forward(hidden, index, weights)
@@ -59,8 +85,25 @@ class ShadowModel:
     def forward(self, tokens: list[int], cache: Any) -> int:
         """Run one pass, which adds `len(tokens)` positions to the cache. Returns the greedy next token."""
         with torch.inference_mode():
-            ids = torch.tensor([tokens], device=self.device)
-            out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            return self._forward(tokens, cache)
+
+    def lock_step(self, tokens: list[int], cache: Any) -> Coroutine[int]:
+        """As `forward`, but stops at each gate: `resume` returns a `Gate`, and takes the output of its experts, see
+        `experts_of`. Run it in inference mode."""
+        return Coroutine(lambda: self._forward(tokens, cache))
+
+    def experts_of(self, gates: Sequence[Gate]) -> list[torch.Tensor]:
+        """The experts' outputs of several passes at the same layer, their rows multiplied together."""
+        experts = self.experts[gates[0].layer]
+        if len(gates) == 1:
+            return [experts.forward(gates[0].hidden, gates[0].chosen, gates[0].weights)]
+        hidden, chosen = torch.cat([gate.hidden for gate in gates]), torch.cat([gate.chosen for gate in gates])
+        output = experts.forward(hidden, chosen, torch.cat([gate.weights for gate in gates]))
+        return list(output.split([len(gate.hidden) for gate in gates]))
+
+    def _forward(self, tokens: list[int], cache: Any) -> int:
+        ids = torch.tensor([tokens], device=self.device)
+        out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return int(out.logits[0, -1].float().argmax())
 
     @property

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import dataclass, field
-from typing import Any
+import queue
 
 import torch
 
-from checkpoint import kv
-from checkpoint.tensors import tensor_from_bytes
-from scheduler.alignment import Alignment
 from scheduler.errors import LinkError, ProtocolError
+from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
 from shadow_node.pace import Pace, RealPace
+from shadow_node.passes import Passes
 from wire.base import Channel
 from wire.machine import host_name, processor_name
 from wire.messages import (
@@ -24,49 +23,11 @@ from wire.messages import (
     Failed,
     Message,
     OpenRequest,
-    Prediction,
     ShadowReady,
     ShadowUsage,
 )
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
-
-
-class _Closed(Exception):
-    """The request was closed during a pass."""
-
-
-@dataclass(slots=True, eq=False)
-class _Followed:
-    """One request."""
-
-    opened: OpenRequest
-    policy: Alignment
-    cache: Any
-    step: int
-    """The next decode pass."""
-    token: int = -1
-    """The token that it reads, unless one is aligned."""
-    credit: int = -1
-    """The last pass that the main model has announced."""
-    aligned: dict[int, list[Align]] = field(default_factory=dict)
-    """Received alignments, in parts, by the pass that they precede."""
-    closed: bool = False
-    waits_since: float = 0.0
-    """Since when the next pass waits for an alignment; 0 if it does not."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens before decode pass 0."""
-        return len(self.opened.prompt) - self.opened.first_step
-
-    def runnable(self) -> bool:
-        """Whether pass `step` may run. A due alignment must have arrived: the late departure."""
-        if self.closed or self.token < 0 or self.step >= self.opened.max_new_tokens - 1:
-            return False
-        if self.policy.due(self.step):
-            return self.credit >= self.step
-        return self.step <= self.credit + self.opened.lookahead
 
 
 class Shadow:
@@ -89,13 +50,24 @@ class Shadow:
 
 
 class _Session(Session):
-    """One main node's stream. All passes run on one thread; requests take turns of one pass."""
+    """One main node's stream. All passes run on one thread, which looks for messages between two layers."""
 
     def __init__(self, shadow: Shadow, reply: Channel) -> None:
         belongs = shadow.fingerprint, shadow.dtype
         super().__init__(shadow.name, belongs, shadow.sessions, reply, shadow.pace.now)
         self._shadow = shadow
-        self._requests: dict[int, _Followed] = {}
+        self._requests: dict[int, Followed] = {}
+        self._came: queue.SimpleQueue[tuple[float, Followed, Align | None]] = queue.SimpleQueue()
+        """(when, request, its alignment; None: it was opened)."""
+        self._passes = Passes(
+            shadow.model,
+            shadow.pace,
+            lambda: self.spans,
+            lambda: list(self._requests.values()),
+            self._take,
+            reply.send,
+            self._failed,
+        )
         self._thread = SerialThread(f"{shadow.name}-passes", self.report)
 
     # --- messages -----------------------------------------------------------------------------------------------
@@ -114,14 +86,12 @@ class _Session(Session):
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, OpenRequest):
-            self._shadow.pace.arrived()
             self._open(message)
         elif isinstance(message, Align):
-            self._shadow.pace.arrived()
             self.spans.came(message)
             followed = self._requests.get(message.request)
             if followed is not None:
-                self._thread.submit(self._align, followed, message)
+                self._submit(followed, message)
         elif isinstance(message, CloseRequest):
             followed = self._requests.pop(message.request, None)
             if followed is not None:
@@ -138,7 +108,7 @@ class _Session(Session):
         self._thread.close()
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
-        if not self.over and not isinstance(error, _Closed | LinkError):
+        if not self.over and not isinstance(error, LinkError):
             self.reply.send(Failed(type(error).__name__, f"{self.name}: {error}"))
 
     def _open(self, message: OpenRequest) -> None:
@@ -147,87 +117,44 @@ class _Session(Session):
                 f"request {message.request} has {len(message.prompt)} tokens before its decode pass "
                 f"{message.first_step}; its prompt must have at least one"
             )
-        policy = Alignment(message.align_token, message.align_kv)
-        followed = _Followed(message, policy, self._shadow.model.new_cache(), message.first_step)
+        followed = Followed(message, self._shadow.model.new_cache())
         self._requests[message.request] = followed
-        self._thread.submit(self._prefill, followed)
+        self._submit(followed, None)
+
+    def _submit(self, followed: Followed, message: Align | None) -> None:
+        self._came.put((self._shadow.pace.now(), followed, message))
+        self._thread.submit(self._work)
 
     # --- on the passes' thread ----------------------------------------------------------------------------------
 
-    def _prefill(self, followed: _Followed) -> None:
-        """Read the prompt, in parallel with the main model's prefill, which needs no predictions."""
-        if not followed.closed:
-            followed.token = self._run(followed, list(followed.opened.prompt), predict=False)
-            self._advance(followed)
+    def _work(self) -> None:
+        """Run passes while any may run."""
+        with torch.inference_mode():
+            self._take()
+            while not self.over and self._passes.advance():
+                self._take()
+                held = sum(followed.nbytes for followed in list(self._requests.values()))
+                self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
 
-    def _align(self, followed: _Followed, message: Align) -> None:
-        if message.step >= followed.step and (message.token is not None or message.kv):
-            followed.aligned.setdefault(message.step, []).append(message)
-        if not message.more:
-            followed.credit = max(followed.credit, message.step)
-            self._advance(followed)
+    def _take(self) -> None:
+        """Handle the messages that have come."""
+        while True:
+            try:
+                at, followed, message = self._came.get_nowait()
+            except queue.Empty:
+                return
+            self._shadow.pace.take(at)
+            if message is None or followed.closed:
+                continue
+            try:
+                self._passes.receive(followed, message)
+            except Exception as error:  # noqa: BLE001 - the other requests go on
+                self._failed(error)
 
-    def _advance(self, followed: _Followed) -> None:
-        """Run a pass if it may run, and queue the next one behind the waiting jobs."""
-        if not followed.runnable():
-            return
-        self._shadow.pace.begin_pass()
-        began = self.spans.now()
-        if followed.waits_since:
-            self.spans.add("late", f"{followed.step}", followed.waits_since, began)
-        parts = followed.aligned.pop(followed.step, [])
-        self._apply(followed, parts)
-        if parts:
-            self.spans.add("align", f"{followed.step}", began, self.spans.now())
-        followed.token = self._run(followed, [followed.token], predict=True)
-        followed.step += 1
-        runnable = followed.runnable()
-        followed.waits_since = 0.0 if runnable else self.spans.now()
-        if runnable:
-            self._thread.submit(self._advance, followed)
-
-    def _apply(self, followed: _Followed, parts: list[Align]) -> None:
-        """Replace the shadow's token and KV rows by the main model's."""
-        end = followed.prompt_tokens + followed.step
-        at = next((part.kv_start for part in parts if part.kv), end)
-        for part in parts:
-            if part.token is not None:
-                followed.token = part.token
-            if part.kv:
-                at = self._overwrite(followed.cache, part, at)
-        if at != end:
-            raise ProtocolError(f"alignment for decode pass {followed.step} ends at position {at}, not {end}")
-
-    def _overwrite(self, cache: Any, part: Align, start: int) -> int:
-        """Write a part's rows. Returns the position after them. Raises ProtocolError, with nothing written, if they do
-        not fit."""
-        if part.kv_start != start:
-            raise ProtocolError(f"alignment has KV rows from position {part.kv_start}; {start} comes next")
-        return kv.put(cache, start, [tensor_from_bytes(sent.dtype, sent.shape, sent.data) for sent in part.kv])
-
-    def _run(self, followed: _Followed, tokens: list[int], predict: bool) -> int:
-        position, request = followed.prompt_tokens + followed.step, followed.opened.request
-        model, pace, spans = self._shadow.model, self._shadow.pace, self.spans
-        pace.begin_pass()
-        since = spans.now()
-
-        def routed(layer: int, experts: list[int], scores: list[float]) -> None:
-            nonlocal since
-            if followed.closed:
-                raise _Closed
-            pace.layer()
-            spans.add("shadow", f"{layer}", since, since := spans.now())
-            if predict:
-                prediction = Prediction(request, position, layer, tuple(experts), tuple(scores))
-                spans.sent(prediction)
-                self.reply.send(prediction)
-
-        model.routed = routed
-        token = model.forward(tokens, followed.cache)
-        spans.add("head", "", since, spans.now())
-        held = sum(kv.cache_bytes(other.cache) for other in {followed, *self._requests.copy().values()})
-        self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
-        return token
+    def _failed(self, error: Exception) -> None:
+        """The report of an error may fail, too."""
+        with contextlib.suppress(Exception):
+            self.report(error)
 
 
 def _device_name(device: str) -> str:

@@ -2,61 +2,64 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Protocol
 
-from scheduler.emulation.clock import Emulation, SerialResource
+from scheduler.emulation.clock import Cancellation, Emulation, SerialResource
 
 
 class Pace(Protocol):
     """See `ShadowPace`, which keeps a profile's times."""
 
+    @property
+    def emulated(self) -> bool: ...
+
     def now(self) -> float: ...
 
-    def arrived(self) -> None: ...
+    def take(self, at: float) -> None: ...
 
-    def begin_pass(self) -> None: ...
-
-    def layer(self) -> None: ...
+    def layer(self, rows: int, wait: bool) -> None: ...
 
 
 class RealPace:
     """No emulation."""
 
+    emulated = False
+
     def now(self) -> float:
         return time.monotonic()
 
-    def arrived(self) -> None:
+    def take(self, at: float) -> None:
         pass
 
-    def begin_pass(self) -> None:
-        pass
-
-    def layer(self) -> None:
+    def layer(self, rows: int, wait: bool) -> None:
         pass
 
 
 class ShadowPace:
-    """Emulates `shadow_layer_s` for each layer, passes one after the other."""
+    """Emulates `Profile.shadow_s` for each layer, one after the other."""
+
+    emulated = True
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
         self._lane = SerialResource(emulation)
-        self._arrived = -math.inf
+        self._never = Cancellation()
 
     def now(self) -> float:
         """The calling thread's time."""
         return self._emulation.now()
 
-    def arrived(self) -> None:
-        """A message that may let a pass start has arrived; called on the thread that delivers it."""
-        self._arrived = self._emulation.now()
+    def take(self, at: float) -> None:
+        """A message that has come at `at` is taken into account; called on the model's thread."""
+        self._lane.begin(at)
 
-    def begin_pass(self) -> None:
-        """A pass begins; called on the model's thread."""
-        self._lane.begin(self._arrived)
+    def layer(self, rows: int, wait: bool) -> None:
+        """A layer of `rows` rows has routed, and its predictions are not sent yet; called on the model's thread.
 
-    def layer(self) -> None:
-        """A layer has routed and its prediction is not sent yet; called on the model's thread."""
-        self._lane.begin(self._lane.end(self._emulation.profile.shadow_layer_s))
+        `wait`: until it is over, since a message that comes before may change what follows. Otherwise it is only
+        counted.
+        """
+        lasts_s = self._emulation.profile.shadow_s(rows)
+        end = self._lane.wait(lasts_s, self._never) if wait else self._lane.end(lasts_s)
+        self._lane.begin(end)

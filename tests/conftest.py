@@ -159,3 +159,12 @@ def embedded(
         cluster.close()
     for one in held:
         one.routed = None
+
+
+@pytest.fixture(scope="session")
+def crowd_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """See `support.nodes.crowd.making_crowds`."""
+    from support.nodes.crowd import making_crowds
+
+    with making_crowds(tmp_path_factory.mktemp("crowds")) as crowd:
+        yield crowd

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -264,6 +264,8 @@ class OpenRequest:
     """Period of KV alignment; 0 for never."""
     lookahead: int
     """Decode passes that the shadow may be ahead of the last `Align`."""
+    late: bool
+    """A pass waits for its alignment (the late departure), in place of running ahead of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +320,15 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowIdle:
+    """There will be no more predictions for a request before its next `Align`. Sent in emulated runs only."""
+
+    request: int
+    step: int
+    """The decode pass of the last `Align` that was taken into account."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShadowUsage:
     """The peak size of the shadow's weights and caches since start, measured from its tensors."""
 
@@ -327,5 +338,5 @@ class ShadowUsage:
 ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat | Bundle
 FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat | Bundle
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
-FromShadow = ShadowReady | Prediction | ShadowUsage | TraceRecords | Failed | Echo | Beat
+FromShadow = ShadowReady | Prediction | ShadowIdle | ShadowUsage | TraceRecords | Failed | Echo | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow | Stamped

@@ -78,12 +78,13 @@ class ToShadow(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., align: _Optional[_Union[Align, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromShadow(_message.Message):
-    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "echo", "beat", "stamp")
+    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "shadow_idle", "echo", "beat", "stamp")
     SHADOW_READY_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     SHADOW_USAGE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_IDLE_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
@@ -92,10 +93,11 @@ class FromShadow(_message.Message):
     shadow_usage: ShadowUsage
     failed: Failed
     trace_records: TraceRecords
+    shadow_idle: ShadowIdle
     echo: Echo
     beat: Beat
     stamp: Stamp
-    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., shadow_idle: _Optional[_Union[ShadowIdle, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
@@ -314,7 +316,7 @@ class Failed(_message.Message):
     def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., load_id: _Optional[int] = ..., call_id: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request", "prompt", "first_step", "max_new_tokens", "align_token", "align_kv", "lookahead")
+    __slots__ = ("request", "prompt", "first_step", "max_new_tokens", "align_token", "align_kv", "lookahead", "late")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +324,7 @@ class OpenRequest(_message.Message):
     ALIGN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ALIGN_KV_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     first_step: int
@@ -329,7 +332,8 @@ class OpenRequest(_message.Message):
     align_token: int
     align_kv: int
     lookahead: int
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_step: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., align_token: _Optional[int] = ..., align_kv: _Optional[int] = ..., lookahead: _Optional[int] = ...) -> None: ...
+    late: bool
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_step: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., align_token: _Optional[int] = ..., align_kv: _Optional[int] = ..., lookahead: _Optional[int] = ..., late: _Optional[bool] = ...) -> None: ...
 
 class Align(_message.Message):
     __slots__ = ("request", "step", "token", "kv_start", "kv", "more")
@@ -384,6 +388,14 @@ class Prediction(_message.Message):
     experts: _containers.RepeatedScalarFieldContainer[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, request: _Optional[int] = ..., position: _Optional[int] = ..., layer: _Optional[int] = ..., experts: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ShadowIdle(_message.Message):
+    __slots__ = ("request", "step")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    step: int
+    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ShadowUsage(_message.Message):
     __slots__ = ("device_bytes_max",)

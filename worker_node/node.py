@@ -7,13 +7,17 @@ hand-over per expert.
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
 from checkpoint.expert import ExpertArithmetic
+from checkpoint.kernels import SHARED_ROWS
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
 from scheduler.emulation.clock import Cancellation
@@ -21,7 +25,17 @@ from scheduler.errors import ConfigError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId, FormCost
 from wire.base import Channel
 from wire.lent_threads import LentThreads
-from wire.messages import AskUsage, Compute, Evict, Failed, Load, Loaded, Message, WorkerReady, WorkerUsage
+from wire.messages import (
+    AskUsage,
+    Compute,
+    Evict,
+    Failed,
+    Load,
+    Loaded,
+    Message,
+    WorkerReady,
+    WorkerUsage,
+)
 from wire.serial import SerialThread
 from wire.sessions import Sessions
 from worker_node.loaders.base import Loader
@@ -61,6 +75,8 @@ class _Tenure:
     """Set by the eviction."""
     waiting: list[tuple[Compute, float]] = field(default_factory=list)
     """Computations that wait for the load, and when each came."""
+    ready: deque[tuple[Compute, float]] = field(default_factory=deque)
+    """Those that are queued to be computed."""
 
     @property
     def label(self) -> str:
@@ -149,6 +165,27 @@ class Worker:
             output = module(hidden, weights)
             return output if self._on_cpu else output.cpu()
 
+    def compute_together(self, messages: Sequence[Compute], form: str = "") -> Sequence[torch.Tensor]:
+        """As `compute`, of several messages for one slot, in one computation."""
+        if len(messages) == 1:
+            return (self.compute(messages[0], form),)
+        hidden = [received_tensor(one.hidden) for one in messages]
+        weights = torch.cat([received_tensor(one.weights) for one in messages])
+        output = self.run(messages[0].slot, messages[0].layer, form, torch.cat(hidden), weights)
+        return output.split([len(rows) for rows in hidden])
+
+    def is_rowwise(self, slot: int, layer: int, form: str) -> bool:
+        """Whether computations with the expert in a slot can be made together without another bit in any output.
+
+        Not in emulated time, where each takes its own.
+        """
+        buffer = self.slots.buffers[slot]
+        if self.pace.emulated or not self._on_cpu:
+            return False
+        if form and self._restorer:
+            return self._restorer.is_rowwise(buffer, layer, form)
+        return self._arithmetic.is_rowwise(layer, self.store.views(buffer, layer))
+
     def share(self, expert: ExpertId, form: str) -> float:
         """The bytes of an expert's form over those of its full form."""
         if not form:
@@ -158,6 +195,11 @@ class Worker:
     def close(self) -> None:
         self.sessions.close()
         self.loader.close()
+
+
+def _count(message: Compute) -> int:
+    """Rows of a computation."""
+    return math.prod(message.weights.shape)
 
 
 class _Session(ComputeSession):
@@ -248,7 +290,8 @@ class _Session(ComputeSession):
 
     def _submit(self, tenure: _Tenure, message: Compute, received: float) -> None:
         """Called with the lock held: computations keep their order."""
-        self._computing.lend(self._run_compute, tenure, message, received)
+        tenure.ready.append((message, received))
+        self._computing.lend(self._run_compute, tenure)
         self._queued += 1
 
     def _evict(self, slot: int) -> None:
@@ -305,15 +348,31 @@ class _Session(ComputeSession):
         if cancelled:
             self._release(tenure)
 
-    def _run_compute(self, tenure: _Tenure, message: Compute, received: float) -> None:
-        """On the computing thread, or a lent one."""
+    def _run_compute(self, tenure: _Tenure) -> None:
+        """On the computing thread, or a lent one. Computes what is ready first, and with it what can be."""
         with self._slots:
+            if not tenure.ready:  # computed with an earlier one
+                return
+            group = [tenure.ready.popleft()]
             self._queued -= 1
             tenure.computing = not tenure.cancelled.is_set()
         if tenure.computing:
-            self._compute_and_answer(tenure, message, received)
+            group += self._joined(tenure, group[0][0])
+            self._compute_and_answer(tenure, [message for message, _ in group], group[-1][1])
         if not self._more():
             self.send_outputs()
+
+    def _joined(self, tenure: _Tenure, first: Compute) -> list[tuple[Compute, float]]:
+        """The computations of other requests that are made together with the first."""
+        if not tenure.ready or not self._worker.is_rowwise(tenure.slot, tenure.expert.layer, tenure.form):
+            return []
+        room = SHARED_ROWS - _count(first)
+        group: list[tuple[Compute, float]] = []
+        with self._slots:
+            while tenure.ready and (room := room - _count(tenure.ready[0][0])) >= 0:
+                group.append(tenure.ready.popleft())
+            self._queued -= len(group)
+        return group
 
     def _more(self) -> bool:
         """Another computation is ready, and the outputs so far may travel with its own. Not in emulated time, which
@@ -321,23 +380,39 @@ class _Session(ComputeSession):
         with self._slots:
             return self._queued > 0 and not self._worker.pace.emulated and self._worker.lent is None
 
-    def _compute_and_answer(self, tenure: _Tenure, message: Compute, received: float) -> None:
+    def _compute_and_answer(self, tenure: _Tenure, messages: list[Compute], received: float) -> None:
+        """`received`: when the last of the messages came."""
         pace = self._worker.pace
         start = pace.begin_compute(max(received, tenure.ended))
         try:
-            output = self._worker.compute(message, tenure.form)
+            outputs = self._worker.compute_together(messages, tenure.form)
         except BaseException as error:  # a lent thread may be interrupted here
+            known = isinstance(error, RuntimeError | ValueError | TypeError | LookupError)
+            if known and len(messages) > 1:  # one of them is wrong
+                self._compute_each(tenure, messages, received)
+                return
             self._finish(tenure, evict=False)
-            self.report(error, message)
-            if isinstance(error, RuntimeError | ValueError | TypeError | LookupError):
+            for message in messages:
+                self.report(error, message)
+            if known:
                 return
             raise
-        end = pace.end_compute(output.shape[0])
+        end = pace.end_compute(sum(map(len, outputs)))
         if self.spans.on:
             self.spans.add("compute", tenure.label, start, end)
-        self._finish(tenure, message.evict)
+        evict = any(message.evict for message in messages)
+        self._finish(tenure, evict)
+        for message, output in zip(messages[:-1], outputs, strict=False):
+            self.send_output(message, output, end - start, more=self._worker.lent is None)
         # A slot that came free is reported at once: its next load waits for that.
-        self.send_output(message, output, end - start, more=self._more() and not message.evict)
+        self.send_output(messages[-1], outputs[-1], end - start, more=self._more() and not evict)
+
+    def _compute_each(self, tenure: _Tenure, messages: list[Compute], received: float) -> None:
+        for message in messages:
+            with self._slots:
+                tenure.computing = not tenure.cancelled.is_set()
+            if tenure.computing:
+                self._compute_and_answer(tenure, [message], received)
 
     def _finish(self, tenure: _Tenure, evict: bool) -> None:
         """The computation has left the slot. Free it if it is to be evicted, or was evicted meanwhile."""

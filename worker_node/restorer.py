@@ -61,6 +61,12 @@ class Restorer:
             module = self._restored(slot, layer, form)
             return module(hidden, weights).cpu()
 
+    def is_rowwise(self, slot: torch.Tensor, layer: int, form: str) -> bool:
+        """See `ExpertArithmetic.is_rowwise`."""
+        with self._lock:
+            self._restored(slot, layer, form)
+            return self._arithmetic.is_rowwise(layer, self._views[layer])
+
     def restore(self, slot: torch.Tensor, layer: int, form: str) -> None:
         """Restore the expert of `layer` in `slot` (in `form`), and compute nothing."""
         with self._lock:

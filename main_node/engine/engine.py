@@ -12,6 +12,7 @@ from main_node.engine.peers import Peers
 from main_node.engine.sequence import Sequence, shadow_messages
 from main_node.engine.tracing import MainSpans, gather
 from scheduler import types as t
+from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
 from scheduler.errors import ClusterError, ProtocolError, RequestFailedError
 from scheduler.eventlog.recording import Recorder
@@ -23,8 +24,8 @@ from wire.lent_threads import LentThreads
 class Engine:
     """Thread-safe: events may be posted from any thread; one at a time reaches the scheduler.
 
-    `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model.
-    `recorder`: keeps every event with the commands that followed.
+    `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
+    the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Engine:
         hello: w.Hello,
         answer_s: float = 30.0,
         lookahead: int = 2,
+        departure: str = AT_ONCE,
         pace: Pace | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -40,6 +42,7 @@ class Engine:
         self.pace = pace or RealPace()
         self.spans = MainSpans(hello.trace, self.pace.now)
         self.lookahead = lookahead
+        self.departure = departure
         self._recorder = recorder
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -144,7 +147,7 @@ class Engine:
 
     def _shadow_messages(self, command: t.Follow | t.Align | t.Unfollow) -> Iterator[w.Message]:
         data = self._requests.get(command.request)
-        for message in shadow_messages(command, data, self.core.alignment, self.lookahead):
+        for message in shadow_messages(command, data, self.core.alignment, self.lookahead, self.departure):
             self.spans.sent_to_shadow(message)
             yield message
 

@@ -9,7 +9,7 @@ from typing import Any
 from checkpoint import kv
 from checkpoint.tensors import tensor_bytes
 from scheduler import types as t
-from scheduler.alignment import Alignment
+from scheduler.alignment import LATE, Alignment
 from wire import messages as w
 
 ALIGN_PART_BYTES = 1 << 20
@@ -52,14 +52,15 @@ class Sequence:
 
 
 def shadow_messages(
-    command: t.Follow | t.Align | t.Unfollow, data: Sequence | None, policy: Alignment, lookahead: int
+    command: t.Follow | t.Align | t.Unfollow, data: Sequence | None, policy: Alignment, lookahead: int, departure: str
 ) -> list[w.Message]:
     """The messages of a command. `data`: None only for a request that the shadow is to forget."""
     if isinstance(command, t.Unfollow) or data is None:
         return [w.CloseRequest(command.request)]
     if isinstance(command, t.Follow):
         prompt, periods = data.prompt_before(command.step), (policy.token_period, policy.kv_period)
-        return [w.OpenRequest(command.request, prompt, command.step, data.max_new_tokens, *periods, lookahead)]
+        late = departure == LATE
+        return [w.OpenRequest(command.request, prompt, command.step, data.max_new_tokens, *periods, lookahead, late)]
     token = data.token_of(command.step) if command.token else None
     return align_messages(command, token, data.kv_rows(command.kv_start, command.kv_stop))
 

@@ -12,6 +12,7 @@ from checkpoint.hub import find_model
 from checkpoint.prediction.token_predictor import FILE
 from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
+from odmoe.clusters.slot_memory import slot_memory
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
 from odmoe.terminal import counted, megabytes
@@ -24,6 +25,9 @@ from worker_node.restorer import restoring_bytes
 
 ACTIVATION_BYTES = 256 << 20
 """Memory for the rows that one expert computes at once, within a process."""
+
+DOUBLE = 2
+"""Slots of a worker with `auto`: one expert is loaded while another is computed. A third one gains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def configure(settings: Settings, store: ExpertStore) -> Configuration:
     if core.mini_batch is None and settings.cluster == "embedded" and settings.profile is None:
         core = replace(core, mini_batch=_rows_at_once(store, core.shape))
     found = Configuration(core, resources(settings, store), settings)
-    if found.resources.workers is None and keeps_all(settings.system_config) and not settings.given("slots"):
+    if found.resources.workers is None and keeps_all(settings.system_config) and not settings.slots_given:
         raise ConfigError(
             f"--residency all needs a slot for every expert, and the number of workers of --cluster {settings.cluster} "
             "is not known here; give --workers or --slots"
@@ -99,16 +103,25 @@ def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
     return CoreConfig(shape, group, settings.alignment, settings.mini_batch, system)
 
 
-def resources(settings: Settings, store: ExpertStore) -> Resources:
+def resources(settings: Settings, store: ExpertStore, workers_here: int | None = None) -> Resources:
     """The number of slots: as given, or as many as fit in --device-memory, which all workers share, or one for every
     expert if the residency keeps them all. A share of memory is a share of all experts in the full form. If experts are
     loaded in a smaller form, more of them fit, less the memory to dequantise one.
 
-    The settings have the precision in effect (`with_precision`). Raises ConfigError if not even one fits.
+    With --slots auto a worker has two slots where the residency keeps nothing and there is memory for both: it loads
+    into one while it computes in the other. `workers_here`: those that share this machine's memory; None: all.
+
+    The settings have the precision in effect (`with_precision`). Raises ConfigError if not even one fits, LaunchError
+    where this machine's memory is not known.
     """
     forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
     if settings.device_memory is not None:
         slots = _slots_in(settings.device_memory, settings, store, forms)
+        if settings.slots == "auto" and not caches(settings.system_config):
+            slots = min(slots, DOUBLE)
+    elif settings.slots == "auto" and not caches(settings.system_config):
+        room = slot_memory(_device(settings), workers_here or settings.workers)
+        slots = DOUBLE if room >= DOUBLE * max(map(store.manifest.form_bytes, forms)) else 1
     else:
         slots = _given_slots(settings, store)
     return Resources(workers, slots, forms, _full_slots(settings, store, slots))
@@ -142,9 +155,10 @@ def _share(settings: Settings, store: ExpertStore) -> int:
 
 
 def _given_slots(settings: Settings, store: ExpertStore) -> int:
-    """Without --device-memory: --slots, or one for every expert if the residency keeps them all."""
-    enough = keeps_all(settings.system_config) and not settings.given("slots") and settings.workers_given
-    return _share(settings, store) if enough else settings.slots
+    """Without --device-memory: --slots, or one for every expert if the residency keeps them all. One for `auto`."""
+    if keeps_all(settings.system_config) and not settings.slots_given and settings.workers_given:
+        return _share(settings, store)
+    return 1 if settings.slots == "auto" else settings.slots
 
 
 def _form_bytes(store: ExpertStore, form: str) -> int:
@@ -181,7 +195,7 @@ def _device(settings: Settings) -> str:
 def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings:
     """The settings for a Ray cluster with this number of workers: where all experts stay and nothing else decides on
     the slots, with slots for all of them."""
-    if not keeps_all(settings.system_config) or settings.given("slots") or settings.workers_given:
+    if not keeps_all(settings.system_config) or settings.slots_given or settings.workers_given:
         return settings
     sized = with_precision(settings.but(workers=workers), store)
     return settings.but(slots=resources(sized, store).slots)

@@ -51,7 +51,7 @@ def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect]
     """Like `travelling`, for the main node's end of its streams, which all share its link."""
     if emulation is None:
         return lambda to: to
-    owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile, engine.core.shape.layers[-1])
+    owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile)
     way = MainStreamEnd(MainLinks(emulation.profile, emulation.duplex), owed)
 
     def timed(to: Connect) -> Connect:
@@ -73,7 +73,13 @@ def make_engine(
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
     pace = MainPace(emulation) if emulation else None
-    return Engine(make_core(configuration.core), hello, pace=pace, recorder=recorder)
+    return Engine(
+        make_core(configuration.core),
+        hello,
+        pace=pace,
+        recorder=recorder,
+        departure=configuration.core.system.departure,
+    )
 
 
 def make_worker(

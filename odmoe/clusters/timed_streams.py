@@ -19,7 +19,7 @@ from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import LinkError, ODMoEError
 from scheduler.timing.links import MainLinks
 from wire.base import Channel, Handler, Node
-from wire.messages import Align, CloseRequest, Compute, Computed, Message, OpenRequest, Prediction, Stamped
+from wire.messages import Align, CloseRequest, Compute, Computed, Message, OpenRequest, Prediction, ShadowIdle, Stamped
 from wire.tracing import machine
 from wire.traffic import Traffic, traffic_of
 
@@ -65,7 +65,7 @@ class MainStreamEnd(StreamEnd):
             if not message.more:
                 self._expected.announced(message.request, message.step, at)
         elif isinstance(message, OpenRequest):
-            self._expected.opened(message.request, len(message.prompt) - message.first_step)
+            self._expected.opened(message.request)
         elif isinstance(message, CloseRequest):
             self._expected.closed(message.request)
         return at
@@ -79,7 +79,9 @@ class MainStreamEnd(StreamEnd):
 
     def received(self, message: Message, at: float) -> None:
         if isinstance(message, Prediction):
-            self._expected.predicted(message.request, message.position, message.layer, at)
+            self._expected.predicted(message.request, at)
+        elif isinstance(message, ShadowIdle):
+            self._expected.idle(message.request, message.step, at)
 
     def closed(self) -> None:
         self._expected.give_up()

@@ -157,7 +157,8 @@ def _exactness(reports: Sequence[Report], served: Settings) -> str:
     if all(report.exact for report in reports):
         return "exact: the same tokens as with all experts in memory"
     causes = [f"--{field} {name}" for field, name in served.inexact.items()]
-    causes += ["--batch-dense"] * (served.batch_dense and any(report.requests_per_step > 1 for report in reports))
+    shared = any(report.requests_per_step > 1 and not report.exact for report in reports)
+    causes += ["--batch-dense"] * (served.batch_dense and shared)
     causes += ["--prefill-chunk"] * any(report.prefill_passes > 1 for report in reports)
     causes += ["ignored generation settings"] * any(report.ignored for report in reports)
     return f"approximate, because of {' and '.join(causes)}"

@@ -10,6 +10,7 @@ import ray
 
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.on_ray.seats import offered
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError
@@ -65,7 +66,7 @@ class NodeActor(NodeProcess):
         else:
             manifest = store.manifest
             arithmetic = ExpertArithmetic(manifest.config, manifest.dtype, linear_of(self._settings.kernel))
-            found = resources(self._settings, store)
+            found = resources(self._settings, store, workers_here(self._settings))
             self._node = make_worker(number, self._settings, store, arithmetic, emulation, found)
         host, port = own_host(self._settings), self._settings.node_port
         self._server = GrpcServer(self._node, role, host, port, secret=secret, identity=identity)
@@ -76,6 +77,13 @@ class NodeActor(NodeProcess):
             self._server.close()
         if self._node is not None:
             self._node.close()
+
+
+def workers_here(settings: Settings) -> int:
+    """The workers that share this machine's memory: all of a local cluster, else as many as this host has seats for."""
+    if not settings.joined:
+        return settings.workers
+    return max(1, sum(seat.address == own_host(settings) for seat in offered(ray.nodes(), "worker_node")))
 
 
 def own_host(settings: Settings) -> str:

@@ -50,9 +50,7 @@ class PlanSettings(Table):
     device_memory: Bytes | None = setting(
         None, SIZE, "Device memory of a worker: 1GB", heading="Memory", common=True, metavar="SIZE"
     )
-    slots: Count | None = again(
-        Settings, "slots", default=None, about="Experts that fit on a worker (default: the best number)"
-    )
+    slots: Count | None = count(None, "Experts that fit on a worker (default: the best number)", heading="Memory")
 
     prefill: str = again(Settings, "prefill")
 

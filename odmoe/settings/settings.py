@@ -11,7 +11,7 @@ from pydantic import Field
 
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
-from odmoe.settings.units import MEMORY, Memory, parse_address
+from odmoe.settings.units import MEMORY, SLOTS, Memory, Slots, parse_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import inexact
@@ -123,7 +123,13 @@ class Settings(SystemSettings):
     device_memory: Memory | None = setting(
         None, MEMORY, "Expert memory of all workers: 25%, 2GB", heading="Memory", common=True, metavar="SIZE"
     )
-    slots: Count = count(1, "Experts that fit on a worker, in place of --device-memory", heading="Memory")
+    slots: Slots = setting(
+        1,
+        SLOTS,
+        "Experts that fit on a worker; auto: two where its memory allows and none stays",
+        heading="Memory",
+        metavar="N",
+    )
     loader: str = one_of("disk", LOADERS, "Where experts are loaded from", heading="Memory")
 
     max_new_tokens: Count = count(128, "Maximum number of tokens", "-n", heading="Sampling", common=True)
@@ -228,7 +234,7 @@ class Settings(SystemSettings):
                 f"{named('placement')} is {placement!r} with {named('cluster')} {self.cluster}; only an "
                 "embedded cluster can compute experts on the host"
             )
-        if self.device_memory is not None and self.given("slots"):
+        if self.device_memory is not None and self.slots_given:
             raise ConfigError(f"{named('device_memory')} is given with {named('slots')}; give one of them")
         if self.device_memory is not None and not self.workers_given:
             raise ConfigError(
@@ -263,6 +269,11 @@ class Settings(SystemSettings):
     def workers_given(self) -> bool:
         """Whether the number of workers is known here. On a Ray cluster it is known only if the setting is given."""
         return self.given("workers") or not self.joined
+
+    @property
+    def slots_given(self) -> bool:
+        """Whether the number of slots was given."""
+        return self.given("slots") and self.slots != "auto"
 
     @property
     def shadowed(self) -> bool:

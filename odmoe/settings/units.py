@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -20,6 +20,7 @@ SIZE = "a size such as 1GB, 512MiB or 704643072 (bytes)"
 RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
 LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
 ADDRESS = "an address and a port, such as 10.0.0.5:7200"
+SLOTS = "1, 2, ..., or auto"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
 
@@ -64,6 +65,16 @@ def _memory(text: Any) -> str:
     return str(text)
 
 
+def _slots(text: Any) -> int | str:
+    if text == "auto":
+        return "auto"
+    if isinstance(text, bool) or not str(text).isascii() or not str(text).isdigit() or int(text) < 1:
+        raise ValueError(SLOTS)
+    return int(text)
+
+
+Slots = Annotated[int | Literal["auto"], BeforeValidator(_slots)]
+"""Slots of a worker. `auto`: as its memory allows."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Rate = Annotated[float, BeforeValidator(parse_rate)]
 Link = Annotated[float, BeforeValidator(parse_link)]

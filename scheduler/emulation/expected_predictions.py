@@ -16,60 +16,66 @@ from scheduler.timing.profile import Profile
 
 @dataclass(slots=True)
 class _Request:
-    prompt_tokens: int
     announced: int = -1
-    """Position of the last pass that was announced to the shadow."""
-    predicted: int = -1
-    """Position of the last pass that the shadow has predicted to its last layer."""
+    """The last decode pass that was announced to the shadow."""
+    settled: int = -1
+    """The last announced pass after which the shadow has had nothing more to predict."""
     since: float = -math.inf
     """The shadow's last known time in this request."""
 
 
 class ExpectedPredictions:
-    """Hears of each message to the shadow, and of each prediction at the moment of its arrival. Thread-safe.
+    """Hears of each message to the shadow, and of what the shadow sends at the moment of its arrival. Thread-safe.
 
-    `last_layer`: the model's last MoE layer.
+    After an announcement the shadow predicts the pass, or what it has predicted wrongly of it, and may then run ahead.
+    It says when it has nothing more to predict before the next announcement.
     """
 
-    def __init__(self, profile: Profile, last_layer: int) -> None:
+    def __init__(self, profile: Profile) -> None:
         self._step_s = profile.shadow_layer_s + profile.hop_s
-        self._last_layer = last_layer
         self._lock = threading.Lock()
         self._requests: dict[int, _Request] = {}
 
-    def opened(self, request: int, prompt_tokens: int) -> None:
+    def opened(self, request: int) -> None:
         with self._lock:
-            self._requests[request] = _Request(prompt_tokens)
+            self._requests[request] = _Request()
 
     def closed(self, request: int) -> None:
         with self._lock:
             self._requests.pop(request, None)
 
     def announced(self, request: int, step: int, at: float) -> None:
-        """Decode pass `step` may be predicted; the announcement reaches the shadow at `at`."""
+        """Decode pass `step` was announced; the announcement reaches the shadow at `at`."""
         with self._lock:
             state = self._requests.get(request)
             if state is not None:
-                state.announced = max(state.announced, state.prompt_tokens + step)
-                state.since = max(state.since, at)
+                if state.settled >= state.announced:
+                    state.since = max(state.since, at)
+                state.announced = max(state.announced, step)
 
-    def predicted(self, request: int, position: int, layer: int, at: float) -> None:
+    def predicted(self, request: int, at: float) -> None:
         """A prediction has arrived that the shadow sent at `at`."""
         with self._lock:
             state = self._requests.get(request)
             if state is not None:
                 state.since = max(state.since, at)
-                if layer == self._last_layer:
-                    state.predicted = max(state.predicted, position)
+
+    def idle(self, request: int, step: int, at: float) -> None:
+        """The shadow has nothing more to predict since `at`, as long as no pass after `step` is announced."""
+        with self._lock:
+            state = self._requests.get(request)
+            if state is not None:
+                state.since = max(state.since, at)
+                state.settled = max(state.settled, step)
 
     def until(self) -> float:
         """No prediction that counts before this moment is outstanding."""
         with self._lock:
-            due = [state.since + self._step_s for state in self._requests.values() if state.predicted < state.announced]
+            due = [state.since + self._step_s for state in self._requests.values() if state.settled < state.announced]
         return min(due, default=math.inf)
 
     def give_up(self) -> None:
         """Outstanding predictions do not come: expect none until the next announcement."""
         with self._lock:
             for state in self._requests.values():
-                state.predicted = max(state.predicted, state.announced)
+                state.settled = max(state.settled, state.announced)

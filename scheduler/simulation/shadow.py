@@ -1,8 +1,7 @@
 """The shadow on a virtual clock: the passes of all requests together, as far ahead as their alignments allow.
 
-A pass that runs ahead of a due alignment reads the shadow's own token and KV rows. When the alignment comes, the shadow
-goes back: at once if its token was another, else after the pass. It then says only what differs. Own KV rows alone are
-assumed to change no prediction of a random workload.
+`scheduler.departure` says when the shadow runs a pass, and when again. A workload says whether the shadow's own token
+is the main model's, and what it predicts from it. Its own KV rows change no prediction of a random workload.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 
 from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
+from scheduler.departure import Course, Turn
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.workload import Workload
 from scheduler.timing.links import MainLinks
@@ -21,21 +21,16 @@ from scheduler.trace import Span
 LOOKAHEAD = 2
 """Passes by which a shadow may be ahead of the main model, as in the engine."""
 
-_PREFILL = -1
-
 
 @dataclass(slots=True, eq=False)
 class _Pass:
-    """A pass in flight. `step` -1: over the prompt."""
+    """A pass in flight."""
 
     followed: _Followed
-    step: int
     aligned: bool
-    """Every alignment that is due up to this pass had come when it began."""
+    """No alignment that was due up to this pass was missing when it began."""
     same: bool
-    """It reads the main model's token, as far as the shadow can know only later."""
-    again: bool = False
-    """It only repeats a pass with the main model's KV rows."""
+    """Until then the tokens that it read in place of missing ones were the main model's."""
     layer: int = 0
     """The next one."""
 
@@ -47,22 +42,14 @@ class _Followed:
     request: int
     workload: Workload
     prompt_tokens: int
-    tokens: int
-    """Of the answer."""
-    step: int = _PREFILL
-    """The next decode pass, or the one in flight."""
-    announced: int = -1
-    """The last decode pass that the main model has announced."""
+    course: Course
     same: bool = True
     """The tokens that the shadow went on from by itself are the main model's."""
-    again: bool = False
-    """The next pass only repeats one with the main model's KV rows."""
+    prefilled: bool = False
     running: _Pass | None = None
-    dirty: bool = False
-    """KV rows have come during the pass in flight."""
     idle_since: float = 0.0
-    sent: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
-    """Decode pass -> layer -> what was predicted last."""
+    sent: dict[int, dict[int, frozenset[int]]] = field(default_factory=dict)
+    """Decode pass -> layer -> the experts that were predicted last."""
 
 
 class SimulatedShadow:
@@ -91,14 +78,15 @@ class SimulatedShadow:
 
     def opened(self, request: int, workload: Workload, prompt_tokens: int, tokens: int) -> None:
         """A request that `follow` may name. `tokens`: of the answer."""
-        self._opened[request] = _Followed(request, workload, prompt_tokens, tokens)
+        course = Course(self._alignment, self._departure, LOOKAHEAD, 0, tokens - 1)
+        self._opened[request] = _Followed(request, workload, prompt_tokens, course)
 
     # --- commands -----------------------------------------------------------------------------------------------
 
     def follow(self, command: t.Follow) -> None:
         """The shadow reads the prompt at the same time as the main node, and predicts nothing for it."""
         followed = self._followed[command.request] = self._opened[command.request]
-        followed.running = _Pass(followed, _PREFILL, aligned=True, same=True)
+        followed.running = _Pass(followed, aligned=True, same=True)
         self._advance()
 
     def align(self, command: t.Align) -> None:
@@ -114,31 +102,15 @@ class SimulatedShadow:
             followed.running = None
 
     def _aligned(self, command: t.Align) -> None:
-        followed, step = self._followed.get(command.request), command.step
+        followed = self._followed.get(command.request)
         if followed is None:
             return
-        followed.announced = max(followed.announced, step)
-        running = followed.running
-        if running is not None and running.again and running.step < step:
-            followed.running, followed.step = None, running.step + 1  # the pass that it repeats will do
-        begun = followed.step > step or (followed.running is not None and followed.step == step)
-        if begun:
-            self._check(followed, command)
+        other = command.token and not followed.workload.same_token(command.step)
+        gave_up = followed.course.gives_up(command.step)
+        turn = followed.course.aligned(command.step, other, rows=command.kv_start < command.kv_stop)
+        if (gave_up or turn == Turn.BACK) and followed.prefilled:
+            followed.running = None
         self._advance()
-
-    def _check(self, followed: _Followed, command: t.Align) -> None:
-        """An alignment of a pass that has begun without it."""
-        step = command.step
-        if command.token and not followed.workload.same_token(step):
-            self._go_back(followed, step, again=False)
-        elif command.kv_start < command.kv_stop:
-            if followed.step == step:
-                followed.dirty = True
-            else:
-                self._go_back(followed, step, again=True)
-
-    def _go_back(self, followed: _Followed, step: int, again: bool) -> None:
-        followed.step, followed.again, followed.running, followed.dirty = step, again, None, False
 
     # --- passes -------------------------------------------------------------------------------------------------
 
@@ -148,67 +120,65 @@ class SimulatedShadow:
         if self._busy:
             return
         for followed in self._followed.values():
-            self._start(followed)
+            if followed.prefilled and followed.course.may_start():
+                self._start(followed)
         running = [one.running for one in self._followed.values() if one.running is not None]
         if not running:
             return
-        urgent = [one for one in running if one.step <= one.followed.announced] or running
+        urgent = [one for one in running if not one.followed.prefilled or one.followed.course.urgent] or running
         layer = min(one.layer for one in urgent)
         together = [one for one in running if one.layer == layer]
         self._busy = True
-        self._events.at(self._events.now + self._profile.shadow_s(len(together)), self._routed, together)
-        self._add_span("shadow", str(layer), self._events.now, self._events.now + self._profile.shadow_s(len(together)))
+        now, lasts_s = self._events.now, self._profile.shadow_s(len(together))
+        self._events.at(now + lasts_s, self._routed, together)
+        self._add_span("shadow", str(layer), now, now + lasts_s)
 
     def _start(self, followed: _Followed) -> None:
-        step, now = followed.step, self._events.now
-        if followed.running is not None or step < 0 or step >= followed.tokens - 1:
-            return
-        alignment, announced = self._alignment, followed.announced
-        if not alignment.may_start(step, announced, LOOKAHEAD, self._departure):
-            return
+        course, now = followed.course, self._events.now
+        step = course.step
         if self._departure == LATE and now > followed.idle_since:
             self._add_span("late", str(step), followed.idle_since, now)
-        if alignment.token_due(step):
-            same = followed.workload.same_token(step) and (followed.same or alignment.token_due(step - 1))
-            followed.same = step <= announced or same
-        aligned = step <= announced or not any(alignment.due(one) for one in range(announced + 1, step + 1))
-        followed.running = _Pass(followed, step, aligned, followed.same, followed.again)
-        followed.again = False
+        missing = any(self._alignment.due(one) for one in range(course.announced + 1, step + 1))
+        if not missing:
+            followed.same = True
+        elif self._alignment.token_due(step):
+            followed.same = followed.same and followed.workload.same_token(step)
+        course.start()
+        followed.running = _Pass(followed, aligned=not missing, same=followed.same)
 
     def _routed(self, together: list[_Pass]) -> None:
         """A layer of these passes has ended."""
         self._busy, now = False, self._events.now
         for one in together:
-            followed = one.followed
-            if followed.running is not one:
+            if one.followed.running is not one:
                 continue
-            if one.step >= 0:
+            if one.followed.prefilled:
                 self._predict(one, now)
             one.layer += 1
             if one.layer == self._profile.layers:
-                self._ended(one)
+                self._ended(one.followed)
         self._advance()
 
     def _predict(self, one: _Pass, now: float) -> None:
-        followed, layer = one.followed, one.layer
+        followed, layer, step = one.followed, one.layer, one.followed.course.step
         workload = followed.workload
-        experts = workload.predict(one.step, layer) if one.aligned else workload.ahead(one.step, layer, one.same)
-        before = followed.sent.setdefault(one.step, {})
-        if experts is None or before.get(layer) == experts:
+        experts = workload.predict(step, layer) if one.aligned else workload.ahead(step, layer, one.same)
+        before = followed.sent.setdefault(step, {})
+        if experts is None or before.get(layer) == frozenset(experts):
             return
-        before[layer] = experts
-        arrives, position = self._links.predicted(now), followed.prompt_tokens + one.step
+        before[layer] = frozenset(experts)
+        arrives, position = self._links.predicted(now), followed.prompt_tokens + step
         self._events.at(arrives, self._predicted, t.Predicted(followed.request, position, layer, experts))
         self._add_span("transfer", f"prediction {layer} {followed.request}.{position}", now, arrives)
 
-    def _ended(self, one: _Pass) -> None:
-        followed = one.followed
+    def _ended(self, followed: _Followed) -> None:
         followed.running, followed.idle_since = None, self._events.now
-        if followed.dirty and followed.announced == one.step:
-            self._go_back(followed, one.step, again=True)
+        if not followed.prefilled:
+            followed.prefilled = True
             return
-        followed.step, followed.dirty = one.step + 1, False
-        for step in [step for step in followed.sent if step < min(followed.announced, one.step)]:
+        course = followed.course
+        course.ended()
+        for step in [step for step in followed.sent if step < min(course.announced, course.step)]:
             del followed.sent[step]
 
     def _add_span(self, what: str, label: str, start: float, end: float) -> None:

@@ -121,8 +121,8 @@ def draw(run: Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
                 places = [row["tokens_per_s"] for row in of], [row[name] for row in of]
                 style = {"color": colour, "marker": MARKS.get(slots, "o"), "ls": "-" if slots == 1 else "--"}
                 panel.plot(*places, **style, ms=5, lw=1.4, label=f"{words}, {plural(slots, 'slot')} a worker")
-                if slots == max(args.slots) or len(args.slots) == 1:
-                    _number(panel, of, name)
+                if slots == args.slots[-1]:
+                    _number(panel, of, name, way)
         if emulated:
             measured = [row["emulated"] for row in emulated]
             places = [one["tokens_per_s"] for one in measured], [one[name] for one in measured]
@@ -131,20 +131,26 @@ def draw(run: Experiment, rows: list[dict[str, Any]], args: Any) -> Any:
         panel.set_ylabel(label, fontsize=9)
         panel.set_xlim(left=0)
         panel.set_ylim(bottom=0)
-    panels[0].legend(frameon=False, fontsize=8, loc="upper left")
-    figure.suptitle(
-        f"Answering {', '.join(map(str, args.requests))} requests at once (simulated: {args.profile})", fontsize=11
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=2,
+        frameon=False,
+        fontsize=8.5,
+        title=f"Answering {', '.join(map(str, args.requests))} requests at once (simulated: {args.profile})",
+        title_fontsize=11,
     )
     return run.save(figure)
 
 
-def _number(panel: Any, rows: list[dict[str, Any]], name: str) -> None:
-    """The number of requests at each place of a curve."""
+def _number(panel: Any, rows: list[dict[str, Any]], name: str, way: str) -> None:
+    """The number of requests at each place of a curve. Both ways are the same for a lone request."""
+    across, side = (7, "left") if way == "batched" else (-7, "right")
     for row in rows:
-        place = row["tokens_per_s"], row[name]
-        panel.annotate(
-            str(row["requests"]), place, (5, -9), textcoords="offset points", ha="left", fontsize=8, color=DARK
-        )
+        if row["requests"] > 1 or way == "batched":
+            place = row["tokens_per_s"], row[name]
+            offset = {"xytext": (across, -9 if way == "batched" else 4), "textcoords": "offset points"}
+            panel.annotate(str(row["requests"]), place, **offset, ha=side, fontsize=8, color=DARK)
 
 
 COLUMNS = (
@@ -171,6 +177,7 @@ def parse() -> Any:
     args = parse_flags(parser)
     most = args.prompts
     args.requests = sorted(set(args.requests)) if args.requests else [n for n in REQUESTS if n <= most]
+    args.slots = sorted(set(args.slots))
     if args.requests[-1] > most:
         parser.error(f"--requests {args.requests[-1]} needs as many prompts; --prompts is {most}")
     return args

@@ -11,6 +11,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from checkpoint import family
 from checkpoint.expert import ExpertArithmetic, Views
+from checkpoint.kernels import Linear
 from support.models.families import FAMILIES, configuration
 
 DTYPES = ("float32", "bfloat16")
@@ -126,3 +127,36 @@ def test_a_slot_without_an_expert_decides_nothing(nothing: float, alike: bool, m
         slot[key].copy_(view)
     assert made.arithmetic.is_plain(made.layer, slot) == alike
     assert made.is_equal(slot)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hidden", "inner"), [(192, 288), (2048, 768), (64, 32), (512, 3584)])
+def test_calls_share_a_computation_only_where_every_bit_stays(dtype: str, hidden: int, inner: int) -> None:
+    config = configuration("mixtral")
+    config.hidden_size, config.intermediate_size = hidden, inner
+    arithmetic = ExpertArithmetic(config.to_dict(), dtype)
+    generator = torch.Generator().manual_seed(0)
+    views = {
+        "gate_up_proj": torch.randn(2 * inner, hidden, generator=generator).div(50).to(family.parse_dtype(dtype)),
+        "down_proj": torch.randn(hidden, inner, generator=generator).div(50).to(family.parse_dtype(dtype)),
+    }
+    shared = arithmetic.is_rowwise(0, views)
+    if dtype == "float32":
+        assert not shared
+    if not shared:
+        return
+    compute = arithmetic.bind(0, views)
+    for seed in range(5):
+        rows = torch.randn(32, hidden, generator=generator).to(views["down_proj"])
+        weights = torch.rand(32, generator=generator).to(rows)
+        for count in (2, 5, 8, 31, 32):
+            own = [compute(row, one) for row, one in zip(rows.split(1), weights.split(1), strict=True)][:count]
+            assert torch.equal(compute(rows[:count], weights[:count]), torch.cat(own)), seed
+
+
+def test_calls_do_not_share_where_an_activation_looks_at_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Mixtral("bfloat16")
+    monkeypatch.setattr(Linear, "is_rowwise", lambda *_: True)
+    monkeypatch.setattr(ExpertArithmetic, "is_plain", lambda *_: True)
+    monkeypatch.setattr(MixtralExperts, "_apply_gate", lambda _, rows: rows.chunk(2, dim=-1)[0] - rows.mean())
+    assert not made.arithmetic.is_rowwise(made.layer, made.views)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from checkpoint import kernels, linear_batch
 from checkpoint.coroutine import Coroutine
 from checkpoint.kernels import Linear
-from checkpoint.linear_batch import BatchLinear, LinearCall, batch_linear, meeting, multiply, run_together
+from checkpoint.linear_batch import BatchLinear, LinearCall, batch_linear, keeps_bits, meeting, multiply, run_together
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -203,11 +203,18 @@ def test_few_rows_share_an_exact_product(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Linear, "__call__", counted)
     calls = [LinearCall(module, random(1, count, 6, seed=count)) for count in (1, 30, 2, 40, 3, 4)]
-    for rowwise, expected in ((True, [31, 7]), (False, [])):
+    for rowwise, exact, expected in (
+        (True, True, [31, 7]),
+        (True, False, [31, 7]),
+        (False, True, []),
+        (False, False, [80]),
+    ):
         products.clear()
         monkeypatch.setattr(Linear, "is_rowwise", lambda *_, rowwise=rowwise: rowwise)
-        outputs = multiply(calls, exact=True)
+        outputs = multiply(calls, exact)
         assert products == expected, "the others have products of their own"
+        assert keeps_bits(calls) == rowwise
+        assert keeps_bits(calls[:1])
         for call, output in zip(calls, outputs, strict=True):
             torch.testing.assert_close(output, functional.linear(call.rows, module.weight, module.bias))
 

@@ -137,7 +137,11 @@ def test_two_requests_do_not_disturb_each_other(scheme: str, main_of: Any, answe
         main.align(3, step)
     for number in (3, 4):
         assert main.passes(number) == [0, 1, 2, 3]
-        assert [main.routes(number, s) for s in range(4)] == [main.routes(number - 2, s) for s in range(4)]
+        for step in range(4):  # rows that are multiplied together are rounded otherwise
+            together, alone = main.routes(number, step), main.routes(number - 2, step)
+            assert [experts for experts, _ in together] == [experts for experts, _ in alone]
+            for (_, mine), (_, own) in zip(together, alone, strict=True):
+                assert mine == pytest.approx(own, abs=1e-3)
 
 
 def test_one_that_runs_ahead_lets_others_in(main_of: Any, answers: list[MainAnswer]) -> None:

@@ -60,7 +60,7 @@ def test_out_of_turn_is_named_and_forgiven(shadow_of: Any, answers: list[MainAns
 @pytest.mark.parametrize(("prompt", "first"), [((), 0), ((5, 6), 2), ((5, 6), 3)])
 def test_a_request_without_a_prompt_is_refused(prompt: tuple[int, ...], first: int, main_of: Any) -> None:
     main = main_of()
-    main.channel.send(OpenRequest(1, prompt, first, 4, 1, 1, 2))
+    main.channel.send(OpenRequest(1, prompt, first, 4, 1, 1, 2, True))
     assert [f.error for f in main.of(Failed)] == ["ProtocolError"]
     main.settle()
 
@@ -117,9 +117,9 @@ def test_an_error_that_cannot_be_told_does_not_end_the_thread(shadow_of: Any, an
 
     session = shadow_of().accept(Reply())
     session.on_message(Hello(PROTOCOL_VERSION, "abc", "float32", "main"))
-    session.on_message(OpenRequest(1, (99_999,), 0, 4, 0, 0, 2))
+    session.on_message(OpenRequest(1, (99_999,), 0, 4, 0, 0, 2, True))
     assert told.wait(WAIT_S)
-    session.on_message(OpenRequest(2, answers[0].prompt, 0, 4, 0, 0, 2))
+    session.on_message(OpenRequest(2, answers[0].prompt, 0, 4, 0, 0, 2, True))
     assert predicted.wait(WAIT_S)
 
 
@@ -140,7 +140,7 @@ def test_usage_is_measured(main_of: Any, answers: list[MainAnswer]) -> None:
     assert main.passes(1) == [0]
     row = 8 * 2 * 2 * 32 * main.cache(1)[0].element_size()  # layers, keys and values, heads, D
     one = held()
-    assert one == row * (PROMPT_TOKENS + 1 + 2)  # the fence has two
+    assert one == row * (PROMPT_TOKENS + 1)
     main.align(1, 1)
     assert main.passes(1) == [0, 1]
     assert held() == one + row
@@ -148,7 +148,7 @@ def test_usage_is_measured(main_of: Any, answers: list[MainAnswer]) -> None:
     main.align(2, 0)
     assert main.passes(2) == [0]
     before = held()
-    assert before == row * (2 * PROMPT_TOKENS + 3 + 2)
+    assert before == row * (2 * PROMPT_TOKENS + 3)
     main.channel.send(CloseRequest(1))
     main.settle()
     assert held() == before

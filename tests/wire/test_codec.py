@@ -74,7 +74,7 @@ def messages_of(cls):
 
 
 def test_every_message_of_the_contract_is_here():
-    assert len({cls for _, cls in KINDS}) == 21
+    assert len({cls for _, cls in KINDS}) == 22
 
 
 @pytest.mark.parametrize(("codec", "cls"), KINDS, ids=lambda value: getattr(value, "__name__", ""))
@@ -264,7 +264,11 @@ def test_malformed_tensor_sent(tensor, said):
         (TO_WORKER, Hello("1", "", "", ""), r"Hello\.version is '1'"),
         (TO_WORKER, Hello(1, "\ud800", "", ""), r"Hello\.fingerprint is '\\ud800'; allowed: a string"),
         (FROM_WORKER, Loaded(1, 2, None), r"Loaded\.seconds is None; allowed: a float"),
-        (TO_SHADOW, OpenRequest(1, (5, -1), 0, 1, 1, 1, 1), r"OpenRequest\.prompt is \(5, -1\); allowed: a sequence"),
+        (
+            TO_SHADOW,
+            OpenRequest(1, (5, -1), 0, 1, 1, 1, 1, False),
+            r"OpenRequest\.prompt is \(5, -1\); allowed: a sequence",
+        ),
         (TO_SHADOW, Align(1, 0, -1, 0, ()), r"Align\.token is -1"),
         (FROM_SHADOW, Prediction(1, 0, 0, (1,), ("a",)), r"Prediction\.scores is \('a',\)"),
         (FROM_WORKER, Failed("E", "m", request=-1), r"Failed\.request is -1"),

@@ -4,9 +4,8 @@ digit."""
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +14,9 @@ from hypothesis import strategies as st
 
 from odmoe.clusters.timed_streams import TimedNode
 from scheduler import types as t
-from scheduler.alignment import Alignment
 from scheduler.emulation.clock import Cancellation, Emulation
-from scheduler.simulation.time_breakdown import TimeBreakdown
-from scheduler.simulation.world import World
+from scheduler.simulation.events import EventHeap
+from scheduler.simulation.workers import SimulatedWorkers
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import Profile, find_profile
 from support.nodes.worker_desk import WorkerDesk
@@ -26,30 +24,13 @@ from wire.messages import Evict, Load, Loaded, Stamped, WorkerReady
 from worker_node.loaders.emulated import EmulatedLoader
 from worker_node.loaders.memory import MemoryLoader
 
-PROFILE = replace(find_profile("rtx3090-1gbe"), layers=1)
+PROFILE = find_profile("rtx3090-1gbe")
 WAIT_S = 5.0
 START = 100.0
 SLOTS = 2
 
 Steps = list[tuple[float, int]]
 """(moment, slot): an empty slot is loaded, another one evicted."""
-
-
-@dataclass
-class Core:
-    """In the place of the scheduler: passes on the commands that it is handed."""
-
-    loaded: dict[int, float] = field(default_factory=dict)
-    """Load -> the moment at which it ended."""
-    alignment: Alignment = field(default_factory=Alignment)
-    strategy: Any = field(
-        default_factory=lambda: SimpleNamespace(predictor=SimpleNamespace(foresight=None), wants_scores=False)
-    )
-
-    def handle(self, event: Any, now: float) -> list[t.Command]:
-        if isinstance(event, t.LoadEnded):
-            self.loaded[event.load_id] = now
-        return event if isinstance(event, list) else []
 
 
 def commands(steps: Steps) -> list[tuple[float, t.Load | t.Evict]]:
@@ -65,14 +46,19 @@ def commands(steps: Steps) -> list[tuple[float, t.Load | t.Evict]]:
 
 
 def simulated(profile: Profile, steps: Steps) -> dict[int, float]:
-    core: Any = Core()
-    workload: Any = SimpleNamespace(prompt=lambda layer: ())
-    world = World(core, profile, MainLinks(profile), workload, 1, 1, TimeBreakdown(profile.load_s, predicted=False))
-    world.start(1, SLOTS, shadow=False)
+    """Load -> the moment at which it ended."""
+    events, found = EventHeap(), {}
+
+    def post(event: t.Event) -> None:
+        if isinstance(event, t.LoadEnded):
+            found[event.load_id] = events.now
+
+    workers = SimulatedWorkers(events, profile, MainLinks(profile), post, lambda call: None, lambda: None, None)
+    workers.join(SLOTS, ())
     for at, command in commands(steps):
-        world.events.at(at, world._post, [command])
-    world.run(1)
-    return core.loaded
+        events.at(at, workers.load if isinstance(command, t.Load) else workers.evict, command)
+    events.run()
+    return found
 
 
 class Reply:

@@ -12,9 +12,6 @@ import torch
 from checkpoint.store import ExpertStore
 from worker_node.pace import Pace, RealPace
 
-CHUNK = 32 << 20
-"""Bytes between two checks for a cancellation. Fewer cost bandwidth: 8 MiB a tenth, on a busy machine."""
-
 
 class Loader(Protocol):
     """`load` is called from one thread, `computing` from another (the same where there is one slot)."""
@@ -43,10 +40,11 @@ class HostLoader:
     """A base class for slots in ordinary memory: nothing to prepare, nothing to wait for."""
 
     device = "cpu"
+    piece_bytes: int
+    """Moved between two checks for a cancellation."""
 
     def __init__(self, store: ExpertStore) -> None:
         self._store = store
-        self.chunk = CHUNK
         self.pace: Pace = RealPace()
 
     def prepare(self, slots: list[torch.Tensor]) -> None:

@@ -12,20 +12,26 @@ from worker_node.loaders.mapped_store import MappedStore
 
 
 class MemoryLoader(HostLoader):
-    """Copies from the mapped store: host memory once its pages have been read."""
+    """Copies from the mapped store: host memory once its pages have been read.
+
+    With one thread, as numpy copies: torch's threads wait for each other after each piece, which takes longer than the
+    piece where the cores are busy.
+    """
 
     name = "memory"
+    piece_bytes = 8 << 20
+    """As fast as larger ones. 4 MiB take 3 % longer."""
 
     def __init__(self, store: ExpertStore) -> None:
         super().__init__(store)
         self._mapped = MappedStore(store)
 
     def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
-        source = self._mapped.blob(layer, expert, form)
+        source, target = self._mapped.blob(layer, expert, form).numpy(), into.numpy()
         done = 0
         while done < source.nbytes and not cancelled():
-            stop = min(done + self.chunk, source.nbytes)
-            into[done:stop].copy_(source[done:stop])
+            stop = min(done + self.piece_bytes, source.nbytes)
+            target[done:stop] = source[done:stop]
             done = stop
         return done
 

@@ -37,7 +37,7 @@ def test_the_shadow_is_told(desk: Desk) -> None:
     desk.engine.post(t.TokenDecoded(1, 1))
     desk.engine.close_request(1)
     opened = told.wait(w.OpenRequest)
-    assert opened == [w.OpenRequest(1, (100, 101, 102, 103, 104), 0, 20, 1, 1, 2)]
+    assert opened == [w.OpenRequest(1, (100, 101, 102, 103, 104), 0, 20, 1, 1, 2, False)]
     assert shadow_parts(told.wait(w.Align, 2)) == [(0, 105, 0, 5), (1, 106, 5, 1)]
     assert told.wait(w.CloseRequest) == [w.CloseRequest(1)]
 
@@ -48,7 +48,7 @@ def test_a_shadow_that_joins_late_takes_up_the_request(desk: Desk) -> None:
     desk.engine.post(t.TokenDecoded(1, 1))
     desk.engine.post(t.StepStarted((t.Pass(1, 6, 1, prefill=False),)))
     told = desk.shadow()
-    assert told.wait(w.OpenRequest) == [w.OpenRequest(1, (100, 101, 102, 103, 104, 105), 1, 20, 1, 1, 2)]
+    assert told.wait(w.OpenRequest) == [w.OpenRequest(1, (100, 101, 102, 103, 104, 105), 1, 20, 1, 1, 2, False)]
     assert shadow_parts(told.wait(w.Align)) == [(1, 106, 0, 6)]
     told.say(w.Prediction(1, 6, 0, (0, 1), (0.6, 0.4)))
     desk.check(rows_of(1, experts=(0, 1)), 0, position=6)

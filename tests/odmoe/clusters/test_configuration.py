@@ -24,6 +24,7 @@ from odmoe.clusters.configuration import (
     resources,
     with_precision,
 )
+from odmoe.clusters.slot_memory import _free, slot_memory
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
@@ -87,6 +88,52 @@ def test_slots_as_given_or_as_many_as_fit(
 ) -> None:
     """The demo model has 64 experts in all."""
     assert resources(Settings(model="demo", **given), demo_store("float32")) == found
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("free", "given", "workers_here", "slots"),
+    [
+        (1 << 40, {}, None, 2),
+        (1 << 40, {"system": "fully-cached"}, None, 8),  # a slot for every expert, whatever the memory
+        (1 << 40, {"residency": "lru"}, None, 1),
+        (22 * MIB, {}, None, 2),  # half of it for 16 of the demo model's experts of 0.66 MB
+        (20 * MIB, {}, None, 1),
+        (20 * MIB, {"workers": 2}, None, 2),
+        (20 * MIB, {"cluster": "auto"}, 1, 2),  # of the cluster's workers one is on this machine
+        (20 * MIB, {"cluster": "auto"}, 8, 1),
+        (0, {}, None, 1),
+        (0, {"workers": 4, "device_memory": "50%"}, None, 2),  # room for eight
+        (1 << 40, {"device_memory": "20%"}, None, 1),
+        (1 << 40, {"workers": 4, "device_memory": "50%", "residency": "lru"}, None, 8),
+    ],
+)
+def test_slots_by_the_memory_of_a_worker(
+    free: int,
+    given: dict[str, Any],
+    workers_here: int | None,
+    slots: int,
+    demo_store: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("odmoe.clusters.slot_memory._free", lambda device: free)
+    store = demo_store("float32")
+    assert store.manifest.blob_bytes * 2 * 8 * 2 in range(20 * MIB, 22 * MIB)
+    found = resources(Settings(model="demo", slots="auto", **given), store, workers_here)
+    assert found.slots == slots
+
+
+def test_free_memory_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers of a process get the same, though the first has taken its slots by then."""
+    amounts = iter((1000, 10))
+    monkeypatch.setattr("odmoe.clusters.slot_memory.available_memory", lambda: next(amounts))
+    _free.cache_clear()
+    try:
+        assert [slot_memory("cpu", workers) for workers in (1, 2, 4)] == [500, 250, 125]
+    finally:
+        _free.cache_clear()
 
 
 BUDGET = {"workers": 1, "device_memory": "100%"}

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scheduler.policies.system_config import CoreConfig
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.requests import random_arrivals
 from scheduler.simulation.scenario import Scenario
-from scheduler.simulation.simulate import simulate
+from scheduler.simulation.simulate import simulate, simulate_requests
 from scheduler.simulation.workload import random_workload
 from scheduler.simulation.world import World
 from scheduler.timing.profile import find_profile
@@ -40,10 +41,9 @@ def facts(cli: CommandLine, *flags: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(file: Path, scenario: Scenario) -> Path:
     """A recording, of a simulated run."""
-    config: CoreConfig = SCENARIO.core_config
+    config: CoreConfig = scenario.core_config
     core, recorder = make_core(config), Recorder({"profile": PAPER.name}, config)
     decide = core.handle
 
@@ -53,13 +53,23 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return commands
 
     core.handle = handle  # type: ignore[method-assign]
-    world = World(core, SCENARIO, random_arrivals(SCENARIO, 0.9))
+    world = World(core, scenario, random_arrivals(scenario, 0.9))
     world.start()
-    assert world.run(6)
+    assert world.run(scenario.requests * scenario.tokens)
     world.drain()
-    file = tmp_path_factory.mktemp("log") / "log"
     write_whole(file, recorder.take())
     return file
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded(tmp_path_factory.mktemp("log") / "log", SCENARIO)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two requests, one after the other."""
+    return recorded(tmp_path_factory.mktemp("log") / "both", replace(SCENARIO, requests=2, parallel=1))
 
 
 def test_no_library_of_tensors_or_clusters_is_imported() -> None:
@@ -127,6 +137,32 @@ def test_the_models_shape_may_be_another(cli: CommandLine) -> None:
     assert facts(cli, *flags, "--group-size", "8")["group_size"] == 8
 
 
+def test_several_requests_together_and_each(cli: CommandLine) -> None:
+    flags = ("--requests", "3", "--tokens", "5", "--recall", "0.9")
+    found = facts(cli, *flags)
+    scenario = Scenario(PAPER, tokens=5, requests=3)
+    outcome = simulate_requests(scenario, random_arrivals(scenario, 0.9))
+    assert (found["tokens"], found["at_once"], len(found["requests"])) == ([5] * 3, 3, 3)
+    assert found["decode_tokens_per_s"] == pytest.approx(outcome.decode_tokens_per_s)
+    assert found["token_gap_s"]["worst"] == max(max(answer.gaps_s) for answer in outcome.answers)
+    assert found["experts_a_layer"] == outcome.union
+    assert found["tokens_a_step"] == pytest.approx(3.0)
+    assert sum(found["where_ms"].values()) == pytest.approx(3e3 / found["decode_tokens_per_s"], rel=0.02)
+    turns = facts(cli, *flags, "--parallel", "1")
+    assert turns["experts_a_layer"] == 2.0
+    assert turns["decode_tokens_per_s"] < found["decode_tokens_per_s"]
+
+
+def test_the_text_of_several_requests(cli: CommandLine) -> None:
+    said = cli("simulate", "--requests", "2", "--tokens", "4", "--batch-dense").out
+    assert "2: 32 tokens in, 8 out; all at once, dense layers together" in said
+    for part in ("tokens/s, all requests together", "at worst", "a decode step: ", "of 8 experts in a layer"):
+        assert part in said
+    later = cli("simulate", "--requests", "3", "--tokens", "3", "--interval", "1.5", "--parallel", "2").out
+    assert "; one every 1.5 s; up to 2 at once, dense layers one by one" in later
+    assert "one after the other" in cli("simulate", "--requests", "2", "--tokens", "2", "--parallel", "1").out
+
+
 def test_the_text_says_where_every_millisecond_goes(cli: CommandLine) -> None:
     answer = cli("simulate", "--tokens", "9")
     assert answer.code == 0
@@ -162,6 +198,16 @@ def test_recorded_routes_are_simulated_beside_what_was_measured(cli: CommandLine
     assert (found["align_token"], found["prompt_tokens"], found["tokens"]) == (2, [5], [6])
     assert facts(cli, "--routes", str(log), "--tokens", "3")["tokens"] == [3]
     assert "recorded" in cli("simulate", "--routes", str(log)).out
+
+
+def test_recorded_requests_can_be_answered_together(cli: CommandLine, both: Path) -> None:
+    """Recorded one after the other."""
+    apart, together = facts(cli, "--routes", str(both)), facts(cli, "--routes", str(both), "--parallel", "2")
+    assert (apart["at_once"], apart["tokens_a_step"], apart["experts_a_layer"]) == (1, 1.0, 2.0)
+    assert together["tokens_a_step"] > 1
+    assert together["experts_a_layer"] > 2.0
+    assert together["loads_a_token"] < apart["loads_a_token"]
+    assert len(together["requests"]) == 2
 
 
 def test_recorded_routes_on_another_system(cli: CommandLine, log: Path) -> None:
@@ -216,6 +262,10 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
         (["--system", "odmoe"], "--system is 'odmoe'; did you mean od-moe or "),
         (["--recall", "1.5"], "--recall is 1.5; allowed: a number from 0 to 1"),
         (["--recall", "0.5", "--system", "on-demand"], "--recall is 0.5, which --predictor none does not read"),
+        (["--requests", "0"], "--requests is 0; allowed: 1 to 1024"),
+        (["--interval", "-1"], "--interval is -1; allowed: seconds"),
+        (["--prefill-chunk", "-1"], "--prefill-chunk is -1; allowed: 0, 1"),
+        (["--routes", "LOG", "--requests", "2"], "--requests is given with --routes"),
         (["--tokens", "0"], "--tokens is 0; allowed: 1 to 4194304"),
         (["--tokens", "99999999999"], "--tokens is 99999999999; allowed: 1 to 4194304"),
         (["--experts", "1000000"], "--experts is 1000000; allowed: 1 to 65536"),

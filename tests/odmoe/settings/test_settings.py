@@ -17,6 +17,9 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"workers": 0}, ["--workers", "0", "allowed: 1"]),
     ({"workers": -3}, ["--workers", "-3", "allowed: 1"]),
     ({"slots": 0}, ["--slots", "0", "allowed: 1"]),
+    ({"slots": "all"}, ["--slots", "'all'", "allowed: 1, 2, ..., or auto"]),
+    ({"slots": True}, ["--slots", "True", "or auto"]),
+    ({"slots": 2, "device_memory": "25%"}, ["--device-memory is given with --slots"]),
     ({"mini_batch": 0}, ["--mini-batch", "0", "allowed: 1"]),
     ({"max_new_tokens": 0}, ["--max-new-tokens", "0", "allowed: 1"]),
     ({"threads": 0}, ["--threads", "0", "allowed: 1"]),
@@ -85,3 +88,11 @@ def test_no_library_is_imported() -> None:
     heavy = {"torch", "transformers", "ray", "matplotlib"}
     code = f"import sys, odmoe.cli.main, odmoe.settings.settings; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_auto_slots_are_no_number_that_was_given() -> None:
+    """They may be given with the memory that they are chosen by."""
+    assert not Settings(model="m", slots="auto", device_memory="25%").slots_given
+    assert Settings(model="m", slots="3").slots == 3
+    assert Settings(model="m", slots="3").slots_given
+    assert not Settings(model="m").slots_given

@@ -381,20 +381,31 @@ def test_gate_and_prediction_are_taken_in_the_order_of_their_times(
 def test_a_shadows_pass_starts_when_its_alignment_has_come(world: World) -> None:
     layer_s = PROFILE.shadow_layer_s
     pace = ShadowPace(world.emulation)
-    pace.arrived()
-    world.work(0.004)  # it is told to its thread so much later
-    pace.begin_pass()
+    came = pace.now()
+    world.work(0.004)  # its thread takes it so much later
+    pace.take(came)
     for layer in range(1, 9):
         world.work(layer_s / 2)
-        pace.layer()
+        pace.layer(1, wait=False)
         assert world.emulation.now() == pytest.approx(100 + layer_s * layer)
-    pace.begin_pass()  # was allowed before the last one had ended
-    pace.layer()
+    pace.take(came)  # was allowed before the last pass had ended
+    pace.layer(1, wait=False)
     assert world.emulation.now() == pytest.approx(100 + 9 * layer_s)
     world.work(1.0)
     world.emulation.adopt(world.time)
-    pace.arrived()
-    arrived = world.emulation.now()
-    pace.begin_pass()
-    pace.layer()
-    assert world.emulation.now() == pytest.approx(arrived + layer_s)
+    came = pace.now()
+    pace.take(came)
+    pace.layer(1, wait=False)
+    assert world.emulation.now() == pytest.approx(came + layer_s)
+
+
+def test_a_shadows_layer_is_waited_for_where_a_message_may_change_the_next(world: World) -> None:
+    pace = ShadowPace(world.emulation)
+    pace._never = Sleep(world)
+    extra_s = PROFILE.shadow_s(3) - PROFILE.shadow_s(1)
+    pace.take(pace.now())
+    pace.layer(1, wait=True)
+    assert world.time == pytest.approx(100 + PROFILE.shadow_layer_s)
+    pace.layer(3, wait=True)
+    assert world.time == pytest.approx(100 + 2 * PROFILE.shadow_layer_s + extra_s)
+    assert extra_s > 0

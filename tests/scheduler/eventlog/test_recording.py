@@ -21,8 +21,8 @@ from scheduler.eventlog.recording import Recorder, Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
 from scheduler.policies.system_config import CoreConfig, SystemConfig
-from scheduler.simulation.recorded_routes import recorded_workloads
-from scheduler.simulation.requests import random_arrivals
+from scheduler.simulation.recorded_routes import recorded_groups, recorded_workloads
+from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate, simulate_requests
 from scheduler.simulation.world import World
@@ -158,6 +158,29 @@ def test_recorded_routes_simulate_to_the_same_times(tmp_path: Path, alignment: A
     assert (workload.number, workload.prompt_tokens, workload.tokens) == (1, 16, 6)
     assert workload.ttft_s == pytest.approx(outcome.ttft_s)
     assert workload.decode_tokens_per_s == pytest.approx(outcome.decode_tokens_per_s)
+
+
+@pytest.mark.parametrize("said", [{}, {"arrivals": (0.0, 0.0, 0.3)}, {"prefill_chunk": 20}, {"batch_dense": True}])
+def test_recorded_requests_are_simulated_together_as_they_were(tmp_path: Path, said: dict[str, Any]) -> None:
+    """The simulator's own log of requests that shared steps: they join the same steps again, with the same chunks."""
+    scenario = scenario_of(PROFILE, tokens=5, requests=3, prompt_tokens=30, predictor="none", **said)
+    recorder, outcome = recorded(scenario, None)
+    recording = read(tmp_path, recorder.take())
+    assert replay(recording).difference is None
+    [group] = recorded_groups(recorded_workloads(recording))
+    arrivals = [Arrival(one, one.prompt_tokens, one.tokens, step=one.step) for one in group]
+    again = simulate_requests(scenario, arrivals)
+    assert [one.token_s[-1] - one.ttft_s for one in again.answers] == pytest.approx(
+        [one.token_s[-1] - one.ttft_s for one in outcome.answers]
+    )
+    assert (again.where, again.union) == (pytest.approx(outcome.where), outcome.union)
+
+
+def test_requests_that_shared_no_step_are_apart(tmp_path: Path) -> None:
+    recorder, _ = recorded(Scenario(PROFILE, tokens=3, requests=3, arrivals=(0.0, 0.0, 500.0)))
+    groups = recorded_groups(recorded_workloads(read(tmp_path, recorder.take())))
+    assert [[one.number for one in group] for group in groups] == [[1, 2], [3]]
+    assert [[one.step for one in group] for group in groups] == [[0, 0], [0]]
 
 
 def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:

@@ -78,9 +78,11 @@ def cached(profile: Profile, experts: list[int], **said: Any) -> Outcome:
     return fixed(profile, experts, residency="all", slots=6, **said)
 
 
-def drawn(profile: Profile, requests: int, recall: float | None = 0.97, **said: Any) -> Outcome:
+def drawn(
+    profile: Profile, requests: int, recall: float | None = 0.97, same_token: float = 1.0, **said: Any
+) -> Outcome:
     scenario = scenario_of(profile, requests=requests, **({"tokens": 12} | said))
-    return simulate_requests(scenario, random_arrivals(scenario, recall))
+    return simulate_requests(scenario, random_arrivals(scenario, recall, same_token=same_token))
 
 
 @pytest.fixture
@@ -329,13 +331,10 @@ def _last(answer: Any) -> float:
 
 def test_loads_a_token_fall_with_requests() -> None:
     """A load serves all that need it. Eight random tokens with 2 of 8 experts each need 8 x (1 - 0.75^8) = 7.2."""
-    loads, unions = zip(
-        *((outcome.loads_a_token, outcome.union) for outcome in (drawn(PAPER, n, tokens=8) for n in (1, 2, 4, 8))),
-        strict=True,
-    )
-    assert list(loads) == sorted(loads, reverse=True)
-    assert unions == pytest.approx([8 * (1 - 0.75**n) for n in (1, 2, 4, 8)], rel=0.02)
-    assert loads[-1] / PAPER.layers == pytest.approx(unions[-1] / 8, rel=0.1)
+    outcomes = {n: drawn(PAPER, n, 1.0, tokens=8) for n in (1, 2, 4, 8)}
+    for requests, outcome in outcomes.items():
+        assert outcome.union == pytest.approx(8 * (1 - 0.75**requests), rel=0.02)
+        assert outcome.loads_a_token == pytest.approx(PAPER.layers * (outcome.union or 0) / requests, rel=0.02)
 
 
 @pytest.mark.parametrize(("batch_dense", "most"), [(False, 1 / (32 * 3.6e-3)), (True, 8 * 320 / (32 * 7.2))])

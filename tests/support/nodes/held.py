@@ -83,6 +83,9 @@ class HeldArithmetic:
     def hold(self, layer: int) -> Gate:
         return self.gates.setdefault(layer, Gate())
 
+    def is_rowwise(self, layer: int, views: dict[str, torch.Tensor]) -> bool:
+        return self.inner.is_rowwise(layer, views)
+
     def bind(self, layer: int, views: dict[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
         compute = self.inner.bind(layer, views)
 

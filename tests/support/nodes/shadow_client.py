@@ -19,7 +19,6 @@ from wire.base import Channel
 from wire.messages import (
     PROTOCOL_VERSION,
     Align,
-    CloseRequest,
     Hello,
     Message,
     OpenRequest,
@@ -31,8 +30,6 @@ WAIT_S = 30.0
 LAYERS = list(range(8))
 PROMPT_TOKENS = 12
 STEPS = 9
-FENCE = 1 << 20
-"""Numbers of the requests that only show that earlier work is done."""
 
 
 @dataclass
@@ -56,7 +53,6 @@ class ShadowClient:
         self.got: list[Message] = []
         self.on_prediction: Callable[[Prediction], None] = lambda message: None
         self._changed = threading.Condition()
-        self._fences = FENCE
         self._requests: dict[int, tuple[OpenRequest, MainAnswer]] = {}
         self.channel: Channel = inprocess.connect(shadow, self)
 
@@ -91,9 +87,10 @@ class ShadowClient:
         first: int = 0,
         new: int = STEPS,
         lookahead: int = 2,
+        late: bool = True,
     ) -> None:
         prompt = (*answer.prompt, *answer.tokens[:first])
-        message = OpenRequest(number, prompt, first, new, token, kv, lookahead)
+        message = OpenRequest(number, prompt, first, new, token, kv, lookahead, late)
         self._requests[number] = (message, answer)
         self._open(message)
 
@@ -125,20 +122,13 @@ class ShadowClient:
         for a, b in itertools.pairwise(cuts):
             self.channel.send(Align(number, step, changes.get("token", token), a, answer.rows(a, b), b < stop))
 
-    def _fence(self) -> int:
-        """A request of one pass that waits for nothing: when it was predicted, all that was sent before was begun."""
-        self._fences += 1
-        number = self._fences
-        self._open(OpenRequest(number, (3,), 0, 2, 0, 0, 1))
-        self.wait(lambda: sum(isinstance(m, Prediction) and m.request == number for m in self.got) == 8, "a fence")
-        self.channel.send(CloseRequest(number))
-        return sum(isinstance(m, Prediction) and m.request < FENCE for m in self.of(Prediction))
-
     def settle(self) -> None:
-        """Until the shadow waits for us: between two fences a request that may go on would have run a pass."""
-        before = -1
-        while before != (before := self._fence()):
-            pass
+        """Until the shadow waits for us: a job on the passes' thread begins when no pass may run."""
+        idle = threading.Event()
+        session = self.shadow.sessions._served
+        assert session is not None
+        session._thread.submit(idle.set)
+        assert idle.wait(WAIT_S), f"the shadow is not idle after {WAIT_S:g} s"
 
     def passes(self, number: int) -> list[int]:
         """Decode passes predicted so far, in order; each of them whole, every layer once, at the right position."""
@@ -156,6 +146,17 @@ class ShadowClient:
         """(experts, scores) of every layer in one pass."""
         position = len(self._requests[number][1].prompt) + step
         return [(m.experts, m.scores) for m in self.of(Prediction) if (m.request, m.position) == (number, position)]
+
+    def final(self, number: int, step: int) -> list[set[int]]:
+        """What stands at the end: the experts that were predicted last for each layer in one pass."""
+        position = len(self._requests[number][1].prompt) + step
+        found = [m for m in self.of(Prediction) if (m.request, m.position) == (number, position)]
+        return [set(next(m.experts for m in reversed(found) if m.layer == layer)) for layer in LAYERS]
+
+    def predicted(self, number: int, step: int) -> list[int]:
+        """The layers that were predicted in one pass, in order; a layer that was predicted anew is there again."""
+        position = len(self._requests[number][1].prompt) + step
+        return [m.layer for m in self.of(Prediction) if (m.request, m.position) == (number, position)]
 
     def cache(self, number: int) -> list[torch.Tensor]:
         """The shadow's own keys and values."""

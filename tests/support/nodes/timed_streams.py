@@ -32,7 +32,7 @@ def rows(count: int) -> Tensor:
 
 
 def main_end() -> MainStreamEnd:
-    return MainStreamEnd(MainLinks(PROFILE), ExpectedPredictions(PROFILE, 31))
+    return MainStreamEnd(MainLinks(PROFILE), ExpectedPredictions(PROFILE))
 
 
 class End:

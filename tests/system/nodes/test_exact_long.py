@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.nodes.exact import SETTINGS, check_bit_for_bit, check_split_prefill, mean_recall
+from support.nodes.exact import SETTINGS, WHOLE, check_bit_for_bit, check_split_prefill, check_together, mean_recall
 
 TOKENS = 32
 PROMPTS = (0, 4, 8)
@@ -19,6 +19,19 @@ def test_tokens_and_logits_bit_for_bit(name: str, dtype: str, embedded: Any, ref
     cluster = embedded(dtype, **SETTINGS[name])
     for number in PROMPTS:
         check_bit_for_bit(cluster, name, reference(dtype, number, TOKENS))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("shadow", ["int8", "nf4", "fp16", "none"])
+@pytest.mark.parametrize("together", [1, 3, 8])
+def test_requests_at_once_bit_for_bit(
+    together: int, shadow: str, slots: int, embedded: Any, reference: Any, gsm8k: list[str]
+) -> None:
+    """20 prompts x 64 tokens, so many at once: tokens and logits of each request alone."""
+    cluster = embedded("bfloat16", shadow=shadow, slots=slots, **WHOLE)
+    expected = [reference("bfloat16", number % len(gsm8k), 64) for number in range(20)]
+    for start in range(0, 20, together):
+        check_together(cluster.main, expected[start : start + together])
 
 
 @pytest.mark.parametrize("rows", [1, 7, 32])

@@ -52,12 +52,12 @@ def test_exactly_the_blob(
 
 
 @each_loader
-@pytest.mark.parametrize("chunk", [4096, 8192])
-def test_in_several_chunks(
-    store: ExpertStore, blob: BlobOf, monkeypatch: pytest.MonkeyPatch, name: str, chunk: int
+@pytest.mark.parametrize("piece", [4096, 8192])
+def test_in_several_pieces(
+    store: ExpertStore, blob: BlobOf, monkeypatch: pytest.MonkeyPatch, name: str, piece: int
 ) -> None:
     loader = make_loader(name, store)
-    loader.chunk = chunk
+    loader.piece_bytes = piece
     for expert in range(4):
         assert_loads(loader, blob, 1, expert)
     loader.close()
@@ -76,11 +76,11 @@ def test_after_close_it_opens_again(store: ExpertStore, blob: BlobOf, name: str)
 
 @each_loader
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_load_that_is_given_up_stops_at_the_next_chunk(
+def test_a_load_that_is_given_up_stops_at_the_next_piece(
     store: ExpertStore, blob: BlobOf, monkeypatch: pytest.MonkeyPatch, name: str, after: int
 ) -> None:
     loader = make_loader(name, store)
-    loader.chunk = 4096
+    loader.piece_bytes = 4096
     into = aligned_buffer(store.manifest.blob_bytes)
     into.fill_(0xA5)
     asked = iter(range(100))

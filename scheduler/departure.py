@@ -1,0 +1,108 @@
+"""Which pass of a request the shadow runs next, and when it goes back; the same for the shadow and for a simulated one.
+
+At once: after a pass the shadow goes on from its own token and its own KV rows. When the alignment of a pass comes that
+has begun without it,
+
+- and the token is another, the shadow goes back to before that pass, and reads the main model's token;
+- and the token is the same, but KV rows have come, a pass in flight takes them over between two layers. When it has
+  ended, it is repeated with them from its first layer, as is one that had ended before. What was predicted stands where
+  the repetition predicts the same. It is given up when the main model announces the next pass: that one is urgent;
+- and the token is the same, and there are no KV rows, the pass stands.
+
+Late: a pass waits for its alignment (OD-MoE section 3.2).
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from scheduler.alignment import Alignment
+
+
+class Turn(Enum):
+    """What an alignment changes."""
+
+    NONE = auto()
+    TAKE_OVER = auto()
+    """The pass in flight takes the KV rows over."""
+    BACK = auto()
+    """The pass in flight ends. The cache goes back to before pass `step`, which is next."""
+
+
+class Course:
+    """The passes of one request. Decode passes are numbered from 0; `passes` is their number."""
+
+    def __init__(self, alignment: Alignment, departure: str, lookahead: int, first_step: int, passes: int) -> None:
+        self.step = first_step
+        """The next pass, or the one in flight."""
+        self.announced = -1
+        """The last pass that the main model has announced."""
+        self.running = False
+        """Pass `step` is in flight."""
+        self.again = False
+        """Pass `step` is a repetition, with the main model's KV rows."""
+        self._alignment = alignment
+        self._departure = departure
+        self._lookahead = lookahead
+        self._passes = passes
+        self._over_taken = False
+        """KV rows came while pass `step` was in flight."""
+        self.last = False
+        """The repetition repeats the last pass that had begun, so that it can be given up."""
+
+    def may_start(self) -> bool:
+        """May pass `step` begin?"""
+        if self.running or self.step >= self._passes:
+            return False
+        return self._alignment.may_start(self.step, self.announced, self._lookahead, self._departure)
+
+    @property
+    def unaligned(self) -> bool:
+        """Pass `step` begins ahead of an alignment of its own."""
+        return self.step > self.announced and self._alignment.due(self.step)
+
+    @property
+    def urgent(self) -> bool:
+        """The main model needs pass `step` now."""
+        return self.step <= self.announced
+
+    def start(self) -> None:
+        """Pass `step` begins."""
+        self.running, self._over_taken = True, False
+
+    def gives_up(self, step: int) -> bool:
+        """Whether a repetition is given up because pass `step` is announced. If so, its first run stands."""
+        if not (self.running and self.again and self.last and step > self.step):
+            return False
+        self.running, self.again = False, False
+        self.step += 1
+        return True
+
+    def aligned(self, step: int, other_token: bool, rows: bool, stateful: bool = False) -> Turn:
+        """The alignment of pass `step` has come. `other_token`: the pass has read another token than the main model's.
+        `rows`: there are KV rows. `stateful`: a pass in flight cannot take them over."""
+        self.announced = max(self.announced, step)
+        if step > self.step or (step == self.step and not self.running):
+            return Turn.NONE
+        if other_token or (rows and stateful and step == self.step):
+            return self._back(step, again=False)
+        if not rows:
+            return Turn.NONE
+        if step == self.step:
+            self._over_taken = True
+            return Turn.TAKE_OVER
+        return self._back(step, again=True)
+
+    def ended(self) -> Turn:
+        """Pass `step` has ended. BACK: it is to be repeated."""
+        if self._over_taken and self.announced == self.step:
+            return self._back(self.step, again=True)
+        self.running, self.again = False, False
+        self.step += 1
+        return Turn.NONE
+
+    def _back(self, step: int, again: bool) -> Turn:
+        begun = self.step + self.running
+        self.last = begun == step + 1
+        self.step, self.running, self.again = step, False, again
+        return Turn.BACK

@@ -1,0 +1,157 @@
+"""One request that the shadow follows: its cache, its tokens, and the way back to an earlier pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checkpoint import kv
+from checkpoint.tensors import tensor_from_bytes
+from scheduler.alignment import AT_ONCE, LATE, Alignment
+from scheduler.departure import Course, Turn
+from scheduler.errors import ProtocolError
+from wire.messages import Align, OpenRequest
+
+
+class Followed:
+    """A request. All but `closed` belongs to the passes' thread."""
+
+    def __init__(self, opened: OpenRequest, cache: Any) -> None:
+        policy = Alignment(opened.align_token, opened.align_kv)
+        self.number = opened.request
+        self.prompt = list(opened.prompt)
+        self.prompt_tokens = len(opened.prompt) - opened.first_step
+        """Tokens before decode pass 0."""
+        self.departure = LATE if opened.late else AT_ONCE
+        self.course = Course(policy, self.departure, opened.lookahead, opened.first_step, opened.max_new_tokens - 1)
+        self.cache = cache
+        self.prefilled = False
+        self.closed = False
+        self.broken = False
+        """Its last pass has failed; it goes on with the next alignment."""
+        self.idle_at = -1
+        """The last pass after whose alignment the shadow has said that it waits for the next."""
+        self._tokens: dict[int, int] = {}
+        """Decode pass -> the token that it has read, or the shadow's own for it."""
+        self._parts: dict[int, list[Align]] = {}
+        """Decode pass -> its alignment, as far as it has come and may still be needed."""
+        self._marks: dict[int, kv.Mark] = {}
+        """Decode pass that began ahead of its alignment -> the cache before it."""
+        self._first_run: kv.Mark | None = None
+        """The cache after the pass that is being repeated."""
+        self._sent: dict[int, dict[int, set[int]]] = {}
+        """Decode pass -> layer -> the experts that were predicted last."""
+
+    # --- alignments ---------------------------------------------------------------------------------------------
+
+    def receive(self, message: Align) -> Turn:
+        """A part of an alignment has come. `Turn.BACK`: the pass in flight is to be dropped, and the cache is where
+        pass `course.step` begins. Raises ProtocolError if the alignment does not fit the cache."""
+        step, course = message.step, self.course
+        begun = step < course.step or (step == course.step and course.running)
+        if (message.token is not None or message.kv) and (step in self._marks or not begun):
+            self._parts.setdefault(step, []).append(message)
+        if message.more:
+            return Turn.NONE
+        self.broken = False
+        gave_up = course.gives_up(step)
+        if gave_up and self._first_run is not None:  # a repetition: the first run stands
+            kv.go_to(self.cache, self._first_run)
+            self._first_run = None
+        parts = self._parts.get(step, [])
+        other = any(part.token not in (None, self._tokens.get(step)) for part in parts)
+        turn = course.aligned(step, other, any(part.kv for part in parts), kv.states_held(self.cache))
+        if turn == Turn.BACK:
+            self._go_back()
+        elif turn == Turn.TAKE_OVER:
+            self._put(parts, step, kv.take_over)
+        self._forget()
+        return Turn.BACK if gave_up else turn
+
+    def _go_back(self) -> None:
+        """The cache goes back to before pass `course.step`."""
+        step = self.course.step
+        self._first_run = kv.mark(self.cache, rows=True) if self.course.again and self.course.last else None
+        kv.go_to(self.cache, self._marks.pop(step))
+        self._marks = {before: mark for before, mark in self._marks.items() if before < step}
+
+    def _put(self, parts: list[Align], step: int, put: Any) -> None:
+        """Replace KV rows by the main model's."""
+        end = self.prompt_tokens + step
+        at = next((part.kv_start for part in parts if part.kv), end)
+        for part in parts:
+            if part.kv:
+                at = self._put_part(part, at, put)
+        if at != end:
+            raise ProtocolError(f"alignment for decode pass {step} ends at position {at}, not {end}")
+
+    def _put_part(self, part: Align, start: int, put: Any) -> int:
+        """Write a part's rows. Returns the position after them. Raises ProtocolError, with nothing written, if they do
+        not fit."""
+        if part.kv_start != start:
+            raise ProtocolError(f"alignment has KV rows from position {part.kv_start}; {start} comes next")
+        at: int = put(self.cache, start, [tensor_from_bytes(sent.dtype, sent.shape, sent.data) for sent in part.kv])
+        return at
+
+    def _forget(self) -> None:
+        """Drop what no way back needs any more."""
+        step, announced = self.course.step, self.course.announced
+        for past in [one for one in self._tokens.keys() | self._sent.keys() if one < min(step, announced)]:
+            self._tokens.pop(past, None)
+            self._sent.pop(past, None)
+        for stands in [one for one in self._marks.keys() | self._parts.keys() if one <= announced and one < step]:
+            self._marks.pop(stands, None)
+            self._parts.pop(stands, None)
+
+    # --- passes -------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """Of the next pass, or of the one in flight."""
+        return self.prompt_tokens + self.course.step
+
+    def may_start(self) -> bool:
+        """Whether a decode pass may begin."""
+        return self.prefilled and not self.closed and not self.broken and self.course.may_start()
+
+    def start(self) -> tuple[int, bool]:
+        """The next pass begins. Returns its token, and whether it was aligned. Raises ProtocolError."""
+        course = self.course
+        step = course.step
+        parts = self._parts.pop(step, [])
+        self._put(parts, step, kv.put)
+        for part in parts:
+            if part.token is not None:
+                self._tokens[step] = part.token
+        if course.unaligned:
+            self._marks[step] = kv.mark(self.cache)
+        course.start()
+        return self._tokens[step], bool(parts)
+
+    def prefill_ended(self, token: int) -> None:
+        self.prefilled = True
+        self._tokens[self.course.step] = token
+
+    def ended(self, token: int) -> None:
+        """The pass in flight has ended with its own next token."""
+        course = self.course
+        self._tokens[course.step + 1] = token
+        if course.ended() == Turn.BACK:
+            self._go_back()
+        else:
+            self._first_run = None
+        self._forget()
+
+    def news(self, layer: int, experts: list[int]) -> bool:
+        """Whether a prediction of the pass in flight differs from what was predicted for that layer before."""
+        before = self._sent.setdefault(self.course.step, {})
+        now = set(experts)
+        if before.get(layer) == now:
+            return False
+        before[layer] = now
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its cache and marks."""
+        kept = [*self._marks.values(), *([self._first_run] if self._first_run else [])]
+        return kv.cache_bytes(self.cache) + sum(mark.nbytes for mark in kept)

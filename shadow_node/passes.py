@@ -1,0 +1,204 @@
+"""The passes of all requests, on one thread: in lock-step, one row of each.
+
+A layer of all passes that have come to it is done together: their predictions leave, then their experts' rows are
+multiplied together. Of the passes in flight those at the lowest layer go on, so that the others are joined. Passes that
+the main model has announced come before those that run ahead of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from checkpoint.coroutine import Coroutine
+from scheduler.alignment import LATE
+from scheduler.departure import Turn
+from shadow_node.followed import Followed
+from shadow_node.model import Gate, ShadowModel
+from shadow_node.pace import Pace
+from wire.messages import Align, Message, Prediction, ShadowIdle
+from wire.tracing import NodeSpans
+
+
+class _Dropped(BaseException):
+    """Ends a pass in flight."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """A pass in flight, which stands at a gate."""
+
+    followed: Followed
+    run: Coroutine[int]
+    gate: Gate | None = None
+    """None: it has ended."""
+
+
+class Passes:
+    """`requests`: those that are followed just now. `take`: has the messages that have come handled. `failed`: told why
+    a pass has failed."""
+
+    def __init__(
+        self,
+        model: ShadowModel,
+        pace: Pace,
+        spans: Callable[[], NodeSpans],
+        requests: Callable[[], Collection[Followed]],
+        take: Callable[[], None],
+        send: Callable[[Message], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._model = model
+        self._pace = pace
+        self._spans = spans
+        self._requests = requests
+        self._take = take
+        self._send = send
+        self._failed = failed
+        self._running: dict[Followed, _Pass] = {}
+        self._waiting: dict[Followed, float] = {}
+        """Since when a request has waited for its alignment, at a late departure."""
+        self._since = 0.0
+        """The end of the layer before."""
+
+    def receive(self, followed: Followed, message: Align) -> None:
+        """An alignment, or a part of one, has come. Raises ProtocolError if it does not fit."""
+        if followed.receive(message) == Turn.BACK:
+            self._drop(followed)
+
+    def advance(self) -> bool:
+        """Run one layer. Returns False if no pass may run."""
+        self._start_all()
+        if not self._running:
+            return False
+        layer, together = self._next()
+        self._pace.layer(len(together), wait=self._keeps_time())
+        self._take()
+        self._spans().add("shadow", str(layer), self._since, self._now())
+        self._predict([one for one in together if self._goes_on(one)])
+        self._go_on([one for one in together if self._goes_on(one)])
+        return True
+
+    def _now(self) -> float:
+        self._since = self._spans().now()
+        return self._since
+
+    def _keeps_time(self) -> bool:
+        """Whether a layer is over no sooner than in emulated time, since a message may change what follows."""
+        requests = self._requests()
+        return len(requests) > 1 or any(followed.departure != LATE for followed in requests)
+
+    # --- which pass ---------------------------------------------------------------------------------------------
+
+    def _start_all(self) -> None:
+        if not self._running:
+            self._since = self._spans().now()
+        requests = self._requests()
+        for gone in [followed for followed in self._running if followed.closed]:
+            self._drop(gone)
+        for gone in self._waiting.keys() - set(requests):
+            del self._waiting[gone]
+        for followed in requests:
+            if followed in self._running or followed.closed or followed.broken:
+                continue
+            if not followed.prefilled:
+                self._start(followed, followed.prompt)
+            elif followed.may_start():
+                self._start_decoding(followed)
+            else:
+                self._rest(followed)
+
+    def _rest(self, followed: Followed) -> None:
+        """It waits for an alignment."""
+        if followed.departure == LATE:
+            self._waiting.setdefault(followed, self._spans().now())
+        announced = followed.course.announced
+        if self._pace.emulated and followed.idle_at != announced:
+            followed.idle_at = announced
+            self._send(ShadowIdle(followed.number, announced))
+
+    def _start_decoding(self, followed: Followed) -> None:
+        spans, step = self._spans(), followed.course.step
+        began = spans.now()
+        since = self._waiting.pop(followed, began)
+        if since < began:
+            spans.add("late", str(step), since, began)
+        try:
+            token, aligned = followed.start()
+        except Exception as error:  # noqa: BLE001 - the other requests go on
+            self._fail(followed, error)
+            return
+        if aligned:
+            spans.add("align", str(step), began, spans.now())
+        self._start(followed, [token])
+
+    def _start(self, followed: Followed, tokens: list[int]) -> None:
+        one = self._running[followed] = _Pass(followed, self._model.lock_step(tokens, followed.cache))
+        self._resume(one, None)
+
+    def _next(self) -> tuple[int, list[_Pass]]:
+        """A layer, and the passes that do it together."""
+        running = list(self._running.values())
+        urgent = [one for one in running if not one.followed.prefilled or one.followed.course.urgent] or running
+        layer = min(one.gate.layer for one in urgent if one.gate)
+        return layer, [one for one in running if one.gate and one.gate.layer == layer]
+
+    # --- a layer ------------------------------------------------------------------------------------------------
+
+    def _goes_on(self, one: _Pass) -> bool:
+        return self._running.get(one.followed) is one and not one.followed.closed
+
+    def _predict(self, together: list[_Pass]) -> None:
+        for one in together:
+            followed, gate = one.followed, one.gate
+            if gate is None or not followed.prefilled:
+                continue
+            experts = gate.experts
+            if followed.news(gate.layer, experts):
+                prediction = Prediction(
+                    followed.number, followed.position, gate.layer, tuple(experts), tuple(gate.scores)
+                )
+                self._spans().sent(prediction)
+                self._send(prediction)
+
+    def _go_on(self, together: list[_Pass]) -> None:
+        """Compute their experts, and each pass up to its next gate."""
+        gates = [one.gate for one in together if one.gate]
+        try:
+            outputs = self._model.experts_of(gates) if gates else []
+        except Exception as error:  # noqa: BLE001 - other requests go on
+            for one in together:
+                self._fail(one.followed, error)
+            return
+        for one, output in zip(together, outputs, strict=True):
+            self._resume(one, output)
+
+    def _resume(self, one: _Pass, output: object) -> None:
+        followed = one.followed
+        try:
+            one.gate = one.run.resume(output)
+        except Exception as error:  # noqa: BLE001 - other requests go on
+            self._fail(followed, error)
+            return
+        if not one.run.ended:
+            return
+        del self._running[followed]
+        self._spans().add("head", "", self._since, self._now())
+        if followed.prefilled:
+            followed.ended(one.run.result)
+        else:
+            followed.prefill_ended(one.run.result)
+
+    def _drop(self, followed: Followed) -> None:
+        """End its pass in flight."""
+        one = self._running.pop(followed, None)
+        if one is None or one.run.ended:
+            return
+        with contextlib.suppress(_Dropped):
+            one.run.throw(_Dropped())
+
+    def _fail(self, followed: Followed, error: Exception) -> None:
+        self._drop(followed)
+        followed.broken = True
+        self._failed(error)

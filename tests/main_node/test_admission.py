@@ -1,0 +1,93 @@
+"""Places among the requests that are answered at once, and the queue for them."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from main_node.admission import Admission, Sharing
+from scheduler.errors import DeadlineError, QueueFullError, RequestCancelledError, RequestError
+from support.nodes.engine_world import WAIT_S, Later
+
+
+def waiting(admission: Admission, count: int) -> None:
+    """Until so many wait."""
+    reached = threading.Event()
+    for _ in range(int(WAIT_S * 1000)):
+        if admission.counts()[1] == count:
+            return
+        reached.wait(0.001)
+    raise AssertionError(f"{admission.counts()} and not {count} wait")
+
+
+def test_places_are_given_in_the_order_of_the_requests() -> None:
+    admission, order = Admission(Sharing(parallel=2, queue=8), WAIT_S), []
+    lock = threading.Lock()
+
+    def take(number: int) -> None:
+        with admission.place(number), lock:
+            order.append(number)
+            assert admission.counts()[0] <= 2
+
+    with ExitStack() as held:
+        held.enter_context(admission.place(100))
+        held.enter_context(admission.place(101))
+        later = []
+        for number in range(5):
+            later.append(Later(lambda number=number: take(number)))
+            waiting(admission, number + 1)
+    for one in later:
+        one.result()
+    assert order == [0, 1, 2, 3, 4]
+    assert admission.counts() == (0, 0)
+
+
+def test_one_too_many_is_named() -> None:
+    admission = Admission(Sharing(parallel=1, queue=1), WAIT_S)
+    with admission.place(1):
+        second = Later(lambda: admission.place(2).__enter__())
+        waiting(admission, 1)
+        with pytest.raises(QueueFullError, match=r"1 answered at once and 1 waiting; .*--parallel or --queue"):
+            admission.place(3).__enter__()
+    second.result()
+    assert issubclass(QueueFullError, RequestError)
+
+
+def test_no_queue() -> None:
+    admission = Admission(Sharing(parallel=1, queue=0), WAIT_S)
+    with admission.place(1), pytest.raises(QueueFullError):
+        admission.place(2).__enter__()
+    with admission.place(2):
+        pass
+
+
+def test_a_wait_has_an_end_and_leaves_no_place_behind() -> None:
+    admission = Admission(Sharing(parallel=1, queue=2), 0.05)
+    with admission.place(1), pytest.raises(DeadlineError, match=r"request 2 waited 0\.05 s for one of 1 places"):
+        admission.place(2).__enter__()
+    assert admission.counts() == (0, 0)
+    with admission.place(3):
+        pass
+
+
+def test_a_cancelled_request_waits_no_longer() -> None:
+    admission = Admission(Sharing(parallel=1, queue=2), WAIT_S)
+    with admission.place(1):
+        second = Later(lambda: admission.place(2).__enter__())
+        waiting(admission, 1)
+        admission.cancel(2)
+        with pytest.raises(RequestCancelledError, match="request 2"):
+            second.result()
+        assert admission.counts() == (1, 0)
+        admission.cancel(2)  # it does not wait any more: nothing remains of it
+    with admission.place(2):
+        pass
+
+
+def test_an_error_gives_the_place_back() -> None:
+    admission = Admission(Sharing(parallel=1, queue=0), WAIT_S)
+    with pytest.raises(KeyError), admission.place(1):
+        raise KeyError
+    assert admission.counts() == (0, 0)

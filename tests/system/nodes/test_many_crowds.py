@@ -1,0 +1,22 @@
+"""A thousand crowds: see tests/main_node/test_crowds.py. About 3 minutes on two idle cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from support.nodes.crowd import KINDS, Crowd, Visitor, crowds
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+EXAMPLES = 1000 // len(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(visitors=crowds)
+def test_the_others_do_not_notice(
+    kind: str, visitors: list[Visitor], crowd_of: Callable[[str, list[Visitor]], Crowd]
+) -> None:
+    crowd_of(kind, visitors).run()
