@@ -129,7 +129,7 @@ def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
 def test_worlds_of_several_requests_reach_every_branch_that_is_hard() -> None:
     runs = reached(stepping_plan, 80)
     assert {what: runs[what] for what in OF_STEPS if runs[what] < 15} == {}
-    assert {what: runs[what] for what in (*LEFT_STEPS, "closed in a layer") if runs[what] < 5} == {}
+    assert {what: runs[what] for what in (*LEFT_STEPS, "closed in a layer") if runs[what] < 3} == {}
 
 
 @pytest.mark.parametrize("seed", range(6))
