@@ -91,7 +91,7 @@ class PassTracker:
         """The next pass begins with token `index` of the answer: the rows of the block from there on were wrong, and
         what is predicted for them from now on is about the rows that are read in their place."""
         last = request.stats.prompt_tokens + index - 1
-        request.stats.read_again(last + 1)
+        request.stats.read_again(last + 1, request.position + request.rows)
         request.reached, request.rows = (last, len(self._state.shape.layers) - 1), 1
         request.lead = self._state.step.number - last
         if self._set_due(request):

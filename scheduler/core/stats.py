@@ -107,11 +107,13 @@ class RequestStats:
         else:
             self._add(visit, experts, predicted)
 
-    def read_again(self, position: int) -> None:
-        """The rows of a block from `position` on were wrong. Predictions of them that have not come count no more."""
+    def read_again(self, start: int, stop: int) -> None:
+        """The rows of a block at positions [start, stop) were wrong. Predictions of what they were count no more."""
         for waiting in (self._activated, self._orphans):
-            for visit in [one for one in waiting if one.position >= position]:
+            for visit in [one for one in waiting if start <= one.position < stop]:
                 self._close_row(visit, waiting.pop(visit))
+        for visit in [one for one in self._predicted if start <= one.position < stop]:
+            del self._predicted[visit]
 
     def _add(self, visit: Visit, activated: Collection[int], predicted: tuple[int, ...]) -> None:
         counts = self._counts_of(visit)

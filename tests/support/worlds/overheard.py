@@ -10,10 +10,10 @@ from scheduler.policies.residency.base import Residency
 from scheduler.policies.routers import Chosen, Router
 from scheduler.policies.strategy import Strategy
 from scheduler.types import ExpertId, ModelShape, Visit
-from support.worlds.referee import Referee
+from support.worlds.listener import Listener
 
 
-def overheard(strategy: Strategy, referee: Referee) -> Strategy:
+def overheard(strategy: Strategy, referee: Listener) -> Strategy:
     return Strategy(
         _Predictor(strategy.predictor, referee),
         _Residency(strategy.residency, referee),
@@ -25,7 +25,7 @@ def overheard(strategy: Strategy, referee: Referee) -> Strategy:
 
 
 class _Predictor:
-    def __init__(self, inner: Predictor, referee: Referee) -> None:
+    def __init__(self, inner: Predictor, referee: Listener) -> None:
         self._inner, self._referee = inner, referee
         self.foresight: Foresight | None = inner.foresight
         self.paced, self.closed = inner.paced, inner.closed
@@ -46,7 +46,7 @@ class _Predictor:
 
 
 class _Residency:
-    def __init__(self, inner: Residency, referee: Referee) -> None:
+    def __init__(self, inner: Residency, referee: Listener) -> None:
         self._inner, self._referee = inner, referee
         self.homed, self.wants_scores = inner.homed, inner.wants_scores
         self.observed, self.used, self.full = inner.observed, inner.used, inner.full
@@ -75,7 +75,7 @@ class _Residency:
 
 
 class _Router:
-    def __init__(self, inner: Router, referee: Referee) -> None:
+    def __init__(self, inner: Router, referee: Listener) -> None:
         self._inner, self._referee = inner, referee
         self.exact, self.wants_scores = inner.exact, inner.wants_scores
 
@@ -86,7 +86,7 @@ class _Router:
 
 
 class _Placement:
-    def __init__(self, inner: Placement, referee: Referee) -> None:
+    def __init__(self, inner: Placement, referee: Listener) -> None:
         self._inner, self._referee = inner, referee
 
     def host(

@@ -39,128 +39,36 @@ and, by request, bytes. The exact command lists of tests/scheduler/core are for 
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
-
 from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES, Core
 from scheduler.core.slots import PREFETCHES
-from scheduler.policies.predictors.base import Forecast
-from scheduler.policies.routers import Chosen
-from support.worlds.books import Books
 from support.worlds.checks import check_end, check_settled
+from support.worlds.listener import Listener
 from support.worlds.plan import Plan
 from support.worlds.records import Attempt, Gate, Use
 from support.worlds.urgency import check_order, check_put_off
 
 
-class _Kept(NamedTuple):
-    """What a residency was asked, and said."""
-
-    worker: int
-    expert: t.ExpertId
-    predicted: bool
-    stays: bool
-
-
-class Referee:
+class Referee(Listener):
     """Judges every command when it is given, with an AssertionError."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.books = Books(plan)
+        super().__init__(plan)
         self._event: t.Event | None = None
         self._ids: set[int] = set()
-        self._keeps: deque[_Kept] = deque()
-        self._victims: list[tuple[int, t.ExpertId]] = []
         self._made_room: set[tuple[int, t.ExpertId]] = set()
-        self._asked: list[Gate] = []
         self._sent: list[Attempt] = []
         self._sealed: list[Attempt] = []
         self._put_off: list[t.Evict] = []
         self._failing: set[int] = set()
-
-    @property
-    def seen(self) -> Counter[str]:
-        """Which of the interesting things have happened, and how often."""
-        return self.books.seen
-
-    # --- what the strategy's objects are asked, and answer, as it happens ---------------------------------------------
-
-    def heard_forecasts(self, forecasts: Iterable[Forecast]) -> None:
-        for visit, experts, bring in forecasts:
-            self.books.predict(visit, experts, experts if bring is None else bring)
-
-    def heard_keeps(self, worker: int, expert: t.ExpertId, predicted: bool, stays: bool) -> None:
-        self._keeps.append(_Kept(worker, expert, predicted, stays))
-        if stays:
-            self._count_kept(expert, 1)
-
-    def heard_left(self, expert: t.ExpertId) -> None:
-        self._count_kept(expert, -1)
-
-    def _count_kept(self, expert: t.ExpertId, more: int) -> None:
-        kept = self.books.kept
-        count = kept.pop(expert, 0) + more
-        if count:
-            kept[expert] = count
-
-    def heard_victim(self, worker: int, evictable: Collection[t.ExpertId], victim: t.ExpertId | None) -> None:
-        assert evictable
-        if victim is not None:
-            self._victims.append((worker, victim))
-
-    def heard_route(self, chosen: Chosen, resident: Collection[int], routed: Chosen) -> None:
-        """It sees the rows of all decoding passes at once."""
-        books, gates = self.books, self._uniting()
-        asked = [gate for gate in gates.values() if not gate.prefill and gate.routed is None]
-        assert chosen == tuple(row for gate in asked for row in gate.chosen), f"the router is asked about {chosen}"
-        here = books.there(next(iter(gates)).layer)
-        assert here == set(resident), f"{here} are resident, the router is told {resident}"
-        books.seen["routed"] += routed != chosen
-        rows = iter(routed)
-        for gate in asked:
-            gate.routed = tuple(itertools.islice(rows, len(gate.chosen)))
-            gate.rows = dict(Counter(e for row in gate.routed for e in row))
-        self._asked += asked
-
-    def heard_placement(
-        self, missing: Mapping[int, int], resident: Mapping[int, int], hosted: Collection[int], prefill: bool
-    ) -> None:
-        """It sees the rows of all passes together."""
-        books, gates = self.books, self._uniting()
-        rows = sum((Counter(gate.rows) for gate in gates.values()), Counter[int]())
-        assert {**missing, **resident} == rows, f"the placement is asked about {missing} and {resident}"
-        assert prefill == any(gate.prefill for gate in gates.values())
-        kept = books.there(next(iter(gates)).layer, kept=True)
-        assert kept & set(rows) <= set(resident), f"{kept} are there, {missing} are called missing"
-        for gate in gates.values():
-            gate.hosted = set(hosted) & set(gate.rows)
-        self._asked += gates.values()
-
-    def _uniting(self) -> dict[t.Visit, Gate]:
-        """The gates that the core unites just now, in the order of the step. Where a request fails with it, those that
-        are held."""
-        books = self.books
-        visits = set(books.united) or {v for v, gate in books.gates.items() if not gate.united}
-        order = list(books.step)
-        return {v: books.gates[v] for v in sorted(visits, key=lambda v: order.index(v.request))}
-
-    def heard_warm_up(self, experts: Sequence[t.ExpertId]) -> None:
-        books = self.books
-        kept = {a.load.expert for a in books.before if a.keeps and not a.failed}
-        books.warm_ups[books.decoding] = [expert for expert in experts if expert not in kept]
-        books.asked_warm[books.decoding] = set(experts)
-        books.seen["warm"] += bool(experts)
 
     # --- facts and commands -------------------------------------------------------------------------------------------
 
     def fact(self, event: t.Event, now: int) -> None:
         """This has happened, and the core is about to be told."""
         self._event = event
-        for each in (self._victims, self._made_room, self._asked, self._sent, self._sealed, self._put_off):
+        for each in (self.victims, self._made_room, self.asked, self._sent, self._sealed, self._put_off):
             each.clear()
         self.books.fact(event, now)
 
@@ -169,7 +77,7 @@ class Referee:
         books, fresh = self.books, set[int]()
         self._failing = failing = {c.request for c in commands if isinstance(c, t.Fail)}
         books.unite(failing)
-        assert all(gate.united for gate in self._asked), "the gates of the step have not all fired"
+        assert all(gate.united for gate in self.asked), "the gates of the step have not all fired"
         if isinstance(self._event, t.GateFired) and not books.united:
             assert not commands, f"{commands}, before all gates of the step have fired"
             books.seen["gate held"] += 1
@@ -179,8 +87,8 @@ class Referee:
         self._set_deadline()
         for c in commands:
             self._command(c, fresh)
-        assert set(self._victims) == self._made_room, f"{self._victims} were to make room, {self._made_room} did"
-        assert not self._keeps, f"it was asked whether {self._keeps} stay, and nothing was loaded"
+        assert set(self.victims) == self._made_room, f"{self.victims} were to make room, {self._made_room} did"
+        assert not self.keeps, f"it was asked whether {self.keeps} stay, and nothing was loaded"
         check_put_off(books, self._put_off, commands)
         departure = failing or isinstance(self._event, t.RequestClosed)
         for attempt in () if departure else self._sent:
@@ -292,7 +200,7 @@ class Referee:
         assert books.pays(c.worker, c.form), f"{c} where {c.form} does not pay"
         self._new_id(c.load_id)
         books.seen[f"form {c.form or 'full'}"] += 1
-        kept = self._keeps.popleft()
+        kept = self.keeps.popleft()
         assert (kept.worker, kept.expert) == (c.worker, c.expert), "who is loaded is not who was asked about"
         named, there = books.named(c.expert), books.copies(c.expert)
         there += [a for a in self._sealed if a.load.expert == c.expert and not kept.predicted]
@@ -358,7 +266,7 @@ class Referee:
         others = books.copies(c.expert) or self.plan.forms
         assert not waiting or others, f"{c}: the gates of {waiting} named it"
         # Beside the victim, another copy of its expert may go that may not stay.
-        victim = attempt.keeps and (c.worker, c.expert) in self._victims
+        victim = attempt.keeps and (c.worker, c.expert) in self.victims
         rows = [v for v in books.predicted(c.expert) if v.request not in self._failing]
         planned = any(number not in self._failing for number in books.planned(c.expert.layer))
         still = attempt.keeps and not attempt.loaded

@@ -325,8 +325,11 @@ class World:
             self.at(self.ticks(10), lambda: self.lose(worker))
         elif what == "join":
             self.join(whom)
-        elif what == "cancel" and self.mains:
-            self.close(sorted(self.mains.items())[whom % len(self.mains)][1])
+        elif what == "cancel" and (mains := [main for main in self.mains.values() if not main.over]):
+            held = [main for main in mains if main.number in self.referee.held]
+            awaited = [main for main in self.step if main not in held] if held else []
+            among = (held, awaited)[whom % 2] or mains
+            self.close(among[whom % len(among)])
         elif what == "shadow-lost" and shadow:
             self.post(t.ShadowLost())
         elif what == "shadow-join" and not shadow:
