@@ -1,4 +1,4 @@
-"""What it gains to multiply the dense part's rows of several requests together, and what it costs in exactness.
+"""What it gains to compute the rows of several requests together, and what it costs in exactness.
 
 First the speed of the dense part alone: experts return their input, so that attention, norms, gates and the LM head are
 all that is computed. Steps of one token each of n requests, in four ways that take turns: `own`, a forward pass of
@@ -10,6 +10,9 @@ Then exactness, with experts: eight requests answer a text that is forced, on th
 Listed are logits and argmax that differ, and near ties: tokens whose two best logits are as close as the largest
 difference.
 
+Last, one expert and one row of each request: a computation for each, and one for all; and whether workers share it,
+which they do where every bit stays.
+
     .venv/bin/python -m scripts.measure.batch_dense --quick
 
 One thread is timed by its processor time, several by the clock. `qwen3` and `mixtral` are random, with the widths of
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import statistics
 import sys
 import time
@@ -30,8 +34,10 @@ import torch
 
 from checkpoint import family
 from checkpoint.coroutine import Coroutine
+from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import EXACT
 from checkpoint.linear_batch import batch_linear, run_together
+from checkpoint.tensors import aligned_buffer
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import DEEP, DEMO
@@ -53,6 +59,9 @@ EMPTY, SMALL = {"moe_intermediate_size": 1, "intermediate_size": 1}, {"moe_inter
 """The inner width of experts that do not compute, and of those that do."""
 PROMPT_TOKENS = 64
 EXACT_REQUESTS = 8
+EXPERT_SHAPES = ((192, 288), (2048, 768), (2048, 3584), (4096, 14336))
+"""Hidden and inner width of an expert: of models/demo-moe, Qwen3-30B-A3B, in between, Mixtral-8x7B."""
+EXPERTS_BYTES, TURN_BYTES, PIECE, MOST_EXPERTS = 1 << 30, 1 << 28, 1 << 18, 64
 Step = Callable[[list[Any], torch.Tensor], list[torch.Tensor]]
 """(caches, next tokens [n]) -> logits [V] of each request."""
 
@@ -174,6 +183,42 @@ def exactness(model: Any, text: torch.Tensor) -> Iterator[dict[str, Any]]:
         }
 
 
+def expert_speed(hidden: int, inner: int, dtype: str, count: int, turns: int) -> dict[str, Any]:
+    """Milliseconds of an expert [2 x inner, hidden] and [hidden, inner], of which several stand in memory in turns."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    config = RANDOM["mixtral"] | {"hidden_size": hidden, "intermediate_size": inner}
+    arithmetic = ExpertArithmetic(family.config_from_dict(config).to_dict(), dtype)
+    size, kind = 3 * hidden * inner, family.parse_dtype(dtype)
+    memory = aligned_buffer(max(EXPERTS_BYTES, size * kind.itemsize)).view(kind)
+    memory[: memory.numel() // PIECE * PIECE].view(-1, PIECE)[:] = (torch.randn(PIECE) / 50).to(kind)
+    experts = memory[: memory.numel() // size * size].view(-1, size).unbind()[:MOST_EXPERTS]
+    views = [
+        {
+            "gate_up_proj": one[: size // 3 * 2].view(2 * inner, hidden),
+            "down_proj": one[size // 3 * 2 :].view(hidden, inner),
+        }
+        for one in experts
+    ]
+    bound = [arithmetic.bind(0, one) for one in views]
+    rows, weights = torch.randn(count, hidden).to(kind), torch.rand(count).to(kind)
+    own_rows = [(row.clone(), weight.clone()) for row, weight in zip(rows.split(1), weights.split(1), strict=True)]
+    a_turn, done = max(1, TURN_BYTES // (size * kind.itemsize)), 0
+    seconds: dict[str, list[float]] = {"own": [], "shared": []}
+    for turn in range(turns + 1):
+        for way in ("own", "shared") if turn % 2 else ("shared", "own"):
+            start = clock()
+            for number in range(done, done + a_turn):
+                for given in own_rows if way == "own" else [(rows, weights)]:
+                    bound[number % len(bound)](*given)
+            if turn:
+                seconds[way].append((clock() - start) / a_turn)
+            done += a_turn
+    ratio = statistics.median(a / b for a, b in zip(seconds["own"], seconds["shared"], strict=True))
+    medians = {way: statistics.median(of) * 1e3 for way, of in seconds.items()}
+    facts = {"hidden": hidden, "inner": inner, "dtype": dtype, "threads": torch.get_num_threads(), "requests": count}
+    return facts | medians | {"shared_over_own": ratio, "shares": arithmetic.is_rowwise(0, views[0])}
+
+
 SPEED = (
     Column("model", "model"),
     Column("dtype", "dtype"),
@@ -201,6 +246,17 @@ EXACTNESS = (
     Column("other argmax", "other_argmax", "d"),
     Column("other answers of 8", "other_answers", "d"),
 )
+EXPERTS = (
+    Column("hidden", "hidden", "d"),
+    Column("inner", "inner", "d"),
+    Column("dtype", "dtype"),
+    Column("threads", "threads", "d"),
+    Column("requests", "requests", "d"),
+    Column("own ms", "own", ".2f"),
+    Column("shared ms", "shared", ".2f"),
+    Column("shared over own", "shared_over_own", ".2f"),
+    Column("workers share", "shares"),
+)
 
 
 def measure(args: argparse.Namespace, name: str, dtype: str) -> Iterator[tuple[bool, dict[str, Any]]]:
@@ -222,7 +278,10 @@ def measure(args: argparse.Namespace, name: str, dtype: str) -> Iterator[tuple[b
 
 def parse() -> argparse.Namespace:
     parser = script_parser(__doc__)
-    parser.add_argument("--models", nargs="+", default=[*TRAINED, *RANDOM], choices=[*TRAINED, *RANDOM])
+    names = [*TRAINED, *RANDOM]
+    parser.add_argument(
+        "--models", nargs="*", default=names, choices=names, metavar="MODEL", help=f"({' '.join(names)})"
+    )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="(1 2)")
     parser.add_argument("--requests", type=positive, nargs="+", help="at once (1 2 4 8 16; --quick: 1 8)")
@@ -231,6 +290,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=positive, help="of each request, compared (64; --quick: 16)")
     parser.add_argument("--quick", action="store_true", help="fewer requests, turns and tokens")
     args = parser.parse_args()
+    if unknown := set(args.models) - set(names):
+        parser.error(f"--models: {', '.join(sorted(unknown))}; allowed: {', '.join(names)}")
     args.requests = args.requests or ([1, 8] if args.quick else [1, 2, 4, 8, 16])
     args.turns = args.turns or (3 if args.quick else 9)
     args.tokens = args.tokens or (16 if args.quick else 64)
@@ -247,9 +308,16 @@ def main() -> int:
         for name in args.models:
             for dtype in args.dtypes:
                 found += measure(args, name, dtype)
+        experts = []
+        for threads in args.threads:
+            torch.set_num_threads(threads)
+            for dtype, shape in itertools.product(args.dtypes, EXPERT_SHAPES[:2] if args.quick else EXPERT_SHAPES):
+                print(f"experts {shape}, {dtype}, {threads} threads", file=sys.stderr, flush=True)
+                experts += [expert_speed(*shape, dtype, count, args.turns) for count in args.requests if count > 1]
     for columns, is_speed in ((SPEED, True), (EXACTNESS, False)):
         print(f"{text_table(columns, [row for which, row in found if which is is_speed])}\n")
-    print(save_rows("batch-dense", [row for _, row in found]))
+    print(f"{text_table(EXPERTS, experts)}\n")
+    print(save_rows("batch-dense", [*(row for _, row in found), *experts]))
     return 0
 
 
