@@ -132,7 +132,9 @@ def compare(
     return [_compare(recording, one, ttft_s, decode_s, profile) for one, (ttft_s, decode_s) in pairs]
 
 
-def compare_together(recording: Recording, times: list[Any], tokens: int, profile: str) -> list[dict[str, Any]]:
+def compare_together(
+    recording: Recording, times: list[Any], tokens: int, profile: str, batch_dense: bool = False
+) -> list[dict[str, Any]]:
     """Requests that were answered together, as measured and as simulated. SystemExit where they were not."""
     group = recorded_groups(recorded_workloads(recording))[-1]
     if (found := [one.tokens for one in group]) != [tokens] * len(times):
@@ -148,6 +150,7 @@ def compare_together(recording: Recording, times: list[Any], tokens: int, profil
         mini_batch=made.mini_batch,
         group_size=made.group_size,
         requests=len(group),
+        batch_dense=batch_dense,
         **joined(recording),
     )
     arrivals = [Arrival(one, one.prompt_tokens, one.tokens, step=one.step) for one in group]
@@ -227,6 +230,8 @@ class Measure:
                 record=str(path),
                 threads=1,
                 shadow=self._args.shadow,
+                parallel=max(8, self._args.requests),
+                batch_dense=self._args.batch_dense,
             )
             if (count := params["requests"]) > 1:
                 together = [prompt for prompt, _ in prompts[: count + 1]]
@@ -242,7 +247,7 @@ class Measure:
             raise SystemExit(f"the nodes of {self._args.cluster} keep no profile's times; bring them up with --profile")
         replayed = replay(recording)
         if params["requests"] > 1:
-            answers = compare_together(recording, times, params["tokens"], profile)
+            answers = compare_together(recording, times, params["tokens"], profile, params["batch_dense"])
         else:
             answers = compare(recording, prompts, times, profile)
         return {
@@ -340,6 +345,7 @@ def parse() -> Any:
     common_flags(parser, "profile", "shadow", "prompt-tokens")  # machines of a file have their own
     parser.add_argument("--mini-batch", type=positive, default=None)
     parser.add_argument("--requests", type=positive, default=1, help="prompts asked at once (%(default)s)")
+    parser.add_argument("--batch-dense", action="store_true", help="as odmoe generate has it")
     args = parse_flags(parser)
     if args.requests > 1 and args.cluster.endswith((".yaml", ".yml")):
         parser.error("--requests is measured on a cluster that this script starts: embedded or local")
@@ -365,6 +371,7 @@ def main() -> int:
         "mini_batch": None if hosts else args.mini_batch,
         "shadow": None if hosts else args.shadow,
         "requests": args.requests,
+        "batch_dense": args.batch_dense,
     }
     ways = (None,) if hosts else WAYS if args.requests == 1 else WAYS[:1]
     wanted = [Cell({**params, "prefill": way}) for way in ways]
