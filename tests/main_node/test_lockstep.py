@@ -36,6 +36,7 @@ class Job:
     def __init__(self, request: int, layers: int, engine: Engine, notes: list[Any], act: Callable[[Any], Any]) -> None:
         self.request = request
         self.error: BaseException | None = None
+        self.rounded = False
         self._layers, self._engine, self._notes, self._act = layers, engine, notes, act
 
     def forward(self) -> None:
