@@ -102,16 +102,24 @@ class Books:
         """The different times at which it may be needed: 0 and how many steps from now; or the request, where that is
         not in the step and nobody knows when it is again."""
         found = {(0, 0)} if self.named(expert) or self.planned(expert.layer) else set[tuple[int, int]]()
-        for row in self.predicted(expert):
-            ahead = self.requests[row.request].ahead(row.position)
-            found.add((0, ahead) if row.request in self.step else (row.request, ahead))
-        return found
+        return found | {self.due(row) for row in self.predicted(expert)}
 
     def unsent(self, expert: t.ExpertId) -> list[t.Visit]:
         """Of the visits that have named it, those whose rows were not sent yet; hosts left out."""
         uses = [attempt.uses for attempt in self.slots.values() if attempt.load.expert == expert]
         here = [visit for visit in self.named(expert) if expert.expert not in self.gates[visit].hosted]
         return [visit for visit in here if not any(visit in each for each in uses)]
+
+    def held_for(self, attempt: Attempt) -> tuple[int, int]:
+        """When the first of those that it was loaded for needs it, or of all if those do not any more."""
+        rows = [row for row in self.predicted(attempt.load.expert) if row in attempt.owners]
+        return min(
+            {self.due(row) for row in rows} or self.dues(attempt.load.expert), default=(-1, attempt.load.load_id)
+        )
+
+    def due(self, row: t.Visit) -> tuple[int, int]:
+        ahead = self.requests[row.request].ahead(row.position)
+        return (0, ahead) if row.request in self.step else (row.request, ahead)
 
     def wanted(self, expert: t.ExpertId) -> bool:
         """Some gate is to come that may choose it, or its request waits for it to be there."""
@@ -146,8 +154,7 @@ class Books:
             case t.StepStarted():
                 self._step_started(event)
             case t.TokenDecoded():
-                one = self.requests[event.request]
-                one.prefilling, one.first, one.stop = False, one.prompt + event.index, one.prompt + event.index
+                self.requests[event.request].decoded(event.index)
                 self.decoding = event.request
             case t.WorkerJoined():
                 self.live[event.worker] = event.slots
@@ -228,7 +235,7 @@ class Books:
             one.late += 1
             self.seen["late prediction"] += 1
             last = one.readings.get(row, [None])[-1]
-            if last is not None and last.predicted is None:
+            if last is not None and last.predicted is None and not last.wrong:
                 last.predicted = frozenset(experts)
             return
         self.seen["second prediction"] += row in self.predictions

@@ -99,10 +99,12 @@ class Range:
 
 @dataclass(slots=True)
 class Reading:
-    """What the gate named for one row in decoding, and what the prediction that belongs to it did."""
+    """What the gate named for one row in decoding, and what the prediction that belongs to it did. `wrong`: the row was
+    not right, and is read again."""
 
     named: frozenset[int]
     predicted: frozenset[int] | None = None
+    wrong: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +135,13 @@ class RequestBooks:
     unused: Range = field(default_factory=Range)
     expected: dict[t.Visit, frozenset[int]] = field(default_factory=dict)
     readings: dict[t.Visit, list[Reading]] = field(default_factory=dict)
+
+    def decoded(self, index: int) -> None:
+        """Token `index` exists: the next pass begins with it."""
+        self.prefilling, self.first, self.stop = False, self.prompt + index, self.prompt + index
+        for row, readings in self.readings.items():
+            for each in readings if row.position >= self.first else ():
+                each.wrong = True
 
     def passed(self, row: t.Visit) -> bool:
         """The gate of that row's layer has fired, or the row needs no gate any more."""
