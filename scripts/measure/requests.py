@@ -53,10 +53,15 @@ QUICK_CASES = ("od-moe", "importance, 25 %")
 
 @dataclass(slots=True)
 class Moment:
-    """When a token came, and what had been read from disks by then."""
+    """When a token came, what had been read from disks by then, and the processor's seconds of all nodes."""
 
     at: float
     read: int
+    cpu_s: float
+
+    @classmethod
+    def of(cls, at: float) -> Moment:
+        return cls(at, disk_bytes(), time.process_time())
 
 
 @dataclass(slots=True)
@@ -95,8 +100,8 @@ def ask(cluster: Any, prompt: list[int], tokens: int, text: list[int] | None) ->
         times.append(time.monotonic())
         found.append(step.token_id)
         if len(times) == 1:
-            first = Moment(times[-1], disk_bytes())
-    return Answered(found, times, first, Moment(times[-1], disk_bytes()), step.report)
+            first = Moment.of(times[-1])
+    return Answered(found, times, first, Moment.of(times[-1]), step.report)
 
 
 def figures(answers: list[Answered]) -> dict[str, float]:
@@ -110,6 +115,7 @@ def figures(answers: list[Answered]) -> dict[str, float]:
     return {
         "tokens_per_s": tokens / (end.at - begin.at),
         "bytes_a_token": (end.read - begin.read) / tokens,
+        "cpu_s_a_token": (end.cpu_s - begin.cpu_s) / tokens,
         "loads_a_token": sum(one.loads - one.prefill_loads for one in reports) / decoded,
         "hit_rate": sum(one.hits for one in reports) / max(1, sum(one.named for one in reports)),
         "stall_s_a_token": sum(one.stall_s for one in reports) / decoded,
@@ -204,6 +210,7 @@ COLUMNS = (
     Column("over one", "over_one", ".2f"),
     Column("loads a token", "loads_a_token", ".2f"),
     Column("MB a token", "bytes_a_token", ".1f", 1e-6),
+    Column("processor ms a token", "cpu_s_a_token", ".0f", 1e3),
     Column("hit rate", "hit_rate", ".2f"),
     Column("gap ms", "gap_s", ".0f", 1e3),
     Column("longest gap ms", "longest_gap_s", ".0f", 1e3),

@@ -35,7 +35,9 @@ class Job:
 
     def __init__(self, request: int, layers: int, engine: Engine, notes: list[Any], act: Callable[[Any], Any]) -> None:
         self.request = request
+        self.rounded = False
         self.error: BaseException | None = None
+        self.rounded = False
         self._layers, self._engine, self._notes, self._act = layers, engine, notes, act
 
     def forward(self) -> None:

@@ -128,7 +128,8 @@ def test_requests_go_on_in_lock_step(patient: None) -> None:
     shared = [step for step in bench.sizes() if len(step) == 3]
     assert len(shared) >= rounds - 3
     assert all(step == [(1, 1), (2, 1), (3, 1)] for step in shared)
-    assert threads == {"odmoe-steps"}
+    assert "odmoe-steps" in threads
+    assert len(threads) <= 2, "only the last one left runs on its own thread"
     assert bench.steps.idle()
 
 

@@ -12,7 +12,8 @@ from scripts.measure.requests import Answered, Moment, figures
 def answered(times: list[float], read: tuple[int, int], loads: int) -> Answered:
     counts = {"loads": loads, "prefill_loads": 1, "hits": 1, "named": 4, "stall_s": 0.5, "ttft_s": times[0]}
     report = SimpleNamespace(new_tokens=len(times), **counts)
-    return Answered([0] * len(times), times, Moment(times[0], read[0]), Moment(times[-1], read[1]), report)
+    first, last = (Moment(at, by_then, by_then / 100) for at, by_then in zip((times[0], times[-1]), read, strict=True))
+    return Answered([0] * len(times), times, first, last, report)
 
 
 def test_only_the_time_in_which_all_decode_counts() -> None:
@@ -22,6 +23,7 @@ def test_only_the_time_in_which_all_decode_counts() -> None:
     found = figures([first, second])
     assert found["tokens_per_s"] == pytest.approx(5 / 3)
     assert found["bytes_a_token"] == (400 - 100) / 5
+    assert found["cpu_s_a_token"] == pytest.approx((4 - 1) / 5)
     assert found["loads_a_token"] == (5 + 3) / (5 + 3)
     assert found["hit_rate"] == 2 / 8
     assert found["gap_s"] == 1.25  # 1, 1, 1 and 1.5, 1.5, 2
