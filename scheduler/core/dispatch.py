@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from scheduler.core.commands import Commands
 from scheduler.core.state import Demand, LayerVisit, State
 from scheduler.policies.residency.base import Residency
@@ -29,27 +26,11 @@ class RowDispatcher:
         self._residency = residency
         self._mini_batch = mini_batch
         self._together = together
-        self._held: list[Demand] | None = None
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Rows are sent at the end. All demands of a step's layer are placed then, so it is known which of those that
-        share an expert is the last."""
-        demands: list[Demand] = []
-        self._held = demands
-        try:
-            yield
-        finally:
-            self._held = None
-        for demand in demands:
-            self._send(demand)
 
     def ready(self, demand: Demand) -> None:
         """A confirmed demand has a slot, or is hosted: its rows may be sent."""
         if self._together and demand.visit.request.prefilling and demand.state != "hosted":
             self._state.held_back[demand.visit.id] = demand.visit
-        elif self._held is not None:
-            self._held.append(demand)
         else:
             self._send(demand)
 

@@ -81,11 +81,7 @@ class GateTable:
             self._share_prefetches(gates)
         for gate in gates:
             self._cancel_mispredicted(gate)
-        if len(gates) > 1:
-            with self._slots.held():
-                self._demand(gates)
-        else:
-            self._demand(gates)
+        self._demand(gates)
         return gates, forecasts
 
     def _pass_to_policies(self, event: t.GateFired) -> Iterable[Forecast]:

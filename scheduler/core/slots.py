@@ -36,7 +36,6 @@ class SlotTable:
         self._commands = commands
         self._workers = workers
         self._rows = rows
-        self.held = rows.held
         self._residency = strategy.residency
         self._precision = strategy.precision if strategy.precision.forms != (FULL,) else None
         self.forms: set[str] = set()
