@@ -7,6 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from odmoe.commands.comparison import Answer
+
 STARTED_S = 30.0
 
 
@@ -28,3 +30,19 @@ def answered_together(cluster: Any, prompts: list[list[int]], tokens: int) -> li
         ready.wait(STARTED_S)
         began = time.perf_counter()
         return [[end - began for end in one.result()] for one in asked]
+
+
+def compared_together(cluster: Any, prompts: list[list[int]], tokens: int) -> list[tuple[Answer, Any]]:
+    """Each greedy answer with its logits, and its report. For an embedded cluster: logits stay on the main node."""
+    main = cluster.main
+    answers = [main.generate(prompt, tokens, ignore_eos=True) for prompt in prompts]
+    logits: dict[int, list[Any]] = {one.number: [] for one in answers}
+    main.on_logits = lambda number, values: logits[number].append(values)
+
+    def read(one: Any) -> Any:
+        *_, last = one
+        return last.report
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        reports = list(pool.map(read, answers))
+    return [(Answer(list(r.token_ids), logits[a.number]), r) for a, r in zip(answers, reports, strict=True)]

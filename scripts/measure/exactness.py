@@ -3,6 +3,7 @@
 .venv/bin/python -m scripts.measure.exactness                 # settings varied one by one, embedded: some minutes
 .venv/bin/python -m scripts.measure.exactness --cluster local # the same tokens from Ray actors over gRPC
 .venv/bin/python -m scripts.measure.exactness --full          # every combination: an hour or two
+.venv/bin/python -m scripts.measure.exactness --requests 1 3 8  # so many at once, with every shadow, 1 and 2 slots
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
+from scripts.lib.simultaneous import compared_together
 
 
 def variations(base: Settings, full: bool) -> Iterator[Settings]:
@@ -50,11 +52,24 @@ def variations(base: Settings, full: bool) -> Iterator[Settings]:
         yield base.but(**combination, align_token=period, align_kv=period)
 
 
-def measure(settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int) -> dict[str, Any]:
-    """Every prompt on one cluster of these settings."""
+def several(base: Settings) -> Iterator[Settings]:
+    """Every shadow with one and two slots. Rows are not split, so that logits are comparable bit for bit."""
+    for shadow, slots in itertools.product(["int8", "nf4", "fp16", "none"], [1, 2]):
+        yield base.but(shadow=shadow, slots=slots, mini_batch=4096)
+
+
+def measure(
+    settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int, requests: int
+) -> dict[str, Any]:
+    """Every prompt on one cluster of these settings, `requests` at once."""
     cluster: Any = start_cluster(settings, store)
+    prompts = [prompt for prompt, _ in answers]
     try:
-        found = [answer(cluster, prompt, count) for prompt, _ in answers]
+        if requests == 1:
+            found = [answer(cluster, prompt, count) for prompt in prompts]
+        else:
+            groups = [prompts[at : at + requests] for at in range(0, len(prompts), requests)]
+            found = [one for group in groups for one in compared_together(cluster, group, count)]
     finally:
         cluster.close()
     compared = [
@@ -72,6 +87,7 @@ def measure(settings: Settings, store: Any, answers: list[tuple[list[int], Answe
         "near_ties": sum(one.difference is not None and one.difference.near_tie for one in compared),
         "residents": max(max(report.resident_experts_max) for report in reports),
         "recall": sum(recalls) / len(recalls) if recalls else None,
+        "requests_per_step": sum(report.requests_per_step for report in reports) / len(reports),
         "memory_bytes": reports[-1].memory_bytes,
     }
 
@@ -84,8 +100,11 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--cluster", default="embedded")
     parser.add_argument("--full", action="store_true", help="every combination")
+    parser.add_argument("--requests", type=int, nargs="+", help="so many at once, for each shadow and number of slots")
     parser.add_argument("--first", type=int, help="only so many settings, the base first")
     args = parser.parse_args()
+    if args.requests and args.cluster != "embedded":
+        parser.error("--requests compares logits, which only an embedded cluster gives")
     prepare_process()
     prepare_libraries(Settings(model=args.model).threads_a_node)
     header("Tokens and logits against Transformers eager")
@@ -101,9 +120,10 @@ def main() -> None:
             whole = sum(p.nbytes for p in model.parameters())
             del model
             base = Settings(model=args.model, dtype=dtype, cluster=args.cluster)
-            settings = list(variations(base, args.full))[: args.first]
-            task = bars.add_task(dtype, total=len(settings))
-            for one in settings:
+            settings = list(several(base) if args.requests else variations(base, args.full))[: args.first]
+            runs = [(one, requests) for requests in args.requests or [1] for one in settings]
+            task = bars.add_task(dtype, total=len(runs))
+            for one, requests in runs:
                 row = {
                     "dtype": dtype,
                     "workers": one.workers,
@@ -112,7 +132,8 @@ def main() -> None:
                     "period": one.align_token,
                     "loader": one.loader,
                     "mini_batch": one.mini_batch,
-                    **measure(one, store, answers, args.tokens),
+                    "requests": requests,
+                    **measure(one, store, answers, args.tokens, requests),
                 }
                 memory = row["memory_bytes"]
                 row["of_whole"] = (memory["main"] + memory["shadow"] + sum(memory["workers"])) / whole
@@ -129,7 +150,8 @@ def line(row: dict[str, Any]) -> str:
     recall = "-" if row["recall"] is None else f"{row['recall']:.4f}"
     bits = "not seen" if row["bit_equal_logits"] is None else row["bit_equal_logits"]
     return (
-        f"{row['dtype']:>8} workers {row['workers']:>2} slots {row['slots']} shadow {row['shadow']:>4} "
+        f"{row['dtype']:>8} requests {row['requests']} ({row['requests_per_step']:.1f} a step) "
+        f"workers {row['workers']:>2} slots {row['slots']} shadow {row['shadow']:>4} "
         f"period {row['period']} {row['loader']:>6} mini-batch {row['mini_batch']:>4}: "
         f"tokens {row['equal_tokens']}/{row['tokens']}, logits bit for bit {bits}, near ties {row['near_ties']}, "
         f"recall {recall}, residents {row['residents']}, memory {row['of_whole']:.2f} of all experts cached"
