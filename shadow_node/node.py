@@ -66,6 +66,7 @@ class _Session(Session):
             lambda: list(self._requests.values()),
             self._take,
             reply.send,
+            self._pass_ended,
             self._failed,
         )
         self._thread = SerialThread(f"{shadow.name}-passes", self.report)
@@ -133,8 +134,10 @@ class _Session(Session):
             self._take()
             while not self.over and self._passes.advance():
                 self._take()
-                held = sum(followed.nbytes for followed in list(self._requests.values()))
-                self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
+
+    def _pass_ended(self, followed: Followed) -> None:
+        held = sum(one.nbytes for one in {followed, *self._requests.copy().values()})
+        self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
 
     def _take(self) -> None:
         """Handle the messages that have come."""

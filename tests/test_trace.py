@@ -55,7 +55,15 @@ def length(spans: list[Span], what: str) -> float:
     return sum(span.end - span.start for span in spans if span.what == what)
 
 
-@pytest.mark.parametrize("settings", [{"shadow": "none"}, {"shadow": "nf4"}, {"shadow": "nf4", "slots": 2}], ids=str)
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"shadow": "none"},
+    {"shadow": "nf4"},
+    {"shadow": "nf4", "departure": "late"},
+    {"shadow": "nf4", "departure": "late", "slots": 2},
+)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.usefixtures("shadow_waits")
 def test_the_trace_is_what_happened(settings: dict[str, Any], embedded: Any, reference: Any) -> None:
     expected = reference("float32", 0, COUNT)
@@ -71,7 +79,7 @@ def test_the_trace_is_what_happened(settings: dict[str, Any], embedded: Any, ref
     assert length(spans, "stall") == pytest.approx(report.stall_s + report.prefill_stall_s, rel=0.02, abs=0.02)
     shadow = settings["shadow"] != "none"
     assert (count["shadow"] >= 8 * (COUNT - 1)) is shadow
-    assert (count["late"] > 0) is shadow
+    assert (count["late"] > 0) is ("departure" in settings)
     for row in {span.row for span in spans if span.row.startswith("worker")}:
         for what in ("load", "compute"):  # one at a time
             mine = sorted((s for s in spans if (s.row, s.what) == (row, what)), key=lambda s: s.start)
@@ -120,7 +128,8 @@ def test_from_the_command_line_to_a_picture(demo: Path, tmp_path: Path) -> None:
 
     trace, picture = tmp_path / "trace.json", tmp_path / "picture.png"
     cli = CommandLine()
-    flags = ("-q", "-m", str(demo), "-n", "6", "--shadow", "nf4", "--threads", "1", "--trace", str(trace))
+    flags = ("-q", "-m", str(demo), "-n", "6", "--shadow", "nf4", "--departure", "late", "--threads", "1")
+    flags += ("--trace", str(trace))
     assert cli("generate", *flags, "HAMLET").code == 0
     spans, about = read_trace(trace)
     assert sum(span.what == "token" for span in spans) == 6

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from odmoe.settings.settings import Settings
+from scheduler.alignment import AT_ONCE, LATE
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
@@ -232,6 +233,8 @@ class Measure:
                 shadow=self._args.shadow,
                 parallel=max(8, self._args.requests),
                 batch_dense=self._args.batch_dense,
+                departure=params["departure"],
+                slots=params["slots"],
             )
             if (count := params["requests"]) > 1:
                 together = [prompt for prompt, _ in prompts[: count + 1]]
@@ -346,6 +349,8 @@ def parse() -> Any:
     parser.add_argument("--mini-batch", type=positive, default=None)
     parser.add_argument("--requests", type=positive, default=1, help="prompts asked at once (%(default)s)")
     parser.add_argument("--batch-dense", action="store_true", help="as odmoe generate has it")
+    parser.add_argument("--departure", choices=(AT_ONCE, LATE), default=AT_ONCE, help="of the shadow (%(default)s)")
+    parser.add_argument("--slots", type=positive, default=1, help="of each worker (%(default)s)")
     args = parse_flags(parser)
     if args.requests > 1 and args.cluster.endswith((".yaml", ".yml")):
         parser.error("--requests is measured on a cluster that this script starts: embedded or local")
@@ -370,6 +375,8 @@ def main() -> int:
         "prompt_tokens": args.prompt_tokens,
         "mini_batch": None if hosts else args.mini_batch,
         "shadow": None if hosts else args.shadow,
+        "departure": None if hosts else args.departure,
+        "slots": None if hosts else args.slots,
         "requests": args.requests,
         "batch_dense": args.batch_dense,
     }

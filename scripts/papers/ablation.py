@@ -17,8 +17,7 @@ import sys
 from typing import Any
 
 from odmoe.settings.settings import Settings
-from scheduler.alignment import Alignment
-from scheduler.policies.system_config import SystemConfig
+from scheduler.alignment import LATE, Alignment
 from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
@@ -75,7 +74,8 @@ class Measure:
         return {"recorded": self._record, "simulated": self._simulate, "emulated": self._emulate}[params["how"]](params)
 
     def _settings(self, case: int, **more: Any) -> Settings:
-        return Settings(model=self._args.model, dtype="float32", shadow=self._args.shadow, **CASES[case][1], **more)
+        chosen = {"shadow": self._args.shadow, "departure": LATE, **CASES[case][1], **more}
+        return Settings(model=self._args.model, dtype="float32", **chosen)
 
     def recording(self, case: int) -> Any:
         sizes = {"prompts": digest(self._prompts), "tokens": self._args.tokens}
@@ -99,7 +99,7 @@ class Measure:
                 self._profile,
                 one,
                 alignment=Alignment(settings.align_token, settings.align_kv),
-                system=SystemConfig(settings.system_config.predictor),
+                system=settings.system_config,
             )
             for one in found
         ]

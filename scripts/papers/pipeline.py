@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from odmoe.commands.trace import draw
+from scheduler.alignment import LATE
+from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate
 from scheduler.simulation.workload import random_workload
@@ -25,7 +27,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "pipeline.png", help="PNG to write (%(default)s)")
     args = parser.parse_args()
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=5)
+    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=5, system=SystemConfig(departure=LATE))
     outcome = simulate(scenario, random_workload(scenario, recall=1.0), spans=True)
     start = outcome.token_s[1]
     title = "One token's first layers on ten nodes, aligned every token (simulated on the paper's timings)"

@@ -19,6 +19,7 @@ from typing import Any
 from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
 from odmoe.text import encode
+from scheduler.alignment import LATE
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, open_model, predicted
 from scripts.lib.experiment import Cell, Experiment, plural
@@ -211,6 +212,7 @@ def main() -> int:
             predictor=params["predictor"],
             align_token=params["token"],
             align_kv=params["kv"],
+            departure=LATE,
             **recorded_runs.NEEDED,
         )
         report = predicted(kept.cluster(settings), prompts[params["prompt"]], params["tokens"], ignore_eos=False)

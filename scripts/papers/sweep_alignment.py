@@ -20,7 +20,8 @@ from typing import Any
 from matplotlib.patches import Rectangle
 
 from odmoe.settings.settings import Settings
-from scheduler.alignment import Alignment
+from scheduler.alignment import LATE, Alignment
+from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
@@ -81,7 +82,12 @@ class Sweep:
     def measure(self, params: dict[str, Any]) -> dict[str, Any]:
         pair = (params["token"], params["kv"])
         settings = Settings(
-            model=self._args.model, dtype="float32", shadow=self._args.shadow, align_token=pair[0], align_kv=pair[1]
+            model=self._args.model,
+            dtype="float32",
+            shadow=self._args.shadow,
+            align_token=pair[0],
+            align_kv=pair[1],
+            departure=LATE,
         )
         if params["how"] == "recorded":
             return recorded_runs.record(self._kept, settings, self._prompts, self._args.tokens, self._path(pair))
@@ -91,7 +97,10 @@ class Sweep:
             return {"tokens_per_s": [report.decode_tokens_per_s]}
         found = recorded_runs.requests(self._path(pair), self._prompts, self._args.tokens)
         profile = self._profiles[params["profile"]]
-        outcomes = [recorded_runs.simulated(profile, one, alignment=Alignment(*pair)) for one in found]
+        outcomes = [
+            recorded_runs.simulated(profile, one, alignment=Alignment(*pair), system=SystemConfig(departure=LATE))
+            for one in found
+        ]
         return {
             "tokens_per_s": [one.decode_tokens_per_s for one in outcomes],
             "recall": statistics.mean(one.stats.overall.recall or 0.0 for one in outcomes),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from odmoe.settings.settings import Settings
+from scheduler.alignment import LATE
 from scheduler.timing.profile import find_profile
 from scripts.lib import peers, quality
 from scripts.lib.bench import Bench
@@ -91,6 +92,7 @@ class Columns:
             cluster=self.args.cluster,
             shadow=self.args.shadow,
             profile=self.profile,
+            departure=LATE,
             **changes,
         )
 

@@ -21,9 +21,9 @@ from support.nodes.engine_world import nothing_left
 from support.nodes.exact import Alone, answers, check_together
 
 RUNS: dict[str, dict[str, Any]] = {
-    "fp16": {"shadow": "fp16", "align_token": 1, "align_kv": 1},
-    "nf4": {"shadow": "nf4", "align_token": 3, "align_kv": 3},
-    "int8": {"shadow": "int8", "align_token": 1, "align_kv": 4, "workers": 2, "slots": 2},
+    "fp16": {"shadow": "fp16", "align_token": 1, "align_kv": 1, "departure": "late"},
+    "nf4": {"shadow": "nf4", "align_token": 3, "align_kv": 3, "departure": "late"},
+    "int8": {"shadow": "int8", "align_token": 1, "align_kv": 4, "workers": 2, "slots": 2, "departure": "late"},
 }
 COUNTS = (20, 12, 16)
 """Tokens of each of several answers at once."""
