@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from scheduler import types as t
@@ -103,28 +105,17 @@ def test_different_experts_are_loaded_side_by_side_and_each_visit_goes_on_by_its
 
 def test_more_experts_than_slots_come_one_after_the_other() -> None:
     """Eight requests, one worker, one slot: what all of them need is loaded once."""
-    d = driver(workers=1, layers=1)
+    d = Driver(workers=1, group=1, layers=1, experts=9, shadow=False)
     requests = range(1, 9)
     d.together(*requests)
     for request in requests:
-        out = d.gate(0, request - 1, 7, request=request)
-    loads, computed, ended = 0, 0, 0
-    for _ in range(100):
-        loads += sum(line.startswith("load") for line in out)
-        computed += sum(line.startswith("compute") for line in out)
-        ended += sum(line.startswith("resume") for line in out)
-        waiting = [load for load in d.raw if isinstance(load, t.Load)]
-        out = d.loaded(0) if waiting else []
-        while not any(isinstance(c, t.Load) for c in d.raw) and d.busy:
-            more = d.computed(0)
-            out += more
-            loads_now = [line for line in more if line.startswith("load")]
-            if loads_now:
-                break
-        if not out and not d.busy:
-            break
-    assert (loads, computed, ended) == (8, 15, 8)
-    assert sum(d.stats(request).loads for request in requests) == 8
+        out = d.gate(0, request - 1, 8, request=request)
+    while d.busy:
+        if d.core.snapshot().loads:
+            out += d.loaded(0)
+        out += d.computed(0)
+    assert Counter(line.split()[0] for line in out) == {"load": 9, "compute": 16, "resume": 8}
+    assert sum(d.stats(request).loads for request in requests) == 9
     assert sum(d.stats(request).reused for request in requests) == 7
 
 
@@ -231,6 +222,39 @@ def test_a_pass_of_a_request_that_is_not_open_any_more_is_not_waited_for() -> No
     assert d.gate(0, 3, at=P + 1) == ["load 0.0 0/3", *compute("0.0 0/3", at=f"1@{P + 1}")]
 
 
+def test_the_last_worker_is_lost_while_a_gate_waits_for_another() -> None:
+    d = driver(workers=1)
+    d.together(1, 2)
+    d.gate(0, 3, request=1)
+    reason = "the last worker is gone: cable"
+    assert d.lose(0) == [f"fail 1: {reason}", f"fail 2: {reason}"]
+    assert d.core.idle()
+
+
+def test_what_was_prefetched_for_a_request_that_leaves_serves_the_others() -> None:
+    d = driver()
+    d.together(1, 2)
+    assert d.predict(0, 3, request=2) == ["load 0.0 0/3"]
+    d.gate(0, 3, request=1)
+    assert d.do(t.RequestClosed(2)) == in_place("0.0 0/3")
+    d.loaded(0)
+    assert d.computed(0) == ["evict 0.0 0/3", *resumed(f"1@{P}")]
+    assert d.core.idle() is False
+    d.do(t.RequestClosed(1))
+    assert d.core.idle()
+
+
+def test_a_prediction_is_late_once_its_own_gate_has_fired() -> None:
+    """Whenever the others' gates fire: a request's figures are its own."""
+    d = Driver(workers=2, layers=1)
+    d.together(1, 2)
+    d.gate(0, 3, request=1)
+    assert d.predict(0, 3, 4, request=1) == []
+    assert d.predict(0, 5, request=2) != []
+    assert (d.stats(1).late, d.stats(1).in_time, d.stats(2).late) == (1, 0, 0)
+    assert d.stats(1).by_index == [RecallCounts(1, 1)]
+
+
 def over(d: Driver, layer: int, *requests: int, at: int = P) -> None:
     """All experts of the requests' layer are loaded and computed."""
     for place, load in list(d.in_slots.items()):
@@ -307,6 +331,19 @@ def test_a_request_that_is_not_in_the_step_loses_its_prefetches_to_those_that_ar
     d.gate(0, 5, at=P + 1)
     assert d.computed(0) == [*resumed(f"1@{P + 1}"), "load 0.0 0/4"]
     assert (d.stats(2).preempted, d.stats(1).preempted) == (1, 0)
+
+
+def test_a_load_in_flight_for_a_request_that_is_not_in_the_step_yields_its_link() -> None:
+    d = driver(workers=1, slots=3, layers=1)
+    d.together(1, 2)
+    d.gate(0, 7, request=1)
+    d.gate(0, 7, request=2)
+    over(d, 0)
+    d.do(t.TokenDecoded(1, 1))
+    d.do(t.TokenDecoded(2, 1))
+    assert d.predict(0, 3, 4, at=P + 1, request=2) == ["load 0.0 0/3", "load 0.1 0/4"]
+    d.begin((1, P + 1))
+    assert d.predict(0, 5, at=P + 1, request=1) == ["evict 0.1 0/4", "load 0.1 0/5"]
 
 
 def test_a_prediction_shared_by_two_leaves_only_when_neither_has_it() -> None:
