@@ -1,0 +1,140 @@
+"""A shadow's model of exact arithmetic, and a session whose work is done on the test's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from checkpoint.coroutine import Coroutine, in_coroutine, suspend
+from checkpoint.tensors import tensor_bytes
+from shadow_node.model import Gate
+from shadow_node.node import Shadow
+from wire.messages import PROTOCOL_VERSION, Align, Failed, Hello, Message, OpenRequest, Prediction, Tensor
+
+LAYERS, EXPERTS = 3, 6
+VOCABULARY = 3
+"""So few that a shadow's own token is often the main model's."""
+
+
+class ArithmeticModel:
+    """Whole numbers below 1000 in float64: every row depends on all rows before it, and nothing is rounded."""
+
+    scheme, device, device_bytes = "none", "cpu", 0
+
+    def __init__(self) -> None:
+        self.routed: Callable[[int, list[int], list[float]], None] | None = None
+        self.on_layer: Callable[[], None] = lambda: None
+
+    def new_cache(self) -> Any:
+        return DynamicCache()
+
+    def forward(self, tokens: list[int], cache: Any) -> int:
+        value = 0
+        for token in tokens:
+            value = self._row(token, cache, last=token is tokens[-1])
+        return value % VOCABULARY
+
+    def lock_step(self, tokens: list[int], cache: Any) -> Coroutine[int]:
+        return Coroutine(lambda: self.forward(tokens, cache))
+
+    def experts_of(self, gates: Sequence[Gate]) -> list[torch.Tensor]:
+        self.on_layer()
+        return [gate.hidden for gate in gates]
+
+    def _row(self, token: int, cache: Any, last: bool) -> int:
+        value = token
+        for layer in range(LAYERS):
+            row = torch.full((1, 1, 1, 1), float(value), dtype=torch.float64)
+            keys, _ = cache.update(row, row + 1, layer)
+            weights = torch.arange(1, keys.shape[2] + 1, dtype=torch.float64)
+            value = int((keys.flatten() * weights).sum() + 7 * layer) % 997
+            first = value % EXPERTS
+            experts = [first, (first + 1 + value // EXPERTS % (EXPERTS - 1)) % EXPERTS]
+            if in_coroutine():
+                suspend(Gate(layer, row.view(1, 1), torch.tensor([experts]), torch.tensor([[0.5, 0.5]])))
+            elif self.routed is not None:
+                self.on_layer()
+                self.routed(layer, experts, [0.5, 0.5])
+        return value
+
+
+class _Jobs:
+    """In place of a thread: jobs wait until the test runs them."""
+
+    def submit(self, job: Callable[..., object], *args: Any) -> None:
+        pass
+
+    def close(self) -> bool:
+        return True
+
+
+class Followed:
+    """A main model's answer: `tokens` of decode passes 0, 1, ..., and the number in each row of its KV cache."""
+
+    def __init__(self, number: int, prompt: list[int], tokens: list[int], rows: list[int], **opened: Any) -> None:
+        self.number, self.prompt, self.tokens, self.rows = number, prompt, tokens, rows
+        self.token, self.kv = opened["token"], opened["kv"]
+        self.message = OpenRequest(
+            number, tuple(prompt), 0, len(tokens) + 1, self.token, self.kv, opened.get("lookahead", 2), opened["late"]
+        )
+        self.told = 0
+        """Alignments that were sent."""
+        self._aligned = 0
+
+    def align(self) -> Align:
+        """The next one."""
+        step, end = self.told, len(self.prompt) + self.told
+        self.told += 1
+        token = self.tokens[step] if self.token and step % self.token == 0 else None
+        if not self.kv or step % self.kv:
+            return Align(self.number, step, token, end, ())
+        start, self._aligned = self._aligned, end
+        return Align(self.number, step, token, start, tuple(self._kv(start, end)))
+
+    def _kv(self, start: int, end: int) -> list[Tensor]:
+        rows = torch.tensor(self.rows[start:end], dtype=torch.float64).view(1, 1, -1, 1)
+        shifted = [rows + one for layer in range(LAYERS) for one in (layer, layer + 1)]
+        return [Tensor(*tensor_bytes(each.float())) for each in shifted]
+
+
+class Bench:
+    """A shadow on the test's thread. `on_layer` is called at each layer of a pass."""
+
+    def __init__(self) -> None:
+        self.model = ArithmeticModel()
+        self.got: list[Message] = []
+        self.session = Shadow("shadow", self.model, "abc", "float32").accept(self)  # type: ignore[arg-type]
+        self.session._thread.close()
+        self.session._thread = _Jobs()  # type: ignore[assignment]
+        self.session.on_message(Hello(PROTOCOL_VERSION, "abc", "float32", "main"))
+
+    def send(self, *messages: Message) -> None:
+        self.got += messages
+
+    def close(self) -> None: ...
+
+    def take(self, message: Message) -> None:
+        self.session.on_message(message)
+
+    def work(self) -> None:
+        """Until the shadow waits for a message."""
+        self.session._work()
+
+    def repeats(self, number: int) -> bool:
+        """Whether a pass of the request is just being repeated."""
+        course = self.session._requests[number].course
+        return course.running and course.again
+
+    def failures(self) -> list[Failed]:
+        return [message for message in self.got if isinstance(message, Failed)]
+
+    def stands(self, followed: Followed, step: int) -> list[frozenset[int]]:
+        """What was predicted last for each layer of a pass."""
+        position, found = len(followed.prompt) + step, {}
+        for message in self.got:
+            if isinstance(message, Prediction) and (message.request, message.position) == (followed.number, position):
+                found[message.layer] = frozenset(message.experts)
+        return [found[layer] for layer in range(LAYERS)]
