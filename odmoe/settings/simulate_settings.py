@@ -24,7 +24,7 @@ class SimulateSettings(SystemSettings):
 
     tokens: Count = _up_to(MAX_COUNT, 64, "Tokens to generate", "Workload", common=True)
     prompt_tokens: Count = _up_to(MAX_COUNT, 16, "Tokens of the prompt", "Workload", common=True)
-    requests: Count = _up_to(MAX_REQUESTS, 1, "Requests, each with other routes", "Workload", common=True)
+    requests: Count = _up_to(MAX_REQUESTS, 1, "Requests answered at once", "Workload", common=True)
     interval: Number = setting(
         0.0, "seconds", "Seconds between arrivals of requests; 0: all at the start", heading="Workload", ge=0
     )
