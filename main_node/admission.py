@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from scheduler.errors import DeadlineError, QueueFullError, RequestCancelledError
@@ -35,16 +35,15 @@ class Admission:
         self._changed = threading.Condition()
         self._open: set[int] = set()
         self._waiting: deque[int] = deque()
-        self._cancelled: set[int] = set()
 
     @contextlib.contextmanager
-    def place(self, request: int) -> Iterator[None]:
-        """Around everything that the request needs, after a wait for its place.
+    def place(self, request: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Around everything that the request needs, after a wait for its place. `cancelled`: asked again at `look`.
 
         Raises QueueFullError, DeadlineError, RequestCancelledError.
         """
         with self._changed:
-            self._take(request)
+            self._take(request, cancelled)
         try:
             yield
         finally:
@@ -52,29 +51,28 @@ class Admission:
                 self._open.discard(request)
                 self._changed.notify_all()
 
-    def _take(self, request: int) -> None:
+    def _take(self, request: int, cancelled: Callable[[], bool]) -> None:
         if self._waiting or len(self._open) >= self.parallel:
             if len(self._waiting) >= self.queue:
                 raise QueueFullError(
                     f"the queue is full: {len(self._open)} answered at once and {len(self._waiting)} waiting; try "
                     "again later, or start the cluster with a larger --parallel or --queue"
                 )
-            self._wait(request)
+            self._wait(request, cancelled)
         self._open.add(request)
 
-    def _wait(self, request: int) -> None:
+    def _wait(self, request: int, cancelled: Callable[[], bool]) -> None:
         def served() -> bool:
             first = self._waiting[0] == request and len(self._open) < self.parallel
-            return first or request in self._cancelled
+            return first or cancelled()
 
         self._waiting.append(request)
         try:
             in_time = self._changed.wait_for(served, self._deadline_s)
-            if request in self._cancelled:
+            if cancelled():
                 raise RequestCancelledError(f"request {request} was cancelled")
         finally:  # an interrupted one, too
             self._waiting.remove(request)
-            self._cancelled.discard(request)
             self._changed.notify_all()
         if not in_time:
             raise DeadlineError(
@@ -87,9 +85,7 @@ class Admission:
         with self._changed:
             return len(self._open), len(self._waiting)
 
-    def cancel(self, request: int) -> None:
-        """End the request's wait, from any thread."""
+    def look(self) -> None:
+        """A waiting request may have been cancelled."""
         with self._changed:
-            if request in self._waiting:
-                self._cancelled.add(request)
-                self._changed.notify_all()
+            self._changed.notify_all()

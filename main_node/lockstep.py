@@ -129,7 +129,7 @@ class LockStep:
     def _resume_all(self) -> bool:
         """Resume every pass, one after the other, once all of their layers are done."""
         if not self._released:
-            if not all((wait := run.layer) and wait.layer.done for run in self._runs):
+            if not all((wait := run.layer) and wait.layer.done and not wait.foresight for run in self._runs):
                 return False
             self._engine.pace.begin_layer(run.job.request for run in self._runs)
             self._released = list(self._runs)
@@ -152,8 +152,9 @@ class LockStep:
         combine = all if self._batched else any
 
         def changed() -> bool:
-            ready = [wait.ready() for _, wait in waits if not wait.foresight]
-            return any(wait.ready() for _, wait in waits if wait.foresight) or (bool(ready) and combine(ready))
+            if any(wait.ready() for _, wait in waits if wait.foresight):
+                return True
+            return combine(wait.ready() and not wait.foresight for _, wait in waits)
 
         lent = self._engine.lent
         with lent.lent():

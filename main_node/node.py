@@ -148,7 +148,7 @@ class MainNode:
 
     def _give_up(self, number: int) -> None:
         """From any thread."""
-        self.admission.cancel(number)
+        self.admission.look()
         self.engine.close_request(number)
         self.steps.closed(number)
 
@@ -156,7 +156,7 @@ class MainNode:
         """Open the request, run its token loop, close it."""
         number = request.number
         began = time.perf_counter()
-        with self.admission.place(number):
+        with self.admission.place(number, request.cancelled.is_set):
             self.engine.open_request(number, request.sequence, len(request.sequence.prompt))
             self.steps.opened(number)
             self._open[number] = request.sequence

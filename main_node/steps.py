@@ -81,9 +81,13 @@ class PassJob:
 
     def outcome(self) -> int | None:
         """Raises what the pass has raised."""
-        if self._error is not None:
-            raise self._error
-        return self.token
+        error, self._error = self._error, None
+        if error is None:
+            return self.token
+        try:
+            raise error
+        finally:
+            del error  # its frames refer to the request's cache
 
 
 class Steps:
@@ -179,6 +183,7 @@ class Steps:
         now = time.monotonic()
         with self._changed:
             self._busy = False
+            self._decoding |= {job.request for job in jobs if job.token is not None} & self._open
             back = {job.request for job in self._ready}
             self._expected = {job.request for job in jobs} & self._open - back
             longest_s = CREDIT_S if self._engine.pace.emulated else GRACE_S
@@ -189,11 +194,12 @@ class Steps:
     # --- a request among others ---------------------------------------------------------------------------------
 
     def _hand_in(self, job: PassJob) -> None:
-        self._ready.append(job)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run_steps, name="odmoe-steps", daemon=True)
-            self._thread.start()
-        elif not self._expected or len(self._ready) == 1:  # else the thread is waiting for those who are missing
+            thread = threading.Thread(target=self._run_steps, name="odmoe-steps", daemon=True)
+            thread.start()  # where the machine has no more threads, nothing is left behind
+            self._thread = thread
+        self._ready.append(job)
+        if not self._expected or len(self._ready) == 1:  # else the thread is waiting for those who are missing
             self._changed.notify()
 
     def _await(self, job: PassJob) -> None:

@@ -111,7 +111,9 @@ class Followed:
 
     def may_start(self) -> bool:
         """Whether a decode pass may begin."""
-        return self.prefilled and not self.closed and not self.broken and self.course.may_start()
+        parts = self._parts.get(self.course.step)
+        whole = not parts or not parts[-1].more
+        return whole and self.prefilled and not self.closed and not self.broken and self.course.may_start()
 
     def start(self) -> tuple[int, bool]:
         """The next pass begins. Returns its token, and whether it was aligned. Raises ProtocolError."""

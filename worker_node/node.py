@@ -363,8 +363,15 @@ class _Session(ComputeSession):
             self.send_outputs()
 
     def _joined(self, tenure: _Tenure, first: Compute) -> list[tuple[Compute, float]]:
-        """The computations of other requests that are made together with the first."""
-        if not tenure.ready or not self._worker.is_rowwise(tenure.slot, tenure.expert.layer, tenure.form):
+        """The computations of other requests that are made together with the first. Not in emulated time, in which
+        each lasts as long as by the profile."""
+        worker = self._worker
+        if not tenure.ready or worker.pace.emulated:
+            return []
+        try:
+            if not worker.is_rowwise(tenure.slot, tenure.expert.layer, tenure.form):
+                return []
+        except (RuntimeError, ValueError, LookupError):  # no memory to find out: each by itself
             return []
         room = SHARED_ROWS - _count(first)
         group: list[tuple[Compute, float]] = []

@@ -47,6 +47,7 @@ class Restorer:
             ) from error
         self._views: dict[int, dict[str, torch.Tensor]] = {}
         self._modules: dict[int, Module] = {}
+        self._rowwise: dict[tuple[int, int], bool] = {}
         self._lock = threading.Lock()
 
     @property
@@ -64,8 +65,11 @@ class Restorer:
     def is_rowwise(self, slot: torch.Tensor, layer: int, form: str) -> bool:
         """See `ExpertArithmetic.is_rowwise`."""
         with self._lock:
-            self._restored(slot, layer, form)
-            return self._arithmetic.is_rowwise(layer, self._views[layer])
+            key = layer, torch.get_num_threads()
+            if key not in self._rowwise:
+                self._restored(slot, layer, form)
+                self._rowwise[key] = self._arithmetic.is_rowwise(layer, self._views[layer])
+            return self._rowwise[key]
 
     def restore(self, slot: torch.Tensor, layer: int, form: str) -> None:
         """Restore the expert of `layer` in `slot` (in `form`), and compute nothing."""

@@ -13,7 +13,8 @@ from main_node.answer import Step
 from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
 
 STEP_S = 600.0
-"""The most time between two tokens. Every wait inside the main node is shorter; this detects a dead one."""
+"""The most time between two tokens. The main node's own waits are shorter, unless --launch-timeout is longer; this
+detects a dead one."""
 FIRST_S = 3600.0
 """The most time to the first token: a request may wait for its place among those that are answered at once."""
 CONTROL_S = 30.0

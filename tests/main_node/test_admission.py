@@ -72,16 +72,21 @@ def test_a_wait_has_an_end_and_leaves_no_place_behind() -> None:
         pass
 
 
-def test_a_cancelled_request_waits_no_longer() -> None:
-    admission = Admission(Sharing(parallel=1, queue=2), WAIT_S)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_cancelled_request_waits_no_longer(before: bool) -> None:
+    """Whether it is cancelled while it waits, or just before."""
+    admission, cancelled = Admission(Sharing(parallel=1, queue=2), WAIT_S), threading.Event()
     with admission.place(1):
-        second = Later(lambda: admission.place(2).__enter__())
-        waiting(admission, 1)
-        admission.cancel(2)
+        if before:
+            cancelled.set()
+        second = Later(lambda: admission.place(2, cancelled.is_set).__enter__())
+        if not before:
+            waiting(admission, 1)
+            cancelled.set()
+            admission.look()
         with pytest.raises(RequestCancelledError, match="request 2"):
             second.result()
         assert admission.counts() == (1, 0)
-        admission.cancel(2)  # it does not wait any more: nothing remains of it
     with admission.place(2):
         pass
 

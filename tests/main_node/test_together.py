@@ -59,6 +59,16 @@ def test_every_kind_of_predictor(system: str, embedded: Any, reference: Any) -> 
     assert emptied(cluster)
 
 
+@pytest.mark.parametrize("system", ["hybrimoe", "lrfu-prefetch", "moe-infinity"])
+def test_predictors_in_a_batched_step(system: str, embedded: Any, reference: Any) -> None:
+    """A pass that is suspended for its predictor is not done with its layer."""
+    cluster = embedded(system=system, slots=8, workers=2, batch_dense=True, **WHOLE)
+    expected = [reference("float32", number, TOKENS) for number in (0, 4, 8)]
+    got = answers_together(cluster.main, [one.prompt for one in expected], [TOKENS] * 3)
+    assert [mine.tokens for mine in got] == [one.tokens for one in expected]
+    assert emptied(cluster)
+
+
 def test_a_batched_step_keeps_the_tokens_and_does_not_promise_them(embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow="none", batch_dense=True, **WHOLE)
     expected = [reference("float32", number, TOKENS) for number in (0, 4, 8)]

@@ -1,4 +1,4 @@
-"""Alignments at any moment of any pass: what stands at the end is what a shadow predicts that waits for each of them."""
+"""Alignments at any moment of any pass: what stands at the end is what a waiting shadow predicts."""
 
 from __future__ import annotations
 
