@@ -102,7 +102,8 @@ class Books:
         """The different times at which it may be needed: 0 and how many steps from now; or the request, where that is
         not in the step and nobody knows when it is again."""
         found = {(0, 0)} if self.named(expert) or self.planned(expert.layer) else set[tuple[int, int]]()
-        return found | {self.due(row) for row in self.predicted(expert)}
+        warm = {(-1, 0)} if self.warming_up(expert) else set()
+        return found | warm | {self.due(row) for row in self.predicted(expert)}
 
     def unsent(self, expert: t.ExpertId) -> list[t.Visit]:
         """Of the visits that have named it, those whose rows were not sent yet; hosts left out."""
