@@ -16,7 +16,8 @@ KEPT = 8
 """Decode passes that are kept. The shadow is at most two ahead of the main model."""
 
 SAME_TOKEN = 0.98
-"""The share of tokens in which an aligned int8 shadow agrees with the main model, where no other is given."""
+"""The share of an aligned shadow's own tokens that are the main model's. Measured: int8 on models/deep-moe, 471 of 480
+(`scripts/measure/same_token.py`)."""
 
 Rows = tuple[tuple[int, int], ...]
 

@@ -1,0 +1,169 @@
+"""Which pass is next, and when the shadow goes back: by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.alignment import AT_ONCE, LATE, Alignment
+from scheduler.departure import Course, Turn
+
+EVERY = Alignment(1, 1)
+
+
+def course(departure: str = AT_ONCE, alignment: Alignment = EVERY, lookahead: int = 2, passes: int = 9) -> Course:
+    return Course(alignment, departure, lookahead, 0, passes)
+
+
+def run(of: Course, step: int) -> None:
+    """Pass `step` begins, and ends."""
+    assert of.may_start()
+    assert of.step == step
+    of.start()
+    assert of.ended() == Turn.NONE
+
+
+def ahead() -> Course:
+    """Passes 0 and 1 have been run, 1 ahead of its alignment."""
+    of = course()
+    assert of.aligned(0, other_token=False, rows=True) == Turn.NONE
+    run(of, 0)
+    assert of.unaligned
+    run(of, 1)
+    return of
+
+
+def test_the_first_pass_waits_for_prefill() -> None:
+    assert not course().may_start()
+    assert course(alignment=Alignment(0, 0)).may_start()
+
+
+def test_late_waits_for_each_alignment() -> None:
+    of = course(LATE)
+    of.aligned(0, other_token=False, rows=True)
+    run(of, 0)
+    assert not of.may_start()
+
+
+def test_at_once_is_ahead_of_one_alignment() -> None:
+    assert not ahead().may_start()
+
+
+def test_lookahead_bounds_what_is_ahead() -> None:
+    of = course(alignment=Alignment(4, 4), lookahead=2)
+    of.aligned(0, other_token=False, rows=True)
+    for step in (0, 1, 2):
+        run(of, step)
+    assert not of.may_start()
+    for step in (1, 2):
+        of.aligned(step, other_token=False, rows=False)
+        run(of, step + 2)
+    assert not of.may_start()  # pass 4 was ahead of its alignment, and so would be pass 5
+    of = course(lookahead=0)
+    of.aligned(0, other_token=False, rows=True)
+    run(of, 0)
+    assert not of.may_start()
+
+
+def test_the_same_token_without_rows_stands() -> None:
+    of = ahead()
+    assert of.aligned(1, other_token=False, rows=False) == Turn.NONE
+    run(of, 2)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("running", [False, True])
+def test_another_token_means_to_go_back(rows: bool, running: bool) -> None:
+    of = course()
+    of.aligned(0, other_token=False, rows=True)
+    run(of, 0)
+    of.start()
+    if not running:
+        of.ended()
+    assert of.aligned(1, other_token=True, rows=rows) == Turn.BACK
+    assert not of.again
+    run(of, 1)
+    run(of, 2)
+
+
+def test_rows_repeat_a_pass_that_has_ended() -> None:
+    of = ahead()
+    assert of.aligned(1, other_token=False, rows=True) == Turn.BACK
+    assert of.again
+    assert of.last
+    run(of, 1)
+    assert not of.again
+    run(of, 2)
+
+
+def test_rows_are_taken_over_by_a_pass_in_flight_which_is_then_repeated() -> None:
+    of = course()
+    of.aligned(0, other_token=False, rows=True)
+    run(of, 0)
+    of.start()
+    assert of.aligned(1, other_token=False, rows=True) == Turn.TAKE_OVER
+    assert of.ended() == Turn.BACK
+    assert of.again
+    run(of, 1)
+    run(of, 2)
+
+
+def test_a_pass_that_cannot_take_rows_over_begins_again() -> None:
+    of = course()
+    of.aligned(0, other_token=False, rows=True)
+    run(of, 0)
+    of.start()
+    assert of.aligned(1, other_token=False, rows=True, stateful=True) == Turn.BACK
+    assert not of.again
+
+
+def test_no_pass_is_repeated_where_the_next_one_waits() -> None:
+    of = course()
+    of.aligned(0, other_token=False, rows=True)
+    run(of, 0)
+    of.start()
+    of.aligned(1, other_token=False, rows=True)
+    of.aligned(2, other_token=False, rows=True)
+    assert of.ended() == Turn.NONE
+    run(of, 2)
+
+
+def test_a_repetition_is_given_up_for_the_next_pass() -> None:
+    of = ahead()
+    of.aligned(1, other_token=False, rows=True)
+    of.start()
+    assert not of.gives_up(1)
+    assert of.gives_up(2)
+    assert of.aligned(2, other_token=False, rows=True) == Turn.NONE
+    assert of.step == 2
+    assert not of.unaligned
+    run(of, 2)
+
+
+def test_what_is_no_repetition_is_not_given_up() -> None:
+    of = ahead()
+    of.aligned(1, other_token=True, rows=True)
+    of.start()
+    assert not of.gives_up(2)
+
+
+def test_passes_further_ahead_are_dropped() -> None:
+    """Aligned every second pass: pass 2 runs ahead of its alignment, and pass 3 after it."""
+    of = course(alignment=Alignment(2, 2), lookahead=3)
+    of.aligned(0, other_token=False, rows=True)
+    for step in (0, 1, 2, 3):
+        run(of, step)
+    of.aligned(1, other_token=False, rows=False)
+    assert of.aligned(2, other_token=False, rows=True) == Turn.BACK
+    assert not of.last  # there is no way forward again
+    of.start()
+    assert not of.gives_up(3)
+    assert of.ended() == Turn.NONE
+    run(of, 3)
+
+
+def test_the_last_token_is_not_read() -> None:
+    of = course(passes=1)
+    of.aligned(0, other_token=False, rows=True)
+    run(of, 0)
+    of.aligned(1, other_token=False, rows=True)
+    assert not of.may_start()
