@@ -22,7 +22,7 @@ from support.machines.cli import CommandLine
 
 SCREEN = 24
 TABLES: dict[str, type[Table]] = {"generate": Settings, "simulate": SimulateSettings, "plan": PlanSettings}
-NUMBER_OF_COMMON = {"generate": 10, "simulate": 9, "plan": 7}
+NUMBER_OF_COMMON = {"generate": 10, "simulate": 10, "plan": 7}
 OWN = {"generate": ("prompts", "json", "quiet"), "simulate": ("json",), "plan": ("json",)}
 
 
