@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str 
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    config = copy.deepcopy(config)  # what follows sets how a model of this configuration computes its experts
     model = family.meta_model(config, dtype)
     ALL_EXPERTS_FUNCTIONS.register(_SHAPES, _no_arithmetic)
     model.set_experts_implementation(_SHAPES)

@@ -16,7 +16,9 @@ NO_PASS_OVER_SHAPES = {"qwen4_exp_text"}
 
 
 def test_parameters_and_cache_are_those_of_the_real_model(family: str, tiny: Any) -> None:
+    before = tiny.model.config._experts_implementation
     found = count(tiny.model.config, torch.float32, CONTEXT)
+    assert tiny.model.config._experts_implementation == before
     cache = families.new_cache(tiny.model.config)
     with torch.inference_mode():
         tiny.model(input_ids=torch.zeros((1, CONTEXT), dtype=torch.int64), past_key_values=cache, use_cache=True)

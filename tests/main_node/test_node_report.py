@@ -62,7 +62,8 @@ def test_the_report_is_what_happened(slots: int, cluster_of: Any, nf4: ShadowMod
     assert report.memory_bytes["workers"] == [blob * slots] * WORKERS
     # The last pass's row is measured once all its layers have been predicted: about now.
     length, row = len(expected.prompt) + TOKENS - 1, 8 * 2 * 2 * 32 * nf4.dense.dtype.itemsize
-    assert report.memory_bytes["shadow"] - nf4.device_bytes in (row * (length - 1), row * length)
+    cache = report.memory_bytes["shadow"] - nf4.device_bytes
+    assert row * (length - 1) <= cache <= 2 * row * length  # a pass that is repeated keeps its first cache meanwhile
     # Recall, from what the shadow said and what the gates named.
     predicted = {
         (m.position, m.layer): set(m.experts) for m in told.heard if isinstance(m, w.Prediction) and m.request == 1
