@@ -25,7 +25,14 @@ from support.machines.processes import MARK, marked, wait_until_gone
 
 TOKENS = 16
 WORKERS = 2
-COMMON: dict[str, Any] = {"model": "demo", "workers": WORKERS, "shadow": "nf4", "threads": 1, "mini_batch": 4096}
+COMMON: dict[str, Any] = {
+    "model": "demo",
+    "workers": WORKERS,
+    "shadow": "nf4",
+    "threads": 1,
+    "mini_batch": 4096,
+    "departure": "late",  # at once, recall depends on when alignments come
+}
 
 
 @pytest.fixture(scope="module")

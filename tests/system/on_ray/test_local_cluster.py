@@ -36,7 +36,13 @@ NODES = [*(f"worker {number}" for number in range(WORKERS)), "shadow", "main nod
 BACK_S = 180.0
 """Most time until a killed node answers again; on two idle cores it takes about ten seconds."""
 
-COMMON: dict[str, Any] = {"workers": WORKERS, "shadow": "nf4", "threads": 1, "mini_batch": 4096}
+COMMON: dict[str, Any] = {
+    "workers": WORKERS,
+    "shadow": "nf4",
+    "threads": 1,
+    "mini_batch": 4096,
+    "departure": "late",  # at once, recall depends on when alignments come
+}
 
 
 @pytest.fixture(scope="module")
