@@ -74,7 +74,10 @@ def test_exact_products_keep_every_bit(tiny: Any) -> None:
     """Decoding, in bfloat16, where requests share products on CPUs that have the kernels for it."""
     model = copy.deepcopy(tiny.model).to(torch.bfloat16)
     with torch.inference_mode():
-        alone = [[one() for one in request] for request in passes(model)]
+        try:
+            alone = [[one() for one in request] for request in passes(model)]
+        except RuntimeError as error:
+            pytest.skip(f"Transformers' own model does not run in bfloat16: {error}")
         batch_linear(model)
         steps = zip(*(request[:3] for request in passes(model)), strict=True)
         together = [run_together([Coroutine(one) for one in step], exact=True) for step in steps]
