@@ -18,6 +18,8 @@
     │   ├── PromptError              empty, or past the model's context
     │   ├── QueueFullError           too many requests are open and waiting already
     │   ├── RequestFailedError       no worker could serve it
+    │   │   ├── NonFiniteError           the model's logits are not finite
+    │   │   └── AnswerWithdrawnError     a worker that computed for it has given wrong outputs
     │   └── RequestCancelledError    cancelled by the client
     └── ClusterError             nodes and the links between them
         ├── LaunchError              a node did not come up
@@ -29,6 +31,7 @@
         │   └── ModelMismatchError       the nodes have stores of different models or dtypes
         ├── LinkError                a stream broke, or a peer is gone
         ├── ProtocolError            a message that is malformed, too large or out of turn
+        ├── WrongOutputError         a worker's output is not what its expert computes
         └── DeadlineError            a peer did not answer in time
 
 Each message says what was wrong, with which value, and what to do about it.
@@ -107,6 +110,14 @@ class RequestFailedError(RequestError):
     """The request could not be finished by any worker."""
 
 
+class NonFiniteError(RequestFailedError):
+    """The logits of a token are not finite, so that no token can be chosen."""
+
+
+class AnswerWithdrawnError(RequestFailedError):
+    """A worker that has computed for this request was found to give wrong outputs: its tokens may be wrong."""
+
+
 class RequestCancelledError(RequestError):
     """The client cancelled the request."""
 
@@ -149,6 +160,10 @@ class LinkError(ClusterError):
 
 class ProtocolError(ClusterError):
     """A message is malformed, too large or out of turn."""
+
+
+class WrongOutputError(ClusterError):
+    """A worker's output is not finite, fails its checksum, or differs from what others compute."""
 
 
 class DeadlineError(ClusterError):

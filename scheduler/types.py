@@ -239,6 +239,27 @@ class TokenDecoded:
     index: int
 
 
+@_message
+class WorkerWaitExpired:
+    """Workers were lost, and those that are left cannot hold the experts; none came in time. Open requests fail."""
+
+    reason: str
+
+
+@_message
+class AuditRequested:
+    """`rows` rows that a worker has computed are to be computed again by another one, not by those in `avoid`.
+
+    It is done at once by a worker that has nothing else to do, or not at all: `AuditDropped` then says so. Its
+    computation is a `Compute` whose visit is `Visit(-audit, 0, layer)`. `audit`: a number above 0 used once.
+    """
+
+    audit: int
+    expert: ExpertId
+    rows: int
+    avoid: tuple[int, ...]
+
+
 Event = (
     WorkerJoined
     | WorkerLost
@@ -255,6 +276,8 @@ Event = (
     | ComputeEnded
     | ComputeFailed
     | TokenDecoded
+    | WorkerWaitExpired
+    | AuditRequested
 )
 
 # --- commands: what to do ---------------------------------------------------------------------------------------
@@ -351,4 +374,11 @@ class Fail:
     reason: str
 
 
-Command = Route | Load | Evict | Compute | Resume | Follow | Align | Unfollow | Fail
+@_message
+class AuditDropped:
+    """The audit is not done, or not to its end: no worker is idle, or its slot is needed."""
+
+    audit: int
+
+
+Command = Route | Load | Evict | Compute | Resume | Follow | Align | Unfollow | Fail | AuditDropped

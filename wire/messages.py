@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -139,6 +139,8 @@ class Compute:
     """Routing weights [n]."""
     evict: bool
     """Whether to free the slot afterwards."""
+    checksum: int = 0
+    """xxh3-64 of the bytes of `hidden`, then of `weights`; 0: none was made."""
 
 
 # --- worker -> main node ---------------------------------------------------------------------------------------
@@ -178,6 +180,8 @@ class WorkerReady:
     """Seconds to restore it for a computation."""
     form_fits: tuple[bool, ...] = ()
     """Whether the worker has slots, and memory to restore it, for the form."""
+    queue_bytes: int = 0
+    """Most bytes of rows that may wait here; the main node keeps back what exceeds it. 0: as many as a message has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,8 @@ class Loaded:
     load_id: int
     nbytes: int
     seconds: float
+    checked: bool = False
+    """Whether the bytes in the slot were compared with the store's checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +202,8 @@ class Computed:
     call_id: int
     output: Tensor | LocalTensor
     seconds: float
+    checksum: int = 0
+    """xxh3-64 of the bytes of `output`, made where it was computed; 0: none was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +214,8 @@ class WorkerUsage:
     device_bytes_max: int
     loads: int
     bytes_loaded: int
+    loads_checked: int = 0
+    """Loads whose bytes were compared with the store's checksum."""
 
 
 @dataclass(frozen=True, slots=True)

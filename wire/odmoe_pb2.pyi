@@ -188,7 +188,7 @@ class Evict(_message.Message):
     def __init__(self, slot: _Optional[int] = ...) -> None: ...
 
 class Compute(_message.Message):
-    __slots__ = ("call_id", "slot", "layer", "expert", "hidden", "weights", "evict")
+    __slots__ = ("call_id", "slot", "layer", "expert", "hidden", "weights", "evict", "checksum")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class Compute(_message.Message):
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     slot: int
     layer: int
@@ -203,7 +204,8 @@ class Compute(_message.Message):
     hidden: Tensor
     weights: Tensor
     evict: bool
-    def __init__(self, call_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., evict: _Optional[bool] = ...) -> None: ...
+    checksum: int
+    def __init__(self, call_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., evict: _Optional[bool] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class AskUsage(_message.Message):
     __slots__ = ()
@@ -232,7 +234,7 @@ class TraceRecords(_message.Message):
     def __init__(self, machine: _Optional[str] = ..., now: _Optional[float] = ..., whats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., starts: _Optional[_Iterable[float]] = ..., ends: _Optional[_Iterable[float]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s", "call_s", "row_s", "forms", "form_load_s", "form_restore_s", "form_fits")
+    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s", "call_s", "row_s", "forms", "form_load_s", "form_restore_s", "form_fits", "queue_bytes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +252,7 @@ class WorkerReady(_message.Message):
     FORM_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     FORM_RESTORE_S_FIELD_NUMBER: _ClassVar[int]
     FORM_FITS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: int
     node: str
     slots: int
@@ -267,39 +270,46 @@ class WorkerReady(_message.Message):
     form_load_s: _containers.RepeatedScalarFieldContainer[float]
     form_restore_s: _containers.RepeatedScalarFieldContainer[float]
     form_fits: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., row_s: _Optional[float] = ..., forms: _Optional[_Iterable[str]] = ..., form_load_s: _Optional[_Iterable[float]] = ..., form_restore_s: _Optional[_Iterable[float]] = ..., form_fits: _Optional[_Iterable[bool]] = ...) -> None: ...
+    queue_bytes: int
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., row_s: _Optional[float] = ..., forms: _Optional[_Iterable[str]] = ..., form_load_s: _Optional[_Iterable[float]] = ..., form_restore_s: _Optional[_Iterable[float]] = ..., form_fits: _Optional[_Iterable[bool]] = ..., queue_bytes: _Optional[int] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("load_id", "nbytes", "seconds")
+    __slots__ = ("load_id", "nbytes", "seconds", "checked")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     nbytes: int
     seconds: float
-    def __init__(self, load_id: _Optional[int] = ..., nbytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    checked: bool
+    def __init__(self, load_id: _Optional[int] = ..., nbytes: _Optional[int] = ..., seconds: _Optional[float] = ..., checked: _Optional[bool] = ...) -> None: ...
 
 class Computed(_message.Message):
-    __slots__ = ("call_id", "output", "seconds")
+    __slots__ = ("call_id", "output", "seconds", "checksum")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     output: Tensor
     seconds: float
-    def __init__(self, call_id: _Optional[int] = ..., output: _Optional[_Union[Tensor, _Mapping]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    checksum: int
+    def __init__(self, call_id: _Optional[int] = ..., output: _Optional[_Union[Tensor, _Mapping]] = ..., seconds: _Optional[float] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class WorkerUsage(_message.Message):
-    __slots__ = ("resident_experts_max", "device_bytes_max", "loads", "bytes_loaded")
+    __slots__ = ("resident_experts_max", "device_bytes_max", "loads", "bytes_loaded", "loads_checked")
     RESIDENT_EXPERTS_MAX_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     BYTES_LOADED_FIELD_NUMBER: _ClassVar[int]
+    LOADS_CHECKED_FIELD_NUMBER: _ClassVar[int]
     resident_experts_max: int
     device_bytes_max: int
     loads: int
     bytes_loaded: int
-    def __init__(self, resident_experts_max: _Optional[int] = ..., device_bytes_max: _Optional[int] = ..., loads: _Optional[int] = ..., bytes_loaded: _Optional[int] = ...) -> None: ...
+    loads_checked: int
+    def __init__(self, resident_experts_max: _Optional[int] = ..., device_bytes_max: _Optional[int] = ..., loads: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., loads_checked: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message", "load_id", "call_id", "request")

@@ -139,7 +139,7 @@ class Engine:
         elif isinstance(command, t.Fail):
             self._failed[command.request] = command.reason
             self._layers.release(command.request)
-        else:
+        elif not isinstance(command, t.AuditDropped):
             self._act_on_shadow(command)
 
     def _act_on_shadow(self, command: t.Follow | t.Align | t.Unfollow) -> None:

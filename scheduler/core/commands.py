@@ -61,3 +61,6 @@ class Commands:
 
     def unfollow(self, request: int) -> None:
         self._commands.append(t.Unfollow(request))
+
+    def drop_audit(self, audit: int) -> None:
+        self._commands.append(t.AuditDropped(audit))

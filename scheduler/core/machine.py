@@ -91,6 +91,8 @@ class Core:
             t.ComputeEnded: self._compute_ended,
             t.ComputeFailed: self._compute_failed,
             t.TokenDecoded: self._token_decoded,
+            t.WorkerWaitExpired: self._worker_wait_expired,
+            t.AuditRequested: self._audit_requested,
         }
 
     def handle(self, event: t.Event, now: float) -> list[t.Command]:
@@ -179,6 +181,14 @@ class Core:
             return
         for demand in demands:
             self._slots.place(demand)
+
+    def _worker_wait_expired(self, event: t.WorkerWaitExpired) -> None:
+        if not self._workers.live or self._workers.shortfall() is not None:
+            for request in list(self._state.requests):
+                self._fail(request, event.reason)
+
+    def _audit_requested(self, event: t.AuditRequested) -> None:
+        self._commands.drop_audit(event.audit)
 
     # --- requests and the shadow --------------------------------------------------------------------------------
 

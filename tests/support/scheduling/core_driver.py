@@ -47,6 +47,8 @@ def line(c: t.Command) -> str:
             return f"unfollow {c.request}"
         case t.Fail():
             return f"fail {c.request}: {c.reason}"
+        case t.AuditDropped():
+            return f"drop audit {c.audit}"
         case t.Route():
             rows = " | ".join(" ".join(map(str, row)) for row in c.experts)
             here = " ".join(map(str, c.resident))
