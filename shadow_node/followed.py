@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from checkpoint import kv
@@ -28,6 +29,8 @@ class Followed:
         self.closed = False
         self.broken = False
         """Its last pass has failed; it goes on with the next alignment."""
+        self.announced_at = -math.inf
+        """When the last pass was announced."""
         self.idle_at = -1
         """The last pass after whose alignment the shadow has said that it waits for the next."""
         self._tokens: dict[int, int] = {}

@@ -107,6 +107,11 @@ class ShadowModel:
         return int(out.logits[0, -1].float().argmax())
 
     @property
+    def layers(self) -> int:
+        """Its MoE layers."""
+        return len(self.experts)
+
+    @property
     def device_bytes(self) -> int:
         """Bytes of all weights, from the tensors."""
         return module_bytes([self.dense, *self.experts.values()])

@@ -149,6 +149,8 @@ class _Session(Session):
             self._shadow.pace.take(at)
             if message is None or followed.closed:
                 continue
+            if not message.more:
+                followed.announced_at = at
             try:
                 self._passes.receive(followed, message)
             except Exception as error:  # noqa: BLE001 - the other requests go on

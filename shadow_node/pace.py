@@ -14,17 +14,21 @@ class Pace(Protocol):
     @property
     def emulated(self) -> bool: ...
 
+    @property
+    def main_layer_s(self) -> float: ...
+
     def now(self) -> float: ...
 
     def take(self, at: float) -> None: ...
 
-    def layer(self, rows: int, wait: bool) -> None: ...
+    def layer(self, rows: int, undisturbed_until: float) -> None: ...
 
 
 class RealPace:
     """No emulation."""
 
     emulated = False
+    main_layer_s = 0.0
 
     def now(self) -> float:
         return time.monotonic()
@@ -32,7 +36,7 @@ class RealPace:
     def take(self, at: float) -> None:
         pass
 
-    def layer(self, rows: int, wait: bool) -> None:
+    def layer(self, rows: int, undisturbed_until: float) -> None:
         pass
 
 
@@ -50,16 +54,21 @@ class ShadowPace:
         """The calling thread's time."""
         return self._emulation.now()
 
+    @property
+    def main_layer_s(self) -> float:
+        """The main model takes at least as long for each layer."""
+        return self._emulation.profile.main_layer_s
+
     def take(self, at: float) -> None:
         """A message that has come at `at` is taken into account; called on the model's thread."""
         self._lane.begin(at)
 
-    def layer(self, rows: int, wait: bool) -> None:
+    def layer(self, rows: int, undisturbed_until: float) -> None:
         """A layer of `rows` rows has routed, and its predictions are not sent yet; called on the model's thread.
 
-        `wait`: until it is over, since a message that comes before may change what follows. Otherwise it is only
-        counted.
+        It is only counted, except after `undisturbed_until`: then a message may come that changes what follows, and the
+        layer is over no sooner than in emulated time.
         """
         lasts_s = self._emulation.profile.shadow_s(rows)
-        end = self._lane.wait(lasts_s, self._never) if wait else self._lane.end(lasts_s)
-        self._lane.begin(end)
+        surely = self._emulation.now() + lasts_s <= undisturbed_until
+        self._lane.begin(self._lane.end(lasts_s) if surely else self._lane.wait(lasts_s, self._never))

@@ -9,7 +9,8 @@ the main model has announced come before those that run ahead of it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from checkpoint.coroutine import Coroutine
@@ -18,7 +19,7 @@ from scheduler.departure import Turn
 from shadow_node.followed import Followed
 from shadow_node.model import Gate, ShadowModel
 from shadow_node.pace import Pace
-from wire.messages import Align, Message, Prediction, ShadowIdle
+from wire.messages import Align, Message, Prediction, ShadowProgress
 from wire.tracing import NodeSpans
 
 
@@ -46,7 +47,7 @@ class Passes:
         model: ShadowModel,
         pace: Pace,
         spans: Callable[[], NodeSpans],
-        requests: Callable[[], Collection[Followed]],
+        requests: Callable[[], Sequence[Followed]],
         take: Callable[[], None],
         send: Callable[[Message], None],
         ended: Callable[[Followed], None],
@@ -86,7 +87,7 @@ class Passes:
 
     def _layer_ends(self, layer: int, rows: int) -> None:
         """Its gates have fired, and messages may have come meanwhile."""
-        self._pace.layer(rows, wait=self._keeps_time())
+        self._pace.layer(rows, self._undisturbed_until())
         self._take()
         self._spans().add("shadow", str(layer), self._since, self._now())
 
@@ -94,10 +95,13 @@ class Passes:
         self._since = self._spans().now()
         return self._since
 
-    def _keeps_time(self) -> bool:
-        """Whether a layer is over no sooner than in emulated time, since a message may change what follows."""
+    def _undisturbed_until(self) -> float:
+        """In emulated time: before then no alignment can come that changes what follows."""
         requests = self._requests()
-        return len(requests) > 1 or any(followed.departure != LATE for followed in requests)
+        if len(requests) == 1 and requests[0].departure == LATE:
+            return math.inf
+        announced_at = min((followed.announced_at for followed in requests), default=-math.inf)
+        return announced_at + self._model.layers * self._pace.main_layer_s
 
     # --- which pass ---------------------------------------------------------------------------------------------
 
@@ -140,7 +144,7 @@ class Passes:
         announced = followed.course.announced
         if self._pace.emulated and followed.idle_at != announced:
             followed.idle_at = announced
-            self._send(ShadowIdle(followed.number, announced))
+            self._send(ShadowProgress(followed.number, announced, idle=True))
 
     def _begin_decoding(self, followed: Followed) -> list[int]:
         spans, step = self._spans(), followed.course.step
@@ -170,10 +174,14 @@ class Passes:
         return self._running.get(one.followed) is one and not one.followed.closed
 
     def _predict(self, followed: Followed, layer: int, experts: list[int], scores: list[float]) -> None:
-        if followed.prefilled and followed.news(layer, experts):
+        if not followed.prefilled:
+            return
+        if followed.news(layer, experts):
             prediction = Prediction(followed.number, followed.position, layer, tuple(experts), tuple(scores))
             self._spans().sent(prediction)
             self._send(prediction)
+        elif self._pace.emulated:
+            self._send(ShadowProgress(followed.number, max(followed.course.announced, 0), idle=False))
 
     def _run_alone(self, followed: Followed, tokens: list[int]) -> None:
         """A whole pass, without a stop."""

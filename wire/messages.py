@@ -330,12 +330,15 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowIdle:
-    """There will be no more predictions for a request before its next `Align`. Sent in emulated runs only."""
+class ShadowProgress:
+    """A layer was routed as predicted before, so that no prediction says how far the shadow is. Sent in emulated runs
+    only."""
 
     request: int
     step: int
     """The decode pass of the last `Align` that was taken into account."""
+    idle: bool
+    """There will be no more predictions before the next `Align`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,5 +351,5 @@ class ShadowUsage:
 ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat | Bundle
 FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat | Bundle
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
-FromShadow = ShadowReady | Prediction | ShadowIdle | ShadowUsage | TraceRecords | Failed | Echo | Beat
+FromShadow = ShadowReady | Prediction | ShadowProgress | ShadowUsage | TraceRecords | Failed | Echo | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow | Stamped

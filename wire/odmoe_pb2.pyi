@@ -78,13 +78,13 @@ class ToShadow(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., align: _Optional[_Union[Align, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromShadow(_message.Message):
-    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "shadow_idle", "echo", "beat", "stamp")
+    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "shadow_progress", "echo", "beat", "stamp")
     SHADOW_READY_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     SHADOW_USAGE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
-    SHADOW_IDLE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
@@ -93,11 +93,11 @@ class FromShadow(_message.Message):
     shadow_usage: ShadowUsage
     failed: Failed
     trace_records: TraceRecords
-    shadow_idle: ShadowIdle
+    shadow_progress: ShadowProgress
     echo: Echo
     beat: Beat
     stamp: Stamp
-    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., shadow_idle: _Optional[_Union[ShadowIdle, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., shadow_progress: _Optional[_Union[ShadowProgress, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
@@ -399,13 +399,15 @@ class Prediction(_message.Message):
     scores: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, request: _Optional[int] = ..., position: _Optional[int] = ..., layer: _Optional[int] = ..., experts: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
 
-class ShadowIdle(_message.Message):
-    __slots__ = ("request", "step")
+class ShadowProgress(_message.Message):
+    __slots__ = ("request", "step", "idle")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     request: int
     step: int
-    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    idle: bool
+    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ..., idle: _Optional[bool] = ...) -> None: ...
 
 class ShadowUsage(_message.Message):
     __slots__ = ("device_bytes_max",)

@@ -133,7 +133,7 @@ class Peers:
             self._worker_lost(number, peer, error)
 
     def _from_shadow(self, peer: PeerHandler, message: w.Message) -> None:
-        if isinstance(message, w.ShadowIdle):  # for emulated time only
+        if isinstance(message, w.ShadowProgress):  # for emulated time only
             return
         try:
             self._listener.from_shadow(message)

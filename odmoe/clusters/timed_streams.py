@@ -19,7 +19,17 @@ from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import LinkError, ODMoEError
 from scheduler.timing.links import MainLinks
 from wire.base import Channel, Handler, Node
-from wire.messages import Align, CloseRequest, Compute, Computed, Message, OpenRequest, Prediction, ShadowIdle, Stamped
+from wire.messages import (
+    Align,
+    CloseRequest,
+    Compute,
+    Computed,
+    Message,
+    OpenRequest,
+    Prediction,
+    ShadowProgress,
+    Stamped,
+)
 from wire.tracing import machine
 from wire.traffic import Traffic, traffic_of
 
@@ -79,9 +89,9 @@ class MainStreamEnd(StreamEnd):
 
     def received(self, message: Message, at: float) -> None:
         if isinstance(message, Prediction):
-            self._expected.predicted(message.request, at)
-        elif isinstance(message, ShadowIdle):
-            self._expected.idle(message.request, message.step, at)
+            self._expected.progressed(message.request, None, at)
+        elif isinstance(message, ShadowProgress):
+            self._expected.progressed(message.request, message.step if message.idle else None, at)
 
     def closed(self) -> None:
         self._expected.give_up()

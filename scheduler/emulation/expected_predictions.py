@@ -53,20 +53,15 @@ class ExpectedPredictions:
                     state.since = max(state.since, at)
                 state.announced = max(state.announced, step)
 
-    def predicted(self, request: int, at: float) -> None:
-        """A prediction has arrived that the shadow sent at `at`."""
+    def progressed(self, request: int, settled: int | None, at: float) -> None:
+        """The shadow has sent a prediction at `at`, or has had none to send for a layer. `settled`: it has nothing more
+        to predict as long as no pass after that one is announced."""
         with self._lock:
             state = self._requests.get(request)
             if state is not None:
                 state.since = max(state.since, at)
-
-    def idle(self, request: int, step: int, at: float) -> None:
-        """The shadow has nothing more to predict since `at`, as long as no pass after `step` is announced."""
-        with self._lock:
-            state = self._requests.get(request)
-            if state is not None:
-                state.since = max(state.since, at)
-                state.settled = max(state.settled, step)
+                if settled is not None:
+                    state.settled = max(state.settled, settled)
 
     def until(self) -> float:
         """No prediction that counts before this moment is outstanding."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -386,16 +387,16 @@ def test_a_shadows_pass_starts_when_its_alignment_has_come(world: World) -> None
     pace.take(came)
     for layer in range(1, 9):
         world.work(layer_s / 2)
-        pace.layer(1, wait=False)
+        pace.layer(1, math.inf)
         assert world.emulation.now() == pytest.approx(100 + layer_s * layer)
     pace.take(came)  # was allowed before the last pass had ended
-    pace.layer(1, wait=False)
+    pace.layer(1, math.inf)
     assert world.emulation.now() == pytest.approx(100 + 9 * layer_s)
     world.work(1.0)
     world.emulation.adopt(world.time)
     came = pace.now()
     pace.take(came)
-    pace.layer(1, wait=False)
+    pace.layer(1, math.inf)
     assert world.emulation.now() == pytest.approx(came + layer_s)
 
 
@@ -404,8 +405,8 @@ def test_a_shadows_layer_is_waited_for_where_a_message_may_change_the_next(world
     pace._never = Sleep(world)
     extra_s = PROFILE.shadow_s(3) - PROFILE.shadow_s(1)
     pace.take(pace.now())
-    pace.layer(1, wait=True)
+    pace.layer(1, 100.0)
     assert world.time == pytest.approx(100 + PROFILE.shadow_layer_s)
-    pace.layer(3, wait=True)
+    pace.layer(3, 100.0)
     assert world.time == pytest.approx(100 + 2 * PROFILE.shadow_layer_s + extra_s)
     assert extra_s > 0

@@ -21,8 +21,8 @@ def awaited() -> ExpectedPredictions:
 def test_nothing_is_owed_that_was_not_announced(awaited: ExpectedPredictions) -> None:
     assert awaited.until() == math.inf
     awaited.announced(1, 0, 10.0)
-    awaited.predicted(1, 10.0)
-    awaited.idle(1, 0, 10.0)
+    awaited.progressed(1, None, 10.0)
+    awaited.progressed(1, 0, 10.0)
     assert awaited.until() == math.inf, "of a request that was not opened"
     awaited.opened(1)
     assert awaited.until() == math.inf
@@ -33,9 +33,9 @@ def test_a_pass_is_owed_prediction_by_prediction(awaited: ExpectedPredictions) -
     awaited.announced(1, 0, 10.0)
     assert awaited.until() == pytest.approx(10 + STEP_S)
     for after_s in (0.5, 1.5, 7.0):  # of one pass, or of one that runs ahead after it
-        awaited.predicted(1, 10 + after_s)
+        awaited.progressed(1, None, 10 + after_s)
         assert awaited.until() == pytest.approx(10 + after_s + STEP_S)
-    awaited.idle(1, 0, 17.0)
+    awaited.progressed(1, 0, 17.0)
     assert awaited.until() == math.inf
     awaited.announced(1, 1, 18.0)
     assert awaited.until() == pytest.approx(18 + STEP_S)
@@ -47,9 +47,9 @@ def test_what_stands_is_not_predicted_anew(awaited: ExpectedPredictions) -> None
     """A shadow that was ahead has nothing to say, but that."""
     awaited.opened(1)
     awaited.announced(1, 0, 10.0)
-    awaited.idle(1, 0, 11.0)
+    awaited.progressed(1, 0, 11.0)
     awaited.announced(1, 1, 12.0)
-    awaited.idle(1, 1, 12.0)
+    awaited.progressed(1, 1, 12.0)
     assert awaited.until() == math.inf
 
 
@@ -58,12 +58,12 @@ def test_a_pass_in_flight_is_owed_from_its_last_prediction_on(awaited: ExpectedP
     earlier one is not about this one."""
     awaited.opened(1)
     awaited.announced(1, 0, 10.0)
-    awaited.predicted(1, 11.0)
+    awaited.progressed(1, None, 11.0)
     awaited.announced(1, 1, 12.0)
     assert awaited.until() == pytest.approx(11 + STEP_S)
-    awaited.idle(1, 0, 11.5)
+    awaited.progressed(1, 0, 11.5)
     assert awaited.until() == pytest.approx(11.5 + STEP_S)
-    awaited.predicted(1, 10.0)
+    awaited.progressed(1, None, 10.0)
     assert awaited.until() == pytest.approx(11.5 + STEP_S), "time does not go back"
 
 
@@ -72,7 +72,7 @@ def test_of_several_requests_the_earliest_counts(awaited: ExpectedPredictions) -
         awaited.opened(request)
         awaited.announced(request, 0, at)
     assert awaited.until() == pytest.approx(10 + STEP_S)
-    awaited.idle(2, 0, 11.0)
+    awaited.progressed(2, 0, 11.0)
     assert awaited.until() == pytest.approx(20 + STEP_S)
 
 

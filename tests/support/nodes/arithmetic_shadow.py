@@ -22,7 +22,7 @@ VOCABULARY = 3
 class ArithmeticModel:
     """Whole numbers below 1000 in float64: every row depends on all rows before it, and nothing is rounded."""
 
-    scheme, device, device_bytes = "none", "cpu", 0
+    scheme, device, device_bytes, layers = "none", "cpu", 0, LAYERS
 
     def __init__(self) -> None:
         self.routed: Callable[[int, list[int], list[float]], None] | None = None
