@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(DEADLINE_S + 60)]
 def test_every_family_passes_what_the_chosen_ones_pass(tmp_path: Path) -> None:
     assert set(TESTED) < set(FAMILIES)
     result = tmp_path / "families.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/families"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "tests/families"]
     command += [f"--junitxml={result}", "-o", "junit_family=xunit1"]
     done = subprocess.run(
         command,
