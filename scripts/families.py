@@ -94,7 +94,7 @@ def table(ran: dict[str, Row], refused: dict[str, Row]) -> str:
     lines = [TITLE, "| --- | --- | --- | --- | --- | --- |"]
     for family, row in sorted(ran.items()):
         runs = row.passed(FOLLOWS)
-        shadows = sorted((name.removeprefix(f"{FOLLOWS}-") for name in runs))  # they ran in any order
+        shadows = sorted(name.removeprefix(f"{FOLLOWS}-") for name in runs)  # they ran in any order
         aligned = row.facts.get("cache", "-") if row.passed(*MOVES) else "**fails**"
         facts = row.facts.get("features") or "-"
         tokens = "yes" if runs else "**no**"
