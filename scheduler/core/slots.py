@@ -101,8 +101,6 @@ class SlotTable:
         if not queued:
             return None
         others = (one for one in queued if one.origin != "warm-up")
-        if demand.origin == "warm-up":  # it is for no layer of a step
-            return next((one for one in others if loading and one.confirmed), None)
         return next((one for one in others if one.visit.due == due or (loading and one.confirmed)), None)
 
     def _enqueue(self, worker: Worker, demand: Demand) -> None:

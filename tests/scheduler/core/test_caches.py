@@ -279,6 +279,25 @@ def test_one_load_warms_for_all_requests() -> None:
     assert not d.core.snapshot().workers[0].queued
 
 
+class Changes(Keeps):
+    """The expert that is loaded first may not stay, and later may."""
+
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
+        first = not self.asked
+        return super().keeps(worker, expert, predicted) and not first
+
+
+def test_an_expert_that_is_there_and_may_not_stay_is_loaded_to_warm() -> None:
+    """In the first layer as in the others."""
+    for layer in (0, 1):
+        d = cached(Changes(warms=[(layer, 4)]), shadow=False)
+        d.open(decode=False)
+        assert d.predict(layer, 4) == [f"load 0.0 {layer}/4"]
+        assert d.do(t.TokenDecoded(1, 0)) == [f"load 0.1 {layer}/4"]
+        d.loaded(0, slot=1)
+        assert d.core.snapshot().workers[0].kept == {(layer, 4)}
+
+
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
