@@ -101,8 +101,7 @@ class PassTracker:
         """When its visits are expected. Whether there are any."""
         visits = [visit for visit in self._state.visits.values() if visit.request is request]
         for visit in visits:
-            ordinal = self._visits.ordinal.get(visit.id.layer, 0)
-            visit.due = self._visits.due(request, visit.id.position, ordinal)
+            visit.due = self._visits.due(request, visit.id)
         return bool(visits)
 
     def _join_rows(self, request: Request, one: t.Pass) -> None:
@@ -113,12 +112,13 @@ class PassTracker:
                 row = visits.get(t.Visit(one.request, position, layer))
                 if row is None:
                     continue
-                row.forecasts = {position: tuple(row.demands)}
+                row.forecasts = {position: (*row.demands, *row.unloadable)}
                 if position == one.position:
                     continue
                 del visits[row.id]
                 into = self._visits.opened(request, t.Visit(one.request, one.position, layer))
                 into.forecasts |= row.forecasts
+                into.unloadable += row.unloadable
                 for expert, demand in row.demands.items():
                     self._join(into, expert, demand)
 
@@ -161,14 +161,15 @@ class PassTracker:
         if late:
             return
         opened = self._visits.opened(request, visit)
-        expected = self._expected(opened, row, experts if bring is None else bring)
+        wanted = experts if bring is None else bring
+        expected = self._expected(opened, row, wanted)
         demands = opened.demands
         if opened.unloadable:
             opened.unloadable = tuple(expert for expert in opened.unloadable if expert in expected)
         for expert in [e for e in demands if e not in expected] if demands else ():
             self._slots.cancel(demands.pop(expert))
         for number, expert in enumerate(expected):
-            if expert not in demands:
+            if expert not in demands and (expert in wanted or expert not in opened.unloadable):
                 demand = self._visits.demand(opened, expert, "prediction")
                 if importance is not None:
                     demand.importance = importance.of(expert)

@@ -18,6 +18,7 @@ from scheduler.core.state import Demand, SlotEntry, State, Worker
 from scheduler.core.workers import WorkerTable
 from scheduler.policies.precision import FULL, form_taken
 from scheduler.policies.strategy import Strategy
+from scheduler.types import ExpertId
 
 PREFETCHES = 2
 
@@ -97,10 +98,10 @@ class SlotTable:
         """A queued demand for the same expert in the same layer of the same step. `loading`: or one that a gate has
         chosen, wherever it waits: it takes what is loaded first."""
         queued, due = self._state.queued.get(demand.expert), demand.visit.due
-        if not queued or demand.origin == "warm-up":
+        if not queued:
             return None
-        same = (one for one in queued if one.visit.due == due or (loading and one.confirmed))
-        return next((one for one in same if one.origin != "warm-up"), None)
+        others = (one for one in queued if one.origin != "warm-up")
+        return next((one for one in others if one.visit.due == due or (loading and one.confirmed)), None)
 
     def _enqueue(self, worker: Worker, demand: Demand) -> None:
         worker.enqueue(demand)
@@ -381,9 +382,13 @@ class SlotTable:
             self._enqueue(worker, demand)
 
     def _begin_load(self, worker: Worker, demand: Demand) -> None:
+        """A warm-up whose expert may not stay is over without a load."""
         request, number, expert = demand.visit.request, worker.number, demand.expert
-        slot, load_id = heappop(worker.free), self._commands.next_id()
         keeps = self._residency.keeps(number, expert, not demand.confirmed)
+        if demand.origin == "warm-up" and not keeps:  # it would be evicted as soon as it is loaded
+            del demand.visit.demands[demand.seq]
+            return
+        slot, load_id = heappop(worker.free), self._commands.next_id()
         form = FULL
         if self._precision is not None:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
@@ -394,6 +399,7 @@ class SlotTable:
         worker.link.append(entry)
         if keeps:
             self._state.kept[expert.layer][expert.expert] = entry
+            self._end_warm_ups(expert)
         else:
             self._state.passing.setdefault(expert, []).append(entry)
         request.stats.load_begun(request.prefilling, demand.origin == "gate")
@@ -404,6 +410,12 @@ class SlotTable:
             self._rows.ready(demand)
         for twin in twins:
             self._share(twin, entry)
+
+    def _end_warm_ups(self, expert: ExpertId) -> None:
+        """It is on its way to a slot where it may stay: no other request's warm-up needs to bring it."""
+        for one in [one for one in self._state.queued.get(expert, ()) if one.origin == "warm-up"]:
+            self._dequeue(self._state.workers[one.worker], one)
+            del one.visit.demands[one.seq]
 
     def _dequeue_twins(self, demand: Demand) -> list[Demand]:
         """Those that share its load from the beginning."""

@@ -83,7 +83,7 @@ class LayerVisit:
     turn: int
     """How many MoE layers decoding has visited before. It chooses the group."""
     due: int
-    """The step in which it is expected, times the number of MoE layers, plus the layer's ordinal."""
+    """The step in which it is expected, times the number of MoE layers, plus the layer's ordinal; -1 for a warm-up."""
     demands: dict[int, Demand] = field(default_factory=dict)
     """By expert; by `Demand.seq` in a warm-up, which spans layers."""
     unloadable: tuple[int, ...] = ()

@@ -20,15 +20,16 @@ class VisitTable:
         """The visit, made if it is not there. A warm-up has layer -1."""
         opened = self._state.visits.get(visit)
         if opened is None:
-            ordinal = self.ordinal.get(visit.layer, 0)
-            turn = visit.position * len(self.ordinal) + ordinal
-            due = self.due(request, visit.position, ordinal)
-            opened = self._state.visits[visit] = LayerVisit(visit, request, turn, due)
+            turn = visit.position * len(self.ordinal) + self.ordinal.get(visit.layer, 0)
+            opened = self._state.visits[visit] = LayerVisit(visit, request, turn, self.due(request, visit))
         return opened
 
-    def due(self, request: Request, position: int, ordinal: int) -> int:
-        """See `LayerVisit.due`. `position`: of the pass under way, or of a row after it."""
-        step = self._state.step.number if position == request.position else position + request.lead
+    def due(self, request: Request, visit: t.Visit) -> int:
+        """See `LayerVisit.due`. `visit`: of the pass under way, or of a row after it; -1 for a warm-up."""
+        ordinal = self.ordinal.get(visit.layer)
+        if ordinal is None:
+            return -1
+        step = self._state.step.number if visit.position == request.position else visit.position + request.lead
         return step * len(self.ordinal) + ordinal
 
     def demand(self, opened: LayerVisit, expert: int, origin: Origin) -> Demand:

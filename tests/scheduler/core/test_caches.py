@@ -233,6 +233,71 @@ def test_several_workers_are_warmed_as_prefill_shares_them_out() -> None:
     }
 
 
+class Refuses(Keeps):
+    """Odd experts may not stay."""
+
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
+        return super().keeps(worker, expert, predicted) and expert.expert % 2 == 0
+
+
+def test_an_expert_that_may_not_stay_is_not_loaded_to_warm() -> None:
+    d = cached(Refuses(warms=[(0, 1), (0, 4), (1, 3), (1, 2)]))
+    d.open(decode=False)
+    assert d.do(t.TokenDecoded(1, 0)) == [f"align 1 step 0 token kv 0:{P}", "load 0.0 0/4", "load 0.1 1/2"]
+    assert d.loaded(0) + d.loaded(0, slot=1) == []
+    assert not d.core.snapshot().workers[0].queued
+    assert d.stats().loads == 2
+
+
+def test_a_warming_load_serves_a_gate_that_waits_for_the_expert_at_another_worker() -> None:
+    d = cached(Keeps(warms=[(1, 2)]), workers=2, slots=1)
+    for request in (1, 2, 3):
+        d.open(request)
+    assert d.gate(0, 0) == ["load 1.0 0/0", *in_place("1.0 0/0")]
+    assert d.gate(0, 1, request=2) == ["evict 0.0 1/2", "load 0.0 0/1", *in_place("0.0 0/1", at=f"2@{P}")]
+    assert d.gate(1, 2, request=3) == []  # it waits at worker 1
+    d.loaded(0)
+    assert d.computed(0) == [
+        f"resume 2@{P} layer 0",
+        "evict 0.0 0/1",
+        "load 0.0 1/2",
+        *in_place("0.0 1/2", at=f"3@{P}"),
+    ]
+    d.loaded(0, 1)
+    assert d.computed(0, 1) == [f"resume 3@{P} layer 1", f"resume 1@{P} layer 0"]
+    assert [(d.stats(request).loads, d.stats(request).reused) for request in (1, 2, 3)] == [(3, 0), (1, 0), (0, 1)]
+
+
+def test_one_load_warms_for_all_requests() -> None:
+    """They would else evict each other's experts, and load them again."""
+    d = cached(Keeps(warms=[(0, 0), (0, 1), (0, 2)]), slots=1)
+    d.open()
+    d.open(2)
+    assert d.loaded(0) == ["evict 0.0 0/0", "load 0.0 0/1"]
+    assert d.loaded(0) == ["evict 0.0 0/1", "load 0.0 0/2"]
+    assert d.loaded(0) == []
+    assert not d.core.snapshot().workers[0].queued
+
+
+class Changes(Keeps):
+    """The expert that is loaded first may not stay, and later may."""
+
+    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
+        first = not self.asked
+        return super().keeps(worker, expert, predicted) and not first
+
+
+def test_an_expert_that_is_there_and_may_not_stay_is_loaded_to_warm() -> None:
+    """In the first layer as in the others."""
+    for layer in (0, 1):
+        d = cached(Changes(warms=[(layer, 4)]), shadow=False)
+        d.open(decode=False)
+        assert d.predict(layer, 4) == [f"load 0.0 {layer}/4"]
+        assert d.do(t.TokenDecoded(1, 0)) == [f"load 0.1 {layer}/4"]
+        d.loaded(0, slot=1)
+        assert d.core.snapshot().workers[0].kept == {(layer, 4)}
+
+
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 

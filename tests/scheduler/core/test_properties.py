@@ -110,6 +110,7 @@ def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
         "shared",
         "hits",
         "computed where it was",
+        "clear",
     }
     rare = {
         "lost while idle",
@@ -180,6 +181,7 @@ def test_worlds_with_any_choices_reach_every_branch_that_is_hard() -> None:
         "form int4": 15,
         "brings others": 40,
         "late prediction": 60,
+        "clear": 10,
         "put off": 60,
     }
     assert {what: runs[what] for what, least in expected.items() if runs[what] < least} == {}

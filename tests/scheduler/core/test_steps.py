@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from scheduler import types as t
+from scheduler.core.machine import MAX_FAILURES
 from scheduler.core.stats import RecallCounts
 from support.scheduling.core_driver import Driver, P, compute, in_place
 
@@ -384,6 +385,20 @@ def test_a_row_that_nothing_predicted_keeps_the_others_prefetches() -> None:
     assert [line.split()[2] for line in out if line.startswith("load")] == ["0/4"]
     assert not any(line.startswith("evict") for line in out)
     assert (d.stats().reloads, d.stats().loads) == (1, 2)
+
+
+def test_a_prefetch_that_failed_too_often_was_predicted_in_a_block_too() -> None:
+    d = driver(workers=1, slots=2)
+    d.together(1)
+    d.predict(0, 3, at=P + 2)
+    for _ in range(MAX_FAILURES):
+        d.load_failed(0)
+    assert d.in_slots == {}
+    d.do(t.TokenDecoded(1, 1))
+    d.begin((1, P + 1, 2))
+    assert d.predict(0, 5, at=P + 1) == ["load 0.0 0/5"]  # which is no reason to try 0/3 again
+    assert d.gate(0, at=P + 1, chosen=((5,), (3,)))[1:2] == ["load 0.1 0/3"]
+    assert d.stats().reloads == 0
 
 
 def test_recall_counts_each_row_of_a_block() -> None:

@@ -20,7 +20,7 @@ class Books:
     what has not been there since. `step`: the passes of the step, by request. `united`: the visits whose gates the last
     fact has united.
 
-    `smooth`: see `support.worlds.referee`.
+    `smooth`: see `support.worlds.referee`. A world is `clear` in `seen` if the books tell its figures exactly.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -142,6 +142,8 @@ def check_end(books: Books, core: Core) -> None:
         assert unused in books.unused, f"{unused} unused: {books.unused}"
     if books.smooth and not plan.forms:
         assert hits in books.hits, f"{hits} hits: {books.hits}"
+        figures = (books.reloads, books.preempted, books.unused, books.hits)
+        seen["clear"] += all(figure.exact for figure in figures)
     if plan.requests == 1:
         assert core.stats[1].decode_loads == books.decode_loaded
     for number, one in books.requests.items():

@@ -93,6 +93,10 @@ class Range:
         self.least += sure
         self.most += sure or possible
 
+    @property
+    def exact(self) -> bool:
+        return self.least == self.most
+
     def __contains__(self, figure: int) -> bool:
         return self.least <= figure <= self.most
 

@@ -5,10 +5,10 @@ It checks every command when it is given: nothing follows from a gate before tho
 loads go only into free slots of live workers, never of an expert that is in a slot already, and at most `PREFETCHES` of
 those that are only predicted are on a link; every row of every named expert is computed exactly once, in order, in
 parts of at most a mini-batch, in one place, by whoever holds the expert; nothing is evicted that a gate has named, and
-nothing put off but for what is more urgent; nothing is kept but on a policy's word; a layer is resumed when all its
-experts were computed, never before and in bounded time; a request fails for a reason, and an id is never used twice.
-`checks.py` says what must hold after each fact and what the core's own figures must be at the end,
-`urgency.py` which prefetches come first.
+nothing put off but for what is more urgent; nothing is kept but on a policy's word, and nothing that may not stay is
+loaded to warm up; a layer is resumed when all its experts were computed, never before and in bounded time; a request
+fails for a reason, and an id is never used twice. `checks.py` says what must hold after each fact and what the core's
+own figures must be at the end, `urgency.py` which prefetches come first.
 
 Where the books cannot tell what the core must know, they do not guess: they check less.
 
@@ -45,7 +45,7 @@ from scheduler.core.slots import PREFETCHES
 from support.worlds.checks import check_end, check_settled
 from support.worlds.listener import Listener
 from support.worlds.plan import Plan
-from support.worlds.records import Attempt, Gate, Use
+from support.worlds.records import NOBODY, Attempt, Gate, Use
 from support.worlds.urgency import check_order, check_put_off
 
 
@@ -88,6 +88,7 @@ class Referee(Listener):
         for c in commands:
             self._command(c, fresh)
         assert set(self.victims) == self._made_room, f"{self.victims} were to make room, {self._made_room} did"
+        self._pass_refused_warm_ups()
         assert not self.keeps, f"it was asked whether {self.keeps} stay, and nothing was loaded"
         check_put_off(books, self._put_off, commands)
         departure = failing or isinstance(self._event, t.RequestClosed)
@@ -136,6 +137,7 @@ class Referee(Listener):
                 sure = own == attempt.owners and expert.expert not in others and not attempt.done
                 books.requests[visit.request].unused.add(sure)
                 books.unused.add(sure)
+                attempt.owners = attempt.owners - own | {NOBODY}  # once, even if a row of it is read again
 
     def _set_deadline(self) -> None:
         """By when the layers that were united now must be resumed, if their experts came one by one from one worker."""
@@ -201,6 +203,7 @@ class Referee(Listener):
         assert books.pays(c.worker, c.form), f"{c} where {c.form} does not pay"
         self._new_id(c.load_id)
         books.seen[f"form {c.form or 'full'}"] += 1
+        self._pass_refused_warm_ups((c.worker, c.expert))
         kept = self.keeps.popleft()
         assert (kept.worker, kept.expert) == (c.worker, c.expert), "who is loaded is not who was asked about"
         named, there = books.named(c.expert), books.copies(c.expert)
@@ -208,7 +211,7 @@ class Referee(Listener):
         allowed = len(books.dues(c.expert)) if kept.predicted and not any(a.keeps for a in there) else 1
         held = {books.held_for(attempt) for attempt in there}  # what was for two steps may be for one now
         assert len(held) < max(allowed, 1) or plan.forms, f"{c}: it is in {there[0].load} already"
-        asked = any(c.expert in experts for experts in books.asked_warm.values())
+        asked = kept.stays and any(c.expert in experts for experts in books.asked_warm.values())
         known = asked or books.predicted(c.expert) or books.planned(c.expert.layer)
         assert known if kept.predicted else named, f"{c} is loaded as if {'predicted' if kept.predicted else 'named'}"
         if plan.requests == 1 and books.requests[1].prefilling and not books.plans_ahead:
@@ -217,7 +220,7 @@ class Referee(Listener):
         link = books.links[c.worker]
         if not named:
             assert len(link) < PREFETCHES, f"{c}: {len(link)} loads are on its link, and no gate waits for it"
-        attempt = Attempt(c, kept.stays, owners=self._owners(c.expert, [] if kept.predicted else named))
+        attempt = Attempt(c, kept.stays, owners=self._owners(c.expert, [] if kept.predicted else named, kept.stays))
         self._count_load(attempt, [] if kept.predicted else named)
         assert attempt.owners, f"{c} for nobody"
         books.slots[c.worker, c.slot] = books.loads[c.load_id] = attempt
@@ -225,8 +228,23 @@ class Referee(Listener):
         books.loaded += 1
         books.decode_loaded += plan.requests == 1 and not books.requests[1].prefilling
 
-    def _owners(self, expert: t.ExpertId, named: list[t.Visit]) -> frozenset[t.Visit]:
-        """The visits that a load may be begun for: those whose gates have named it, else those that may."""
+    def _pass_refused_warm_ups(self, loaded: tuple[int, t.ExpertId] | None = None) -> None:
+        """A warm-up whose expert may not stay is over without a load. `loaded`: on which worker a load begins, and of
+        which expert."""
+        books = self.books
+        while self.keeps and self.keeps[0][:2] != loaded:
+            kept = self.keeps.popleft()
+            asked = [number for number, experts in books.asked_warm.items() if kept.expert in experts]
+            assert asked, f"{kept}, and nothing was loaded"
+            assert (kept.predicted, kept.stays) == (True, False), f"{kept}, and nothing was loaded"
+            waiting = [number for number in asked if kept.expert in books.warm_ups[number]]
+            if waiting:
+                books.warm_ups[waiting[0]].remove(kept.expert)
+            books.seen["refused warm-up"] += 1
+
+    def _owners(self, expert: t.ExpertId, named: list[t.Visit], stays: bool) -> frozenset[t.Visit]:
+        """The visits that a load may be begun for: those whose gates have named it, else those that may. A warm-up
+        only where it `stays`."""
         books = self.books
         waiting = [v for v in named if v.request not in self._failing]
         if waiting:
@@ -234,7 +252,7 @@ class Referee(Listener):
         planned = [
             t.Visit(number, books.requests[number].first, expert.layer) for number in books.planned(expert.layer)
         ]
-        warmed = [t.Visit(number, -1, -1) for number, asked in books.asked_warm.items() if expert in asked]
+        warmed = [t.Visit(number, -1, -1) for number, asked in books.asked_warm.items() if stays and expert in asked]
         return frozenset((*books.predicted(expert), *planned, *warmed))
 
     def _count_load(self, attempt: Attempt, named: list[t.Visit]) -> None:
