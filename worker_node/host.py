@@ -15,7 +15,7 @@ from checkpoint import family
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
-from scheduler.errors import LaunchError, ODMoEError, ProtocolError
+from scheduler.errors import LaunchError, ProtocolError
 from wire.base import Channel
 from wire.messages import AskUsage, Compute, Evict, Load, Message, WorkerReady, WorkerUsage
 from wire.serial import SerialThread
@@ -108,7 +108,7 @@ class _Session(ComputeSession):
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Compute):
-            self.spans.came(message)
+            self.came(message)
             self._queue(message)
         elif isinstance(message, AskUsage):
             self._computing.submit(self.send_usage)
@@ -140,7 +140,7 @@ class _Session(ComputeSession):
                 received_tensor(message.hidden),
                 received_tensor(message.weights),
             )
-        except (OSError, ODMoEError, RuntimeError, ValueError, TypeError, LookupError) as error:
+        except Exception as error:  # noqa: BLE001 - one computation fails, whatever it raises
             self.report(error, message)
             return
         end = pace.end_compute(len(output))
