@@ -19,9 +19,7 @@ from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, ODMoEError
 from wire.machine import host_name
 from worker_node.loaders.base import Loader
-from worker_node.loaders.digest import TAIL_BYTES, BlobDigest, Digests
-
-CHECKS = ("auto", "all", "none")
+from worker_node.loaders.digest import TAIL_BYTES, Digests
 
 COST = 0.02
 """Most time that `auto` spends on checks, over the time of all loads."""
@@ -48,9 +46,9 @@ class CheckedLoad(NamedTuple):
 class LoadChecks:
     """Decides for one worker which loads are checked, and checks them. One load at a time.
 
-    `auto`: every load where that costs under `COST` of the loads' time, else as many as cost that much, spread evenly,
-    by what checks and loads have taken so far. Every load of an expert whose file has changed since this was made is
-    checked besides, until it was found whole.
+    `mode`: `all`, `none`, or `auto`: every load where that costs under `COST` of the loads' time, else as many as cost
+    that much, spread evenly, by what checks and loads have taken so far. With `auto`, every load of an expert whose
+    file has changed since this was made is checked besides, until it was found whole.
     """
 
     def __init__(self, name: str, store: ExpertStore, loader: Loader, mode: str = "auto") -> None:
@@ -100,7 +98,7 @@ class LoadChecks:
                 digest.add(into[:nbytes].numpy(), more=False)
             if digest is None:
                 return CheckedLoad(nbytes, False, 0.0)
-            self._compare(layer, expert, form, digest)
+            compare(self._store, layer, expert, digest.hex(), form)
             if changed:
                 self._found_whole[layer, expert, form] = changed
         except (OSError, ODMoEError):
@@ -139,19 +137,16 @@ class LoadChecks:
         before, self._latest[path] = self._latest.get(path), stamp
         return stamp if before == stamp else ()
 
-    def _compare(self, layer: int, expert: int, form: str, digest: BlobDigest) -> None:
-        path, blob = self._store.locate(layer, expert, form)
-        if digest.hex() != blob.checksum:
-            raise corrupt(layer, expert, form, path)
 
-
-def corrupt(layer: int, expert: int, form: str, path: Path) -> CorruptStoreError:
-    """The error for an expert whose bytes are not the store's."""
-    in_form = f" in form {form}" if form else ""
-    return CorruptStoreError(
-        f"expert {expert} of layer {layer}{in_form} fails its checksum, as loaded from {path} on {host_name()}; check "
-        f"the disk and the memory of that host, and make or copy the store again there"
-    )
+def compare(store: ExpertStore, layer: int, expert: int, checksum: str, form: str = "") -> None:
+    """Raises CorruptStoreError, with the expert, the file and this host, if `checksum` is not the expert's."""
+    path, blob = store.locate(layer, expert, form)
+    if checksum != blob.checksum:
+        in_form = f" in form {form}" if form else ""
+        raise CorruptStoreError(
+            f"expert {expert} of layer {layer}{in_form} fails its checksum, as loaded from {path} on {host_name()}; "
+            "check the disk and the memory of that host, and make or copy the store again there"
+        )
 
 
 def _stamps(store: ExpertStore) -> dict[Path, _Stamp]:

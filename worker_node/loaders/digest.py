@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import xxhash
+from checkpoint.manifest import RunningChecksum
 
 TAIL_BYTES = 4 << 20
 """The last piece of a load that is checked, where its size can be chosen: only its digest has to be waited for."""
@@ -23,10 +23,10 @@ class Digests:
     def new(self) -> BlobDigest:
         return BlobDigest(self)
 
-    def submit(self, digest: xxhash.xxh3_128, piece: Any) -> Future[None]:
+    def submit(self, checksum: RunningChecksum, piece: Any) -> Future[None]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, self._name)
-        return self._thread.submit(digest.update, piece)
+        return self._thread.submit(checksum.add, piece)
 
     def close(self) -> None:
         if self._thread is not None:
@@ -42,20 +42,20 @@ class BlobDigest:
         self.seconds = 0.0
         """How much longer the load took for it."""
         self._digests = digests
-        self._digest = xxhash.xxh3_128()
+        self._checksum = RunningChecksum()
         self._last: Future[None] | None = None
 
     def add(self, piece: Any, more: bool) -> None:
         """The next piece: a buffer, which keeps its bytes until `hex` was called."""
         start = time.perf_counter()
         if more:
-            self._last = self._digests.submit(self._digest, piece)
+            self._last = self._digests.submit(self._checksum, piece)
         else:
             if self._last is not None:
                 self._last.result()
-            self._digest.update(piece)
+            self._checksum.add(piece)
         self.seconds += time.perf_counter() - start
 
     def hex(self) -> str:
         """Once the last piece has been added."""
-        return self._digest.hexdigest()
+        return self._checksum.hex()
