@@ -405,7 +405,7 @@ class _Session(ComputeSession):
         try:
             if not worker.is_rowwise(tenure.slot, tenure.expert.layer, tenure.form):
                 return []
-        except (RuntimeError, ValueError, LookupError):  # no memory to find out: each by itself
+        except (RuntimeError, ValueError, LookupError, MemoryError):  # no memory to find out: each by itself
             return []
         room = SHARED_ROWS - _count(first)
         group: list[tuple[Compute, float]] = []
