@@ -251,3 +251,12 @@ def possible_dense(sums: object) -> bool:
 def checksum(data: bytes | memoryview) -> str:
     """xxh3-128 as hex."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+class RunningChecksum:
+    """`checksum` of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_128()
+        self.add = self._digest.update
+        self.hex = self._digest.hexdigest

@@ -73,6 +73,9 @@ class Report:
     memory_of_whole: float | None
     """The sum of `memory_bytes` over the weights of the model with every expert in memory. None where a node did not
     report."""
+    loads_checked: float | None
+    """Of all loads of the workers since they started, the share that was compared with the store's checksums. None
+    before the first load."""
     resident_experts_max: list[int]
     """By worker: the most experts that were in its slots at once."""
     bytes_loaded: int
@@ -153,7 +156,7 @@ def build_report(
     stats = engine.core.stats.get(number)
     if stats is None:
         raise RequestFailedError(f"request {number} was closed")
-    by_role, residents, of_whole = _usage(engine, memory)
+    by_role, residents, of_whole, checked = _usage(engine, memory)
     stats.close()
     recall, activated = stats.overall, stats.overall.activated + stats.unpredicted
     count = len(sequence.tokens)
@@ -183,6 +186,7 @@ def build_report(
         prefill_stall_s=stats.prefill_stall_s,
         memory_bytes=by_role,
         memory_of_whole=of_whole,
+        loads_checked=checked,
         resident_experts_max=residents,
         bytes_loaded=stats.bytes_loaded,
         finish=finish,
@@ -207,17 +211,21 @@ def build_report(
     )
 
 
-def _usage(engine: Engine, memory: MainMemory) -> tuple[dict[str, int | list[int]], list[int], float | None]:
-    """`memory_bytes`, `resident_experts_max` and `memory_of_whole` of a report."""
+def _usage(
+    engine: Engine, memory: MainMemory
+) -> tuple[dict[str, int | list[int]], list[int], float | None, float | None]:
+    """`memory_bytes`, `resident_experts_max`, `memory_of_whole` and `loads_checked` of a report."""
     workers, shadow = engine.peers.usage()
     complete = len(workers) == len(engine.peers.workers) and (shadow is None) is (engine.peers.shadow is None)
     of_workers = [usage.device_bytes_max for usage in workers.values()]
     of_shadow = shadow.device_bytes_max if shadow else 0
+    loads = sum(usage.loads for usage in workers.values())
     together = memory.device_bytes + of_shadow + sum(of_workers)
     return (
         {"main": memory.device_bytes, "shadow": of_shadow, "workers": of_workers},
         [usage.resident_experts_max for usage in workers.values()],
         together / (memory.weight_bytes + memory.expert_bytes) if complete else None,
+        sum(usage.loads_checked for usage in workers.values()) / loads if loads else None,
     )
 
 

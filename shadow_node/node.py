@@ -130,10 +130,15 @@ class _Session(Session):
 
     def _work(self) -> None:
         """Run passes while any may run."""
-        with torch.inference_mode():
-            self._take()
-            while not self.over and self._passes.advance():
+        try:
+            with torch.inference_mode():
                 self._take()
+                while not self.over and self._passes.advance():
+                    self._take()
+        except BaseException as error:  # noqa: BLE001 - this thread would end, and the shadow only look slow
+            self._failed(error)
+        finally:
+            self._passes.drop()  # none is left if no pass may run
 
     def _pass_ended(self, followed: Followed) -> None:
         held = sum(one.nbytes for one in {followed, *self._requests.copy().values()})
@@ -153,10 +158,10 @@ class _Session(Session):
                 followed.announced_at = at
             try:
                 self._passes.receive(followed, message)
-            except Exception as error:  # noqa: BLE001 - the other requests go on
+            except BaseException as error:  # noqa: BLE001 - the other requests go on
                 self._failed(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         """The report of an error may fail, too."""
         with contextlib.suppress(Exception):
             self.report(error)

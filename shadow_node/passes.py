@@ -51,7 +51,7 @@ class Passes:
         take: Callable[[], None],
         send: Callable[[Message], None],
         ended: Callable[[Followed], None],
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._model = model
         self._pace = pace
@@ -154,7 +154,7 @@ class Passes:
             spans.add("late", str(step), since, began)
         try:
             token, aligned = followed.start()
-        except Exception as error:  # noqa: BLE001 - the other requests go on
+        except BaseException as error:  # noqa: BLE001 - the other requests go on
             self._fail(followed, error)
             return []
         if aligned:
@@ -198,7 +198,7 @@ class Passes:
             self._pass_ends(followed, self._model.forward(tokens, followed.cache))
         except _Dropped:
             pass
-        except Exception as error:  # noqa: BLE001 - the thread goes on
+        except BaseException as error:  # noqa: BLE001 - the thread goes on
             self._fail(followed, error)
         finally:
             self._model.routed = None
@@ -209,7 +209,7 @@ class Passes:
         gates = [one.gate for one in together if one.gate]
         try:
             outputs = self._model.experts_of(gates) if gates else []
-        except Exception as error:  # noqa: BLE001 - other requests go on
+        except BaseException as error:  # noqa: BLE001 - other requests go on
             for one in together:
                 self._fail(one.followed, error)
             return
@@ -222,11 +222,10 @@ class Passes:
             return
         try:
             one.gate = one.run.resume(output)
-        except Exception as error:  # noqa: BLE001 - other requests go on
+            if one.run.ended:
+                self._pass_ends(followed, one.run.result)
+        except BaseException as error:  # noqa: BLE001 - other requests go on
             self._fail(followed, error)
-            return
-        if one.run.ended:
-            self._pass_ends(followed, one.run.result)
 
     def _pass_ends(self, followed: Followed, token: int) -> None:
         self._running.pop(followed, None)
@@ -242,10 +241,15 @@ class Passes:
         one = self._running.pop(followed, None)
         if one is None or one.run is None or one.run.ended:
             return
-        with contextlib.suppress(_Dropped):
+        with contextlib.suppress(_Dropped, Exception):  # where it stands it may raise another error in turn
             one.run.throw(_Dropped())
 
-    def _fail(self, followed: Followed, error: Exception) -> None:
+    def drop(self) -> None:
+        """End all passes in flight: what they hold would outlive their thread."""
+        for followed in list(self._running):
+            self._drop(followed)
+
+    def _fail(self, followed: Followed, error: BaseException) -> None:
         self._drop(followed)
         followed.broken = True
         self._failed(error)

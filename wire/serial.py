@@ -63,7 +63,10 @@ class SerialThread:
             job = self._jobs.get()
             if job is None or self._closed:
                 return
-            self._run_job(*job)
+            try:
+                self._run_job(*job)
+            except BaseException:  # noqa: BLE001 - the end of a lent thread's caller, say, but not of this one
+                _log.exception("%s", self._thread.name)
 
     def _run_job(self, job: Callable[..., object], args: tuple[Any, ...]) -> None:
         try:

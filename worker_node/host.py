@@ -13,14 +13,16 @@ import torch
 
 from checkpoint import family
 from checkpoint.expert import ExpertArithmetic
+from checkpoint.manifest import checksum
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
-from scheduler.errors import LaunchError, ODMoEError, ProtocolError
+from scheduler.errors import LaunchError, ProtocolError, StoreError
 from wire.base import Channel
 from wire.messages import AskUsage, Compute, Evict, Load, Message, WorkerReady, WorkerUsage
 from wire.serial import SerialThread
 from wire.sessions import Sessions
 from worker_node.costs import computing_costs
+from worker_node.load_checks import compare
 from worker_node.loaders.mapped_store import MappedStore
 from worker_node.module_cache import ModuleCache
 from worker_node.pace import Pace, RealPace
@@ -40,14 +42,27 @@ MEASURED_EXPERTS = 4
 class HostPlace:
     """One host place. It serves the main node that connected last, and computes the full form only.
 
+    `checks`: whether an expert is compared with the store's checksum, when it is computed first and whenever its file
+    has been written to.
+
     Raises LaunchError where the store cannot be read, CorruptStoreError where it is truncated.
     """
 
-    def __init__(self, name: str, store: ExpertStore, arithmetic: ExpertArithmetic, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: ExpertStore,
+        arithmetic: ExpertArithmetic,
+        pace: Pace | None = None,
+        checks: bool = True,
+    ) -> None:
         self.name = name
         self.store = store
         self.pace = pace or RealPace()
         self._mapped = MappedStore(store)
+        self._checks = checks
+        self._found_whole: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """Expert -> its file's `written` when it was checked."""
         self._arithmetic = arithmetic
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
@@ -62,9 +77,26 @@ class HostPlace:
 
         Called by one thread at a time. Raises StoreError, CorruptStoreError or OSError.
         """
-        blob = self._mapped.blob(layer, expert)
+        blob = self._checked(layer, expert)
         module = self._modules.get((layer, expert), lambda: self._arithmetic.bind(layer, self.store.views(blob, layer)))
-        return module(hidden, weights)
+        output = module(hidden, weights)
+        self._checked(layer, expert)  # it may have been written to meanwhile
+        return output
+
+    def _checked(self, layer: int, expert: int) -> torch.Tensor:
+        """The expert's bytes. Raises as `compute`; files are then mapped again for the next computation, since they may
+        have been replaced."""
+        try:
+            blob = self._mapped.blob(layer, expert)
+            written = self._mapped.written
+            if self._checks and self._found_whole.get((layer, expert)) != written:
+                compare(self.store, layer, expert, checksum(blob.numpy().data))
+                self._found_whole[layer, expert] = written
+        except (OSError, StoreError):
+            self._modules.clear()
+            self._mapped.close()
+            raise
+        return blob
 
     def close(self) -> None:
         self.sessions.close()
@@ -108,7 +140,7 @@ class _Session(ComputeSession):
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Compute):
-            self.spans.came(message)
+            self.came(message)
             self._queue(message)
         elif isinstance(message, AskUsage):
             self._computing.submit(self.send_usage)
@@ -140,7 +172,7 @@ class _Session(ComputeSession):
                 received_tensor(message.hidden),
                 received_tensor(message.weights),
             )
-        except (OSError, ODMoEError, RuntimeError, ValueError, TypeError, LookupError) as error:
+        except Exception as error:  # noqa: BLE001 - one computation fails, whatever it raises
             self.report(error, message)
             return
         end = pace.end_compute(len(output))

@@ -29,7 +29,6 @@ from wire.messages import (
     AskUsage,
     Compute,
     Evict,
-    Failed,
     Load,
     Loaded,
     Message,
@@ -38,6 +37,7 @@ from wire.messages import (
 )
 from wire.serial import SerialThread
 from wire.sessions import Sessions
+from worker_node.load_checks import LoadChecks
 from worker_node.loaders.base import Loader
 from worker_node.measure import device_costs, load_bandwidth
 from worker_node.module_cache import ModuleCache
@@ -89,7 +89,7 @@ class Worker:
     `forms`: all forms that may be loaded. A slot has room for the largest. With one other than the full form, which is
     the empty string, device memory for one restored expert is allocated too. `lent`: the main model's threads, where
     those are in this process; they compute what is in a slot while they wait. `form_costs`: what forms cost here; empty
-    where that was not measured.
+    where that was not measured. `checks`: which loads are compared with the store's checksums, see `LoadChecks`.
 
     Raises ConfigError; StoreError for a form that the store lacks; LaunchError where memory does not suffice or the
     store cannot be read.
@@ -105,6 +105,7 @@ class Worker:
         forms: tuple[str, ...] = ("",),
         lent: LentThreads | None = None,
         form_costs: tuple[FormCost, ...] = (),
+        checks: str = "auto",
     ) -> None:
         if not forms:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
@@ -122,6 +123,8 @@ class Worker:
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""
+        self.checks = LoadChecks(name, store, loader, checks)
+        self.checks.measure(self.slots.buffers[0])
         slot_s = self.slots.buffers[0].nbytes / self.load_bytes_per_s if self.load_bytes_per_s else 0.0
         self.loads_are_quick = self.lent is not None and 0 < slot_s < QUICK_LOAD_S
         """A thread that waits for a layer may load, too."""
@@ -195,6 +198,7 @@ class Worker:
     def close(self) -> None:
         self.sessions.close()
         self.loader.close()
+        self.checks.close()
 
 
 def _count(message: Compute) -> int:
@@ -230,7 +234,10 @@ class _Session(ComputeSession):
 
     def usage(self) -> WorkerUsage:
         worker = self._worker
-        return WorkerUsage(worker.slots.resident_max, worker.allocated_bytes, worker.loads, worker.bytes_loaded)
+        checked = worker.checks.checked
+        return WorkerUsage(
+            worker.slots.resident_max, worker.allocated_bytes, worker.loads, worker.bytes_loaded, checked
+        )
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Load):
@@ -238,7 +245,7 @@ class _Session(ComputeSession):
         elif isinstance(message, Evict):
             self._evict(message.slot)
         elif isinstance(message, Compute):
-            self.spans.came(message)
+            self.came(message)
             self._compute(message)
         elif isinstance(message, AskUsage):
             self._loading.submit(self.send_usage)
@@ -290,8 +297,8 @@ class _Session(ComputeSession):
 
     def _submit(self, tenure: _Tenure, message: Compute, received: float) -> None:
         """Called with the lock held: computations keep their order."""
+        self._computing.lend(self._run_compute, tenure)  # waits for this lock before it looks for something ready
         tenure.ready.append((message, received))
-        self._computing.lend(self._run_compute, tenure)
         self._queued += 1
 
     def _evict(self, slot: int) -> None:
@@ -315,52 +322,79 @@ class _Session(ComputeSession):
             worker.pace.end_load(tenure.cancelled, worker.share(tenure.expert, tenure.form))
             return
         try:
-            buffer = worker.slots.occupy(tenure.slot, tenure.expert, SLOT_DEADLINE_S)
-            tenure.occupied = True
-            start = worker.pace.begin_load(max(tenure.received, worker.freed[tenure.slot]))
-            with worker.loading:
-                moved = worker.loader.load(*tenure.expert, buffer, tenure.cancelled.is_set, tenure.form)
-                if not tenure.cancelled.is_set():
-                    worker.loads += 1
-                    worker.bytes_loaded += moved
-            tenure.ended = worker.pace.end_load(tenure.cancelled, worker.share(tenure.expert, tenure.form))
+            loaded = self._load_now(tenure)
         except BaseException as error:  # a lent thread may be interrupted here
             self._release(tenure)
-            self.send(Failed(type(error).__name__, f"{worker.name}: {error}", load_id=tenure.load_id))
-            if isinstance(error, OSError | ODMoEError | RuntimeError | ValueError):
-                return
-            raise
-        cancelled = tenure.cancelled.is_set()
+            self.report_load(error, tenure.load_id, tenure.expert, tenure.form)
+            if not isinstance(error, Exception):
+                raise
+            return
+        try:
+            if loaded is not None:
+                self.send(loaded)  # before any output of this expert can be sent
+        finally:
+            self._begin_waiting(tenure)
+
+    def _load_now(self, tenure: _Tenure) -> Loaded | None:
+        """None where it was cancelled."""
+        worker = self._worker
+        buffer = worker.slots.occupy(tenure.slot, tenure.expert, SLOT_DEADLINE_S)
+        tenure.occupied = True
+        start = worker.pace.begin_load(max(tenure.received, worker.freed[tenure.slot]))
+        with worker.loading:
+            load = worker.checks.load(*tenure.expert, buffer, tenure.cancelled.is_set, tenure.form)
+            if not tenure.cancelled.is_set():
+                worker.loads += 1
+                worker.bytes_loaded += load.nbytes
+        tenure.ended = worker.pace.end_load(tenure.cancelled, worker.share(tenure.expert, tenure.form))
+        cancelled, seconds = tenure.cancelled.is_set(), tenure.ended - start
         self.spans.add("given up" if cancelled else "load", tenure.label, start, tenure.ended)
-        if not cancelled:
-            # before any output of this expert can be sent
-            self.send(Loaded(tenure.load_id, moved, tenure.ended - start))
-        self._begin_waiting(tenure)
+        if cancelled:
+            return None
+        worker.checks.took(seconds, load)
+        return Loaded(tenure.load_id, load.nbytes, seconds, load.checked)
 
     def _begin_waiting(self, tenure: _Tenure) -> None:
         """The load is over: queue the computations that waited for it, or free the slot if it was cancelled."""
+        failed: list[tuple[ODMoEError, Compute]] = []
         with self._slots:
             tenure.loaded = True
             cancelled = tenure.cancelled.is_set()
             for message, received in tenure.waiting:  # under the lock: later ones must stay behind
-                self._submit(tenure, message, received)
+                try:
+                    self._submit(tenure, message, received)
+                except ODMoEError as error:
+                    failed.append((error, message))
             tenure.waiting = []
         if cancelled:
             self._release(tenure)
+        for fault, message in failed:
+            self.report(fault, message)
 
     def _run_compute(self, tenure: _Tenure) -> None:
         """On the computing thread, or a lent one. Computes what is ready first, and with it what can be."""
-        with self._slots:
-            if not tenure.ready:  # computed with an earlier one
-                return
-            group = [tenure.ready.popleft()]
-            self._queued -= 1
-            tenure.computing = not tenure.cancelled.is_set()
-        if tenure.computing:
-            group += self._joined(tenure, group[0][0])
-            self._compute_and_answer(tenure, [message for message, _ in group], group[-1][1])
-        if not self._more():
-            self.send_outputs()
+        group: list[Compute] = []
+        try:
+            with self._slots:
+                if not tenure.ready:  # computed with an earlier one
+                    return
+                message, received = tenure.ready.popleft()
+                group.append(message)
+                self._queued -= 1
+                tenure.computing = not tenure.cancelled.is_set()
+            if tenure.computing:
+                joined = self._joined(tenure, message)
+                group += [other for other, _ in joined]
+                received = joined[-1][1] if joined else received
+                self._compute_and_answer(tenure, group, received)
+            if not self._more():
+                self.send_outputs()
+        except BaseException as error:  # a lent thread may be interrupted here
+            self._finish(tenure, evict=False)
+            for message in group:
+                self.report(error, message)
+            if not isinstance(error, Exception):
+                raise
 
     def _joined(self, tenure: _Tenure, first: Compute) -> list[tuple[Compute, float]]:
         """The computations of other requests that are made together with the first. Not in emulated time, in which
@@ -371,7 +405,7 @@ class _Session(ComputeSession):
         try:
             if not worker.is_rowwise(tenure.slot, tenure.expert.layer, tenure.form):
                 return []
-        except (RuntimeError, ValueError, LookupError):  # no memory to find out: each by itself
+        except (RuntimeError, ValueError, LookupError, MemoryError):  # no memory to find out: each by itself
             return []
         room = SHARED_ROWS - _count(first)
         group: list[tuple[Compute, float]] = []
@@ -388,38 +422,39 @@ class _Session(ComputeSession):
             return self._queued > 0 and not self._worker.pace.emulated and self._worker.lent is None
 
     def _compute_and_answer(self, tenure: _Tenure, messages: list[Compute], received: float) -> None:
-        """`received`: when the last of the messages came."""
+        """Takes each message from the list once it is answered. `received`: when the last of them came."""
         pace = self._worker.pace
         start = pace.begin_compute(max(received, tenure.ended))
         try:
             outputs = self._worker.compute_together(messages, tenure.form)
-        except BaseException as error:  # a lent thread may be interrupted here
-            known = isinstance(error, RuntimeError | ValueError | TypeError | LookupError)
-            if known and len(messages) > 1:  # one of them is wrong
-                self._compute_each(tenure, messages, received)
-                return
-            self._finish(tenure, evict=False)
-            for message in messages:
-                self.report(error, message)
-            if known:
-                return
-            raise
+        except Exception:
+            if len(messages) == 1:
+                raise
+            self._compute_each(tenure, messages, received)  # one of them is wrong
+            return
         end = pace.end_compute(sum(map(len, outputs)))
         if self.spans.on:
             self.spans.add("compute", tenure.label, start, end)
         evict = any(message.evict for message in messages)
         self._finish(tenure, evict)
-        for message, output in zip(messages[:-1], outputs, strict=False):
-            self.send_output(message, output, end - start, more=self._worker.lent is None)
-        # A slot that came free is reported at once: its next load waits for that.
-        self.send_output(messages[-1], outputs[-1], end - start, more=self._more() and not evict)
+        for output in outputs:
+            # A slot that came free is reported at once: its next load waits for that.
+            more = (self._more() and not evict) if len(messages) == 1 else self._worker.lent is None
+            self.send_output(messages[0], output, end - start, more)
+            del messages[0]
 
     def _compute_each(self, tenure: _Tenure, messages: list[Compute], received: float) -> None:
-        for message in messages:
+        while messages:
             with self._slots:
                 tenure.computing = not tenure.cancelled.is_set()
-            if tenure.computing:
-                self._compute_and_answer(tenure, [message], received)
+            if not tenure.computing:
+                return
+            try:
+                self._compute_and_answer(tenure, messages[:1], received)
+            except Exception as error:  # noqa: BLE001 - the others may be right
+                self._finish(tenure, evict=False)
+                self.report(error, messages[0])
+            del messages[0]
 
     def _finish(self, tenure: _Tenure, evict: bool) -> None:
         """The computation has left the slot. Free it if it is to be evicted, or was evicted meanwhile."""

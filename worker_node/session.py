@@ -12,8 +12,10 @@ import torch
 
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes
-from scheduler.errors import LinkError
+from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.types import ExpertId
 from wire.base import Channel
+from wire.checksums import tensor_checksum
 from wire.machine import host_name
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -90,10 +92,20 @@ class ComputeSession(Session):
     def send_usage(self) -> None:
         self.send(self.usage())
 
+    def came(self, message: Compute) -> None:
+        """Rows have arrived. Raises ProtocolError where they are not those that were sent."""
+        self.spans.came(message)
+        if message.checksum and tensor_checksum(message.hidden, message.weights) != message.checksum:
+            raise ProtocolError(
+                f"the rows of call {message.call_id}, for expert {message.expert} of layer {message.layer}, were "
+                f"damaged on their way to {host_name()}: they fail their checksum"
+            )
+
     def send_output(self, message: Compute, output: torch.Tensor, seconds: float, more: bool = False) -> None:
         """`output` [n, H], on the CPU, of the computation that `message` asked for. `more`: the next one is ready, and
         a small output may wait to travel with its."""
-        answer = Computed(message.call_id, LocalTensor(output, tensor_bytes), seconds)
+        rows = LocalTensor(output, tensor_bytes)
+        answer = Computed(message.call_id, rows, seconds, tensor_checksum(rows))
         self.spans.sent(answer)
         with self._waiting:
             self._outputs.append(answer)
@@ -105,8 +117,30 @@ class ComputeSession(Session):
         """Send the outputs that wait."""
         with self._waiting:
             outputs, self._outputs = self._outputs, []
-        if outputs:
+        if not outputs:
+            return
+        try:
             self.send(*outputs)
+        except ODMoEError:  # one of them cannot be sent, and none was
+            for answer in outputs:
+                self._send_alone(answer)
+
+    def _send_alone(self, answer: Computed) -> None:
+        try:
+            self.send(answer)
+        except ODMoEError as error:
+            self.send(Failed(type(error).__name__, f"{self.name}: {error}", call_id=answer.call_id))
+
+    def report_load(self, error: BaseException, load_id: int, expert: ExpertId, form: str) -> None:
+        """Report a load that failed, with the expert, its file and this host."""
+        text = f"{self.name}: {error}"
+        if not isinstance(error, ODMoEError):  # which say so themselves
+            path = self._node.store.locate(*expert, form)[0]
+            text = (
+                f"{self.name} cannot load expert {expert.expert} of layer {expert.layer} from {path} on "
+                f"{host_name()}: {error or type(error).__name__}"
+            )
+        self.send(Failed(type(error).__name__, text, load_id))
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
         load_id = about.load_id if isinstance(about, Load) else 0

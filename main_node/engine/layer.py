@@ -16,6 +16,7 @@ from checkpoint.tensors import received_tensor, tensor_bytes
 from scheduler import types as t
 from scheduler.errors import ProtocolError
 from wire import messages as w
+from wire.checksums import tensor_checksum
 from wire.lent_threads import LentThreads
 from wire.messages import LocalTensor, Tensor
 
@@ -149,7 +150,8 @@ class LayerWork:
             rows = slice(command.start, command.stop)
             hidden, weights = hidden[rows], weights[rows]
         sent, routing = w.LocalTensor(hidden, tensor_bytes), w.LocalTensor(weights, tensor_bytes)
-        return w.Compute(command.call_id, command.slot, *command.expert, sent, routing, command.evict)
+        checksum = tensor_checksum(sent, routing)
+        return w.Compute(command.call_id, command.slot, *command.expert, sent, routing, command.evict, checksum)
 
     def keep(self, command: t.Compute, output: w.Tensor | w.LocalTensor) -> None:
         """A worker's answer. Raises ProtocolError."""

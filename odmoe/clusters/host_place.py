@@ -45,4 +45,5 @@ def make_host(
     from worker_node.host import HostPlace
     from worker_node.pace import WorkerPace
 
-    return HostPlace("host", store, arithmetic, None if emulation is None else WorkerPace(emulation, host=True))
+    pace = None if emulation is None else WorkerPace(emulation, host=True)
+    return HostPlace("host", store, arithmetic, pace, settings.check_loads != "none")

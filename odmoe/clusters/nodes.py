@@ -104,7 +104,17 @@ def make_worker(
     if any(resources.forms) and emulation is None and settings.smaller_forms == "auto":
         found = choose_forms(store, arithmetic, loader_of, found, resources.full_slots)
     loader = loader_of(found.forms)
-    worker = Worker(f"worker {number}", store, arithmetic, loader, found.slots, found.forms, lent, found.costs)
+    worker = Worker(
+        f"worker {number}",
+        store,
+        arithmetic,
+        loader,
+        found.slots,
+        found.forms,
+        lent,
+        found.costs,
+        settings.check_loads,
+    )
     return travelling(worker, emulation)
 
 

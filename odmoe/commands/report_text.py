@@ -220,9 +220,11 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
     unused, stall = sum(r.unused_loads for r in reports), sum(r.stall_s for r in reports)
     prefill_stall = sum(r.prefill_stall_s for r in reports)
     hosted, named = sum(r.host_computed for r in reports), sum(r.named for r in reports)
+    checked = max((r.loads_checked or 0.0 for r in reports), default=0.0)
     moved = megabytes(sum(r.bytes_loaded for r in reports))
     return [
         Line("loads", f"{loads:,} experts, {moved}: {prefill:,} in prefill, {loads - prefill:,} in decoding"),
+        Line("checked", f"{checked:.0%} of all loads were compared with the store's checksums", shown=loads > 0),
         Line(
             "not used",
             f"{counted(unused, 'load')} of experts that the gate did not choose",

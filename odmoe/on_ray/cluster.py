@@ -47,6 +47,7 @@ SERVED = (
     "align_kv",
     "dtype",
     "loader",
+    "check_loads",
     "smaller_forms",
     "profile",
     "mini_batch",

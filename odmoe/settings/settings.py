@@ -23,6 +23,7 @@ MAX_PARALLEL, MAX_QUEUE = 64, 1024
 CLUSTERS = ("embedded", "local", "auto")
 SHADOWS = ("fp16", "int8", "nf4", "none")
 LOADERS = ("disk", "memory", "cuda")
+LOAD_CHECKS = ("auto", "all", "none")
 DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = ("exact", "fast")
 
@@ -131,6 +132,12 @@ class Settings(SystemSettings):
         metavar="N",
     )
     loader: str = one_of("disk", LOADERS, "Where experts are loaded from", heading="Memory")
+    check_loads: str = one_of(
+        "auto",
+        LOAD_CHECKS,
+        "Loads that are compared with the store's checksums; auto: as many as take 2 % of the loads' time",
+        heading="Memory",
+    )
 
     max_new_tokens: Count = count(128, "Maximum number of tokens", "-n", heading="Sampling", common=True)
     temperature: Number | None = setting(

@@ -15,6 +15,7 @@ from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from worker_node import form_choice
 from worker_node.form_choice import FormChoice, choose_forms
+from worker_node.loaders.digest import BlobDigest
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.make import make_loader
 
@@ -39,9 +40,17 @@ class Slow(DiskLoader):
         super().__init__(store)
         type(self).opened += 1
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        into: torch.Tensor,
+        cancelled: Callable[[], bool],
+        form: str = "",
+        digest: BlobDigest | None = None,
+    ) -> int:
         time.sleep(self.seconds[form])
-        return super().load(layer, expert, into, cancelled, form)
+        return super().load(layer, expert, into, cancelled, form, digest)
 
     def close(self) -> None:
         type(self).opened -= 1

@@ -18,6 +18,7 @@ from odmoe.clusters.timed_streams import TimedNode
 from scheduler.emulation.clock import Emulation
 from scheduler.errors import ConfigError, CorruptStoreError, LaunchError, ODMoEError
 from scheduler.timing.profile import find_profile
+from support.nodes.damage import flip
 from support.nodes.held import CountedArithmetic, HeldArithmetic
 from support.nodes.worker_desk import NO_THREAD_FAILS, WAIT_S, WRONG_ROWS, Expected, WorkerDesk
 from wire import inprocess
@@ -159,7 +160,7 @@ def test_no_more_than_so_many_are_kept_bound(
 
 def test_the_store_is_not_copied(desk: WorkerDesk, own_store: ExpertStore, expected: Expected, blob: Any) -> None:
     """What is bound to an expert lies in the map of its file: another expert's bytes there are another expert."""
-    place = HostPlace("host", own_store, desk.arithmetic)
+    place = HostPlace("host", own_store, desk.arithmetic, checks=False)
     main = desk.welcome(place)
     asked, other = (desk.compute(1, 0, 0, expert, evict=False) for expert in (3, 2))
     main.send(asked)
@@ -170,6 +171,41 @@ def test_the_store_is_not_copied(desk: WorkerDesk, own_store: ExpertStore, expec
         stream.write(blob(0, 2))
     main.send(asked)
     assert expected.fits(main.next(), other)
+    place.close()
+
+
+def test_an_expert_that_was_damaged_is_not_computed(
+    desk: WorkerDesk, own_store: ExpertStore, expected: Expected
+) -> None:
+    place = HostPlace("host", own_store, desk.arithmetic)
+    main = desk.welcome(place)
+    asked, other = desk.compute(1, 0, 0, 3, evict=False), desk.compute(2, 0, 0, 2, evict=False)
+    main.send(asked)
+    assert expected.fits(main.next(), asked)
+    flip(own_store, 0, 3)
+    main.send(asked, other)
+    failure = main.failure("CorruptStoreError", call_id=1)
+    for part in ("expert 3 of layer 0", str(own_store.locate(0, 3)[0]), os.uname().nodename):
+        assert part in failure.message
+    assert expected.fits(main.next(), other)
+    flip(own_store, 0, 3)  # repaired
+    main.send(asked)
+    assert expected.fits(main.next(), asked)
+    place.close()
+
+
+def test_an_expert_that_is_damaged_while_it_is_computed_is_not_answered(
+    desk: WorkerDesk, own_store: ExpertStore, held_arithmetic: HeldArithmetic
+) -> None:
+    held_arithmetic.serving = False
+    place = HostPlace("host", own_store, held_arithmetic)  # type: ignore[arg-type]
+    held_arithmetic.serving = True
+    gate, main = held_arithmetic.hold(0), desk.welcome(place)
+    main.send(desk.compute(1, 0, 0, 3, evict=False))
+    gate.wait_for_arrival()
+    flip(own_store, 0, 3)
+    gate.open()
+    main.failure("CorruptStoreError", call_id=1)
     place.close()
 
 

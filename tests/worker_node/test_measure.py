@@ -19,6 +19,7 @@ from support.nodes.worker_desk import Expected, WorkerDesk
 from wire.messages import WorkerUsage
 from worker_node import measure
 from worker_node.loaders.base import HostLoader
+from worker_node.loaders.digest import BlobDigest
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.emulated import EmulatedLoader
 from worker_node.loaders.make import make_loader
@@ -54,7 +55,15 @@ class Scripted:
     device: str = "cpu"
     asked: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        into: torch.Tensor,
+        cancelled: Callable[[], bool],
+        form: str = "",
+        digest: BlobDigest | None = None,
+    ) -> int:
         self.asked.append((layer, expert, into.data_ptr()))
         return self.moves
 
@@ -98,7 +107,7 @@ def test_nothing_of_it_is_counted_or_left(desk: WorkerDesk, store: ExpertStore, 
     assert worker.load_bytes_per_s > 0
     assert main.usage() == WorkerUsage(0, 2 * store.manifest.blob_bytes, 0, 0)
     main.loads_and_computes(1, desk.compute(2, 0, 1, 3), expected)
-    assert main.usage() == WorkerUsage(1, 2 * store.manifest.blob_bytes, 1, store.manifest.blob_bytes)
+    assert main.usage() == WorkerUsage(1, 2 * store.manifest.blob_bytes, 1, store.manifest.blob_bytes, 1)
 
 
 def test_an_emulated_loader_gives_what_its_profile_says(

@@ -132,7 +132,7 @@ def test_load_and_compute_as_transformers_eager(
         asked = desk.compute(call, 1, layer, expert, rows, evict=False)
         main.send(asked)
         assert expected.fits(main.next(), asked)
-    assert main.usage() == WorkerUsage(1, worker.slots.allocated_bytes, 1, len(blob(layer, expert)))
+    assert main.usage() == WorkerUsage(1, worker.slots.allocated_bytes, 1, len(blob(layer, expert)), 1)
 
 
 def test_experts_that_follow_each_other_in_one_slot(desk: WorkerDesk, expected: Expected) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from checkpoint.store import ExpertStore
+from worker_node.loaders.digest import BlobDigest
 from worker_node.pace import Pace, RealPace
 
 
@@ -24,11 +25,23 @@ class Loader(Protocol):
     def prepare(self, slots: list[torch.Tensor]) -> None:
         """Called once, first, with the buffers of all slots. Memory for loading is allocated here."""
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        into: torch.Tensor,
+        cancelled: Callable[[], bool],
+        form: str = "",
+        digest: BlobDigest | None = None,
+    ) -> int:
         """Move an expert's blob, in a form of the store, to the start of `into` (uint8, page-aligned).
 
-        Returns the bytes moved, fewer if `cancelled` became true in between. Raises OSError or StoreError.
+        `digest` takes its bytes as they come. Returns the bytes moved, fewer if `cancelled` became true in between.
+        Raises OSError or StoreError.
         """
+
+    def reopen(self) -> None:
+        """Files are opened again for the next load, since they may have been replaced."""
 
     def computing(self, slot: torch.Tensor) -> AbstractContextManager[object]:
         """Around a computation that reads the slot. It sees the loaded bytes; the next load waits until it is over."""
@@ -37,7 +50,7 @@ class Loader(Protocol):
 
 
 class HostLoader:
-    """A base class for slots in ordinary memory: nothing to prepare, nothing to wait for."""
+    """A base class for slots in ordinary memory: nothing to prepare, to open again or to wait for."""
 
     device = "cpu"
     piece_bytes: int
@@ -48,6 +61,9 @@ class HostLoader:
         self.pace: Pace = RealPace()
 
     def prepare(self, slots: list[torch.Tensor]) -> None:
+        pass
+
+    def reopen(self) -> None:
         pass
 
     def computing(self, slot: torch.Tensor) -> AbstractContextManager[object]:

@@ -10,6 +10,7 @@ import torch
 
 from checkpoint.store import ExpertStore
 from scheduler.errors import ConfigError
+from worker_node.loaders.digest import BlobDigest
 from worker_node.loaders.slab import HostSlab, shared_slab
 from worker_node.pace import Pace, RealPace
 
@@ -69,7 +70,15 @@ class CudaLoader:
                 marks.left.record(self._computing)
             torch.cuda.synchronize()  # the slots were filled on yet another stream
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        into: torch.Tensor,
+        cancelled: Callable[[], bool],
+        form: str = "",
+        digest: BlobDigest | None = None,
+    ) -> int:
         slab = self._slab  # kept until the copy ends: `close` must not unlock its pages
         if slab is None:
             raise ConfigError("this loader was closed; make another")
@@ -77,13 +86,18 @@ class CudaLoader:
         marks = self._marks[into.data_ptr()]
         with torch.cuda.stream(self._copying):
             self._copying.wait_event(marks.left)
-            copied = self._copy(blob, into, cancelled)
+            copied = self._copy(blob, into, cancelled, digest)
             marks.loaded.record(self._copying)
         marks.loaded.synchronize()
         return copied
 
-    def _copy(self, blob: torch.Tensor, into: torch.Tensor, cancelled: Callable[[], bool]) -> int:
-        """Enqueue pieces, the next one when one of those in flight has ended. Returns the bytes of all pieces."""
+    def _copy(
+        self, blob: torch.Tensor, into: torch.Tensor, cancelled: Callable[[], bool], digest: BlobDigest | None
+    ) -> int:
+        """Enqueue pieces, the next one when one of those in flight has ended. Returns the bytes of all pieces.
+
+        The digest takes them from host memory.
+        """
         for number, start in enumerate(range(0, blob.nbytes, PIECE_BYTES)):
             end = self._ends[number % IN_FLIGHT]
             if number >= IN_FLIGHT:
@@ -93,6 +107,8 @@ class CudaLoader:
             stop = min(start + PIECE_BYTES, blob.nbytes)
             into[start:stop].copy_(blob[start:stop], non_blocking=True)
             end.record(self._copying)
+            if digest is not None:
+                digest.add(blob[start:stop].numpy(), more=stop < blob.nbytes)
         return blob.nbytes
 
     @contextlib.contextmanager
@@ -104,6 +120,9 @@ class CudaLoader:
                 yield
             finally:
                 marks.left.record(self._computing)
+
+    def reopen(self) -> None:
+        """Nothing: no file is open."""
 
     def close(self) -> None:
         """Wait for copies and computations in flight. The memory is freed with the last loader of its store."""

@@ -12,6 +12,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import PAGE
 from scheduler.errors import CorruptStoreError
 from worker_node.loaders.base import HostLoader
+from worker_node.loaders.digest import TAIL_BYTES, BlobDigest
 
 
 class DiskLoader(HostLoader):
@@ -28,13 +29,23 @@ class DiskLoader(HostLoader):
         self._files: dict[str, int] = {}
         self.direct = True
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        into: torch.Tensor,
+        cancelled: Callable[[], bool],
+        form: str = "",
+        digest: BlobDigest | None = None,
+    ) -> int:
         path, blob = self._store.locate(layer, expert, form)
         file = self._open(str(path))
         target = into.numpy().data
         done = 0
         while done < blob.length and not cancelled():
             stop = min(done + self.piece_bytes, blob.length)
+            if digest is not None and stop == blob.length and stop - done > 2 * TAIL_BYTES:
+                stop -= TAIL_BYTES
             try:
                 got = os.preadv(file, [target[done:stop]], blob.offset + done)
             except OSError as error:
@@ -44,6 +55,8 @@ class DiskLoader(HostLoader):
                 continue
             if got == 0:
                 raise CorruptStoreError(f"{path} ends at byte {blob.offset + done}; make the store again")
+            if digest is not None:
+                digest.add(target[done : done + got], more=done + got < blob.length)
             done += got
             if done % PAGE and self.direct and done < blob.length:
                 file = self._without_direct(str(path))
@@ -68,6 +81,9 @@ class DiskLoader(HostLoader):
         self.direct = False
         self.close()
         return self._open(path)
+
+    def reopen(self) -> None:
+        self.close()
 
     def close(self) -> None:
         for file in self._files.values():

@@ -15,4 +15,5 @@ class EmulatedLoader:
     def __init__(self, inner: Loader, emulation: Emulation) -> None:
         self.pace: Pace = WorkerPace(emulation)
         self.device = inner.device
-        self.prepare, self.load, self.computing, self.close = inner.prepare, inner.load, inner.computing, inner.close
+        self.prepare, self.load, self.reopen = inner.prepare, inner.load, inner.reopen
+        self.computing, self.close = inner.computing, inner.close

@@ -19,6 +19,8 @@ class MappedStore:
         self._store = store
         self._maps: dict[Path, tuple[int, torch.Tensor]] = {}
         """File -> its descriptor and its bytes."""
+        self.written = 0, 0, 0
+        """The file of the last blob: another value whenever it has been written to."""
 
     def blob(self, layer: int, expert: int, form: str = "") -> torch.Tensor:
         """An expert's bytes in a form of the store: uint8 [length of its blob]. Not a copy: treat it as read-only.
@@ -28,7 +30,9 @@ class MappedStore:
         """
         path, blob = self._store.locate(layer, expert, form)
         file, data = self._maps.get(path) or self._map(path)
-        size = os.fstat(file).st_size
+        state = os.fstat(file)
+        size = state.st_size
+        self.written = state.st_ino, state.st_mtime_ns, state.st_ctime_ns
         if size < blob.offset + blob.length:
             raise CorruptStoreError(f"{path} ends at byte {size}; make the store again")
         return data[blob.offset : blob.offset + blob.length]

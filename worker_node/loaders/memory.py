@@ -8,6 +8,7 @@ import torch
 
 from checkpoint.store import ExpertStore
 from worker_node.loaders.base import HostLoader
+from worker_node.loaders.digest import BlobDigest
 from worker_node.loaders.mapped_store import MappedStore
 
 
@@ -26,14 +27,27 @@ class MemoryLoader(HostLoader):
         super().__init__(store)
         self._mapped = MappedStore(store)
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        into: torch.Tensor,
+        cancelled: Callable[[], bool],
+        form: str = "",
+        digest: BlobDigest | None = None,
+    ) -> int:
         source, target = self._mapped.blob(layer, expert, form).numpy(), into.numpy()
         done = 0
         while done < source.nbytes and not cancelled():
             stop = min(done + self.piece_bytes, source.nbytes)
             target[done:stop] = source[done:stop]
+            if digest is not None:
+                digest.add(target[done:stop], more=stop < source.nbytes)
             done = stop
         return done
+
+    def reopen(self) -> None:
+        self._mapped.close()
 
     def close(self) -> None:
         self._mapped.close()

@@ -12,6 +12,7 @@ import torch
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptStoreError, LaunchError
+from worker_node.loaders.digest import Digests
 from worker_node.loaders.disk import DiskLoader
 
 SPARE = 1 << 30
@@ -26,7 +27,9 @@ _sharing = threading.Lock()
 
 
 class HostSlab:
-    """All experts in each of `forms`, read at construction. `pinned`: page-locked, so that a GPU can copy from it.
+    """All experts in each of `forms`, read and checked at construction.
+
+    `pinned`: page-locked, so that a GPU can copy from it.
 
     Pages are locked after they were mapped, since torch's own pinned allocator rounds up to a power of two. Raises
     LaunchError where memory does not suffice, OSError or CorruptStoreError where the store cannot be read.
@@ -53,17 +56,24 @@ class HostSlab:
         return blob
 
     def _read(self, store: ExpertStore, forms: tuple[str, ...]) -> None:
-        loader, start = DiskLoader(store), 0
+        loader, digests, start = DiskLoader(store), Digests("slab-check"), 0
         every = ((form, layer, spec) for form in forms for layer, spec in store.layers(form).items())
         try:
             for form, layer, spec in every:
                 for expert, blob in enumerate(spec.blobs):
                     place = self.memory[start : start + blob.length]
-                    loader.load(layer, expert, place, lambda: False, form)
+                    digest = digests.new()
+                    loader.load(layer, expert, place, lambda: False, form, digest)
+                    if digest.hex() != blob.checksum:
+                        raise CorruptStoreError(
+                            f"expert {expert} of layer {layer} in {store.path / spec.file} fails its checksum; make "
+                            "the store again"
+                        )
                     self._blobs[layer, expert, form] = place
                     start += blob.length
         finally:
             loader.close()
+            digests.close()
 
 
 def shared_slab(store: ExpertStore, pinned: bool, forms: tuple[str, ...] = ("",)) -> HostSlab:

@@ -11,6 +11,7 @@ import torch
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from worker_node.loaders.base import HostLoader
+from worker_node.loaders.digest import BlobDigest
 from worker_node.loaders.memory import MemoryLoader
 
 WAIT_S = 30.0
@@ -53,9 +54,17 @@ class HeldLoader(HostLoader):
     def hold(self, layer: int, expert: int) -> Gate:
         return self.gates.setdefault((layer, expert), Gate())
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        into: torch.Tensor,
+        cancelled: Callable[[], bool],
+        form: str = "",
+        digest: BlobDigest | None = None,
+    ) -> int:
         if not self.serving:
-            return self.inner.load(layer, expert, into, cancelled, form)
+            return self.inner.load(layer, expert, into, cancelled, form, digest)
         self.begun.append((layer, expert))
         if error := self.errors.pop((layer, expert), None):
             raise error
@@ -66,7 +75,10 @@ class HeldLoader(HostLoader):
                     break
             else:
                 raise AssertionError("held for too long")
-        return self.inner.load(layer, expert, into, cancelled, form)
+        return self.inner.load(layer, expert, into, cancelled, form, digest)
+
+    def reopen(self) -> None:
+        self.inner.reopen()
 
     def close(self) -> None:
         self.inner.close()

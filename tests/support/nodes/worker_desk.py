@@ -156,12 +156,14 @@ class WorkerDesk:
         arithmetic: Any = None,
         forms: tuple[str, ...] = ("",),
         lent: LentThreads | None = None,
+        checks: str = "all",
     ) -> Worker:
         name = f"w{len(self.workers)}"
         loader = loader or MemoryLoader(self.store)
         if isinstance(arithmetic, HeldArithmetic):
             arithmetic.serving = False
-        self.workers.append(Worker(name, self.store, arithmetic or self.arithmetic, loader, slots, forms, lent))
+        made = Worker(name, self.store, arithmetic or self.arithmetic, loader, slots, forms, lent, checks=checks)
+        self.workers.append(made)
         for held in (loader, arithmetic):
             if isinstance(held, HeldLoader | HeldArithmetic):
                 held.serving = True
