@@ -29,7 +29,7 @@ SCHEDULER_TYPES = ("scheduler.errors", "scheduler.types")
 NODE_IMPORTS = ("torch", "transformers", "bitsandbytes", "wire", "scheduler", "checkpoint")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "scheduler": ("yaml", "msgpack", "numpy"),
-    "wire": ("grpc", "google.protobuf", "scheduler.trace", *SCHEDULER_TYPES),
+    "wire": ("grpc", "google.protobuf", "xxhash", "scheduler.trace", *SCHEDULER_TYPES),
     "checkpoint": (
         "torch",
         "transformers",
