@@ -83,6 +83,8 @@ class Report:
     """Nodes lost since the cluster started."""
     rejoined: list[str]
     """Nodes that came back since the cluster started."""
+    suspects: list[str]
+    """`worker N: what was wrong with its outputs`, since the cluster started."""
     ignored: list[str]
     """`name=value` of the model's generation settings that are not supported."""
     exact: bool
@@ -188,6 +190,7 @@ def build_report(
         finish=finish,
         lost=list(engine.peers.lost),
         rejoined=list(engine.peers.rejoined),
+        suspects=[f"worker {number}: {fault}" for number, fault in engine.peers.suspects.facts().items()],
         ignored=chooser.ignored,
         exact=(
             engine.core.exact

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from main_node.engine.layer import LayersInFlight, LayerWork
+from main_node.checks.outputs import is_finite, is_intact, read_output
+from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
 from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
@@ -19,6 +20,9 @@ from scheduler.eventlog.recording import Recorder
 from scheduler.trace import Span
 from wire import messages as w
 from wire.lent_threads import LentThreads
+
+NOT_FINITE, DAMAGED = "not finite", "with a wrong checksum"
+"""Faults of outputs that may be accidents."""
 
 
 class Engine:
@@ -65,15 +69,7 @@ class Engine:
         """See `PeerListener`."""
         owed = self.peers.owed
         if isinstance(message, w.Computed):
-            call = owed.settle(number, message.call_id, t.Compute)
-            if call is None:
-                return
-            self.spans.came(message)
-            self.pace.answered(call.visit.request)
-            layer = self._layers.get(call.visit)
-            if layer is not None:
-                layer.keep(call, message.output)
-            self.post(t.ComputeEnded(message.call_id))
+            self._computed(number, message)
         elif isinstance(message, w.Loaded):
             owed.settle(number, message.load_id, t.Load)
             self.peers.roster.loaded(number)
@@ -90,6 +86,50 @@ class Engine:
             self.post(t.ComputeFailed(message.call_id, f"{message.error}: {message.message}"))
         else:
             raise ClusterError(f"{message.error}: {message.message}")
+
+    def _computed(self, number: int, message: w.Computed) -> None:
+        """Raises ProtocolError or WrongOutputError."""
+        call = self.peers.owed.settle(number, message.call_id, t.Compute)
+        if call is None:
+            return
+        self.spans.came(message)
+        self.pace.answered(call.visit.request)
+        layer = self._layers.get(call.visit)
+        fault = self._take(call, message, layer) if layer is not None else ""
+        if fault:
+            self.post(t.ComputeFailed(message.call_id, f"worker {number} gave an output {fault}"))
+        else:
+            self.post(t.ComputeEnded(message.call_id))
+
+    def _take(self, call: t.Compute, message: w.Computed, layer: LayerWork) -> str:
+        """Check an output and add it to its layer. Returns its fault, or an empty text. Raises ProtocolError.
+
+        Whose fault it is that an output is not finite is known once the same rows were computed a second time: the
+        first worker's, or the expert's, which then computes that everywhere.
+        """
+        rows = layer.rows_of(call)
+        try:
+            output = read_output(message.output, *rows)
+        except ProtocolError as error:
+            self.peers.suspects.convict(call.worker, str(error))
+            raise
+        if not is_intact(message):
+            self._mark(call.worker, DAMAGED)
+            return DAMAGED
+        before = layer.not_finite.pop((call.expert.expert, call.start), None)
+        if is_finite(output):
+            if before is not None:
+                self._mark(before, NOT_FINITE)
+        elif before is None and all(map(is_finite, rows)):
+            layer.not_finite[call.expert.expert, call.start] = call.worker
+            return NOT_FINITE
+        layer.keep(call, output)
+        return ""
+
+    def _mark(self, worker: int, fault: str) -> None:
+        error = self.peers.suspects.mark(worker, fault)
+        if error is not None:
+            self.peers.drop(worker, error)
 
     def from_shadow(self, message: w.Message) -> None:
         """See `PeerListener`."""
@@ -155,7 +195,7 @@ class Engine:
         layer = self._layers.get(command.visit)
         if layer is None:  # interrupted: its request is about to be closed
             return
-        message = layer.message(command)
+        message = compute_message(command, layer.rows_of(command), self.peers.travels(command.worker))
         self.spans.sent(message)
         self.peers.ask(command.call_id, command, message)
 

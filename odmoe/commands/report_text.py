@@ -245,9 +245,11 @@ def _nodes(reports: Sequence[Report]) -> list[Line]:
     nodes = f"main {megabytes(memory['main'])}, {shadow}{counted(len(workers), 'worker')}"
     lost = list(dict.fromkeys(name for one in reports for name in one.lost))
     rejoined = list(dict.fromkeys(name for one in reports for name in one.rejoined))
+    suspects = list(dict.fromkeys(name for one in reports for name in one.suspects))
     return [
         Line("nodes", nodes),
         Line("each worker", most),
         Line("lost", ", ".join(lost), shown=bool(lost)),
         Line("reconnected", ", ".join(rejoined), shown=bool(rejoined)),
+        Line("suspect", "; ".join(suspects), shown=bool(suspects)),
     ]
