@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from main_node.checks.outputs import is_finite, is_intact, read_output
+from main_node.checks.arbiter import Arbiter
+from main_node.checks.audits import Audits
 from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
+from main_node.engine.output_checks import OutputChecks
 from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
@@ -15,14 +17,11 @@ from main_node.engine.tracing import MainSpans, gather
 from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
-from scheduler.errors import ClusterError, ProtocolError, RequestFailedError
+from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
 from scheduler.eventlog.recording import Recorder
 from scheduler.trace import Span
 from wire import messages as w
 from wire.lent_threads import LentThreads
-
-NOT_FINITE, DAMAGED = "not finite", "with a wrong checksum"
-"""Faults of outputs that may be accidents."""
 
 
 class Engine:
@@ -30,6 +29,7 @@ class Engine:
 
     `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
     the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
+    `audits`, `arbiter`: see `OutputChecks`.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class Engine:
         departure: str = AT_ONCE,
         pace: Pace | None = None,
         recorder: Recorder | None = None,
+        audits: Audits | None = None,
+        arbiter: Arbiter | None = None,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
@@ -53,13 +55,15 @@ class Engine:
         self.lent = LentThreads()
         """The threads that run the model, while they wait for a layer."""
         self.peers = Peers(self, self._changed, hello, answer_s)
+        self._arbiter = arbiter
+        self.checks = OutputChecks(self.peers, self._changed, self._withdraw, audits, arbiter)
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0
         self._requests: dict[int, Sequence] = {}
         self._layers = LayersInFlight()
-        self._failed: dict[int, str] = {}
-        """Request -> why it failed; until it is closed."""
+        self._failed: dict[int, tuple[type[RequestFailedError], str]] = {}
+        """Request -> how and why it failed; until it is closed."""
         self._shared: set[int] = set()
         """Requests beside which another was opened."""
 
@@ -94,42 +98,19 @@ class Engine:
             return
         self.spans.came(message)
         self.pace.answered(call.visit.request)
+        audit: t.AuditRequested | None = None
         layer = self._layers.get(call.visit)
-        fault = self._take(call, message, layer) if layer is not None else ""
+        if layer is not None:
+            fault = self.checks.take(call, message, layer)
+            audit = None if fault else self.checks.audit(call, layer)
+        else:
+            fault = self.checks.take_audit(call, message)
         if fault:
             self.post(t.ComputeFailed(message.call_id, f"worker {number} gave an output {fault}"))
-        else:
-            self.post(t.ComputeEnded(message.call_id))
-
-    def _take(self, call: t.Compute, message: w.Computed, layer: LayerWork) -> str:
-        """Check an output and add it to its layer. Returns its fault, or an empty text. Raises ProtocolError.
-
-        Whose fault it is that an output is not finite is known once the same rows were computed a second time: the
-        first worker's, or the expert's, which then computes that everywhere.
-        """
-        rows = layer.rows_of(call)
-        try:
-            output = read_output(message.output, *rows)
-        except ProtocolError as error:
-            self.peers.suspects.convict(call.worker, str(error))
-            raise
-        if not is_intact(message):
-            self._mark(call.worker, DAMAGED)
-            return DAMAGED
-        before = layer.not_finite.pop((call.expert.expert, call.start), None)
-        if is_finite(output):
-            if before is not None:
-                self._mark(before, NOT_FINITE)
-        elif before is None and all(map(is_finite, rows)):
-            layer.not_finite[call.expert.expert, call.start] = call.worker
-            return NOT_FINITE
-        layer.keep(call, output)
-        return ""
-
-    def _mark(self, worker: int, fault: str) -> None:
-        error = self.peers.suspects.mark(worker, fault)
-        if error is not None:
-            self.peers.drop(worker, error)
+            return
+        self.post(t.ComputeEnded(message.call_id))
+        if audit is not None:
+            self.post(audit)
 
     def from_shadow(self, message: w.Message) -> None:
         """See `PeerListener`."""
@@ -167,6 +148,7 @@ class Engine:
         if isinstance(command, t.Compute):
             self._send_compute(command)
         elif isinstance(command, t.Load):
+            self.checks.loads(command)
             message = w.Load(command.load_id, command.slot, *command.expert, command.form)
             self.peers.ask(command.load_id, command, message)
         elif isinstance(command, t.Evict):  # what was asked of the slot is not answered any more
@@ -177,10 +159,21 @@ class Engine:
         elif isinstance(command, t.Resume):
             self._layers.resume(command.visit)
         elif isinstance(command, t.Fail):
-            self._failed[command.request] = command.reason
-            self._layers.release(command.request)
-        elif not isinstance(command, t.AuditDropped):
+            self._fail(command.request, RequestFailedError, command.reason)
+        elif isinstance(command, t.AuditDropped):
+            self.checks.dropped(command)
+        else:
             self._act_on_shadow(command)
+
+    def _fail(self, request: int, kind: type[RequestFailedError], reason: str) -> None:
+        self._failed[request] = kind, reason
+        self._layers.release(request)
+
+    def _withdraw(self, request: int, reason: str) -> None:
+        """See `OutputChecks`."""
+        if request in self._requests and request not in self._failed:
+            self._fail(request, AnswerWithdrawnError, f"its tokens may be wrong, since {reason}; ask again")
+            self.post(t.RequestClosed(request))
 
     def _act_on_shadow(self, command: t.Follow | t.Align | t.Unfollow) -> None:
         self.peers.send_to_shadow(self._shadow_messages(command))
@@ -193,9 +186,10 @@ class Engine:
 
     def _send_compute(self, command: t.Compute) -> None:
         layer = self._layers.get(command.visit)
-        if layer is None:  # interrupted: its request is about to be closed
+        rows = layer.rows_of(command) if layer is not None else self.checks.rows_of(command)
+        if rows is None:  # interrupted: its request is about to be closed
             return
-        message = compute_message(command, layer.rows_of(command), self.peers.travels(command.worker))
+        message = compute_message(command, rows, self.peers.travels(command.worker))
         self.spans.sent(message)
         self.peers.ask(command.call_id, command, message)
 
@@ -216,6 +210,7 @@ class Engine:
         with self._lock:
             self._shared.update(self._requests)
             self._requests[number] = data
+            self.checks.opened(number)
             self.post(t.RequestOpened(number, prompt_tokens))
 
     def close_request(self, number: int) -> None:
@@ -223,6 +218,7 @@ class Engine:
             self.post(t.RequestClosed(number))
             self._requests.pop(number, None)
             self._failed.pop(number, None)
+            self.checks.closed(number)
             self._shared.discard(number)
             self.core.stats.pop(number, None)
             self._layers.release(number)
@@ -252,11 +248,16 @@ class Engine:
         while visit.request not in self._failed and not layer.wait(wait_s):
             wait_s = self.peers.drop_silent()
             self._check_owed(visit, layer)
-        reason = self._failed.get(visit.request)
-        if reason is not None:
-            raise RequestFailedError(f"request {visit.request} failed: {reason}")
-        if visit.request not in self._requests:
-            raise RequestFailedError(f"request {visit.request} was closed")
+        self.check(visit.request)
+
+    def check(self, request: int) -> None:
+        """Raises RequestFailedError for a request that has failed or was closed, AnswerWithdrawnError for one whose
+        tokens may be wrong."""
+        kind, reason = self._failed.get(request, (None, ""))
+        if kind is not None:
+            raise kind(f"request {request} failed: {reason}")
+        if request not in self._requests:
+            raise RequestFailedError(f"request {request} was closed")
 
     def _check_owed(self, visit: t.Visit, layer: LayerWork) -> None:
         """Raises RequestFailedError where no worker owes anything: then nothing would ever end the wait."""
@@ -295,3 +296,5 @@ class Engine:
     def close(self) -> None:
         """End every stream, and take no new one. A request that still waits for a worker fails."""
         self.peers.close()
+        if self._arbiter is not None:
+            self._arbiter.close()

@@ -12,6 +12,7 @@ import torch
 
 from checkpoint.coroutine import in_coroutine, suspend
 from checkpoint.tensors import tensor_bytes
+from main_node.checks.suspects import Source
 from scheduler import types as t
 from wire import messages as w
 from wire.checksums import tensor_checksum
@@ -82,7 +83,7 @@ class LayerWork:
         self._outputs: dict[int, dict[int, torch.Tensor]] = {}
         self._resident: frozenset[int] = frozenset()
         self._owed: set[int] = set()
-        self.not_finite: dict[tuple[int, int], int] = {}
+        self.not_finite: dict[tuple[int, int], Source] = {}
         """Expert and first row -> the worker whose output of these rows was not finite. They are computed again."""
         self._here = False
         """The resident experts have answered."""
@@ -159,6 +160,10 @@ class LayerWork:
             if not self._owed:
                 self._here = True
                 self._lent.wake()
+
+    def output_of(self, command: t.Compute) -> torch.Tensor:
+        """What `keep` has kept."""
+        return self._outputs[command.expert.expert][command.start]
 
     def finish(self) -> None:
         """End every wait for it."""

@@ -209,16 +209,25 @@ class Peers:
             return max(0.01, self.owed.left_s)
 
     def drop(self, number: int, error: ODMoEError) -> None:
-        """A worker is of no use any more."""
+        """A worker is of no use any more. Its stream is closed in a thread of its own, since the worker's threads may
+        wait for the caller's lock."""
         peer = self.workers.get(number)
-        if peer is not None:
-            self._worker_lost(number, peer, error)
+        if peer is not None and self._forget_worker(number, peer, error):
+            threading.Thread(target=peer.close, name=f"drop-worker-{number}", daemon=True).start()
+            self.on_lost("worker", number)
 
     def _worker_lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
         if self._drop_worker(number, peer, error):
             self.on_lost("worker", number)
 
     def _drop_worker(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> bool:
+        """As `_forget_worker`, and close its stream."""
+        forgotten = self._forget_worker(number, peer, error)
+        if forgotten:
+            peer.close()
+        return forgotten
+
+    def _forget_worker(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> bool:
         """False where it was dropped before, or never used."""
         with self._changed:
             if self.workers.get(number) is not peer:
@@ -229,7 +238,6 @@ class Peers:
             self.roster.lost("worker", number)
             self.owed.forgive(number)
             self._listener.post(t.WorkerLost(number, str(error or "it closed its stream")))
-        peer.close()
         return True
 
     def _shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:
