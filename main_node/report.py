@@ -86,12 +86,20 @@ class Report:
     """Nodes lost since the cluster started."""
     rejoined: list[str]
     """Nodes that came back since the cluster started."""
+    suspects: list[str]
+    """`worker N: what was wrong with its outputs`, since the cluster started."""
+    audits: int
+    """Computations that were done twice and compared, since the cluster started."""
+    computations: int
+    """Computations of all workers since the cluster started, without those of audits."""
     ignored: list[str]
     """`name=value` of the model's generation settings that are not supported."""
     exact: bool
     """Whether the tokens are those of the model with every expert in memory: no router, form or kernel that changes
-    them, nothing `ignored`, no product that may have lost its last bit by being shared with other requests, and the
-    prompt read in one pass."""
+    them, nothing `ignored`, no product that may have lost its last bit by being shared with other requests, the prompt
+    read in one pass, and no output of a worker that was found to give wrong ones or to round otherwise."""
+    doubted: bool
+    """Not `exact` because of such a worker."""
     requests_per_step: float
     """How many requests had a pass in the same step, itself counted: the mean over this request's steps."""
     prefill_passes: int
@@ -150,9 +158,11 @@ def build_report(
 ) -> Report:
     """Collect the figures of a request from the scheduler and from every node.
 
-    Raises RequestFailedError for a request that was closed meanwhile.
+    Raises RequestFailedError for a request that was closed or failed meanwhile.
     """
     number, sequence, chooser = request.number, request.sequence, request.chooser
+    doubted = not engine.checks.settle(number)
+    engine.check(number)
     stats = engine.core.stats.get(number)
     if stats is None:
         raise RequestFailedError(f"request {number} was closed")
@@ -192,13 +202,18 @@ def build_report(
         finish=finish,
         lost=list(engine.peers.lost),
         rejoined=list(engine.peers.rejoined),
+        suspects=[f"worker {number}: {fault}" for number, fault in engine.peers.suspects.facts().items()],
+        audits=engine.checks.audits.done if engine.checks.audits else 0,
+        computations=engine.checks.computations,
         ignored=chooser.ignored,
         exact=(
             engine.core.exact
             and kernel == "exact"
             and not (chooser.ignored or request.rounded)
             and request.prefill_passes == 1
+            and not doubted
         ),
+        doubted=doubted,
         requests_per_step=request.passes / request.steps,
         prefill_passes=request.prefill_passes,
         kernel=kernel,

@@ -8,7 +8,8 @@ from typing import Any, TypedDict
 
 import torch
 
-from scheduler.errors import ConfigError, RequestFailedError
+from main_node.checks.outputs import is_finite
+from scheduler.errors import ConfigError, NonFiniteError, RequestFailedError
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "num_beams": (None, 1),
@@ -96,10 +97,16 @@ class Chooser:
             self._generator = torch.Generator().manual_seed(self.seed)
         self._tokens = torch.zeros(1, len(prompt) + room, dtype=torch.long)
         self._tokens[0, : len(prompt)] = torch.tensor(prompt)
-        self._count = len(prompt)
+        self._count = self._prompt = len(prompt)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token from logits [V], float32. Raises RequestFailedError for probabilities that are not finite."""
+        """The next token from logits [V], float32. Raises NonFiniteError, and RequestFailedError for probabilities that
+        are not finite."""
+        if not is_finite(logits):
+            raise NonFiniteError(
+                f"the logits of token {self._count - self._prompt + 1} are not finite numbers, so no token can be "
+                "chosen; check that the model's weights are intact (odmoe shard --verify), and try another --dtype"
+            )
         scores = logits[None]
         if self._processors:
             scores = self._processors(self._tokens[:, : self._count], logits[None].clone())

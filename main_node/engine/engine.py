@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from main_node.engine.layer import LayersInFlight, LayerWork
+from main_node.checks.arbiter import Arbiter
+from main_node.checks.audits import Audits
+from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
+from main_node.engine.output_checks import OutputChecks
 from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
@@ -14,7 +17,7 @@ from main_node.engine.tracing import MainSpans, gather
 from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
-from scheduler.errors import ClusterError, ProtocolError, RequestFailedError
+from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
 from scheduler.eventlog.recording import Recorder
 from scheduler.trace import Span
 from wire import messages as w
@@ -26,6 +29,7 @@ class Engine:
 
     `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
     the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
+    `audits`, `arbiter`: see `OutputChecks`.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class Engine:
         departure: str = AT_ONCE,
         pace: Pace | None = None,
         recorder: Recorder | None = None,
+        audits: Audits | None = None,
+        arbiter: Arbiter | None = None,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
@@ -49,13 +55,15 @@ class Engine:
         self.lent = LentThreads()
         """The threads that run the model, while they wait for a layer."""
         self.peers = Peers(self, self._changed, hello, answer_s)
+        self._arbiter = arbiter
+        self.checks = OutputChecks(self.peers, self._changed, self._withdraw, audits, arbiter)
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0
         self._requests: dict[int, Sequence] = {}
         self._layers = LayersInFlight()
-        self._failed: dict[int, str] = {}
-        """Request -> why it failed; until it is closed."""
+        self._failed: dict[int, tuple[type[RequestFailedError], str]] = {}
+        """Request -> how and why it failed; until it is closed."""
         self._shared: set[int] = set()
         """Requests beside which another was opened."""
 
@@ -65,15 +73,7 @@ class Engine:
         """See `PeerListener`."""
         owed = self.peers.owed
         if isinstance(message, w.Computed):
-            call = owed.settle(number, message.call_id, t.Compute)
-            if call is None:
-                return
-            self.spans.came(message)
-            self.pace.answered(call.visit.request)
-            layer = self._layers.get(call.visit)
-            if layer is not None:
-                layer.keep(call, message.output)
-            self.post(t.ComputeEnded(message.call_id))
+            self._computed(number, message)
         elif isinstance(message, w.Loaded):
             owed.settle(number, message.load_id, t.Load)
             self.peers.roster.loaded(number)
@@ -90,6 +90,27 @@ class Engine:
             self.post(t.ComputeFailed(message.call_id, f"{message.error}: {message.message}"))
         else:
             raise ClusterError(f"{message.error}: {message.message}")
+
+    def _computed(self, number: int, message: w.Computed) -> None:
+        """Raises ProtocolError or WrongOutputError."""
+        call = self.peers.owed.settle(number, message.call_id, t.Compute)
+        if call is None:
+            return
+        self.spans.came(message)
+        self.pace.answered(call.visit.request)
+        audit: t.AuditRequested | None = None
+        layer = self._layers.get(call.visit)
+        if layer is not None:
+            fault = self.checks.take(call, message, layer)
+            audit = None if fault else self.checks.audit(call, layer)
+        else:
+            fault = self.checks.take_audit(call, message)
+        if fault:
+            self.post(t.ComputeFailed(message.call_id, f"worker {number} gave an output {fault}"))
+            return
+        self.post(t.ComputeEnded(message.call_id))
+        if audit is not None:
+            self.post(audit)
 
     def from_shadow(self, message: w.Message) -> None:
         """See `PeerListener`."""
@@ -127,6 +148,7 @@ class Engine:
         if isinstance(command, t.Compute):
             self._send_compute(command)
         elif isinstance(command, t.Load):
+            self.checks.loads(command)
             message = w.Load(command.load_id, command.slot, *command.expert, command.form)
             self.peers.ask(command.load_id, command, message)
         elif isinstance(command, t.Evict):  # what was asked of the slot is not answered any more
@@ -137,10 +159,21 @@ class Engine:
         elif isinstance(command, t.Resume):
             self._layers.resume(command.visit)
         elif isinstance(command, t.Fail):
-            self._failed[command.request] = command.reason
-            self._layers.release(command.request)
-        elif not isinstance(command, t.AuditDropped):
+            self._fail(command.request, RequestFailedError, command.reason)
+        elif isinstance(command, t.AuditDropped):
+            self.checks.dropped(command)
+        else:
             self._act_on_shadow(command)
+
+    def _fail(self, request: int, kind: type[RequestFailedError], reason: str) -> None:
+        self._failed[request] = kind, reason
+        self._layers.release(request)
+
+    def _withdraw(self, request: int, reason: str) -> None:
+        """See `OutputChecks`."""
+        if request in self._requests and request not in self._failed:
+            self._fail(request, AnswerWithdrawnError, f"its tokens may be wrong, since {reason}; ask again")
+            self.post(t.RequestClosed(request))
 
     def _act_on_shadow(self, command: t.Follow | t.Align | t.Unfollow) -> None:
         self.peers.send_to_shadow(self._shadow_messages(command))
@@ -153,9 +186,10 @@ class Engine:
 
     def _send_compute(self, command: t.Compute) -> None:
         layer = self._layers.get(command.visit)
-        if layer is None:  # interrupted: its request is about to be closed
+        rows = layer.rows_of(command) if layer is not None else self.checks.rows_of(command)
+        if rows is None:  # interrupted: its request is about to be closed
             return
-        message = layer.message(command)
+        message = compute_message(command, rows, self.peers.travels(command.worker))
         self.spans.sent(message)
         self.peers.ask(command.call_id, command, message)
 
@@ -176,6 +210,7 @@ class Engine:
         with self._lock:
             self._shared.update(self._requests)
             self._requests[number] = data
+            self.checks.opened(number)
             self.post(t.RequestOpened(number, prompt_tokens))
 
     def close_request(self, number: int) -> None:
@@ -183,6 +218,7 @@ class Engine:
             self.post(t.RequestClosed(number))
             self._requests.pop(number, None)
             self._failed.pop(number, None)
+            self.checks.closed(number)
             self._shared.discard(number)
             self.core.stats.pop(number, None)
             self._layers.release(number)
@@ -212,11 +248,16 @@ class Engine:
         while visit.request not in self._failed and not layer.wait(wait_s):
             wait_s = self.peers.drop_silent()
             self._check_owed(visit, layer)
-        reason = self._failed.get(visit.request)
-        if reason is not None:
-            raise RequestFailedError(f"request {visit.request} failed: {reason}")
-        if visit.request not in self._requests:
-            raise RequestFailedError(f"request {visit.request} was closed")
+        self.check(visit.request)
+
+    def check(self, request: int) -> None:
+        """Raises RequestFailedError for a request that has failed or was closed, AnswerWithdrawnError for one whose
+        tokens may be wrong."""
+        kind, reason = self._failed.get(request, (None, ""))
+        if kind is not None:
+            raise kind(f"request {request} failed: {reason}")
+        if request not in self._requests:
+            raise RequestFailedError(f"request {request} was closed")
 
     def _check_owed(self, visit: t.Visit, layer: LayerWork) -> None:
         """Raises RequestFailedError where no worker owes anything: then nothing would ever end the wait."""
@@ -255,3 +296,5 @@ class Engine:
     def close(self) -> None:
         """End every stream, and take no new one. A request that still waits for a worker fails."""
         self.peers.close()
+        if self._arbiter is not None:
+            self._arbiter.close()

@@ -11,14 +11,12 @@ from operator import itemgetter
 import torch
 
 from checkpoint.coroutine import in_coroutine, suspend
-from checkpoint.family import dtype_name
-from checkpoint.tensors import received_tensor, tensor_bytes
+from checkpoint.tensors import tensor_bytes
+from main_node.checks.suspects import Source
 from scheduler import types as t
-from scheduler.errors import ProtocolError
 from wire import messages as w
 from wire.checksums import tensor_checksum
 from wire.lent_threads import LentThreads
-from wire.messages import LocalTensor, Tensor
 
 Reweigh = Callable[[tuple[tuple[int, ...], ...]], tuple[torch.Tensor, torch.Tensor]]
 """For each row its experts -> index and weights [T, k]; -1 and 0 where a row has fewer."""
@@ -85,6 +83,8 @@ class LayerWork:
         self._outputs: dict[int, dict[int, torch.Tensor]] = {}
         self._resident: frozenset[int] = frozenset()
         self._owed: set[int] = set()
+        self.not_finite: dict[tuple[int, int], Source] = {}
+        """Expert and first row -> the worker whose output of these rows was not finite. They are computed again."""
         self._here = False
         """The resident experts have answered."""
         self._lent = lent
@@ -142,27 +142,28 @@ class LayerWork:
         """(expert, how many rows), ascending."""
         return tuple(self._counts.items())
 
-    def message(self, command: t.Compute) -> w.Compute:
-        """The rows of a command, for the worker."""
+    def rows_of(self, command: t.Compute) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [n, H] and routing weights [n] of a command's rows."""
         expert = command.expert.expert
         hidden, weights = self._hidden[expert], self._weights[expert]
         if command.stop - command.start < self._counts[expert]:
             rows = slice(command.start, command.stop)
             hidden, weights = hidden[rows], weights[rows]
-        sent, routing = w.LocalTensor(hidden, tensor_bytes), w.LocalTensor(weights, tensor_bytes)
-        checksum = tensor_checksum(sent, routing)
-        return w.Compute(command.call_id, command.slot, *command.expert, sent, routing, command.evict, checksum)
+        return hidden, weights
 
-    def keep(self, command: t.Compute, output: w.Tensor | w.LocalTensor) -> None:
-        """A worker's answer. Raises ProtocolError."""
+    def keep(self, command: t.Compute, output: torch.Tensor) -> None:
+        """A worker's answer [n, H]."""
         expert = command.expert.expert
-        kept = read_output(output, command.stop - command.start, self._hidden[expert], self._weights[expert])
-        self._outputs.setdefault(expert, {})[command.start] = kept
+        self._outputs.setdefault(expert, {})[command.start] = output
         if expert in self._owed and sum(map(len, self._outputs[expert].values())) == self._counts[expert]:
             self._owed.discard(expert)
             if not self._owed:
                 self._here = True
                 self._lent.wake()
+
+    def output_of(self, command: t.Compute) -> torch.Tensor:
+        """What `keep` has kept."""
+        return self._outputs[command.expert.expert][command.start]
 
     def finish(self) -> None:
         """End every wait for it."""
@@ -204,19 +205,8 @@ class LayerWork:
         return output if output.dtype == self._like.dtype else output.to(self._like)
 
 
-def read_output(output: Tensor | LocalTensor, count: int, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A worker's output [count, H] for rows of `hidden` [n, H] and `weights` [n]. Raises ProtocolError for one of
-    another shape or dtype."""
-    shape = (count, hidden.shape[1])
-    try:
-        received = received_tensor(output)
-        kinds = (hidden.dtype, torch.promote_types(hidden.dtype, weights.dtype))
-        if received.dtype in kinds and received.shape == shape:
-            return received
-    except (RuntimeError, ValueError, KeyError):  # KeyError: an unknown dtype
-        pass
-    raise ProtocolError(
-        f"an expert's output has {memoryview(output.data).nbytes} bytes, shape {tuple(output.shape)} and dtype "
-        f"{output.dtype}; "
-        f"its input has shape {shape} and dtype {dtype_name(hidden.dtype)}"
-    )
+def compute_message(command: t.Compute, rows: tuple[torch.Tensor, torch.Tensor], travels: bool) -> w.Compute:
+    """A command with its rows, for the worker. `travels`: to another process, so that a checksum goes with them."""
+    hidden, weights = (w.LocalTensor(tensor, tensor_bytes) for tensor in rows)
+    checksum = tensor_checksum(hidden, weights) if travels else 0
+    return w.Compute(command.call_id, command.slot, *command.expert, hidden, weights, command.evict, checksum)

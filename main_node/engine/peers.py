@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from main_node.checks.suspects import Suspects
 from main_node.engine.owed_answers import OwedAnswers
 from main_node.engine.peer import PeerHandler, ask_usage, worker_of
 from main_node.engine.roster import NodeFacts, Roster
@@ -48,6 +49,7 @@ class Peers:
         self.rejoined: list[str] = []
         """Names of nodes that came back, in order."""
         self.roster = Roster()
+        self.suspects = Suspects()
         self.owed = OwedAnswers(answer_s)
         self.on_lost: Callable[[Role, int], None] = lambda role, number: None
         """Called with each lost node, from any thread. Must return at once."""
@@ -60,7 +62,8 @@ class Peers:
     # --- joining ------------------------------------------------------------------------------------------------
 
     def add_worker(self, number: int, connect: Connect, deadline_s: float) -> w.WorkerReady:
-        """Open a stream to a worker and wait until it is ready. Raises ClusterError."""
+        """Open a stream to a worker and wait until it is ready. Raises ClusterError: WrongOutputError for a process
+        that was dropped for its outputs."""
         peer = PeerHandler(
             f"worker {number}",
             lambda message: self._from_worker(number, peer, message),
@@ -71,8 +74,9 @@ class Peers:
             peer.close()
             raise ClusterError(f"worker {number} answered {ready}; is that the address of a worker?")
         try:
+            self.suspects.check(number, ready)
             joined = worker_of(number, ready)
-        except ProtocolError:
+        except ClusterError:
             peer.close()
             raise
         round_trip_s = peer.round_trip()
@@ -83,6 +87,7 @@ class Peers:
             self._check_in(peer)
             self.workers[number] = peer
             self.roster.joined("worker", number, ready, round_trip_s, peer.traffic)
+            self.suspects.joined(number, ready)
             self._listener.post(joined)
         return ready
 
@@ -151,6 +156,11 @@ class Peers:
         if number in self.workers:
             self._outgoing.setdefault(number, []).append(message)
 
+    def travels(self, number: int) -> bool:
+        """Whether messages for this worker leave the process."""
+        peer = self.workers.get(number)
+        return peer is not None and peer.traffic is not None
+
     def flush(self) -> None:
         """Send what was told, a worker's messages together. A worker is lost where that cannot be."""
         outgoing, self._outgoing = self._outgoing, {}
@@ -198,11 +208,26 @@ class Peers:
         with self._changed:
             return max(0.01, self.owed.left_s)
 
+    def drop(self, number: int, error: ODMoEError) -> None:
+        """A worker is of no use any more. Its stream is closed in a thread of its own, since the worker's threads may
+        wait for the caller's lock."""
+        peer = self.workers.get(number)
+        if peer is not None and self._forget_worker(number, peer, error):
+            threading.Thread(target=peer.close, name=f"drop-worker-{number}", daemon=True).start()
+            self.on_lost("worker", number)
+
     def _worker_lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
         if self._drop_worker(number, peer, error):
             self.on_lost("worker", number)
 
     def _drop_worker(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> bool:
+        """As `_forget_worker`, and close its stream."""
+        forgotten = self._forget_worker(number, peer, error)
+        if forgotten:
+            peer.close()
+        return forgotten
+
+    def _forget_worker(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> bool:
         """False where it was dropped before, or never used."""
         with self._changed:
             if self.workers.get(number) is not peer:
@@ -213,7 +238,6 @@ class Peers:
             self.roster.lost("worker", number)
             self.owed.forgive(number)
             self._listener.post(t.WorkerLost(number, str(error or "it closed its stream")))
-        peer.close()
         return True
 
     def _shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:

@@ -161,6 +161,7 @@ def _exactness(reports: Sequence[Report], served: Settings) -> str:
     causes += ["--batch-dense"] * (served.batch_dense and shared)
     causes += ["--prefill-chunk"] * any(report.prefill_passes > 1 for report in reports)
     causes += ["ignored generation settings"] * any(report.ignored for report in reports)
+    causes += ["suspect workers"] * any(report.doubted for report in reports)
     return f"approximate, because of {' and '.join(causes)}"
 
 
@@ -247,9 +248,16 @@ def _nodes(reports: Sequence[Report]) -> list[Line]:
     nodes = f"main {megabytes(memory['main'])}, {shadow}{counted(len(workers), 'worker')}"
     lost = list(dict.fromkeys(name for one in reports for name in one.lost))
     rejoined = list(dict.fromkeys(name for one in reports for name in one.rejoined))
+    suspects = list(dict.fromkeys(name for one in reports for name in one.suspects))
     return [
         Line("nodes", nodes),
         Line("each worker", most),
         Line("lost", ", ".join(lost), shown=bool(lost)),
         Line("reconnected", ", ".join(rejoined), shown=bool(rejoined)),
+        Line(
+            "audits",
+            f"{report.audits:,} of {counted(report.computations, 'computation')} done twice and compared",
+            shown=report.audits > 0,
+        ),
+        Line("suspect", "; ".join(suspects), shown=bool(suspects)),
     ]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from main_node.sampling import GREEDY, Sampling, ignored
+from checkpoint.expert import ExpertArithmetic
+from main_node.sampling import GREEDY, Chooser, Sampling, ignored
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
-from scheduler.errors import ConfigError, RequestFailedError
+from scheduler.errors import ConfigError, NonFiniteError, RequestFailedError
 
 COUNT = 16
 PROMPT_TOKENS = 24
@@ -131,6 +132,43 @@ def test_probabilities_that_are_no_numbers(cluster: EmbeddedCluster, prompt: lis
     with pytest.raises(RequestFailedError, match="temperature"):
         list(cluster.generate(prompt, 4, sampling=Sampling(temperature=1e-45, seed=1)))
     assert ours(cluster, prompt).finish in ("length", "stop")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=1)], ids=["greedy", "drawn"])
+def test_logits_that_are_not_finite_choose_no_token(
+    sampling: Sampling, value: float, cluster: EmbeddedCluster, prompt: list[int]
+) -> None:
+    """They may be one of many, and the last norm may have them from a worker or from the weights."""
+    chooser = Chooser(cluster.main.model, sampling, prompt, 4)
+    logits = torch.zeros(cluster.main.model.config.vocab_size)
+    assert chooser.choose(logits) >= 0
+    logits[17] = value
+    with pytest.raises(NonFiniteError, match=r"the logits of token 2 are not finite numbers"):
+        chooser.choose(logits)
+
+
+def test_a_model_that_computes_infinity_fails_by_name_and_blames_no_worker(
+    cluster: EmbeddedCluster, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same infinite weight wherever the expert is computed."""
+    bind = ExpertArithmetic.bind
+
+    def infinite(arithmetic: ExpertArithmetic, layer: int, views: Any) -> Any:
+        compute = bind(arithmetic, layer, views)
+        return lambda hidden, weights: compute(hidden, weights) + float("inf")
+
+    monkeypatch.setattr(ExpertArithmetic, "bind", infinite)
+    for node in cluster._nodes:
+        node._modules.clear()  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(NonFiniteError):
+            list(cluster.generate(prompt, 4))
+    finally:
+        for node in cluster._nodes:
+            node._modules.clear()  # type: ignore[attr-defined]
+    assert cluster.main.engine.peers.suspects.facts() == {}
+    assert sorted(cluster.main.engine.peers.workers) == [0, 1]
 
 
 @pytest.mark.parametrize(

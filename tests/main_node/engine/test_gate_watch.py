@@ -17,7 +17,6 @@ from checkpoint.dense import dispatch_experts
 from checkpoint.gates import Gates
 from checkpoint.prediction import token_predictor
 from checkpoint.prediction.token_predictor import TokenPredictor
-from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from main_node.engine.gate_watch import GateWatch
 from main_node.engine.layer import LayerWork
 from scheduler import types as t
@@ -25,7 +24,6 @@ from scheduler.build import make_core
 from scheduler.policies.strategy import Strategy
 from support.models.families import build_dispatching
 from support.scheduling.scenarios import core_config_of
-from wire import messages as w
 from wire.lent_threads import LentThreads
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60]
@@ -101,10 +99,9 @@ def test_a_row_that_fewer_experts_compute_is_sent_to_each_of_them_once(model: An
         assert work.rows == tuple(sorted(Counter(e for row in chosen for e in row).items()))
         for call, (expert, count) in enumerate(work.rows):
             command = t.Compute(0, 0, t.ExpertId(visit.layer, expert), call, visit, 0, count, False)
-            asked = work.message(command)
-            hidden, weights = (tensor_from_bytes(v.dtype, v.shape, v.data) for v in (asked.hidden, asked.weights))
+            hidden, weights = work.rows_of(command)
             output = eager(model, visit.layer, hidden, torch.full((count, 1), expert), weights[:, None])
-            work.keep(command, w.Tensor(*tensor_bytes(output)))
+            work.keep(command, output)
         for number, row in enumerate(chosen):  # a Mixtral's weights sum up to 1, whoever computes
             index, one = torch.tensor([row]), scores[number, list(row)]
             wanted[number] = eager(model, visit.layer, work.hidden[number][None], index, (one / one.sum())[None])[0]

@@ -7,12 +7,10 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from checkpoint.family import parse_dtype
-from checkpoint.tensors import tensor_bytes
 from main_node.engine.layer import LayerWork
 from scheduler import types as t
 from support.models.families import configuration
 from wire.lent_threads import LentThreads
-from wire.messages import LocalTensor
 
 VISIT = t.Visit(1, 0, 0)
 
@@ -41,11 +39,10 @@ def test_a_token_may_name_an_expert_twice(index: list[list[int]], dtype: str, ex
         expected = experts(hidden, chosen, weights)
         for expert, count in work.rows:
             command = t.Compute(0, 0, t.ExpertId(0, expert), expert, VISIT, 0, count, True)
-            message = work.message(command)
-            rows, routing = message.hidden.local, message.weights.local  # type: ignore[union-attr]
+            rows, routing = work.rows_of(command)
             gate, up = (rows @ experts.gate_up_proj[expert].T).chunk(2, dim=-1)
             output = (experts.act_fn(gate) * up) @ experts.down_proj[expert].T * routing.view(count, 1)
-            work.keep(command, LocalTensor(output, tensor_bytes))
+            work.keep(command, output)
         combined = work.combine()
     assert combined.shape == hidden.shape
     assert torch.equal(combined, expected)

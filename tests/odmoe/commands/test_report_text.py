@@ -49,6 +49,10 @@ ON_DEMAND: dict[str, Any] = {
     "finish": "length",
     "lost": [],
     "rejoined": [],
+    "suspects": [],
+    "audits": 0,
+    "computations": 0,
+    "doubted": False,
     "ignored": [],
     "exact": True,
     "requests_per_step": 1.0,
@@ -160,6 +164,11 @@ def test_how_it_ended_and_what_it_was_drawn_with() -> None:
         finish="stop_text", seed=7
     )
     assert one(seed=7)["seed"].startswith("7;")
+
+
+def test_workers_with_wrong_outputs_are_named() -> None:
+    assert "suspect" not in one()
+    assert one(suspects=["worker 2: is not finite"])["suspect"] == "worker 2: is not finite"
 
 
 def test_a_node_that_did_not_report_its_memory() -> None:

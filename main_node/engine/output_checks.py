@@ -1,0 +1,249 @@
+"""Every output of a worker is checked before it counts, and some are checked again; what follows from a wrong one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from main_node.checks.arbiter import Arbiter
+from main_node.checks.audits import MOST_BYTES, Audits, Case, agree, in_doubt, liars
+from main_node.checks.outputs import is_finite, is_intact, read_output
+from main_node.checks.suspects import Source
+from main_node.engine.layer import LayerWork
+from main_node.engine.peers import Peers
+from scheduler import types as t
+from scheduler.errors import ODMoEError, ProtocolError
+from wire import messages as w
+
+NOT_FINITE, DAMAGED = "not finite", "with a wrong checksum"
+"""Faults of outputs that may be accidents."""
+UNTRUSTED = "though it is not trusted any more"
+SETTLE_S = 5.0
+"""Longest wait of an answer's report for the arbiter."""
+
+_log = logging.getLogger(__name__)
+
+
+class OutputChecks:
+    """`changed`: the engine's lock, which is held wherever nothing else is said. `withdraw(request, why)`: called for
+    open requests whose answers have an output of a worker that was found to lie. `audits`, `arbiter`: None where
+    nothing is computed twice.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        changed: threading.Condition,
+        withdraw: Callable[[int, str], None],
+        audits: Audits | None = None,
+        arbiter: Arbiter | None = None,
+    ) -> None:
+        self.audits = audits
+        self.computations = 0
+        """Whose outputs were taken, without audits."""
+        self._arbiter = arbiter
+        self._peers = peers
+        self._changed = changed
+        self._withdraw = withdraw
+        self._used: dict[int, set[Source]] = {}
+        """Open request -> workers with an output in its answer."""
+        self._doubted: set[int] = set()
+        """Open requests whose answers may have a wrong output."""
+        self._disputes: dict[Case, set[Source]] = {}
+        """Waiting for the arbiter -> workers of which at least one gave a wrong output."""
+        self._smaller: set[tuple[int, int]] = set()
+        """Worker and slot of experts in a smaller form."""
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def opened(self, request: int) -> None:
+        self._used[request] = set()
+
+    def closed(self, request: int) -> None:
+        self._used.pop(request, None)
+        self._doubted.discard(request)
+
+    def settle(self, request: int) -> bool:
+        """Wait for the arbiter where it decides about a worker with an output in this answer. Whether the answer is
+        free of doubt then. Called without the lock."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_disputed(request), SETTLE_S)
+            return request not in self._doubted and not self._is_disputed(request)
+
+    def _is_disputed(self, request: int) -> bool:
+        used = self._used.get(request, set())
+        return any(not used.isdisjoint(sources) for sources in self._disputes.values())
+
+    # --- outputs ------------------------------------------------------------------------------------------------
+
+    def loads(self, command: t.Load) -> None:
+        """An expert is loaded in some form."""
+        if command.form:
+            self._smaller.add((command.worker, command.slot))
+        elif self._smaller:
+            self._smaller.discard((command.worker, command.slot))
+
+    def take(self, call: t.Compute, message: w.Computed, layer: LayerWork) -> str:
+        """Check an output and add it to its layer. Returns its fault, or an empty text. Raises ProtocolError.
+
+        Whose fault it is that an output is not finite is known once the same rows were computed a second time: the
+        first worker's, or the expert's, which then computes that everywhere.
+        """
+        source = self._peers.suspects.source(call.worker)
+        if source.proof:
+            return UNTRUSTED
+        hidden, weights = layer.rows_of(call)
+        output = self._read(source, message, hidden, weights)
+        if output is None:
+            return DAMAGED
+        before = layer.not_finite.pop((call.expert.expert, call.start), None)
+        if is_finite(output):
+            if before is not None:
+                self._mark(before, NOT_FINITE)
+        elif before is not None:
+            kept = output.clone()
+            self._dispute(
+                Case(call.visit.request, call.expert, hidden.clone(), weights.clone(), {source: kept, before: kept})
+            )
+        elif is_finite(hidden) and is_finite(weights):
+            layer.not_finite[call.expert.expert, call.start] = source
+            return NOT_FINITE
+        used = self._used.get(call.visit.request)
+        if used is not None:
+            used.add(source)
+        layer.keep(call, output)
+        self.computations += 1
+        return ""
+
+    def _read(
+        self, source: Source, message: w.Computed, hidden: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor | None:
+        """An output [n, H]; None for one that was damaged. Raises ProtocolError for one that is malformed."""
+        try:
+            output = read_output(message.output, hidden, weights)
+        except ProtocolError as error:
+            source.proof = source.proof or str(error)
+            self._doubt({source})
+            raise
+        if is_intact(message):
+            return output
+        self._mark(source, DAMAGED)
+        return None
+
+    def _mark(self, source: Source, fault: str) -> None:
+        if self._peers.suspects.mark(source, fault):
+            self._doubt({source})
+            self._drop(source)
+
+    def _doubt(self, sources: set[Source]) -> None:
+        """Answers with an output of one of them may be wrong."""
+        self._doubted |= {request for request, used in self._used.items() if not used.isdisjoint(sources)}
+
+    def _drop(self, source: Source) -> None:
+        if self._peers.suspects.source(source.number) is source:  # else another process has come in its place
+            self._peers.drop(source.number, source.error)
+
+    # --- audits -------------------------------------------------------------------------------------------------
+
+    def audit(self, call: t.Compute, layer: LayerWork) -> t.AuditRequested | None:
+        """An output was taken: whether it is to be computed again."""
+        if self.audits is None:
+            return None
+        source = self._peers.suspects.source(call.worker)
+        if not self.audits.wants(source) or (call.worker, call.slot) in self._smaller:
+            return None
+        output = layer.output_of(call)
+        if not is_finite(output):
+            return None
+        number = self.audits.begin(call, source, *layer.rows_of(call), output)
+        return None if number is None else t.AuditRequested(number, call.expert, call.stop - call.start, (call.worker,))
+
+    def rows_of(self, command: t.Compute) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Hidden states [n, H] and routing weights [n] of an audit."""
+        case = self.audits.case(-command.visit.request) if self.audits else None
+        return None if case is None else (case.hidden, case.weights)
+
+    def dropped(self, command: t.AuditDropped) -> None:
+        """No worker does it: where that has happened too often, the main node does."""
+        if self.audits is None:
+            return
+        if not self.audits.impatient(command.audit):
+            self.audits.drop(command.audit)
+            return
+        case = self.audits.end(command.audit)
+        if case is not None:
+            self._arbitrate(case)
+
+    def take_audit(self, call: t.Compute, message: w.Computed) -> str:
+        """Compare a second output with the first. Returns its own fault, or an empty text. Raises ProtocolError."""
+        audit = -call.visit.request
+        case = self.audits.case(audit) if self.audits is not None else None
+        if self.audits is None or case is None:
+            return ""
+        source = self._peers.suspects.source(call.worker)
+        output = self._read(source, message, case.hidden, case.weights)
+        if output is None:
+            return DAMAGED
+        if not is_finite(output):
+            self._mark(source, NOT_FINITE)
+            return NOT_FINITE
+        if (call.worker, call.slot) in self._smaller:
+            self.audits.drop(audit)
+            return ""
+        self.audits.end(audit)
+        both = replace(case, outputs={**case.outputs, source: output})
+        if not agree(both):
+            self._dispute(both)
+        return ""
+
+    # --- which of them is wrong ---------------------------------------------------------------------------------
+
+    def _dispute(self, case: Case) -> None:
+        """Two outputs cannot both be right."""
+        sources = set(case.outputs)
+        _log.warning(
+            "outputs of expert %d of layer %d cannot both be right: %s",
+            *reversed(case.expert),
+            " and ".join(sorted(source.name for source in sources)),
+        )
+        self._disputes[case] = sources
+        if not self._arbitrate(case):
+            self._doubt(sources)
+            del self._disputes[case]
+
+    def _arbitrate(self, case: Case) -> bool:
+        """False where there is nobody to decide."""
+        arbiter = self._arbiter if case.nbytes <= MOST_BYTES else None
+        return arbiter is not None and arbiter.submit(partial(self._judge, arbiter, case))
+
+    def _judge(self, arbiter: Arbiter, case: Case) -> None:
+        """On the arbiter's thread, without the lock."""
+        truth: torch.Tensor | None = None
+        found: dict[Source, float] = {}
+        try:
+            truth = arbiter.compute(case.expert, case.hidden, case.weights)
+            found = liars(case, truth, arbiter.arithmetic)
+        except (ODMoEError, OSError, RuntimeError, MemoryError) as error:
+            _log.warning("the main node cannot compute expert %d of layer %d: %s", *reversed(case.expert), error)
+        with self._changed:
+            for source, far in found.items():
+                self._convict(source, case, far)
+                self._drop(source)
+            if self._disputes.pop(case, None) is not None:
+                self._doubt(in_doubt(case, truth, arbiter.arithmetic) - found.keys())
+            self._changed.notify_all()
+
+    def _convict(self, source: Source, case: Case, far: float) -> None:
+        layer, expert = case.expert
+        what = f"differs by {far:.2%} from" if math.isfinite(far) else "is not finite, unlike"
+        proof = f"that of expert {expert} of layer {layer} {what} what the main node computes"
+        source.proof = source.proof or proof
+        for request, used in list(self._used.items()):
+            if source in used:
+                self._withdraw(request, str(source.error))
