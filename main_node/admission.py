@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,19 +38,23 @@ class Admission:
         self._waiting: deque[int] = deque()
 
     @contextlib.contextmanager
-    def place(self, request: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def place(self, request: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Callable[[], None]]:
         """Around everything that the request needs, after a wait for its place. `cancelled`: asked again at `look`.
+        Yields a function that gives the place up before the end.
 
         Raises QueueFullError, DeadlineError, RequestCancelledError.
         """
         with self._changed:
             self._take(request, cancelled)
         try:
-            yield
+            yield functools.partial(self._leave, request)
         finally:
-            with self._changed:
-                self._open.discard(request)
-                self._changed.notify_all()
+            self._leave(request)
+
+    def _leave(self, request: int) -> None:
+        with self._changed:
+            self._open.discard(request)
+            self._changed.notify_all()
 
     def _take(self, request: int, cancelled: Callable[[], bool]) -> None:
         if self._waiting or len(self._open) >= self.parallel:

@@ -174,9 +174,14 @@ class Engine:
 
     def open_request(self, number: int, data: Sequence, prompt_tokens: int) -> None:
         with self._lock:
-            self._shared.update(self._requests)
+            self._shared.update(self.core.stats)
             self._requests[number] = data
             self.post(t.RequestOpened(number, prompt_tokens))
+
+    def answered(self, number: int) -> None:
+        """The request has its last token. It is open until its predictions are complete."""
+        with self._lock:
+            self._requests.pop(number, None)
 
     def close_request(self, number: int) -> None:
         with self._lock:
@@ -233,14 +238,14 @@ class Engine:
             del self._layers[visit]
 
     def wait_for_predictions(self, number: int, deadline_s: float) -> bool:
-        """Until every layer that the main model has routed was predicted too. False when that took too long, or the
-        request was closed."""
+        """Until every layer that the main model has routed was predicted too. False when that took too long, the shadow
+        was lost before, or the request was closed."""
         stats = self.core.stats
         with self._changed:
-            self._changed.wait_for(
+            in_time = self._changed.wait_for(
                 lambda: self.peers.shadow is None or number not in stats or not stats[number].unmatched, deadline_s
             )
-            return number in stats and (self.peers.shadow is None or not stats[number].unmatched)
+            return in_time and number in stats and not stats[number].orphans
 
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""
@@ -249,7 +254,7 @@ class Engine:
     def carried(self, number: int) -> dict[str, int] | None:
         """See `Roster.carried`. None where other requests are open, or were opened meanwhile, too."""
         with self._lock:
-            alone = number not in self._shared and self._requests.keys() <= {number}
+            alone = number not in self._shared and self.core.stats.keys() <= {number}
             return self.peers.roster.carried() if alone else None
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from main_node.sampling import How
 from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import WORKER_S, Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
-from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, RayAnswer, get
+from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get
 from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
@@ -33,6 +33,8 @@ from scheduler.errors import LaunchError, ODMoEError
 from scheduler.trace import Span
 
 FREE_S = 15.0
+LOOK_S = 1.0
+"""Between two looks whether this cluster was closed."""
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 SERVED = (
     "workers",
@@ -78,7 +80,7 @@ class RayCluster:
         self._ours = self._ends = settings.cluster == "local"
         self._replace = replace
         self._say = say
-        self._answers: set[RayAnswer] = set()
+        self._answers = HeldAnswers()
         self._closed = threading.Event()
         say("starting Ray" if self._ours else "connecting to Ray")
         try:
@@ -203,12 +205,17 @@ class RayCluster:
             time.sleep(0.5)
 
     def _hold(self, main: Any) -> None:
-        """Renew the open answers while this process lives."""
-        while not self._closed.wait(HELD_S / LOOKS):
-            keys = [answer.key for answer in self._answers.copy()]
-            if keys:
-                with contextlib.suppress(RayError):
-                    main.hold.options(**QUICK).remote(keys)
+        """While this process lives, renew the answers that it reads, and cancel those that it has dropped."""
+        renewal = time.monotonic()
+        while not self._closed.is_set():
+            dropped = self._answers.dropped(min(LOOK_S, max(0.0, renewal - time.monotonic())))
+            with contextlib.suppress(RayError):
+                if dropped is not None:
+                    main.cancel.options(**QUICK).remote(dropped)
+                if time.monotonic() >= renewal:
+                    renewal = time.monotonic() + HELD_S / LOOKS
+                    if keys := self._answers.keys():
+                        main.hold.options(**QUICK).remote(keys)
 
     def pid(self, name: str) -> int:
         """Process id of `worker N`, `shadow` or `main node`, for fault tests. Raises LinkError while it is gone."""

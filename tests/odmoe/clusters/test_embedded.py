@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from main_node.answer import collect
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 
@@ -44,7 +45,7 @@ def test_closed_while_its_shadow_is_made(demo_store: Any, monkeypatch: pytest.Mo
 def test_threads_end_with_the_cluster(demo_store: Any) -> None:
     before = set(threading.enumerate())
     cluster = EmbeddedCluster(Settings(model="demo", shadow="nf4", threads=1, workers=2), demo_store("bfloat16"))
-    assert len(list(cluster.generate([5, 6, 7], 4, ignore_eos=True))) == 4
+    assert len(collect(cluster.generate([5, 6, 7], 4, ignore_eos=True))[0]) == 4
     cluster.close()
     left = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
     assert left == []
