@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+from main_node.engine.deadlines import Deadlines
 from main_node.engine.layer import LayersInFlight, LayerWork
 from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peer import prediction_of
@@ -26,6 +27,7 @@ class Engine:
 
     `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
     the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
+    `worker_wait_s` and `shadow_s`: see `Deadlines`.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class Engine:
         departure: str = AT_ONCE,
         pace: Pace | None = None,
         recorder: Recorder | None = None,
+        worker_wait_s: float = 60.0,
+        shadow_s: float = 10.0,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
@@ -49,6 +53,7 @@ class Engine:
         self.lent = LentThreads()
         """The threads that run the model, while they wait for a layer."""
         self.peers = Peers(self, self._changed, hello, answer_s)
+        self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s)
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0
@@ -117,6 +122,7 @@ class Engine:
         commands = self.core.handle(event, self._now)
         if self._recorder is not None:
             self._recorder.keep(event, self._now, commands)
+        self.deadlines.handled(event)
         for command in commands:
             self._act(command)
             if self.pace.emulated:  # which counts each message, in this order
@@ -211,8 +217,8 @@ class Engine:
         self.spans.announced(visit)
 
     def wait(self, visit: t.Visit, layer: LayerWork) -> None:
-        """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile.
-        Raises RequestFailedError."""
+        """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile, and
+        the layer waits for others. Raises RequestFailedError."""
         wait_s = self.peers.owed.answer_s
         while visit.request not in self._failed and not layer.wait(wait_s):
             wait_s = self.peers.drop_silent()
@@ -226,7 +232,7 @@ class Engine:
     def _check_owed(self, visit: t.Visit, layer: LayerWork) -> None:
         """Raises RequestFailedError where no worker owes anything: then nothing would ever end the wait."""
         with self._lock:
-            if not self.peers.owed and not layer.done:
+            if not (self.peers.owed or layer.done or self.deadlines.short):
                 raise RequestFailedError(
                     f"request {visit.request} failed: layer {visit.layer} at position {visit.position} has waited for "
                     f"{self.peers.owed.answer_s:g} s and no worker owes an answer; that is a defect, please report it"
@@ -260,3 +266,5 @@ class Engine:
     def close(self) -> None:
         """End every stream, and take no new one. A request that still waits for a worker fails."""
         self.peers.close()
+        with self._lock:
+            self.deadlines.close()

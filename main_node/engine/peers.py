@@ -216,6 +216,10 @@ class Peers:
         peer.close()
         return True
 
+    def lose_shadow(self, peer: PeerHandler, error: ODMoEError) -> None:
+        """The shadow is of no use any more, unless another has taken its place."""
+        self._shadow_lost(peer, error)
+
     def _shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:
         if self._drop_shadow(peer, error):
             self.on_lost("shadow", 0)

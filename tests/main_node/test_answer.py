@@ -202,6 +202,18 @@ def test_predictions_that_never_came_are_told_apart_from_wrong_ones(
     assert not last.report.recall_complete
 
 
+def test_a_silent_shadow_is_lost(cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture) -> None:
+    engine = cluster.main.engine
+    engine.deadlines.shadow_s = 0.3
+    engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
+    _, report = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
+    assert (report.lost, engine.peers.shadow) == (["shadow"], None)
+    assert not report.recall_complete
+    assert "it owes the predictions of 16 layers and has sent none for 0." in caplog.text
+    _, after = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
+    assert after.recall_complete  # no shadow owes any
+
+
 def test_cancelled_while_the_shadow_is_made(cluster_of: Callable[..., TappedCluster]) -> None:
     release = threading.Event()
     made = cluster_of(shadow=ShadowStart(lambda: release.wait(WAIT_S) and None))
