@@ -28,11 +28,11 @@ class Sharing:
 
 class Admission:
     """At most `sharing.parallel` requests at once; up to `sharing.queue` others wait in order, for at most `deadline_s`
-    each."""
+    each. `paused_s`: seconds so far that do not count, since requests waited for missing workers."""
 
-    def __init__(self, sharing: Sharing, deadline_s: float) -> None:
+    def __init__(self, sharing: Sharing, deadline_s: float, paused_s: Callable[[], float] = lambda: 0.0) -> None:
         self.parallel, self.queue = sharing.parallel, sharing.queue
-        self._deadline_s = deadline_s
+        self._deadline_s, self._paused_s = deadline_s, paused_s
         self._changed = threading.Condition()
         self._open: set[int] = set()
         self._waiting: deque[int] = deque()
@@ -73,7 +73,11 @@ class Admission:
 
         self._waiting.append(request)
         try:
-            in_time = self._changed.wait_for(served, self._deadline_s)
+            in_time, left_s, before_s = False, self._deadline_s, self._paused_s()
+            while not in_time and left_s > 0:
+                in_time = self._changed.wait_for(served, left_s)
+                paused_s = self._paused_s()
+                left_s, before_s = paused_s - before_s, paused_s
             if cancelled():
                 raise RequestCancelledError(f"request {request} was cancelled")
         finally:  # an interrupted one, too

@@ -81,7 +81,7 @@ class MainNode:
         self._numbers = itertools.count(1)
         if sharing.batch_dense:
             batch_linear(self.model)
-        self.admission = Admission(sharing, launch_s)
+        self.admission = Admission(sharing, launch_s, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
         self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave)
         self._current: _Current | None = None

@@ -229,6 +229,11 @@ class Engine:
         if visit.request not in self._requests:
             raise RequestFailedError(f"request {visit.request} was closed")
 
+    def waiting(self) -> bool:
+        """Requests wait for workers that are missing."""
+        with self._lock:
+            return self.deadlines.short and bool(self.core.stats)
+
     def _check_owed(self, visit: t.Visit, layer: LayerWork) -> None:
         """Raises RequestFailedError where no worker owes anything: then nothing would ever end the wait."""
         with self._lock:

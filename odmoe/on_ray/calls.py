@@ -87,9 +87,13 @@ class HeldAnswers:
 class RayAnswer(Iterator[Step]):
     """One answer, streamed from the main node's process. The request is sent with the first `next`."""
 
-    def __init__(self, main: Any, key: str, request: dict[str, Any], held: HeldAnswers) -> None:
-        """`held`: this answer is among them from the first `next` to its end."""
+    def __init__(
+        self, main: Any, key: str, request: dict[str, Any], held: HeldAnswers, worker_wait_s: float = 0.0
+    ) -> None:
+        """`held`: this answer is among them from the first `next` to its end. `worker_wait_s`: how long the main node
+        waits for workers, beyond `STEP_S`."""
         self.key = key
+        self._step_s = STEP_S + worker_wait_s
         self._main, self._request, self._held = main, request, held
         self._pending: Any = None
         self._over = False
@@ -117,7 +121,7 @@ class RayAnswer(Iterator[Step]):
         return step
 
     def _following(self) -> Step:
-        wait_s = STEP_S
+        wait_s = self._step_s
         if self._pending is None:
             self._pending = self._main.generate.options(num_returns="streaming").remote(self.key, self._request)
             self._held.add(self.key)

@@ -20,7 +20,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from checkpoint.store import ExpertStore
 from main_node.sampling import How
 from odmoe.clusters.process import undisturbed
-from odmoe.on_ray.actors import WORKER_S, Main, Serving
+from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get
 from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
@@ -36,6 +36,7 @@ FREE_S = 15.0
 LOOK_S = 1.0
 """Between two looks whether this cluster was closed."""
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
+RECORD_S = 60.0  # how long trace and recording may take
 SERVED = (
     "workers",
     "group_size",
@@ -56,6 +57,7 @@ SERVED = (
     "threads",
     "ctx_size",
     "queue",
+    "worker_wait",
     "prefill_chunk",
     "batch_dense",
 )
@@ -81,6 +83,7 @@ class RayCluster:
         self._replace = replace
         self._say = say
         self._answers = HeldAnswers()
+        self._worker_wait_s = settings.worker_wait
         self._closed = threading.Event()
         say("starting Ray" if self._ours else "connecting to Ray")
         try:
@@ -123,7 +126,9 @@ class RayCluster:
         except ValueError:
             return False
         try:
-            unlike = _differs(self._serving(settings.launch_s), settings, store, whole=self._replace)
+            serving = self._serving(settings.launch_s)
+            self._worker_wait_s = serving.settings.worker_wait
+            unlike = _differs(serving, settings, store, whole=self._replace)
         except ODMoEError as error:  # its store was removed, for example
             if not self._replace:
                 raise
@@ -142,6 +147,7 @@ class RayCluster:
         if settings.joined:
             end_orphans()
         self._check_room(settings)
+        self._worker_wait_s = settings.worker_wait
         if not settings.joined:
             settings = settings.but(secret=settings.secret or secrets.token_hex(16))
         lasting = {"lifetime": "detached"} if settings.joined else {}
@@ -243,13 +249,13 @@ class RayCluster:
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> RayAnswer:
         request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
-        return RayAnswer(self._main, secrets.token_hex(8), request, self._answers)
+        return RayAnswer(self._main, secrets.token_hex(8), request, self._answers, self._worker_wait_s)
 
     def trace(self) -> list[Span]:
-        return list(get(self._main.trace.options(**QUICK).remote(), WORKER_S, "the main node"))
+        return list(get(self._main.trace.options(**QUICK).remote(), RECORD_S, "the main node"))
 
     def recording(self) -> bytes:
-        return bytes(get(self._main.recording.options(**QUICK).remote(), WORKER_S, "the main node"))
+        return bytes(get(self._main.recording.options(**QUICK).remote(), RECORD_S, "the main node"))
 
     def close(self) -> None:
         """Stop the nodes unless they are to last, and Ray if we started it. A node that does not answer in time is

@@ -57,7 +57,7 @@ def test_an_answer_of_one_token(demo_store: Any) -> None:
     settings = Settings(model="demo", shadow="none", threads=1, workers=1)
     cluster = EmbeddedCluster(settings, demo_store("bfloat16"), said.append)
     assert said[0] == "loading the main model and 1 worker"
-    (step,) = cluster.generate([5, 6, 7], 1)
+    tokens, report = collect(cluster.generate([5, 6, 7], 1))
     cluster.close()
-    assert step.report is not None
-    assert (step.report.new_tokens, step.report.decode_tokens_per_s, step.report.recall) == (1, None, None)
+    assert len(tokens) == 1
+    assert (report.new_tokens, report.decode_tokens_per_s, report.recall) == (1, None, None)
