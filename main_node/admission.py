@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,29 +28,33 @@ class Sharing:
 
 class Admission:
     """At most `sharing.parallel` requests at once; up to `sharing.queue` others wait in order, for at most `deadline_s`
-    each."""
+    each. `paused_s`: seconds so far that do not count, since requests waited for missing workers."""
 
-    def __init__(self, sharing: Sharing, deadline_s: float) -> None:
+    def __init__(self, sharing: Sharing, deadline_s: float, paused_s: Callable[[], float] = lambda: 0.0) -> None:
         self.parallel, self.queue = sharing.parallel, sharing.queue
-        self._deadline_s = deadline_s
+        self._deadline_s, self._paused_s = deadline_s, paused_s
         self._changed = threading.Condition()
         self._open: set[int] = set()
         self._waiting: deque[int] = deque()
 
     @contextlib.contextmanager
-    def place(self, request: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def place(self, request: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Callable[[], None]]:
         """Around everything that the request needs, after a wait for its place. `cancelled`: asked again at `look`.
+        Yields a function that gives the place up before the end.
 
         Raises QueueFullError, DeadlineError, RequestCancelledError.
         """
         with self._changed:
             self._take(request, cancelled)
         try:
-            yield
+            yield functools.partial(self._leave, request)
         finally:
-            with self._changed:
-                self._open.discard(request)
-                self._changed.notify_all()
+            self._leave(request)
+
+    def _leave(self, request: int) -> None:
+        with self._changed:
+            self._open.discard(request)
+            self._changed.notify_all()
 
     def _take(self, request: int, cancelled: Callable[[], bool]) -> None:
         if self._waiting or len(self._open) >= self.parallel:
@@ -68,7 +73,11 @@ class Admission:
 
         self._waiting.append(request)
         try:
-            in_time = self._changed.wait_for(served, self._deadline_s)
+            in_time, left_s, before_s = False, self._deadline_s, self._paused_s()
+            while not in_time and left_s > 0:
+                in_time = self._changed.wait_for(served, left_s)
+                paused_s = self._paused_s()
+                left_s, before_s = paused_s - before_s, paused_s
             if cancelled():
                 raise RequestCancelledError(f"request {request} was cancelled")
         finally:  # an interrupted one, too

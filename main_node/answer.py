@@ -1,26 +1,52 @@
-"""One answer as an iterator of tokens."""
+"""One answer as an iterator of tokens, and the end of answers that their clients have dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import logging
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from main_node.report import Report
 from main_node.request import Request
-from scheduler.errors import RequestCancelledError, RequestFailedError
+from scheduler.errors import ClusterError, RequestCancelledError, RequestFailedError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token of an answer."""
+    """One token of an answer; or, after the last token, the closing step with the report."""
 
-    token_id: int
+    token_id: int | None
+    """None in the closing step."""
     report: Report | None = None
-    """With the last token."""
+    """In the closing step."""
+    finish: str | None = None
+    """With the last token: `Report.finish`."""
+
+
+def collect(answer: Iterable[Step]) -> tuple[list[int], Report]:
+    """All tokens of an answer, and its report. Raises what iterating raises, ClusterError for an answer that ends
+    without a report."""
+    tokens: list[int] = []
+    report = None
+    for step in answer:
+        if step.token_id is not None:
+            tokens.append(step.token_id)
+        report = step.report
+    if report is None:
+        raise ClusterError(f"the answer ended after {len(tokens)} tokens without its report; it was closed")
+    return tokens, report
 
 
 class Answer(Iterator[Step]):
-    """Iterate over it for its tokens. `close` and `cancel` give it up, loads in flight included."""
+    """Iterate over it for its tokens. `close`, `cancel` and the end of a `with` block give it up, loads in flight
+    included. So does dropping the last reference to it, a moment later."""
 
     def __init__(self, give_up: Callable[[int], None], request: Request, steps: Generator[Step]) -> None:
         """`steps`: the token loop on `request`. `give_up`: ends what is under way for a request, by its number."""
@@ -28,6 +54,14 @@ class Answer(Iterator[Step]):
         self.number = request.number
         self._give_up = give_up
         self._steps = steps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __next__(self) -> Step:
         """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""
@@ -50,3 +84,37 @@ class Answer(Iterator[Step]):
     def close(self) -> None:
         """Give the answer up, from the thread that iterates over it."""
         self._steps.close()
+
+
+class TokenLoops:
+    """The token loops of answers, by request. Thread-safe.
+
+    The loop of an answer that was dropped is closed by a thread of this class. The answer's finalizer only puts a
+    number on a queue: it may run in any thread, at any moment, with any lock held.
+    """
+
+    def __init__(self) -> None:
+        self._loops: dict[int, Generator[Step]] = {}
+        self._dropped: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, answer: Answer, steps: Generator[Step]) -> None:
+        """Close `steps` when nothing refers to `answer` any more."""
+        self._loops[answer.number] = steps
+        weakref.finalize(answer, self._dropped.put, answer.number).atexit = False
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._close_dropped, name="odmoe-answers", daemon=True)
+                self._thread.start()
+
+    def _close_dropped(self) -> None:
+        while (number := self._dropped.get()) is not None:
+            try:
+                self._loops.pop(number).close()
+            except Exception:  # noqa: BLE001 - the others are still to be closed
+                _log.exception("closing the dropped request %d failed", number)
+
+    def close(self) -> None:
+        """The thread ends."""
+        self._dropped.put(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from checkpoint.kernels import EXACT, Linear
 from checkpoint.linear_batch import batch_linear
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
-from main_node.answer import Answer, Step
+from main_node.answer import Answer, Step, TokenLoops
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
@@ -81,11 +81,13 @@ class MainNode:
         self._numbers = itertools.count(1)
         if sharing.batch_dense:
             batch_linear(self.model)
-        self.admission = Admission(sharing, launch_s)
+        self.admission = Admission(sharing, launch_s, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
         self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave)
         self._current: _Current | None = None
+        self._loops = TokenLoops()
         self._open: dict[int, Sequence] = {}
+        """Requests whose tokens are being computed."""
         self._cache_bytes_max = 0
         strategy, watch = engine.core.strategy, None
         if needs_watch(strategy):
@@ -127,12 +129,13 @@ class MainNode:
         sampling: Sampling = GREEDY,
         stop: tuple[str, ...] = (),
     ) -> Answer:
-        """The answer, a token at a time.
+        """The answer, a token at a time, then a closing step with its report.
 
         It ends with an end-of-sequence token (unless `ignore_eos`, for measuring), with the token that completes one
         of the texts in `stop`, after `max_new_tokens`, or where the context is full. With the first token the answer
-        takes its place among those that are computed at once, and keeps it until it ends or is closed. Raises
-        PromptError, ConfigError. Iterating raises RequestError, ClusterError.
+        takes its place among those that are computed at once, and keeps it until its last token or until it is closed.
+        The report waits for predictions that the shadow owes, for at most `DRAIN_S`. Raises PromptError, ConfigError.
+        Iterating raises RequestError, ClusterError.
         """
         check_prompt(prompt, self.shape.context, self.model.get_input_embeddings().num_embeddings)
         if max_new_tokens < 1:
@@ -144,7 +147,10 @@ class MainNode:
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
         stopped = self.stopper(stop) if stop and self.stopper else None
         request = Request(next(self._numbers), sequence, chooser, stopped)
-        return Answer(self._give_up, request, self._steps(request))
+        steps = self._steps(request)
+        answer = Answer(self._give_up, request, steps)
+        self._loops.add(answer, steps)
+        return answer
 
     def _give_up(self, number: int) -> None:
         """From any thread."""
@@ -156,27 +162,30 @@ class MainNode:
         """Open the request, run its token loop, close it."""
         number = request.number
         began = time.perf_counter()
-        with self.admission.place(number, request.cancelled.is_set):
+        with self.admission.place(number, request.cancelled.is_set) as leave:
             self.engine.open_request(number, request.sequence, len(request.sequence.prompt))
             self.steps.opened(number)
             self._open[number] = request.sequence
             try:
                 if request.cancelled.is_set():  # before the engine knew the request
                     raise RequestCancelledError(f"request {number} was cancelled")
-                yield from self._tokens(request, began)
+                token, finish, times = yield from self._tokens(request, began)
+                self._computed(number)
+                request.sequence.free()
+                leave()
+                yield Step(token, finish=finish)
+                complete = self.engine.wait_for_predictions(number, DRAIN_S)
+                report = self._report(request, times, finish, complete)
             finally:
                 try:
-                    self._note_cache_bytes()
+                    self._computed(number)
                 finally:
-                    del self._open[number]
-                    self.steps.closed(number)
-                    if self.experts.watch is not None:
-                        self.experts.watch.closed(number)
                     self.engine.close_request(number)
+        yield Step(None, report)
 
-    def _tokens(self, request: Request, began: float) -> Iterator[Step]:
-        """The token loop: the prompt, in one pass or in chunks, then a pass a token. `began`: when the client asked for
-        the first token."""
+    def _tokens(self, request: Request, began: float) -> Generator[Step, None, tuple[int, str, Times]]:
+        """The token loop: the prompt, in one pass or in chunks, then a pass a token. Returns the last token and why it
+        is the last. `began`: when the client asked for the first token."""
         sequence, number = request.sequence, request.number
         token = self._read(request, sequence.prompt, 0, prefill=True)
         first = time.perf_counter()
@@ -199,9 +208,20 @@ class MainNode:
             now = time.perf_counter()
             longest_s, last = max(longest_s, now - last), now
         end = time.perf_counter()
-        self.engine.wait_for_predictions(number, DRAIN_S)
-        times = Times(first - began, end - first - shadow_wait_s, shadow_wait_s, longest_s, carried)
-        yield Step(token, self._report(request, times, finish))
+        return token, finish, Times(first - began, end - first - shadow_wait_s, shadow_wait_s, longest_s, carried)
+
+    def _computed(self, number: int) -> None:
+        """No pass of a request follows: it has its last token, or has ended without."""
+        if number not in self._open:
+            return
+        try:
+            self._note_cache_bytes()
+        finally:
+            del self._open[number]
+            self.steps.closed(number)
+            if self.experts.watch is not None:
+                self.experts.watch.closed(number)
+            self.engine.answered(number)
 
     def _read(self, request: Request, tokens: list[int], position: int, prefill: bool) -> int:
         """Read tokens, the first of them at `position`, in one pass; a prompt perhaps in several. Returns the next
@@ -233,9 +253,9 @@ class MainNode:
 
         return PassJob(request.number, position, len(tokens), prefill, sequence, forward, enter)
 
-    def _report(self, request: Request, times: Times, finish: str) -> Report:
+    def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
-        return build_report(self.engine, request, memory, times, finish, self.kernel)
+        return build_report(self.engine, request, memory, times, finish, self.kernel, complete)
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
@@ -284,5 +304,6 @@ class MainNode:
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
     def close(self) -> None:
+        self._loops.close()
         self.steps.close()
         self.engine.close()

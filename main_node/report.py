@@ -47,6 +47,8 @@ class Report:
     """As `recall`, for each token after the first: equation (2) for this prompt."""
     unpredicted: int
     """Activated experts of layers whose prediction had not come some seconds after the answer."""
+    recall_complete: bool
+    """Whether every prediction that the shadow owed had come. False where it was silent or lost meanwhile."""
 
     loads: int
     """Expert loads begun."""
@@ -155,6 +157,7 @@ def build_report(
     times: Times,
     finish: str,
     kernel: str,
+    recall_complete: bool,
 ) -> Report:
     """Collect the figures of a request from the scheduler and from every node.
 
@@ -184,6 +187,7 @@ def build_report(
         recall_in_time=stats.in_time / activated if activated else None,
         recall_by_token=[counts.recall for counts in stats.by_index],
         unpredicted=stats.unpredicted,
+        recall_complete=recall_complete,
         loads=stats.loads,
         prefill_loads=stats.loads - stats.decode_loads,
         reloads=stats.reloads,

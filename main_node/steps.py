@@ -203,11 +203,17 @@ class Steps:
             self._changed.notify()
 
     def _await(self, job: PassJob) -> None:
-        """Every wait within a step has a deadline of its own. Raises DeadlineError where none has begun in time."""
+        """Every wait within a step has a deadline of its own. Raises DeadlineError where none has begun in time, the
+        time not counted for which requests wait for missing workers."""
+        left_s, before_s = self._deadline_s, self._engine.deadlines.waited_s
         try:
-            while not job.ended.wait(self._deadline_s):
+            while not job.ended.wait(left_s):
+                waited_s = self._engine.deadlines.waited_s
+                left_s, before_s = waited_s - before_s, waited_s
                 with self._changed:
-                    if job in self._ready:
+                    if job not in self._ready:
+                        left_s = self._deadline_s
+                    elif left_s <= 0:
                         self._ready.remove(job)
                         raise DeadlineError(
                             f"request {job.request} waited {self._deadline_s:g} s for a step; send fewer at once"

@@ -9,12 +9,12 @@ import gc
 import os
 import subprocess
 import sys
-from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
 
+from main_node.answer import collect
 from support.nodes import two_threads
 from support.nodes.exact import SETTINGS, WHOLE, answers, check_bit_for_bit, check_split_prefill, mean_recall
 from support.paths import ROOT
@@ -108,8 +108,8 @@ def test_end_of_sequence_ends_the_answer(embedded: Any, demo: Any) -> None:
     prompt = inputs["input_ids"][0].tolist()
     expected = out[0, len(prompt) :].tolist()
     assert len(expected) < 100
-    with closing(embedded("bfloat16", shadow="none").generate(prompt, 100)) as steps:
-        assert [step.token_id for step in steps] == expected
+    with embedded("bfloat16", shadow="none").generate(prompt, 100) as answer:
+        assert collect(answer)[0] == expected
 
 
 def test_no_copy_of_an_expert_outside_the_slots(

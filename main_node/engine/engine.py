@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import Audits
+from main_node.engine.deadlines import Deadlines
 from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
 from main_node.engine.output_checks import OutputChecks
 from main_node.engine.pace import Pace, RealPace
@@ -30,6 +31,7 @@ class Engine:
     `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
     the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
     `audits`, `arbiter`: see `OutputChecks`.
+    `worker_wait_s` and `shadow_s`: see `Deadlines`.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Engine:
         recorder: Recorder | None = None,
         audits: Audits | None = None,
         arbiter: Arbiter | None = None,
+        worker_wait_s: float = 60.0,
+        shadow_s: float = 10.0,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
@@ -57,6 +61,7 @@ class Engine:
         self.peers = Peers(self, self._changed, hello, answer_s)
         self._arbiter = arbiter
         self.checks = OutputChecks(self.peers, self._changed, self._withdraw, audits, arbiter)
+        self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s)
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0
@@ -138,6 +143,7 @@ class Engine:
         commands = self.core.handle(event, self._now)
         if self._recorder is not None:
             self._recorder.keep(event, self._now, commands)
+        self.deadlines.handled(event)
         for command in commands:
             self._act(command)
             if self.pace.emulated:  # which counts each message, in this order
@@ -208,10 +214,15 @@ class Engine:
 
     def open_request(self, number: int, data: Sequence, prompt_tokens: int) -> None:
         with self._lock:
-            self._shared.update(self._requests)
+            self._shared.update(self.core.stats)
             self._requests[number] = data
             self.checks.opened(number)
             self.post(t.RequestOpened(number, prompt_tokens))
+
+    def answered(self, number: int) -> None:
+        """The request has its last token. It is open until its predictions are complete."""
+        with self._lock:
+            self._requests.pop(number, None)
 
     def close_request(self, number: int) -> None:
         with self._lock:
@@ -242,8 +253,8 @@ class Engine:
         self.spans.announced(visit)
 
     def wait(self, visit: t.Visit, layer: LayerWork) -> None:
-        """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile.
-        Raises RequestFailedError."""
+        """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile, and
+        the layer waits for others. Raises RequestFailedError."""
         wait_s = self.peers.owed.answer_s
         while visit.request not in self._failed and not layer.wait(wait_s):
             wait_s = self.peers.drop_silent()
@@ -259,10 +270,15 @@ class Engine:
         if request not in self._requests:
             raise RequestFailedError(f"request {request} was closed")
 
+    def waiting(self) -> bool:
+        """Requests wait for workers that are missing."""
+        with self._lock:
+            return self.deadlines.short and bool(self.core.stats)
+
     def _check_owed(self, visit: t.Visit, layer: LayerWork) -> None:
         """Raises RequestFailedError where no worker owes anything: then nothing would ever end the wait."""
         with self._lock:
-            if not self.peers.owed and not layer.done:
+            if not (self.peers.owed or layer.done or self.deadlines.short):
                 raise RequestFailedError(
                     f"request {visit.request} failed: layer {visit.layer} at position {visit.position} has waited for "
                     f"{self.peers.owed.answer_s:g} s and no worker owes an answer; that is a defect, please report it"
@@ -274,14 +290,14 @@ class Engine:
             del self._layers[visit]
 
     def wait_for_predictions(self, number: int, deadline_s: float) -> bool:
-        """Until every layer that the main model has routed was predicted too. False when that took too long, or the
-        request was closed."""
+        """Until every layer that the main model has routed was predicted too. False when that took too long, the shadow
+        was lost before, or the request was closed."""
         stats = self.core.stats
         with self._changed:
-            self._changed.wait_for(
+            in_time = self._changed.wait_for(
                 lambda: self.peers.shadow is None or number not in stats or not stats[number].unmatched, deadline_s
             )
-            return number in stats and (self.peers.shadow is None or not stats[number].unmatched)
+            return in_time and number in stats and not stats[number].orphans
 
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""
@@ -290,7 +306,7 @@ class Engine:
     def carried(self, number: int) -> dict[str, int] | None:
         """See `Roster.carried`. None where other requests are open, or were opened meanwhile, too."""
         with self._lock:
-            alone = number not in self._shared and self._requests.keys() <= {number}
+            alone = number not in self._shared and self.core.stats.keys() <= {number}
             return self.peers.roster.carried() if alone else None
 
     def close(self) -> None:
@@ -298,3 +314,5 @@ class Engine:
         self.peers.close()
         if self._arbiter is not None:
             self._arbiter.close()
+        with self._lock:
+            self.deadlines.close()

@@ -50,6 +50,8 @@ class Peers:
         """Names of nodes that came back, in order."""
         self.roster = Roster()
         self.suspects = Suspects()
+        self.connects: dict[tuple[Role, int], Connect] = {}
+        """How each node was connected the last time."""
         self.owed = OwedAnswers(answer_s)
         self.on_lost: Callable[[Role, int], None] = lambda role, number: None
         """Called with each lost node, from any thread. Must return at once."""
@@ -85,6 +87,7 @@ class Peers:
             self._drop_worker(number, before, ClusterError(f"another worker {number} came"))
         with self._changed:
             self._check_in(peer)
+            self.connects["worker", number] = connect
             self.workers[number] = peer
             self.roster.joined("worker", number, ready, round_trip_s, peer.traffic)
             self.suspects.joined(number, ready)
@@ -108,6 +111,7 @@ class Peers:
             self._drop_shadow(before, ClusterError("another shadow came"))
         with self._changed:
             self._check_in(peer)
+            self.connects["shadow", 0] = connect
             self.shadow = peer
             self.roster.joined("shadow", 0, ready, round_trip_s, peer.traffic)
             self._listener.post(t.ShadowJoined())
@@ -122,11 +126,6 @@ class Peers:
         if peer.name in self.lost:
             self.rejoined.append(peer.name)
         self._changed.notify_all()
-
-    def wait_for_worker(self, deadline_s: float) -> bool:
-        """Until a worker is connected. False when that took too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._closed or bool(self.workers), deadline_s)
 
     # --- messages -----------------------------------------------------------------------------------------------
 
@@ -239,6 +238,10 @@ class Peers:
             self.owed.forgive(number)
             self._listener.post(t.WorkerLost(number, str(error or "it closed its stream")))
         return True
+
+    def lose_shadow(self, peer: PeerHandler, error: ODMoEError) -> None:
+        """The shadow is of no use any more, unless another has taken its place."""
+        self._shadow_lost(peer, error)
 
     def _shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:
         if self._drop_shadow(peer, error):

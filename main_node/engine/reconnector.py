@@ -7,26 +7,36 @@ import threading
 import time
 from collections.abc import Callable
 
+from main_node.engine.engine import Engine
 from wire.base import Role
 
 STEADY_S = 60.0
 """A node that is lost again sooner than this after its return is tried with the next longer pause."""
+HURRY_S = 0.1
+"""Pause where requests wait for a worker."""
 
 _log = logging.getLogger(__name__)
 
 
 class Reconnector:
     """Tries to connect every lost node until it is back or the cluster is closed: one thread a node. The pauses between
-    its attempts double from `first_s` to `most_s`.
+    its attempts double from `first_s` to `most_s`. They last no longer than `HURRY_S` while `hurried()`.
 
     `join(kind, number)` is one attempt. It connects the node to the engine or raises, within its own deadline, and soon
     after `closing` is set.
     """
 
-    def __init__(self, join: Callable[[Role, int], None], first_s: float = 0.5, most_s: float = 3.0) -> None:
+    def __init__(
+        self,
+        join: Callable[[Role, int], None],
+        first_s: float = 0.5,
+        most_s: float = 3.0,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.closing = threading.Event()
         self._join = join
         self._first_s, self._most_s = first_s, most_s
+        self._hurried = hurried
         self._lock = threading.Lock()
         self._missing: dict[tuple[Role, int], bool] = {}  # True: lost since its last attempt began
         self._returned: dict[tuple[Role, int], tuple[float, float]] = {}  # when, and after which first pause
@@ -51,7 +61,7 @@ class Reconnector:
         when, before_s = self._returned.get(node, (-STEADY_S, self._first_s))
         first_s = self._first_s if time.monotonic() - when > STEADY_S else self._longer(before_s)
         pause_s = first_s
-        while not self.closing.wait(pause_s):
+        while not self._pause(pause_s):
             with self._lock:
                 self._missing[node] = False
             joined = self._attempt(kind, number)
@@ -63,6 +73,14 @@ class Reconnector:
             pause_s = self._longer(pause_s)
         with self._lock:
             self._threads.discard(threading.current_thread())
+
+    def _pause(self, pause_s: float) -> bool:
+        """True when closed meanwhile."""
+        while pause_s > 0:
+            if self.closing.wait(min(pause_s, HURRY_S)):
+                return True
+            pause_s = 0.0 if self._hurried() else pause_s - HURRY_S
+        return self.closing.is_set()
 
     def _attempt(self, kind: Role, number: int) -> bool:
         try:
@@ -84,3 +102,20 @@ class Reconnector:
         end = time.monotonic() + deadline_s
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
+
+
+def keep_connected(engine: Engine, deadline_s: float) -> Reconnector:
+    """Brings the engine's nodes back when they are lost, as they were connected before. `deadline_s`: of an attempt.
+    Close it before the engine."""
+    peers = engine.peers
+
+    def join(kind: Role, number: int) -> None:
+        connect = peers.connects[kind, number]
+        if kind == "worker":
+            peers.add_worker(number, connect, deadline_s)
+        else:
+            peers.add_shadow(connect, deadline_s)
+
+    made = Reconnector(join, hurried=engine.waiting)
+    peers.on_lost = made.lost
+    return made

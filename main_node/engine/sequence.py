@@ -47,6 +47,10 @@ class Sequence:
         """The cache's rows of positions [start, stop), and its states. No rows if start == stop."""
         return kv.take(self.cache, start, stop, self._resting)
 
+    def free(self) -> None:
+        """No pass follows: give up the cache."""
+        self.cache = None
+
     def cache_bytes(self) -> int:
         return kv.cache_bytes(self.cache)
 
@@ -54,7 +58,7 @@ class Sequence:
 def shadow_messages(
     command: t.Follow | t.Align | t.Unfollow, data: Sequence | None, policy: Alignment, lookahead: int, departure: str
 ) -> list[w.Message]:
-    """The messages of a command. `data`: None only for a request that the shadow is to forget."""
+    """The messages of a command. `data`: None for a request that the shadow need not follow any more."""
     if isinstance(command, t.Unfollow) or data is None:
         return [w.CloseRequest(command.request)]
     if isinstance(command, t.Follow):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol, Unpack
+from types import TracebackType
+from typing import Protocol, Self, Unpack
 
 from main_node.answer import Step
 from main_node.sampling import How
@@ -15,7 +16,16 @@ Say = Callable[[str], None]
 
 
 class Answering(Protocol):
-    """An answer that is being computed; iterating over it gives its tokens."""
+    """An answer that is being computed; iterating over it gives its tokens, then a closing step with its report.
+
+    The end of a `with` block closes it. One that nothing refers to any more is closed a moment later.
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     def __iter__(self) -> Iterator[Step]: ...
 
@@ -32,8 +42,8 @@ class Cluster(Protocol):
     """Nodes that answer prompts."""
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answering:
-        """Gives one step per token, the last one with the report. Several answers may be open at once, in a thread
-        each."""
+        """Gives one step per token, then a closing one with the report. Several answers may be open at once, in a
+        thread each."""
 
     def trace(self) -> list[Span]:
         """The spans of every node since the last call. Needs `settings.trace`."""

@@ -10,6 +10,7 @@ from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import linear_of
 from checkpoint.store import ExpertStore
 from main_node.answer import Answer
+from main_node.engine.reconnector import keep_connected
 from main_node.sampling import How
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.base import Say
@@ -42,6 +43,7 @@ class EmbeddedCluster:
         configuration = configure(settings, store)
         self._recorder = make_recorder(settings, store, configuration)
         engine = make_engine(settings, store, configuration, emulation, self._recorder)
+        self._reconnector = keep_connected(engine, settings.launch_s)
         self._travelled = travelled(emulation, engine)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype, linear_of(settings.kernel))
         shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
@@ -59,6 +61,7 @@ class EmbeddedCluster:
                 engine.peers.add_worker(settings.workers, self._travelled(_to(node)), settings.launch_s)
             self.main = make_main(settings, store, engine, shadow)
         except BaseException:
+            self._reconnector.close()
             engine.close()
             self._close_nodes()
             raise
@@ -87,6 +90,7 @@ class EmbeddedCluster:
 
     def close(self) -> None:
         self._closed = True
+        self._reconnector.close()
         self.main.close()
         self._close_nodes()
 

@@ -79,6 +79,7 @@ def make_engine(
         pace=pace,
         recorder=recorder,
         departure=configuration.core.system.departure,
+        worker_wait_s=settings.worker_wait,
     )
 
 

@@ -56,8 +56,9 @@ class Job:
             self.under_way.add(steps)
             try:
                 for step in steps:
-                    pieces.append(text.push(step.token_id) + (text.flush() if step.report else ""))
-                    show(pieces[-1])
+                    if step.token_id is not None:
+                        pieces.append(text.push(step.token_id) + (text.flush() if step.finish else ""))
+                        show(pieces[-1])
                     report = step.report
             finally:
                 self.under_way.discard(steps)

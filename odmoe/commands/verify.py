@@ -145,9 +145,10 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
     logits: list[torch.Tensor] = []
     if main is not None:
         main.on_logits = lambda _, values: logits.append(values)
-    report: Any = None  # the last step brings it
+    report: Any = None  # the closing step brings it
     for one in cluster.generate(prompt, tokens, ignore_eos=True):
-        step()
+        if one.token_id is not None:
+            step()
         report = one.report
     return Answer(list(report.token_ids), logits if main is not None else None), report
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from odmoe.on_ray.fleet import Fleet
     from scheduler.eventlog.recording import Recorder
 
-WORKER_S = 60.0  # how long a request waits for a worker where every one is lost
-
 _log = logging.getLogger(__name__)
 
 
@@ -129,7 +127,6 @@ class Main(NodeProcess):
         if self._main is None:  # restarted since the caller found it
             self.start()
         main: Any = self._main
-        main.engine.peers.wait_for_worker(WORKER_S)
         answer = main.generate(**request)
         with self._answers.under_way(key, answer):
             for step in answer:  # noqa: UP028 - Ray calls `send`, which an answer does not have

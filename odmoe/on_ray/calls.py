@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
-from typing import Any
+import queue
+import time
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -47,19 +51,92 @@ def get(pending: Any, deadline_s: float, who: str, if_dead: str = "") -> Any:
         raise ClusterError(f"{who} cannot be reached: {str(error).splitlines()[0]}") from error
 
 
+class HeldAnswers:
+    """The answers of this process that are being computed, by key. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._dropped: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def add(self, key: str) -> None:
+        self._keys.add(key)
+
+    def discard(self, key: str) -> None:
+        self._keys.discard(key)
+
+    def watch(self, answer: RayAnswer) -> None:
+        """Have `dropped` give its key when nothing refers to it any more. Its finalizer does no more than that: it may
+        run in any thread, at any moment, with any lock held."""
+        weakref.finalize(answer, self._dropped.put, answer.key).atexit = False
+
+    def keys(self) -> list[str]:
+        return list(self._keys.copy())
+
+    def dropped(self, within_s: float) -> str | None:
+        """The key of an answer that was dropped before its end. None: there was none within that time."""
+        end = time.monotonic() + within_s
+        while (left_s := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                key = self._dropped.get(timeout=left_s)
+                if key in self._keys:
+                    self._keys.discard(key)
+                    return key
+        return None
+
+
 class RayAnswer(Iterator[Step]):
     """One answer, streamed from the main node's process. The request is sent with the first `next`."""
 
-    def __init__(self, main: Any, key: str, request: dict[str, Any], open_ones: set[RayAnswer]) -> None:
-        """`open_ones` is the set of open answers; this one is in it until it ends."""
+    def __init__(
+        self, main: Any, key: str, request: dict[str, Any], held: HeldAnswers, worker_wait_s: float = 0.0
+    ) -> None:
+        """`held`: this answer is among them from the first `next` to its end. `worker_wait_s`: how long the main node
+        waits for workers, beyond `STEP_S`."""
         self.key = key
-        self._open = open_ones
-        self._main = main
-        self._steps = self._run(request)
+        self._step_s = STEP_S + worker_wait_s
+        self._main, self._request, self._held = main, request, held
+        self._pending: Any = None
+        self._over = False
+        held.watch(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __next__(self) -> Step:
         """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""
-        return next(self._steps)
+        if self._over:
+            raise StopIteration
+        try:
+            step = self._following()
+        except BaseException:
+            self.close()
+            raise
+        if step.report is not None:
+            self._end()
+        return step
+
+    def _following(self) -> Step:
+        wait_s = self._step_s
+        if self._pending is None:
+            self._pending = self._main.generate.options(num_returns="streaming").remote(self.key, self._request)
+            self._held.add(self.key)
+            wait_s = FIRST_S
+        if not ray.wait([self._pending], timeout=wait_s)[0]:
+            raise ClusterError(f"the main node has sent nothing for {wait_s:g} s")
+        following = next(self._pending, None)
+        if following is None:
+            raise ClusterError("the main node ended the answer early; see its log")
+        step: Step = get(following, STEP_S, "the main node", "; the cluster must be started again")
+        return step
+
+    def _end(self) -> None:
+        self._over = True
+        self._held.discard(self.key)
 
     def cancel(self) -> None:
         """From any thread, at any time."""
@@ -68,25 +145,6 @@ class RayAnswer(Iterator[Step]):
 
     def close(self) -> None:
         """From the thread that iterates."""
-        self._steps.close()
-
-    def _run(self, request: dict[str, Any]) -> Generator[Step, None, None]:
-        pending = self._main.generate.options(num_returns="streaming").remote(self.key, request)
-        self._open.add(self)
-        done, wait_s = False, FIRST_S
-        try:
-            while not done:
-                ready, _ = ray.wait([pending], timeout=wait_s)
-                if not ready:
-                    raise ClusterError(f"the main node has sent nothing for {wait_s:g} s")
-                wait_s = STEP_S
-                following = next(pending, None)
-                if following is None:
-                    raise ClusterError("the main node ended the answer early; see its log")
-                step: Step = get(following, STEP_S, "the main node", "; the cluster must be started again")
-                done = step.report is not None
-                yield step
-        finally:
-            self._open.discard(self)
-            if not done:
-                self.cancel()
+        if self._pending is not None and not self._over:
+            self.cancel()
+        self._end()

@@ -20,9 +20,9 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from checkpoint.store import ExpertStore
 from main_node.sampling import How
 from odmoe.clusters.process import undisturbed
-from odmoe.on_ray.actors import WORKER_S, Main, Serving
+from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
-from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, RayAnswer, get
+from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get
 from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
@@ -33,7 +33,10 @@ from scheduler.errors import LaunchError, ODMoEError
 from scheduler.trace import Span
 
 FREE_S = 15.0
+LOOK_S = 1.0
+"""Between two looks whether this cluster was closed."""
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
+RECORD_S = 60.0  # how long trace and recording may take
 SERVED = (
     "workers",
     "group_size",
@@ -55,6 +58,7 @@ SERVED = (
     "threads",
     "ctx_size",
     "queue",
+    "worker_wait",
     "prefill_chunk",
     "batch_dense",
 )
@@ -79,7 +83,8 @@ class RayCluster:
         self._ours = self._ends = settings.cluster == "local"
         self._replace = replace
         self._say = say
-        self._answers: set[RayAnswer] = set()
+        self._answers = HeldAnswers()
+        self._worker_wait_s = settings.worker_wait
         self._closed = threading.Event()
         say("starting Ray" if self._ours else "connecting to Ray")
         try:
@@ -122,7 +127,9 @@ class RayCluster:
         except ValueError:
             return False
         try:
-            unlike = _differs(self._serving(settings.launch_s), settings, store, whole=self._replace)
+            serving = self._serving(settings.launch_s)
+            self._worker_wait_s = serving.settings.worker_wait
+            unlike = _differs(serving, settings, store, whole=self._replace)
         except ODMoEError as error:  # its store was removed, for example
             if not self._replace:
                 raise
@@ -141,6 +148,7 @@ class RayCluster:
         if settings.joined:
             end_orphans()
         self._check_room(settings)
+        self._worker_wait_s = settings.worker_wait
         if not settings.joined:
             settings = settings.but(secret=settings.secret or secrets.token_hex(16))
         lasting = {"lifetime": "detached"} if settings.joined else {}
@@ -204,12 +212,17 @@ class RayCluster:
             time.sleep(0.5)
 
     def _hold(self, main: Any) -> None:
-        """Renew the open answers while this process lives."""
-        while not self._closed.wait(HELD_S / LOOKS):
-            keys = [answer.key for answer in self._answers.copy()]
-            if keys:
-                with contextlib.suppress(RayError):
-                    main.hold.options(**QUICK).remote(keys)
+        """While this process lives, renew the answers that it reads, and cancel those that it has dropped."""
+        renewal = time.monotonic()
+        while not self._closed.is_set():
+            dropped = self._answers.dropped(min(LOOK_S, max(0.0, renewal - time.monotonic())))
+            with contextlib.suppress(RayError):
+                if dropped is not None:
+                    main.cancel.options(**QUICK).remote(dropped)
+                if time.monotonic() >= renewal:
+                    renewal = time.monotonic() + HELD_S / LOOKS
+                    if keys := self._answers.keys():
+                        main.hold.options(**QUICK).remote(keys)
 
     def pid(self, name: str) -> int:
         """Process id of `worker N`, `shadow` or `main node`, for fault tests. Raises LinkError while it is gone."""
@@ -237,13 +250,13 @@ class RayCluster:
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> RayAnswer:
         request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
-        return RayAnswer(self._main, secrets.token_hex(8), request, self._answers)
+        return RayAnswer(self._main, secrets.token_hex(8), request, self._answers, self._worker_wait_s)
 
     def trace(self) -> list[Span]:
-        return list(get(self._main.trace.options(**QUICK).remote(), WORKER_S, "the main node"))
+        return list(get(self._main.trace.options(**QUICK).remote(), RECORD_S, "the main node"))
 
     def recording(self) -> bytes:
-        return bytes(get(self._main.recording.options(**QUICK).remote(), WORKER_S, "the main node"))
+        return bytes(get(self._main.recording.options(**QUICK).remote(), RECORD_S, "the main node"))
 
     def close(self) -> None:
         """Stop the nodes unless they are to last, and Ray if we started it. A node that does not answer in time is

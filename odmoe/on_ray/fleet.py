@@ -30,7 +30,7 @@ from wire.base import Role
 from wire.rpc.client import connect
 
 TRIES = 3  # starts of a node whose process dies while the cluster starts
-AGAIN_S = 2.0  # how long a lost node's last address is tried before a call to Ray for the new one
+AGAIN_S = 1.0  # one attempt at a lost node's last address, before and during a call to Ray for the new one
 LOOK_S = 2.0  # between two looks for new hosts
 
 
@@ -39,7 +39,7 @@ class Fleet:
     host."""
 
     def __init__(self, engine: Engine, settings: Settings, store: str, emulation: Emulation | None) -> None:
-        self.reconnector = Reconnector(self.join)
+        self.reconnector = Reconnector(self.join, hurried=engine.waiting)
         engine.peers.on_lost = self._lost
         self._engine = engine
         self._settings = settings
@@ -199,9 +199,11 @@ class Fleet:
     def _join(self, kind: Role, number: int, seat: Seat, begun: Any) -> None:
         name = "the shadow" if kind == "shadow" else f"worker {number}"
         end = time.monotonic() + self._settings.launch_s
-        while not ray.wait([begun], timeout=0.5)[0] and time.monotonic() < end:
+        while not ray.wait([begun], timeout=0.1 if seat in self._addresses else 0.5)[0] and time.monotonic() < end:
             if self.reconnector.closing.is_set():
                 raise LinkError(f"the main node was closed before {name} was ready")
+            if self._join_again(kind, number, seat):  # the whole host was away, and Ray has not noticed yet
+                return
         try:
             address = get(begun, max(0.0, end - time.monotonic()), f"{name} ({seat.name})")
         except LinkError as error:

@@ -78,6 +78,14 @@ class Settings(SystemSettings):
     launch_timeout: Number = setting(
         600.0, "a number from 1 to 1000000", "Seconds to wait for a node to be ready", heading="Cluster", ge=1, le=1e6
     )
+    worker_wait: Number = setting(
+        60.0,
+        "a number from 0 to 86400",
+        "Seconds that open requests wait for lost workers to come back; 0: they fail at once",
+        heading="Cluster",
+        ge=0,
+        le=86400,
+    )
     host: str = setting(
         "127.0.0.1",
         "an address of this machine",

@@ -151,6 +151,11 @@ class Core:
         """Seconds that the requests in `stats` have waited for loads so far."""
         return sum(stats.stall_s + stats.prefill_stall_s for stats in self._state.stats.values())
 
+    @property
+    def shortfall(self) -> str | None:
+        """Why the connected workers cannot compute every expert; None where they can."""
+        return self._workers.lack
+
     def idle(self) -> bool:
         """Nothing is under way; experts may stay in slots, or be on their way there."""
         return self.snapshot().idle
@@ -215,6 +220,9 @@ class Core:
         self._commands.fail(request, reason)
 
     def _shadow_joined(self, event: t.ShadowJoined) -> None:
+        """Predictions of what came before are not waited for."""
+        for request in self._state.requests.values():
+            request.stats.orphan()
         self._shadow.joined()
 
     def _shadow_lost(self, event: t.ShadowLost) -> None:

@@ -133,6 +133,11 @@ class RequestStats:
         """Layers whose gate has fired and whose prediction has not come yet."""
         return len(self._activated)
 
+    @property
+    def orphans(self) -> int:
+        """Layers whose prediction the shadow owed when it was lost, and has not sent since."""
+        return len(self._orphans)
+
     def orphan(self) -> None:
         """The shadow is gone: do not wait for the predictions that are still missing."""
         self._orphans |= self._activated

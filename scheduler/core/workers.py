@@ -78,6 +78,17 @@ class WorkerTable:
             self.homes.lost(number)
         return worker
 
+    @property
+    def lack(self) -> str | None:
+        """Why these workers cannot compute every expert; None where they can."""
+        if not self.live:
+            return "no worker is connected"
+        try:
+            self._residency.check(self._state.shape, self.slots)
+        except ConfigError as error:
+            return str(error)
+        return None
+
     def shortfall(self) -> str | None:
         """Why these workers cannot hold the experts that must stay; None where they can."""
         try:

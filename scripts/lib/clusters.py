@@ -65,7 +65,8 @@ def predicted(cluster: Any, prompt: list[int], tokens: int, **how: Any) -> Any:
     shadow that is slower than the main node, as on two cores, is left behind, and what it says too late is lost."""
     steps = cluster.generate(prompt, tokens, **{"ignore_eos": True, **how})
     for step in steps:
-        if step.report is None and not cluster.main.engine.wait_for_predictions(steps.number, PREDICTED_S):
+        decoding = step.token_id is not None and step.finish is None
+        if decoding and not cluster.main.engine.wait_for_predictions(steps.number, PREDICTED_S):
             raise SystemExit(f"the shadow's predictions of a token did not come within {PREDICTED_S:.0f} s")
     if step.report.unpredicted:
         raise SystemExit("the shadow's predictions of the last token did not come in time; the same command goes on")

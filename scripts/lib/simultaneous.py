@@ -20,10 +20,7 @@ def answered_together(cluster: Any, prompts: list[list[int]], tokens: int) -> li
     def answer(prompt: list[int]) -> list[float]:
         answered = cluster.generate(prompt, tokens, ignore_eos=True)
         ready.wait(STARTED_S)
-        *steps, last = [(time.perf_counter(), step.report) for step in answered]
-        times = [when for when, _ in steps]
-        # With the last token comes the report, after the last predictions.
-        return [*times, times[0] + last[1].decode_s] if times else [last[0]]
+        return [time.perf_counter() for step in answered if step.token_id is not None]
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         asked = [pool.submit(answer, prompt) for prompt in prompts]

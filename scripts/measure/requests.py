@@ -97,11 +97,15 @@ def ask(cluster: Any, prompt: list[int], tokens: int, text: list[int] | None) ->
     times: list[float] = []
     found: list[int] = []
     for step in answer:
+        if step.token_id is None:
+            break
         times.append(time.monotonic())
         found.append(step.token_id)
         if len(times) == 1:
             first = Moment.of(times[-1])
-    return Answered(found, times, first, Moment.of(times[-1]), step.report)
+        if step.finish:
+            last = Moment.of(times[-1])
+    return Answered(found, times, first, last, step.report)
 
 
 def figures(answers: list[Answered]) -> dict[str, float]:

@@ -71,11 +71,13 @@ class Disturbed:
         self._arm(0)
         try:
             for step in self._cluster.generate(prompt, count, ignore_eos=True):
+                self.report = step.report
+                if step.token_id is None:
+                    break
                 now = time.perf_counter()
                 self.gaps.append(now - last)
                 last = now
                 self.tokens.append(step.token_id)
-                self.report = step.report
                 self._arm(len(self.tokens))
         except ODMoEError as error:
             self.gaps.append(time.perf_counter() - last)

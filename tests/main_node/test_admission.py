@@ -63,6 +63,15 @@ def test_no_queue() -> None:
         pass
 
 
+def test_time_in_which_workers_were_missing_does_not_count() -> None:
+    """Of three looks at the clock the first two find that requests waited for workers meanwhile."""
+    paused = iter([10.0, 10.05, 10.06, 10.06])
+    admission = Admission(Sharing(parallel=1, queue=2), 0.05, lambda: next(paused))
+    with admission.place(1), pytest.raises(DeadlineError):
+        admission.place(2).__enter__()
+    assert list(paused) == []
+
+
 def test_a_wait_has_an_end_and_leaves_no_place_behind() -> None:
     admission = Admission(Sharing(parallel=1, queue=2), 0.05)
     with admission.place(1), pytest.raises(DeadlineError, match=r"request 2 waited 0\.05 s for one of 1 places"):

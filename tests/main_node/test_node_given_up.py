@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from main_node.answer import Step
+from main_node.answer import Step, collect
 from main_node.shadow_start import ShadowStart
 from scheduler.errors import HandshakeError, LaunchError
 from shadow_node.model import ShadowModel
@@ -101,10 +101,8 @@ def test_the_shadow_joins_after_the_first_token(cluster_of: Any, nf4: ShadowMode
     cluster = cluster_of(shadow=start)
     steps: Iterator[Step] = cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True)
     assert next(steps).token_id == expected.tokens[0]
-    rest = list(steps)
-    assert [step.token_id for step in rest] == expected.tokens[1:]
-    report = rest[-1].report
-    assert report is not None
+    rest, report = collect(steps)
+    assert rest == expected.tokens[1:]
     assert report.recall is not None
     assert len(report.recall_by_token) == TOKENS - 1
     assert None not in report.recall_by_token

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from main_node.answer import collect
 from shadow_node.model import ShadowModel
 from support.nodes.tapped_cluster import WORKERS, TappedCluster
 from wire import messages as w
@@ -31,12 +32,10 @@ def test_the_report_is_what_happened(slots: int, cluster_of: Any, nf4: ShadowMod
     cluster = cluster_of(slots=slots)
     told = cluster.join_shadow(nf4)
     steps = cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True)
-    got = [next(steps)]
+    first = next(steps)
     prefill_loads = cluster.loads()
-    got += steps
-    report = got[-1].report
-    assert report is not None
-    assert [step.token_id for step in got] == report.token_ids == expected.tokens
+    rest, report = collect(steps)
+    assert [first.token_id, *rest] == report.token_ids == expected.tokens
     assert (report.prompt_tokens, report.new_tokens) == (len(expected.prompt), TOKENS)
     # Times.
     assert report.decode_tokens_per_s == pytest.approx((TOKENS - 1) / report.decode_s)
@@ -76,6 +75,7 @@ def test_the_report_is_what_happened(slots: int, cluster_of: Any, nf4: ShadowMod
     assert report.recall_by_token == pytest.approx(by_token)
     assert report.recall == pytest.approx(sum(by_token) / len(by_token))
     assert 0.5 < report.recall <= 1
+    assert report.recall_complete
     cluster.nothing_left()
 
 

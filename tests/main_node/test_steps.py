@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ class Noted:
         self.closed: list[int] = []
         self.pace = RealPace()
         self.lent = LentThreads()
+        self.deadlines = SimpleNamespace(waited_s=0.0)
 
     def begin_step(self, passes: tuple[t.Pass, ...], batched: bool = False) -> None:
         self.steps.append(passes)
@@ -177,6 +179,20 @@ def test_a_failure_is_that_of_its_request_alone(held: Any) -> None:
 
 
 # --- waits that end otherwise ----------------------------------------------------------------------------------------
+
+
+def test_time_in_which_workers_were_missing_does_not_count(held: Any) -> None:
+    bench = Bench(deadline_s=0.05)
+    bench.open(1, 2)
+    first = bench.later(1, held)
+    assert held.begun.wait(WAIT_S)
+    second = bench.later(2)
+    bench.ready(1)
+    bench.engine.deadlines.waited_s = WAIT_S
+    pause = threading.Event()
+    pause.wait(0.2)
+    held.set()
+    assert (first.result(), second.result()) == (7, 7)
 
 
 def test_a_wait_for_a_step_has_an_end(held: Any) -> None:

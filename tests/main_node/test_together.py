@@ -10,6 +10,7 @@ import torch
 
 from checkpoint.kernels import EXACT
 from checkpoint.linear_batch import BatchLinear
+from main_node.answer import collect
 from scheduler.errors import QueueFullError, RequestCancelledError
 from support.nodes.engine_world import WAIT_S, Later, nothing_left
 from support.nodes.exact import WHOLE, answers, answers_together, check_together
@@ -92,12 +93,11 @@ def test_a_long_prompt_in_the_middle(embedded: Any, reference: Any) -> None:
     assert (alone.token_ids, alone.prefill_passes, alone.exact) == (long.tokens, 1, True)
     first = cluster.main.generate(short.prompt, 24, ignore_eos=True)
     tokens = [next(first).token_id for _ in range(4)]
-    second = Later(lambda: list(cluster.main.generate(long.prompt, TOKENS, ignore_eos=True)))
-    tokens += [step.token_id for step in first]
-    steps = second.result()
+    second = Later(lambda: collect(cluster.main.generate(long.prompt, TOKENS, ignore_eos=True)))
+    tokens += collect(first)[0]
+    others, report = second.result()
     assert tokens == short.tokens
-    assert [step.token_id for step in steps] == long.tokens
-    report = steps[-1].report
+    assert others == long.tokens
     assert 1 < report.prefill_passes <= 5
     assert not report.exact
 
@@ -107,15 +107,15 @@ def test_the_queue_has_a_bound(embedded: Any, reference: Any) -> None:
     prompt = reference("float32", 0, TOKENS).prompt[:8]
     first = cluster.main.generate(prompt, 3, ignore_eos=True)
     next(first)
-    second = Later(lambda: list(cluster.main.generate(prompt, 3, ignore_eos=True)))
+    second = Later(lambda: collect(cluster.main.generate(prompt, 3, ignore_eos=True)))
     for _ in range(10_000):
         if cluster.main.admission.counts() == (1, 1):
             break
         time.sleep(0.001)
     with pytest.raises(QueueFullError, match="1 answered at once and 1 waiting"):
         next(cluster.main.generate(prompt, 3, ignore_eos=True))
-    rest = list(first)
-    assert [step.token_id for step in second.result()][1:] == [step.token_id for step in rest]
+    rest, _ = collect(first)
+    assert second.result()[0][1:] == rest
     assert cluster.main.admission.counts() == (0, 0)
 
 
@@ -129,7 +129,7 @@ def test_a_request_that_waits_for_a_place_is_cancelled(embedded: Any) -> None:
     second.cancel()
     with pytest.raises(RequestCancelledError):
         waiting.result()
-    assert len(list(first)) == 2
+    assert len(collect(first)[0]) == 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

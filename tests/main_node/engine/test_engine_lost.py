@@ -187,13 +187,6 @@ class Slow:
         self.inner.close()
 
 
-def test_a_worker_is_waited_for(desk: Desk) -> None:
-    assert not desk.engine.peers.wait_for_worker(0.05)
-    waiting = Later(lambda: desk.engine.peers.wait_for_worker(WAIT_S))
-    desk.workers(good)
-    assert waiting.result()
-
-
 def test_a_layer_that_nobody_works_on_does_not_wait_for_ever(desk_of: Any, monkeypatch: Any) -> None:
     """A scheduler that has forgotten it: an error with a name, not a hang."""
     desk = desk_of(answer_s=0.1)

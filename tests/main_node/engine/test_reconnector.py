@@ -77,7 +77,7 @@ def test_asked_until_it_is_back(reconnector_of: Any) -> None:
 def test_pauses_double_to_a_bound(reconnector_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     reconnector = reconnector_of(Site(7), 0.5, 10.0)
-    monkeypatch.setattr(reconnector.closing, "wait", lambda pause_s: pauses.append(pause_s) or False)
+    monkeypatch.setattr(reconnector, "_pause", lambda pause_s: pauses.append(pause_s) or False)
     reconnector.lost("shadow", 0)
     assert_idle()
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
@@ -87,7 +87,7 @@ def test_one_that_goes_again_soon_is_asked_less_often(reconnector_of: Any, monke
     pauses: list[float] = []
     site = Site(3)
     reconnector = reconnector_of(site, 0.5, 10.0)
-    monkeypatch.setattr(reconnector.closing, "wait", lambda pause_s: pauses.append(pause_s) or False)
+    monkeypatch.setattr(reconnector, "_pause", lambda pause_s: pauses.append(pause_s) or False)
     reconnector.lost("worker", 0)
     assert_idle()
     site.succeeds = 1
@@ -98,6 +98,19 @@ def test_one_that_goes_again_soon_is_asked_less_often(reconnector_of: Any, monke
     reconnector.lost("worker", 0)
     assert_idle()
     assert pauses == [0.5, 1.0, 2.0, 1.0, 2.0, 0.5, 0.5]
+
+
+def test_pauses_are_cut_short_while_requests_wait_for_workers() -> None:
+    """Also one that is under way when the last worker is lost."""
+    site, hurried = Site(None), threading.Event()
+    reconnector = Reconnector(site.join, 3600.0, 3600.0, hurried.is_set)
+    reconnector.lost("worker", 0)
+    time.sleep(0.3)
+    assert site.tried == []
+    hurried.set()
+    site.wait(3)
+    reconnector.close()
+    assert_idle()
 
 
 def test_one_that_is_stuck_holds_up_no_other(reconnector_of: Any) -> None:

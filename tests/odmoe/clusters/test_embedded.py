@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from main_node.answer import collect
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 
@@ -44,7 +45,7 @@ def test_closed_while_its_shadow_is_made(demo_store: Any, monkeypatch: pytest.Mo
 def test_threads_end_with_the_cluster(demo_store: Any) -> None:
     before = set(threading.enumerate())
     cluster = EmbeddedCluster(Settings(model="demo", shadow="nf4", threads=1, workers=2), demo_store("bfloat16"))
-    assert len(list(cluster.generate([5, 6, 7], 4, ignore_eos=True))) == 4
+    assert len(collect(cluster.generate([5, 6, 7], 4, ignore_eos=True))[0]) == 4
     cluster.close()
     left = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
     assert left == []
@@ -56,7 +57,7 @@ def test_an_answer_of_one_token(demo_store: Any) -> None:
     settings = Settings(model="demo", shadow="none", threads=1, workers=1)
     cluster = EmbeddedCluster(settings, demo_store("bfloat16"), said.append)
     assert said[0] == "loading the main model and 1 worker"
-    (step,) = cluster.generate([5, 6, 7], 1)
+    tokens, report = collect(cluster.generate([5, 6, 7], 1))
     cluster.close()
-    assert step.report is not None
-    assert (step.report.new_tokens, step.report.decode_tokens_per_s, step.report.recall) == (1, None, None)
+    assert len(tokens) == 1
+    assert (report.new_tokens, report.decode_tokens_per_s, report.recall) == (1, None, None)

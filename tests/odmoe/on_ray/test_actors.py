@@ -50,7 +50,6 @@ class World:
         if self.failure is not None:
             raise self.failure
         made: Any = Closable()
-        made.engine = SimpleNamespace(peers=SimpleNamespace(wait_for_worker=lambda seconds: True))
         made.generate = lambda **request: Reply()
         return made
 

@@ -58,7 +58,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
 @pytest.fixture
 def fleet(ray: PretendedRay) -> Fleet:
     """Of two workers that are known."""
-    engine: Any = SimpleNamespace(peers=SimpleNamespace(nodes=list))
+    engine: Any = SimpleNamespace(peers=SimpleNamespace(nodes=list), waiting=lambda: False)
     made = Fleet(engine, SETTINGS, "store", None)
     assert made.look() == [("worker", 0), ("worker", 1)]
     return made
@@ -98,3 +98,22 @@ def test_a_process_that_is_gone_for_good_is_made_anew(
         fleet.join("worker", 0, begun=object())
     fleet.actor("worker", 0)
     assert ray.made == ["worker_node at 127.0.0.1"] * 2
+
+
+def test_the_last_address_is_tried_until_ray_answers(
+    ray: PretendedRay, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host whose link was cut is reached again long before Ray notices it."""
+    tried: list[str] = []
+
+    def add(kind: str, number: int, address: str, reach_s: float = 10.0) -> None:
+        tried.append(address)
+        if len(tried) < 4:
+            raise LinkError("no route")
+
+    monkeypatch.setattr(fleet, "_add", add)
+    monkeypatch.setattr(fleet, "begin", lambda kind, number: object())
+    monkeypatch.setattr(ray, "wait", lambda pending, timeout: ([], pending))
+    fleet._addresses[fleet._seats["worker"][0]] = "10.0.0.1:7"
+    fleet.join("worker", 0)
+    assert tried == ["10.0.0.1:7"] * 4

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from main_node.answer import collect
 from scripts.models import train
 
 SMALL = ["--batch", "4", "--length", "32", "--seconds", "0"]
@@ -68,7 +69,7 @@ def test_a_checkpoint_that_works(shape: str, texts: Path, tmp_path: Path, run: A
         Settings(model=shape, shadow="none", threads=1), prepare_store(str(out), None, "bfloat16")
     )
     try:
-        assert [step.token_id for step in cluster.generate(prompt, 3, ignore_eos=True)] == told[0, 4:].tolist()
+        assert collect(cluster.generate(prompt, 3, ignore_eos=True))[0] == told[0, 4:].tolist()
     finally:
         cluster.close()
 

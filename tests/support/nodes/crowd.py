@@ -188,8 +188,10 @@ class Crowd:
         }.get(one.fate, ())
         try:
             for step in answer:
-                tokens.append(step.token_id)
                 report = step.report
+                if step.token_id is None:
+                    continue
+                tokens.append(step.token_id)
                 if one.fate == "close" and len(tokens) > one.at:
                     answer.close()
                     break

@@ -205,10 +205,16 @@ class Desk:
     """An engine, its fakes, and threads to wait for layers in. `answer_s`: how long the engine waits for a silent
     worker; much longer than any test."""
 
-    def __init__(self, answer_s: float = 3600.0, mini_batch: int = 128, hello: w.Hello = HELLO) -> None:
+    def __init__(
+        self,
+        answer_s: float = 3600.0,
+        mini_batch: int = 128,
+        hello: w.Hello = HELLO,
+        worker_wait_s: float = 0.0,
+    ) -> None:
         shape = t.ModelShape(LAYERS, EXPERTS, 2, HIDDEN)
         self.core = Core(shape, RoundRobin(2), Alignment(), mini_batch)
-        self.engine = Engine(self.core, hello, answer_s)
+        self.engine = Engine(self.core, hello, answer_s, worker_wait_s=worker_wait_s)
         self.experts = RemoteExperts(self.engine)
         self.fakes: list[Fake] = []
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from main_node.answer import collect
+
 WAIT_S = 120.0
 
 WHOLE = {"mini_batch": 4096}
@@ -61,9 +63,8 @@ def answers_together(main: Any, prompts: list[list[int]], counts: list[int], **h
     main.on_logits = lambda number, values: got[number].logits.append(values)
 
     def read(run: Any) -> None:
-        for step in run:
-            got[run.number].tokens.append(step.token_id)
-            got[run.number].report = step.report
+        mine = got[run.number]
+        mine.tokens, mine.report = collect(run)
 
     with ThreadPoolExecutor(len(runs)) as pool:
         for ended in [pool.submit(read, run) for run in runs]:

@@ -92,11 +92,13 @@ class TappedCluster:
         return self.shadow_tap
 
     def answer(self, prompt: list[int], count: int, **settings: Any) -> tuple[list[int], Report]:
-        """All tokens, and the report, which only the last may carry."""
-        steps = list(self.main.generate(prompt, count, **settings))
-        assert [step.report is None for step in steps[:-1]] == [True] * (len(steps) - 1)
-        assert steps[-1].report is not None
-        return [step.token_id for step in steps], steps[-1].report
+        """All tokens, and the report, which only the closing step may carry."""
+        *steps, closing = self.main.generate(prompt, count, **settings)
+        assert [step.report for step in steps] == [None] * len(steps)
+        assert [step.finish is None for step in steps] == [True] * (len(steps) - 1) + [False]
+        assert closing.token_id is None
+        assert closing.report is not None
+        return [step.token_id for step in steps if step.token_id is not None], closing.report
 
     def loads(self) -> int:
         return sum(isinstance(m, w.Load) for tap in self.taps for m in tap.sent)

@@ -1,0 +1,180 @@
+"""Deadlines that no waiting thread watches: of workers that are missing, and of predictions that the shadow owes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from main_node.engine.peers import Peers
+from scheduler import types as t
+from scheduler.core.machine import Core
+from scheduler.errors import DeadlineError
+
+LOOK_S = 0.1
+"""Between two looks while a request is open."""
+IDLE_S = 5.0
+"""The thread ends when no request has been open for so long; the next one starts it again."""
+READING = 2.0
+"""The shadow may read a prompt for so many times as long as the main node did."""
+
+
+class Watched(Protocol):
+    """The engine."""
+
+    core: Core
+    peers: Peers
+
+    def post(self, event: t.Event) -> None: ...
+
+
+class Deadlines:
+    """Time is counted in looks, not by the clock: after a look that came late, no more than twice `LOOK_S` has passed.
+    So a main node that was itself stopped gives the others time to come back.
+
+    Methods are called with the engine's lock held.
+    """
+
+    def __init__(self, engine: Watched, lock: threading.RLock, worker_wait_s: float, shadow_s: float) -> None:
+        """`worker_wait_s`: how long open requests wait for workers that are missing. `shadow_s`: how long a shadow may
+        owe predictions and send none."""
+        self.worker_wait_s = worker_wait_s
+        self.shadow_s = shadow_s
+        self.waited_s = 0.0
+        """How long requests have waited for missing workers so far. May be read from any thread."""
+        self._engine = engine
+        self._lock = lock
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._missing: dict[int, str] = {}
+        """Lost worker -> why; the last one that was lost comes last."""
+        self._short_s = 0.0
+        """How long open requests have waited for the workers that are missing now."""
+        self._owed_s = 0.0
+        """How long the shadow has owed predictions since it sent one."""
+        self._opened: dict[int, float] = {}
+        """Open request -> when it was opened."""
+        self._reading_s: dict[int, float] = {}
+        """Open request -> seconds until its first token."""
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            t.WorkerLost: self._worker_lost,
+            t.WorkerJoined: self._worker_joined,
+            t.RequestOpened: self._request_opened,
+            t.RequestClosed: self._request_closed,
+            t.TokenDecoded: self._token_decoded,
+            t.Predicted: self._shadow_heard,
+            t.ShadowJoined: self._shadow_heard,
+        }
+
+    @property
+    def short(self) -> bool:
+        """Workers are missing: those that are connected cannot compute every expert."""
+        return self._engine.core.shortfall is not None
+
+    def close(self) -> None:
+        """No worker will come any more: every open request fails."""
+        self._closed.set()
+        self.worker_wait_s = 0.0
+        self._expire_at_once()
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def handled(self, event: t.Event) -> None:
+        """The scheduler has handled an event."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    def _worker_lost(self, event: t.WorkerLost) -> None:
+        self._missing.pop(event.worker, None)
+        self._missing[event.worker] = event.reason
+        self._expire_at_once()
+
+    def _worker_joined(self, event: t.WorkerJoined) -> None:
+        self._missing.pop(event.worker, None)
+        if not self.short:
+            self._short_s = 0.0
+
+    def _request_opened(self, event: t.RequestOpened) -> None:
+        self._opened[event.request] = time.monotonic()
+        self._expire_at_once()
+        if self._thread is None and not self._closed.is_set():
+            self._thread = threading.Thread(target=self._run, name="odmoe-deadlines", daemon=True)
+            self._thread.start()
+
+    def _request_closed(self, event: t.RequestClosed) -> None:
+        self._opened.pop(event.request, None)
+        self._reading_s.pop(event.request, None)
+        if not self._opened:
+            self._short_s = 0.0
+
+    def _token_decoded(self, event: t.TokenDecoded) -> None:
+        if event.index == 0 and event.request in self._opened:
+            self._reading_s[event.request] = time.monotonic() - self._opened[event.request]
+
+    def _shadow_heard(self, event: t.Predicted | t.ShadowJoined) -> None:
+        self._owed_s = 0.0
+
+    # --- expiry -------------------------------------------------------------------------------------------------
+
+    def _expire_at_once(self) -> None:
+        if not self.worker_wait_s and self._opened and self.short:
+            self._expire()
+
+    def _expire(self) -> None:
+        self._short_s = 0.0
+        self._engine.post(t.WorkerWaitExpired(self._reason()))
+
+    def _reason(self) -> str:
+        reason = self._engine.core.shortfall or ""
+        if not self._engine.core.workers and self._missing:
+            reason = f"the last worker is gone: {next(reversed(self._missing.values()))}"
+        if not self.worker_wait_s:
+            return reason
+        names = [f"worker {number}" for number in sorted(self._missing)] or ["a worker"]
+        return (
+            f"{reason}; {', '.join(names)} did not come back within {self.worker_wait_s:g} s: start "
+            f"{'them' if names[1:] else 'it'} again, or wait longer with --worker-wait"
+        )
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        idle_s, looked = 0.0, time.monotonic()
+        while not self._closed.wait(LOOK_S):
+            before, looked = looked, time.monotonic()
+            passed_s = min(looked - before, 2 * LOOK_S)
+            silent: DeadlineError | None = None
+            with self._lock:
+                shadow = self._engine.peers.shadow
+                if self._opened:
+                    idle_s = 0.0
+                    self._look_at_workers(passed_s)
+                    silent = self._look_at_shadow(passed_s) if shadow is not None else None
+                else:
+                    idle_s += passed_s
+                if idle_s >= IDLE_S:
+                    self._thread = None
+                    return
+            if shadow is not None and silent is not None:
+                self._engine.peers.lose_shadow(shadow, silent)
+
+    def _look_at_workers(self, passed_s: float) -> None:
+        if self.short:
+            self.waited_s += passed_s
+            self._short_s += passed_s
+            if self._short_s >= self.worker_wait_s:
+                self._expire()
+
+    def _look_at_shadow(self, passed_s: float) -> DeadlineError | None:
+        """Returns an error where it has been silent for too long."""
+        owed = sum(stats.unmatched for stats in self._engine.core.stats.values())
+        if not owed:
+            return None
+        self._owed_s += passed_s
+        allowed_s = self.shadow_s + READING * max(self._reading_s.values(), default=0.0)
+        if self._owed_s < allowed_s:
+            return None
+        self._owed_s = 0.0
+        return DeadlineError(f"it owes the predictions of {owed} layers and has sent none for {allowed_s:.3g} s")
