@@ -46,13 +46,22 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
     ),
     "no tokenizer": (
         lambda m: (unpublish(m), (m / "tokenizer.json").unlink()),
-        "CorruptStoreError",
+        "CorruptCheckpointError",
         ["no tokenizer", "complete"],
     ),
     "cut tokenizer": (
         lambda m: (unpublish(m), cut_text(m / "tokenizer.json")),
-        "CorruptStoreError",
+        "CorruptCheckpointError",
         ["no tokenizer", "complete"],
+    ),
+    "no vocabulary": (
+        lambda m: (
+            unpublish(m),
+            (m / "tokenizer.json").unlink(),
+            (m / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}'),
+        ),
+        "CorruptCheckpointError",
+        ["no tokenizer", "no vocabulary", "complete"],
     ),
 }
 
@@ -71,7 +80,8 @@ def test_broken_checkpoints(name: str, cli: CommandLine, demo: Path, tmp_path: P
     change, kind, words = BROKEN[name]
     model = Path(shutil.copytree(demo, tmp_path / "model"))
     change(model)
-    check_one_line(cli("generate", "-m", str(model), "hello"), 1, kind, words)
+    check_one_line(cli("generate", "-m", str(model), "--store", str(tmp_path / "store"), "hello"), 1, kind, words)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"], "a store was made, or begun"
 
 
 @pytest.mark.usefixtures("no_nodes")
