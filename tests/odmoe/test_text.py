@@ -172,6 +172,14 @@ def test_prompts_that_cannot_be(prompt: str, says: str) -> None:
         encode(TOKENIZERS["demo"], prompt, 1024)
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "olmoe", "mixtral"])
+def test_no_tokenizer_files(family: str, tmp_path: Path) -> None:
+    """Transformers makes a tokenizer of no tokens for the first two, which would find every prompt empty."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(CorruptStoreError, match="no tokenizer can be read from .* files are complete"):
+        load_tokenizer(tmp_path)
+
+
 def test_broken_tokenizers(demo: Path, tmp_path: Path) -> None:
     with pytest.raises(CorruptStoreError, match="no tokenizer can be read from"):
         load_tokenizer(tmp_path)

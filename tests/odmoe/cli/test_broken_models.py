@@ -54,15 +54,6 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
         "CorruptCheckpointError",
         ["no tokenizer", "complete"],
     ),
-    "no vocabulary": (
-        lambda m: (
-            unpublish(m),
-            (m / "tokenizer.json").unlink(),
-            (m / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}'),
-        ),
-        "CorruptCheckpointError",
-        ["no tokenizer", "no vocabulary", "complete"],
-    ),
 }
 
 
