@@ -176,7 +176,7 @@ def test_prompts_that_cannot_be(prompt: str, says: str) -> None:
 def test_no_tokenizer_files(family: str, tmp_path: Path) -> None:
     """Transformers makes a tokenizer of no tokens for the first two, which would find every prompt empty."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    with pytest.raises(CorruptStoreError, match="no tokenizer can be read from .* files are complete"):
+    with pytest.raises(CorruptStoreError, match=r"no tokenizer can be read from .* files are complete"):
         load_tokenizer(tmp_path)
 
 
