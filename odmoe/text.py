@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.sharding.source import Source, verify_bytes
+from checkpoint.store import removed
 from scheduler.errors import ConfigError, CorruptCheckpointError, CorruptStoreError, ODMoEError, PromptError
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -15,12 +16,14 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def load_tokenizer(folder: Path, kind: type[ODMoEError] = CorruptStoreError) -> Any:
-    """The tokenizer of the model in `folder`. Raises `kind`."""
+    """The tokenizer of the model in `folder`. Raises `kind`, or StoreNotFoundError if the folder is not there."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises Exception itself
+        if not folder.is_dir():  # Transformers would look for it on the Hub
+            raise removed(folder) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" :")
         raise kind(
             f"no tokenizer can be read from {folder}: {reason}; check that the model's tokenizer files are complete"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -185,3 +187,21 @@ def test_the_published_digests_are_the_demos_own(demo: Path) -> None:
     """What the test of a flipped bit rests on."""
     sums = dict(reversed(line.split()) for line in (demo / "SHA256SUMS").read_text().splitlines())
     assert sums["model.safetensors"] == hashlib.sha256((demo / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("before", ["odmoe.commands.generate._tokens", "odmoe.commands.generate.start_cluster"])
+def test_a_store_that_is_removed_while_the_nodes_start(
+    before: str, cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = before.rsplit(".", 1)
+    began = getattr(importlib.import_module(module), name)
+
+    def remove(*args: Any) -> Any:
+        shutil.rmtree(store)
+        return began(*args)
+
+    monkeypatch.setattr(before, remove)
+    answer = cli("generate", "-m", str(store), "--shadow", "none", "--workers", "1", "hello")
+    check_one_line(answer, 1, "StoreNotFoundError", [str(store), "was removed while this program ran"])
+    assert "Hub" not in answer.err
+    assert "Repo" not in answer.err
