@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from checkpoint import family
+from checkpoint.store import removed
 from scheduler.errors import CorruptStoreError
 
 EXPERTS_IMPLEMENTATION = "odmoe"
@@ -26,7 +27,8 @@ ExpertsFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, device: str = "cpu") -> Any:
     """The family's own model with empty experts modules, dense weights loaded by `from_pretrained`.
 
-    Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError.
+    Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError, or
+    StoreNotFoundError if the folder is not there any more.
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -46,6 +48,8 @@ def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, 
                 folder, config=config, dtype=dtype, device_map=None, local_files_only=True, output_loading_info=True
             )
     except (RuntimeError, ValueError, KeyError, OSError) as error:
+        if not folder.is_dir():  # Transformers would look for it on the Hub
+            raise removed(folder) from error
         reason = str(error).splitlines()[0]
         raise CorruptStoreError(f"the dense weights in {folder} do not fit config.json: {reason}") from error
     lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))

@@ -58,6 +58,8 @@ class ExpertStore:
             raise CorruptStoreError(f"{where} is damaged ({error}); make the store again") from error
         for layer in manifest.layers.values():
             if fault := size_fault(path, layer):
+                if not where.exists():
+                    raise removed(path)
                 raise CorruptStoreError(f"{fault}; make the store again with odmoe shard")
         return ExpertStore(path, replace(manifest, forms=_forms(path, manifest)))
 
@@ -106,6 +108,8 @@ class ExpertStore:
             dense = [file.stat().st_size for file in self.dense.iterdir()]
         except OSError as error:
             where = error.filename or self.path
+            if not (self.path / MANIFEST).exists():
+                raise removed(self.path) from error
             raise CorruptStoreError(f"{where} cannot be read ({error.strerror}); make the store again") from error
         blobs = sum(len(layer.blobs) for held in every for layer in held.layers.values())
         return Checked(blobs, len(dense), total + sum(dense))
@@ -132,9 +136,18 @@ class ExpertStore:
         return stamps / hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
 
     def _state(self) -> str:
+        """Raises StoreNotFoundError."""
         files = sorted(p for p in self.path.rglob("*") if p.is_file())
-        stats = [(p.name, p.stat()) for p in files]
+        try:
+            stats = [(p.name, p.stat()) for p in files]
+        except FileNotFoundError as error:
+            raise removed(self.path) from error
         return json.dumps([[n, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns] for n, s in stats])
+
+
+def removed(folder: Path) -> StoreNotFoundError:
+    """The error for a store, or a folder of one, that was there before."""
+    return StoreNotFoundError(f"{folder} was removed while this program ran; start it again with a store that stays")
 
 
 def form_manifest(folder: Path, form: str) -> Path:

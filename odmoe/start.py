@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from checkpoint.manifest import MANIFEST
 from odmoe.clusters.process import prepare_ray
 from odmoe.settings.settings import Settings
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, ODMoEError
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
@@ -20,8 +21,19 @@ def start_cluster(
     """A cluster embedded in this process, or of Ray actors. Without a store, a running cluster is joined whatever model
     it serves.
 
-    Raises ClusterError, ConfigError.
+    Raises ClusterError, ConfigError, StoreError.
     """
+    try:
+        return _started(settings, store, say)
+    except ODMoEError as error:
+        if store is not None and not (store.path / MANIFEST).exists():  # whatever it was that missed it first
+            from checkpoint.store import removed
+
+            raise removed(store.path) from error
+        raise
+
+
+def _started(settings: Settings, store: ExpertStore | None, say: Callable[[str], None]) -> Cluster:
     if store is None and not settings.joined:
         raise ConfigError(f"--model is not given; --cluster {settings.cluster} needs one")
     if settings.cluster == "embedded" and store is not None:

@@ -34,11 +34,12 @@ def prepare_store(
     dtype: str | None,
     progress: Progress | None = None,
     forms_needed: Callable[[ExpertStore], Sequence[str]] | None = None,
+    check: Callable[[Source], None] | None = None,
 ) -> ExpertStore:
     """The store of a model, whole and verified. A missing one is made, at `store` or in the cache.
 
     `model`: a checkpoint, or a store. `forms_needed`: the forms that this store needs beside the full one; missing ones
-    are added.
+    are added. `check` gets a checkpoint before a store is made of it, and raises if that is not to be.
     Raises CheckpointError, StoreError.
     """
     path = find_model(model)
@@ -50,7 +51,8 @@ def prepare_store(
 
             opened = check_same(ExpertStore.open(path), None, dtype)
         else:
-            made = make_or_open(source, cached or Path(os.path.expanduser(store or "")), dtype, progress)
+            target = cached or Path(os.path.expanduser(store or ""))
+            made = make_or_open(source, target, dtype, progress, check)
             opened = made.store
             if made.written:
                 opened.trust(stamps_dir())
@@ -77,8 +79,17 @@ def with_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | No
     return found
 
 
-def make_or_open(source: Source, target: Path, dtype: str | None, progress: Progress | None = None) -> Made:
-    """The store at `target` of this checkpoint and dtype, made if missing. Raises CheckpointError, StoreError."""
+def make_or_open(
+    source: Source,
+    target: Path,
+    dtype: str | None,
+    progress: Progress | None = None,
+    check: Callable[[Source], None] | None = None,
+) -> Made:
+    """The store at `target` of this checkpoint and dtype, made if missing. `check`: as for `prepare_store`.
+
+    Raises CheckpointError, StoreError.
+    """
     from checkpoint.sharding.shard import Made, check_same, make_store
 
     if (target / MANIFEST).is_file():
@@ -91,7 +102,7 @@ def make_or_open(source: Source, target: Path, dtype: str | None, progress: Prog
             "XDG_CACHE_HOME for all stores"
         ) from error
     sweep(cache_dir() / "stores", ABANDONED_S)
-    return make_store(source, target, dtype, progress)
+    return make_store(source, target, dtype, progress, check)
 
 
 def stamps_dir() -> Path:

@@ -7,23 +7,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scheduler.errors import ConfigError, CorruptStoreError, PromptError
+from checkpoint.sharding.source import Source, verify_bytes
+from checkpoint.store import removed
+from scheduler.errors import ConfigError, CorruptCheckpointError, CorruptStoreError, ODMoEError, PromptError
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A token that is one byte of text (SentencePiece's byte fallback)."""
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The model's own tokenizer. Raises CorruptStoreError."""
+def load_tokenizer(folder: Path, kind: type[ODMoEError] = CorruptStoreError) -> Any:
+    """The tokenizer of the model in `folder`. Raises `kind`, or StoreNotFoundError if the folder is not there."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises Exception itself
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CorruptStoreError(
+        if not folder.is_dir():  # Transformers would look for it on the Hub
+            raise removed(folder) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" :")
+        raise kind(
             f"no tokenizer can be read from {folder}: {reason}; check that the model's tokenizer files are complete"
         ) from error
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # Transformers makes it from no file at all
+        raise kind(
+            f"no tokenizer can be read from {folder}: there is no vocabulary; check that the model's tokenizer files "
+            "are complete"
+        )
+    return tokenizer
+
+
+def check_tokenizer(source: Source) -> None:
+    """Raises CorruptCheckpointError unless the checkpoint has a tokenizer."""
+    try:
+        load_tokenizer(source.path, CorruptCheckpointError)
+    except CorruptCheckpointError:
+        verify_bytes(source)  # where digests were published, they tell which file is damaged
+        raise
 
 
 def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,21 @@ class Made:
     resumed: int
 
 
-def make_store(source: Source, target: Path, dtype: str | None = None, progress: Progress | None = None) -> Made:
+def make_store(
+    source: Source,
+    target: Path,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+    check: Callable[[Source], None] | None = None,
+) -> Made:
     """Write the expert store of a checkpoint. `dtype` is the experts'; None for the checkpoint's.
 
     An existing store of the same checkpoint and dtype is returned unchanged. Layers that an interrupted run finished
-    are kept. `progress(what, done, total)` reports verify, wait, resume, experts and dense. Raises CheckpointError
-    (NotMoEError, CorruptCheckpointError, ...), StoreMismatchError if another model's store is at `target`, or
-    StoreWriteError. After a StoreWriteError or an interrupt finished layers stay for the next run.
+    are kept. `progress(what, done, total)` reports verify, wait, resume, experts and dense. `check` gets the checkpoint
+    before anything is written, and raises if it is not to be used.
+
+    Raises CheckpointError (NotMoEError, CorruptCheckpointError, ...), StoreMismatchError if another model's store is at
+    `target`, or StoreWriteError. After a StoreWriteError or an interrupt finished layers stay for the next run.
     """
     config = family.config_from_dict(source.config)
     if quantised := source.config.get("quantization_config"):
@@ -53,6 +62,8 @@ def make_store(source: Source, target: Path, dtype: str | None = None, progress:
         report = progress or (lambda what, done, total: None)
         plan = Conversion(source, family.meta_model(config, torch_dtype))
         family.shape_of(config, plan.layers, max(map(plan.experts, plan.layers)))
+        if check is not None:
+            check(source)
         identity = {"format": FORMAT, "fingerprint": source.fingerprint, "files": source.stamp, "dtype": name}
         if not begun(target, identity):
             report("verify", 0, 1)

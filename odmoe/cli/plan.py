@@ -9,6 +9,7 @@ import typer
 
 from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.cli.options import Json, PanelDebug, PanelQuiet
+from odmoe.settings.bounds import check_slots
 from odmoe.settings.plan_settings import CONTEXT, PlanSettings
 from scheduler.errors import ConfigError
 
@@ -48,6 +49,8 @@ def plan(
     workers = settings.workers or base.workers
     if settings.group_size is not None and settings.group_size > workers:
         raise ConfigError(f"--group-size is {settings.group_size}; allowed: 1 to --workers ({workers})")
+    if settings.slots is not None:
+        check_slots(workers, settings.slots)
     hardware = Hardware(base, workers, settings.device_memory, settings.load_bandwidth, settings.link)
     policy = Policy(
         settings.shadow,

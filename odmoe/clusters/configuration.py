@@ -82,6 +82,9 @@ def _rows_at_once(store: ExpertStore, shape: ModelShape) -> int:
 def check_fits(settings: Settings, store: ExpertStore) -> None:
     """Check what can be checked before any node starts. Raises ConfigError if there are too few slots, or a predictor
     has no weights."""
+    experts = sum(len(layer.blobs) for layer in store.manifest.layers.values())
+    if settings.slots_given and int(settings.slots) > experts:
+        raise ConfigError(f"--slots is {settings.slots}; allowed: 1 to {experts}, the experts of the model")
     settings = with_precision(settings, store)
     _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store), settings))
     if not settings.joined:

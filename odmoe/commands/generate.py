@@ -124,9 +124,10 @@ def _start(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepa
     with terminal.progress("opening the model") as progress:
         from odmoe.clusters.configuration import check_fits, forms_needed
         from odmoe.stores import prepare_store
+        from odmoe.text import check_tokenizer
 
         needed = partial(forms_needed, settings)
-        store = prepare_store(settings.model, settings.store, settings.dtype, progress, needed)
+        store = prepare_store(settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer)
     check_fits(settings, store)
     with terminal.status() as say:
         tokenizer, ids = _tokens(settings, prompts, store, say)

@@ -12,6 +12,7 @@ from typing import Any
 
 from odmoe.commands.checks import check_writable
 from odmoe.commands.simulate_text import show
+from odmoe.settings.bounds import check_experts, check_slots
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.system_settings import CHOSEN, check_read
 from odmoe.settings.table import flag
@@ -108,6 +109,7 @@ def _random_run(given: SimulateSettings) -> Run:
     )
     if profile.top_k > profile.experts:
         raise ConfigError(f"--top-k is {profile.top_k} with {profile.experts} experts; allowed: 1 to {profile.experts}")
+    check_experts(profile.layers, profile.experts)
     scenario = _scenario(given, profile, None, given.prompt_tokens, given.tokens)
     recall = RECALL if given.recall is None and scenario.system.predictor == "sep" else given.recall
     same_token = SAME_TOKEN if given.same_token is None else given.same_token
@@ -134,6 +136,8 @@ def _scenario(
     forms = {} if recording is None or given.given("precision") or given.given("system") else _form_costs(recording)
     single = given.given("system") and given.preset.single_machine
     workers = given.workers or (1 if single else len(joined) or profile.workers)
+    if given.given("slots"):
+        check_slots(workers, given.slots)
     alignment = core.alignment if core else Alignment()
     scenario = Scenario(
         profile,

@@ -25,7 +25,7 @@ from odmoe.terminal import Terminal
 from odmoe.text import encode, load_tokenizer
 from odmoe.training.observed_model import ObservedModel
 from odmoe.training.predictor_training import Recall, Samples, collect, fit, joined, measure
-from scheduler.errors import CheckpointError, ConfigError
+from scheduler.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from scheduler.files import write_whole
 from wire.machine import processor_name
 
@@ -61,7 +61,7 @@ def run_train_predictor(
     prepare_libraries(Settings().threads_a_node)
     with terminal.status() as say:
         say("loading the whole model with Transformers")
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(path, CorruptCheckpointError)
         ids = [encode(tokenizer, prompt, context - training.tokens) for prompt in prompts]
         observed = ObservedModel(load_whole(path, "float32"))
     random.Random(training.seed).shuffle(ids)

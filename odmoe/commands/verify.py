@@ -20,7 +20,7 @@ from odmoe.commands.whole_model import check_memory, checked_config, load_whole
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
-from scheduler.errors import ConfigError, PromptError
+from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
 
 Step = Callable[[], None]
 
@@ -43,7 +43,8 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
-    tokenizer = load_tokenizer(path)  # a store takes long to make: the prompts are checked before
+    # A store takes long to make: the prompts are checked before.
+    tokenizer = load_tokenizer(path, CorruptCheckpointError)
     ids = encode_prompts(tokenizer, prompts, tokens, limited_context(size.context_max, settings.ctx_size))
     with terminal.progress() as progress:
         needed = partial(forms_needed, settings)

@@ -9,13 +9,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
+from scheduler.unknown_names import nearest
+from scheduler.yaml_file import read_yaml
 
 ROLES = ("main_node", "shadow_node", "worker_node")
 """Also the names of Ray's node types and of their custom resources."""
+
+RAY_KEYS = (
+    "cluster_name",
+    "provider",
+    "auth",
+    "max_workers",
+    "initialization_commands",
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "head_start_ray_commands",
+    "worker_start_ray_commands",
+    "file_mounts",
+    "cluster_synced_files",
+    "file_mounts_sync_continuously",
+    "rsync_exclude",
+    "rsync_filter",
+    "docker",
+    "metadata",
+    "no_restart",
+    "upscaling_speed",
+    "idle_timeout_minutes",
+    "available_node_types",
+    "head_node_type",
+)
+"""The keys of Ray's own cluster files (ray/autoscaler/ray-schema.json)."""
+
+PROVIDER_KEYS = ("type", "module", "hosts", "cache_stopped_nodes", "disable_node_updaters", "use_internal_ips")
+AUTH_KEYS = ("ssh_user", "ssh_private_key", "ssh_public_key", "ssh_proxy_command", "ssh_proxy_use_node_id")
 
 OWN_SETTINGS = ("slots", "loader", "threads")
 """Settings that a cluster file may give for one machine alone."""
@@ -66,17 +95,27 @@ class ClusterFile:
 
 def read_cluster_file(path: Path) -> ClusterFile:
     """Raises ConfigError naming the file, what is wrong in it and what is allowed."""
-    try:
-        found = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"the cluster file {path} is not there; the project's cluster.yaml is an example") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"the cluster file {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not path.exists():
+        raise ConfigError(f"the cluster file {path} is not there; the project's cluster.yaml is an example")
+    found = read_yaml(path, f"the cluster file {path}")
+    if isinstance(found, dict):
+        _check_keys(found, RAY_KEYS, "", path)
+        for block, keys in (("provider", PROVIDER_KEYS), ("auth", AUTH_KEYS)):
+            if isinstance(found.get(block), dict):
+                _check_keys(found[block], keys, f"{block}: ", path)
     return parse_cluster(found, path)
 
 
 def parse_cluster(found: Any, path: Path) -> ClusterFile:
-    """A cluster file from its parsed YAML. Raises ConfigError."""
+    """A cluster file from its parsed YAML, or the configuration that Ray makes of it, which has further keys. Raises
+    ConfigError."""
+    if found is None:
+        raise ConfigError(f"the cluster file {path} is empty; the project's cluster.yaml is an example")
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"the cluster file {path} is a {type(found).__name__}; allowed: blocks such as provider:, as in the "
+            "project's cluster.yaml"
+        )
     name, provider, auth = (_part(found, key, kind, path) for key, kind in _PARTS)
     hosts = tuple(read_hosts(_part(provider, "hosts", dict, path), str(path)))
     user, key = _part(auth, "ssh_user", str, path), auth.get("ssh_private_key")
@@ -90,11 +129,21 @@ def parse_cluster(found: Any, path: Path) -> ClusterFile:
     return ClusterFile(path, name, hosts, user, Path(key).expanduser() if key else None)
 
 
+def _check_keys(part: dict[Any, Any], keys: tuple[str, ...], where: str, path: Path) -> None:
+    """Raises ConfigError for a key that neither Ray nor this project reads."""
+    for key in part:
+        if key not in keys:
+            near = nearest(key, keys) or f"; allowed: {', '.join(keys)}"
+            raise ConfigError(f"{path}: {where}{key} is not a key of a cluster file{near}")
+
+
 _PARTS: tuple[tuple[str, type], ...] = (("cluster_name", str), ("provider", dict), ("auth", dict))
 
 
 def _part(found: Any, key: str, kind: type, path: Path) -> Any:
-    value = found.get(key) if isinstance(found, dict) else None
+    value = found.get(key)
+    if value is None:
+        raise ConfigError(f"{path}: {key} is missing; the project's cluster.yaml is an example")
     if not isinstance(value, kind) or not value:
         wanted = "text" if kind is str else "a block of settings"
         raise ConfigError(f"{path}: {key} is {value!r}; allowed: {wanted}, as in the project's cluster.yaml")

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from odmoe.machines.cluster_file import ClusterFile, Host, parse_cluster
 from odmoe.machines.home import token_file
 from odmoe.machines.preflight import stop_processes
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.table import cause
 from scheduler.errors import ConfigError, HostError
+from scheduler.yaml_file import parse_yaml, read_yaml
 
 ON_HEAD = "~/ray_bootstrap_config.yaml"
 RECORD = "launched.json"
@@ -25,9 +24,9 @@ READ_S = 20.0
 
 def as_launched(ssh: Ssh, cluster: ClusterFile) -> bool:
     """Whether the head was launched with the same hosts, roles, groups, settings and commands."""
-    with contextlib.suppress(HostError, ConfigError, OSError, UnicodeDecodeError, yaml.YAMLError):
-        found = yaml.safe_load(ssh.run(cluster.main, f"cat {ON_HEAD}", READ_S))
-        wanted = yaml.safe_load(cluster.path.read_text())
+    with contextlib.suppress(HostError, ConfigError):
+        found = parse_yaml(ssh.run(cluster.main, f"cat {ON_HEAD}", READ_S), ON_HEAD)
+        wanted = read_yaml(cluster.path, str(cluster.path))
         return parse_cluster(found, cluster.path).hosts == cluster.hosts and all(
             found.get(name) == wanted.get(name) for name in COMMANDS
         )

@@ -111,12 +111,12 @@ class _BringUp:
     def _store(self, facts: dict[str, Facts]) -> Path:
         """Make the store if there is none, and copy it to every host."""
         from odmoe.clusters.configuration import forms_needed, with_slots
+        from odmoe.text import check_tokenizer
 
+        needed = partial(forms_needed, self._settings)
         settings = self._settings
         with self._terminal.progress() as progress:
-            opened = prepare_store(
-                settings.model, settings.store, settings.dtype, progress, partial(forms_needed, settings)
-            )
+            opened = prepare_store(settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer)
         self._settings = with_slots(settings, opened, len(self._cluster.of("worker_node")))
         store = opened.path.resolve()
         self._turns.end("store here")

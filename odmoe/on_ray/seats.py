@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from odmoe.machines.cluster_file import Host, read_hosts
 from scheduler.errors import ConfigError
+from scheduler.yaml_file import read_yaml
 
 NAMESPACE = "odmoe"
 MAIN = "main node"
@@ -74,7 +73,7 @@ def hosts_of_launcher(file: Path | None = None) -> dict[str, Host]:
     """
     file = file or Path.home() / "ray_bootstrap_config.yaml"
     try:
-        found = yaml.safe_load(file.read_text())
+        found = read_yaml(file, str(file))
         return {host.address: host for host in read_hosts(found["provider"]["hosts"], str(file))}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ConfigError):
+    except (KeyError, TypeError, ConfigError):
         return {}

@@ -6,6 +6,7 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.table import Count, Number, Table, again, count, setting
 from odmoe.settings.units import LINK, RATE, SIZE, Bytes, Link, Rate
 from scheduler.errors import ConfigError
+from scheduler.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_PLANNED_WORKERS
 from scheduler.policies.registry import check
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.scenario import PROFILE
@@ -23,9 +24,12 @@ class PlanSettings(Table):
         None,
         f"Tokens that fit in the KV caches (default: {CONTEXT}, or the model's limit if that is lower)",
         heading="Model",
+        most=MAX_CONTEXT,
     )
 
-    workers: Count | None = again(Settings, "workers", default=None, about="Worker nodes (default: the profile's)")
+    workers: Count | None = count(
+        None, "Worker nodes (default: the profile's)", heading="Cluster", common=True, most=MAX_PLANNED_WORKERS
+    )
     load_bandwidth: Rate | None = setting(
         None, RATE, "Load rate of a worker: 25GB/s", heading="Cluster", common=True, metavar="RATE"
     )
@@ -50,7 +54,9 @@ class PlanSettings(Table):
     device_memory: Bytes | None = setting(
         None, SIZE, "Device memory of a worker: 1GB", heading="Memory", common=True, metavar="SIZE"
     )
-    slots: Count | None = count(None, "Experts that fit on a worker (default: the best number)", heading="Memory")
+    slots: Count | None = count(
+        None, "Experts that fit on a worker (default: the best number)", heading="Memory", most=MAX_EXPERTS
+    )
 
     prefill: str = again(Settings, "prefill")
 

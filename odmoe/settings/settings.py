@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from odmoe.settings.bounds import check_slots
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
 from odmoe.settings.units import MEMORY, SLOTS, Memory, Slots, parse_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
+from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS, MAX_WORKERS_HERE
 from scheduler.policies.registry import inexact
 from scheduler.policies.systems import SYSTEMS
 
@@ -44,14 +46,17 @@ class Settings(SystemSettings):
         heading="Cluster",
         common=True,
     )
-    workers: Count = count(8, "Worker nodes (default: 8, or the system's)", heading="Cluster", common=True)
+    workers: Count = count(
+        8, "Worker nodes (default: 8, or the system's)", heading="Cluster", common=True, most=MAX_WORKERS
+    )
     group_size: Count | None = count(
-        None, "Workers that serve a layer together (default: the model's top-k)", heading="Cluster"
+        None, "Workers that serve a layer together (default: the model's top-k)", heading="Cluster", most=MAX_WORKERS
     )
     threads: Count | None = count(
         None,
         "Threads of each node (default: all cores; half of them with a shadow or --cluster local)",
         heading="Cluster",
+        most=MAX_THREADS,
     )
     parallel: Count = setting(
         8,
@@ -163,6 +168,7 @@ class Settings(SystemSettings):
         "-c",
         heading="Sampling",
         least=2,
+        most=MAX_CONTEXT,
     )
     sample: bool = setting(False, "true, false", "Sample with the model's own generation settings", heading="Sampling")
     top_k: Count | None = count(None, "Sample among the k likeliest tokens; 0: all", heading="Sampling", least=0)
@@ -243,6 +249,14 @@ class Settings(SystemSettings):
         if self.cluster not in CLUSTERS and not self.cluster_file and not _is_address(self.cluster):
             allowed = declared(Settings, "cluster").allowed
             raise ConfigError(f"{named('cluster')} is {self.cluster!r}; allowed: {allowed}")
+        most = MAX_WORKERS_HERE.get(self.cluster, MAX_WORKERS)
+        if self.workers > most:
+            raise ConfigError(
+                f"{named('workers')} is {self.workers} with {named('cluster')} {self.cluster}, where all share one "
+                f"machine; allowed: 1 to {most}"
+            )
+        if self.slots_given:
+            check_slots(self.workers, int(self.slots), named)
         placement = self.system_config.placement
         if self.cluster != "embedded" and placement != "device" and self.given("placement"):
             raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, again, setting
-from scheduler.limits import MAX_COUNT, MAX_EXPERTS
+from scheduler.limits import MAX_COUNT, MAX_EXPERTS, MAX_WORKERS
 from scheduler.simulation.scenario import PROFILE, RECALL
 from scheduler.simulation.workload import SAME_TOKEN
 
@@ -45,7 +45,7 @@ class SimulateSettings(SystemSettings):
 
     profile: str = again(Settings, "profile", default=PROFILE, heading="Cluster", common=True, about="Hardware profile")
     workers: Count | None = _up_to(
-        MAX_EXPERTS, None, "Workers (default: system's or profile's)", "Cluster", common=True
+        MAX_WORKERS, None, "Workers (default: system's or profile's)", "Cluster", common=True
     )
     group_size: Count | None = again(
         Settings, "group_size", about="Workers that serve a layer together (default: --top-k, or the profile's)"

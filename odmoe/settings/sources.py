@@ -14,6 +14,7 @@ from odmoe.settings.table import flag
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import CHOICES, is_read, keeps_all, readers
 from scheduler.unknown_names import nearest
+from scheduler.yaml_file import parse_yaml, read_yaml
 
 PREFIX = "ODMOE_"
 
@@ -102,20 +103,8 @@ def default_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file; `max-new-tokens` and `max_new_tokens` are the same key. Raises ConfigError."""
-    import yaml  # most runs have no file
-
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {' '.join(str(error).split())}") from error
-    except yaml.YAMLError as error:
-        # `from None` and a message of our own: the parser's message shows the line, which may hold the secret.
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "some character"
-        raise ConfigError(
-            f"the configuration {path} cannot be read: {where} is not YAML; text with special characters needs quotes"
-        ) from None
-    if found is None:
+    found = read_yaml(path, f"the configuration {path}")
+    if found is None:  # `odmoe config` writes nothing but comments where every setting is a default
         return {}
     if not isinstance(found, dict):
         raise ConfigError(f"the configuration {path} is a {type(found).__name__}; allowed: lines of `setting: value`")
@@ -134,11 +123,9 @@ def _from_text(name: str, text: str) -> Any:
     """A variable's text; several stop texts are written as a YAML list."""
     if name != "stop":
         return text
-    import yaml
-
     try:
-        found = yaml.safe_load(text) if text.startswith("[") else text
-    except yaml.YAMLError:
+        found = parse_yaml(text, variable(name)) if text.startswith("[") else text
+    except ConfigError:  # no list: the text itself
         found = text
     return found if isinstance(found, list) else [text]
 

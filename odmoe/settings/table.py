@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from scheduler.errors import ConfigError
+from scheduler.limits import MAX_COUNT
 from scheduler.unknown_names import nearest, unknown
 
 HEADINGS = ("Model", "Workload", "Cluster", "Prediction", "Memory", "Sampling", "Output", "Experiments")
@@ -68,10 +69,18 @@ def setting(
     ).field()
 
 
-def count(default: int | None, about: str, *flags: str, heading: str, common: bool = False, least: int = 1) -> Any:
-    """Declare an integer of at least `least`."""
-    allowed = f"{least}, {least + 1}, ..."
-    return setting(default, allowed, about, *flags, heading=heading, common=common, ge=least)
+def count(
+    default: int | None,
+    about: str,
+    *flags: str,
+    heading: str,
+    common: bool = False,
+    least: int = 1,
+    most: int = MAX_COUNT,
+) -> Any:
+    """Declare an integer from `least` to `most`."""
+    allowed = f"{least}, {least + 1}, ... {most}"
+    return setting(default, allowed, about, *flags, heading=heading, common=common, ge=least, le=most)
 
 
 def one_of(default: str | None, names: Iterable[str], about: str, *, heading: str, **more: Any) -> Any:

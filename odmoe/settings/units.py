@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from scheduler.limits import MAX_EXPERTS
+
 _NUMBER = r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([kKMmGgTt]i?)?"
 _BYTES = re.compile(_NUMBER + r"(?:[Bb]|bytes)?", re.ASCII)
 _RATE = re.compile(_NUMBER + r"(?:B|bytes)?(?:/s|ps)?", re.ASCII)  # b would be bits
@@ -20,7 +22,7 @@ SIZE = "a size such as 1GB, 512MiB or 704643072 (bytes)"
 RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
 LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
 ADDRESS = "an address and a port, such as 10.0.0.5:7200"
-SLOTS = "1, 2, ..., or auto"
+SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
 
@@ -68,7 +70,9 @@ def _memory(text: Any) -> str:
 def _slots(text: Any) -> int | str:
     if text == "auto":
         return "auto"
-    if isinstance(text, bool) or not str(text).isascii() or not str(text).isdigit() or int(text) < 1:
+    if isinstance(text, bool) or not str(text).isascii() or not str(text).isdigit() or len(str(text)) > 9:
+        raise ValueError(SLOTS)
+    if not 1 <= int(text) <= MAX_EXPERTS:
         raise ValueError(SLOTS)
     return int(text)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.errors import ConfigError
+from scheduler.unknown_names import nearest
+from scheduler.yaml_file import read_yaml
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 """The packaged profiles. A file's name is its profile's."""
@@ -167,12 +169,9 @@ def find_profile(name: str | Path) -> Profile:
 
 def load_profile(path: Path) -> Profile:
     """Raises ConfigError naming the file, the key and what is wrong with it."""
-    import yaml  # a command's help imports this module, and reads no profile
-
-    try:
-        fields: Any = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"profile {path} cannot be read: {error}") from error
+    fields = read_yaml(path, f"profile {path}")
+    if fields is None:
+        raise ConfigError(f"profile {path} is empty; copy one of those in {PROFILES}")
     try:
         return _profile(fields, path)
     except KeyError as error:
@@ -250,7 +249,8 @@ def _mapping(value: Any, name: str, path: Path) -> None:
 def _known(part: Any, where: str, keys: tuple[str, ...], path: Path) -> None:
     """Raises ConfigError. A misspelt key would otherwise count as absent."""
     if unknown := [str(key) for key in part if key not in keys]:
-        raise ConfigError(f"profile {path}: {where}{unknown[0]} is not a key of a profile; allowed: {', '.join(keys)}")
+        near = nearest(unknown[0], keys) or f"; allowed: {', '.join(keys)}"
+        raise ConfigError(f"profile {path}: {where}{unknown[0]} is not a key of a profile{near}")
 
 
 def _count(value: Any, key: str, path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -46,12 +48,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
     ),
     "no tokenizer": (
         lambda m: (unpublish(m), (m / "tokenizer.json").unlink()),
-        "CorruptStoreError",
+        "CorruptCheckpointError",
         ["no tokenizer", "complete"],
     ),
     "cut tokenizer": (
         lambda m: (unpublish(m), cut_text(m / "tokenizer.json")),
-        "CorruptStoreError",
+        "CorruptCheckpointError",
         ["no tokenizer", "complete"],
     ),
 }
@@ -71,7 +73,8 @@ def test_broken_checkpoints(name: str, cli: CommandLine, demo: Path, tmp_path: P
     change, kind, words = BROKEN[name]
     model = Path(shutil.copytree(demo, tmp_path / "model"))
     change(model)
-    check_one_line(cli("generate", "-m", str(model), "hello"), 1, kind, words)
+    check_one_line(cli("generate", "-m", str(model), "--store", str(tmp_path / "store"), "hello"), 1, kind, words)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"], "a store was made, or begun"
 
 
 @pytest.mark.usefixtures("no_nodes")
@@ -184,3 +187,21 @@ def test_the_published_digests_are_the_demos_own(demo: Path) -> None:
     """What the test of a flipped bit rests on."""
     sums = dict(reversed(line.split()) for line in (demo / "SHA256SUMS").read_text().splitlines())
     assert sums["model.safetensors"] == hashlib.sha256((demo / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("before", ["odmoe.commands.generate._tokens", "odmoe.commands.generate.start_cluster"])
+def test_a_store_that_is_removed_while_the_nodes_start(
+    before: str, cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = before.rsplit(".", 1)
+    began = getattr(importlib.import_module(module), name)
+
+    def remove(*args: Any) -> Any:
+        shutil.rmtree(store)
+        return began(*args)
+
+    monkeypatch.setattr(before, remove)
+    answer = cli("generate", "-m", str(store), "--shadow", "none", "--workers", "1", "hello")
+    check_one_line(answer, 1, "StoreNotFoundError", [str(store), "was removed while this program ran"])
+    assert "Hub" not in answer.err
+    assert "Repo" not in answer.err

@@ -14,6 +14,17 @@ from support.machines.cli import CommandLine, check_one_line
 USAGE: list[tuple[list[str], list[str]]] = [
     (["-n", "0"], ["--max-new-tokens", "0", "allowed: 1"]),
     (["-n", "many"], ["--max-new-tokens", "'many'", "allowed: 1, 2, ..."]),
+    (["-n", "99999999999"], ["--max-new-tokens", "99999999999", "allowed: 1, 2, ... 4194304"]),
+    (["--workers", "1000000000"], ["--workers", "1000000000", "allowed: 1, 2, ... 1024"]),
+    (["--workers", "257"], ["--workers is 257 with --cluster embedded", "one machine", "allowed: 1 to 256"]),
+    (["--workers", "65", "--cluster", "local"], ["--workers is 65 with --cluster local", "allowed: 1 to 64"]),
+    (["--workers", "1025", "--cluster", "auto"], ["--workers is 1025", "allowed: 1, 2, ... 1024"]),
+    (["--slots", "1000000000"], ["--slots", "1000000000", "allowed: 1, 2, ... 65536, or auto"]),
+    (["--slots", "9" * 5000], ["--slots", "allowed: 1, 2, ... 65536, or auto"]),
+    (["--slots", "65536"], ["--slots is 65536 with 8 workers, 524,288 together", "allowed: 1 to 16384"]),
+    (["--group-size", "1000000000"], ["--group-size", "1000000000", "1024"]),
+    (["--threads", "1000000000"], ["--threads", "1000000000", "1024"]),
+    (["--mini-batch", "1000000000"], ["--mini-batch", "1000000000", "4194304"]),
     (["--workers", "0"], ["--workers", "0", "allowed: 1"]),
     (["--slots", "0"], ["--slots", "0", "allowed: 1"]),
     (["--group-size", "0"], ["--group-size", "0", "allowed: 1, 2, ..."]),
@@ -40,6 +51,12 @@ def test_usage(
     """It answers before anything of the model is read."""
     monkeypatch.setattr("odmoe.stores.prepare_store", lambda *args: pytest.fail("a store was prepared"))
     check_one_line(cli("generate", "-m", str(demo), *flags, stdin=b"hello"), 2, "ConfigError", words)
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_more_slots_than_experts(cli: CommandLine, demo: Path) -> None:
+    answer = cli("generate", "-m", str(demo), "--slots", "65", "hello")
+    check_one_line(answer, 2, "ConfigError", ["--slots is 65; allowed: 1 to 64, the experts of the model"])
 
 
 def test_usage_of_the_rest(cli: CommandLine, tmp_path: Path) -> None:

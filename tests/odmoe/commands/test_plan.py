@@ -144,6 +144,9 @@ def test_a_planned_shadow_is_as_large_as_a_real_one(
     ("flags", "says"),
     [
         (("--workers", "0"), "--workers is 0; allowed: 1, 2"),
+        (("--workers", "1000000000"), "--workers is 1000000000; allowed: 1, 2, ... 256"),
+        (("--slots", "1000000000"), "--slots is 1000000000; allowed: 1, 2, ... 65536"),
+        (("--slots", "65536"), "--slots is 65536 with 8 workers, 524,288 together; allowed: 1 to 16384"),
         (("--slots", "0"), "--slots is 0; allowed: 1, 2"),
         (("--group-size", "9"), "--group-size is 9; allowed: 1 to --workers (8)"),
         (("--device-memory", "much"), "--device-memory is 'much'; allowed: a size such as 1GB"),

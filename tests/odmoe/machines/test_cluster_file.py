@@ -83,10 +83,43 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"bad\.yaml cannot be read"):
         read_cluster_file(tmp_path / "bad.yaml")
-    with pytest.raises(ConfigError, match="cluster_name is None"):
+    with pytest.raises(ConfigError, match="cluster_name is missing"):
         read_cluster_file(write(tmp_path, hosts, cluster_name=None))
     with pytest.raises(ConfigError, match="ssh_user is 3"):
         read_cluster_file(write(tmp_path, hosts, auth={"ssh_user": 3}))
+
+
+GOOD = """
+cluster_name: c
+provider:
+  type: external
+  hosts: {main_node: 10.0.0.1, worker_node: [10.0.0.2]}
+auth: {ssh_user: me}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"the cluster file .*c\.yaml is empty; the project's cluster\.yaml is an example"),
+        ("# nothing\n", r"c\.yaml is empty"),
+        ("- 1", r"c\.yaml is a list; allowed: blocks such as provider:"),
+        ("[" * 100_000, r"c\.yaml is nested more than 32 deep in line 1"),
+        (GOOD + "auth: {ssh_user: you}\n", r"c\.yaml has auth twice, in lines 6 and 7; keep one"),
+        (GOOD.replace("10.0.0.2]", "10.0.0.2], main_node: 10.0.0.3"), r"has main_node twice, in lines 5 and 5"),
+        (GOOD + "head_setup_comands: []\n", r"head_setup_comands is not a key .*; did you mean head_setup_commands"),
+        (GOOD.replace("ssh_user: me", "ssh_user: me, ssh_privat_key: x"), r"auth: ssh_privat_key .*ssh_private_key"),
+        (GOOD.replace("hosts:", "host:"), r"provider: host is not a key of a cluster file; did you mean hosts"),
+        (GOOD.replace("auth: {ssh_user: me}", ""), r"auth is missing"),
+    ],
+)
+def test_files_that_say_nothing_or_too_much(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_cluster_file(file)
+    file.write_text(GOOD)
+    assert read_cluster_file(file).main.address == "10.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"workers": 0}, ["--workers", "0", "allowed: 1"]),
     ({"workers": -3}, ["--workers", "-3", "allowed: 1"]),
     ({"slots": 0}, ["--slots", "0", "allowed: 1"]),
-    ({"slots": "all"}, ["--slots", "'all'", "allowed: 1, 2, ..., or auto"]),
+    ({"slots": "all"}, ["--slots", "'all'", "allowed: 1, 2, ... 65536, or auto"]),
     ({"slots": True}, ["--slots", "True", "or auto"]),
     ({"slots": 2, "device_memory": "25%"}, ["--device-memory is given with --slots"]),
     ({"mini_batch": 0}, ["--mini-batch", "0", "allowed: 1"]),

@@ -74,10 +74,13 @@ WRONG: list[tuple[str, list[str]]] = [
     ("- workers", ["list", "setting: value"]),
     ("workers: {", ["cannot be read"]),
     ("just words", ["str", "setting: value"]),
+    ("stop: " + "[" * 5000, ["nested more than 32 deep in line 1"]),
+    ("workers: 2\nslots: 1\nworkers: 3", ["workers twice, in lines 1 and 3"]),
+    ("workerz: 2", ["workerz in", "did you mean workers"]),
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), WRONG, ids=[text for text, _ in WRONG])
+@pytest.mark.parametrize(("text", "words"), WRONG, ids=[text[:40] for text, _ in WRONG])
 def test_wrong_files(text: str, words: list[str], tmp_path: Path) -> None:
     file = file_of(tmp_path, text)
     with pytest.raises(ConfigError) as caught:

@@ -201,7 +201,16 @@ def test_a_wrong_scenario_is_named(profile: Profile, said: dict[str, Any], names
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("name: x\n", "lacks"), ("[1, 2", "cannot be read"), ("3", "must be lines")],
+    [
+        ("name: x\n", "lacks"),
+        ("[1, 2", r"bad\.yaml cannot be read: line 1, column \d+ is not YAML"),
+        ("3", "must be lines"),
+        ("", r"profile .*bad\.yaml is empty; copy one of those in .*profiles"),
+        ("# nothing\n", "is empty"),
+        ("[" * 100_000, r"bad\.yaml is nested more than 32 deep in line 1"),
+        ("name: x\nload_ms: 1\nload_ms: 2\n", r"bad\.yaml has load_ms twice, in lines 2 and 3; keep one"),
+        ("name: x\nmodel: {}\ncluster: {}\nlod_ms: 1\n", r"lod_ms is not a key of a profile; did you mean load_ms"),
+    ],
 )
 def test_a_bad_profile_is_named(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "bad.yaml"

@@ -1,0 +1,131 @@
+"""Reads YAML that a person wrote: cluster files, hardware profiles, configuration files. One reader for all of them,
+bounded in size, depth and aliases, so that no file costs more memory or time than its length."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from scheduler.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+"""Mappings and lists within each other. A cluster file needs five."""
+MAX_NODES = 1 << 15
+"""Values of a document, those of an alias counted at each use: a few lines of aliases can stand for billions."""
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """The value of the file's one document; None if it is empty. `what` names the file in messages, with its path.
+
+    Raises ConfigError: not there, not to be read, too large, not YAML, nested too deeply, or a key given twice.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be read: {error.strerror or error}; check the path") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{what} cannot be read: it has more than {MAX_BYTES:,} bytes; check the path")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} cannot be read: byte {error.start} is not UTF-8 text; convert the file") from error
+    return parse_yaml(text, what)
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """As `read_yaml`, of a text. Messages never show the text itself, which may hold a secret."""
+    import yaml  # most runs read no file
+
+    try:
+        _check_bounds(text, what)
+        loader = _loader()(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except _RepeatedKeyError as error:
+        raise ConfigError(f"{what} has {error.key} twice, in lines {error.first} and {error.line}; keep one") from None
+    except yaml.YAMLError as error:
+        # `from None`: the parser's message shows the line.
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "some character"
+        raise ConfigError(
+            f"{what} cannot be read: {where} is not YAML; text with special characters needs quotes"
+        ) from None
+    except (ValueError, ArithmeticError, LookupError, AttributeError):  # what yaml raises for the 31st of February
+        raise ConfigError(
+            f"{what} cannot be read: a date, number or tag in it is not valid; put it in quotes"
+        ) from None
+
+
+def _check_bounds(text: str, what: str) -> None:
+    """Goes through the events, which needs no recursion. Raises ConfigError, YAMLError."""
+    import yaml
+
+    sizes: dict[str, int] = {}
+    """Values of each anchor that has ended, those of its aliases included."""
+    opened: list[tuple[str | None, int]] = []
+    """Anchor of each mapping and list that has not ended, and the values before it."""
+    nodes = documents = 0
+    event: Any
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            if documents > 1:
+                raise ConfigError(f"{what} has a second document, from line {line} on; keep one")
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in (anchor for anchor, _ in opened):
+                raise ConfigError(f"{what}: in line {line}, a value contains itself by an alias; write it out")
+            nodes += sizes.get(event.anchor or "", 1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, nodes))
+            nodes += 1
+            if len(opened) > MAX_DEPTH:
+                raise ConfigError(
+                    f"{what} is nested more than {MAX_DEPTH} deep in line {line}; check brackets and indentation"
+                )
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = nodes - before
+        elif isinstance(event, yaml.ScalarEvent):
+            nodes += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        if nodes > MAX_NODES:
+            raise ConfigError(
+                f"{what} has more than {MAX_NODES:,} values up to line {line}, with those of its aliases; shorten it"
+            )
+
+
+class _RepeatedKeyError(Exception):
+    """A key that a mapping has twice, with both lines."""
+
+    def __init__(self, key: str, first: int, line: int) -> None:
+        super().__init__(key)
+        self.key, self.first, self.line = key, first, line
+
+
+@functools.cache
+def _loader() -> Any:
+    """yaml's safe loader, which would take the last of several values with the same key."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            lines: dict[Any, int] = {}
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.constructor.ConstructorError(None, None, "a key is no text", key.start_mark)
+                line = key.start_mark.line + 1
+                value = self.construct_object(key) if key.tag != "tag:yaml.org,2002:merge" else key.value
+                if value in lines:
+                    raise _RepeatedKeyError(key.value, lines[value], line)
+                lines[value] = line
+            return super().construct_mapping(node, deep)
+
+    return Loader
