@@ -27,7 +27,9 @@ JOIN_S = 5.0
 class GrpcCluster:
     """The main node in this process. Lost nodes are connected again."""
 
-    def __init__(self, settings: Settings, store: ExpertStore, workers: Sequence[str], shadow: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, store: ExpertStore, workers: Sequence[str], shadow: str | None = None
+    ) -> None:
         """`workers`, `shadow`: their addresses."""
         configuration = configure(settings, store)
         self._settings = settings
@@ -99,9 +101,7 @@ class Seen:
         return bool(self.report and self.report.exact)
 
 
-def ask(
-    cluster: Any, prompt: list[int], count: int, acts: Mapping[int, Callable[[], object]] | None = None
-) -> Seen:
+def ask(cluster: Any, prompt: list[int], count: int, acts: Mapping[int, Callable[[], object]] | None = None) -> Seen:
     """One answer. `acts`: what is done, by the number of tokens that have come."""
     seen = Seen()
     try:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,8 @@ class MainProcess(ForkedProcess):
     """Answers one request at a time, as `GrpcCluster` does."""
 
     def __init__(self, settings: Settings, store: Path, workers: list[str], shadow: str | None = None) -> None:
-        super().__init__(_serve, settings, store, workers, shadow)
+        self._clock, theirs = Pipe()
+        super().__init__(_serve, settings, store, workers, shadow, theirs)
         self.hear()
 
     def generate(self, prompt: list[int], count: int) -> Iterator[Step]:
@@ -33,17 +37,32 @@ class MainProcess(ForkedProcess):
         if told is not None:
             raise told
 
+    def jump(self, seconds: float) -> None:
+        """Its wall clock, by so much from the right time. Takes effect within an answer."""
+        self._clock.send(seconds)
 
-def _serve(pipe: Connection, settings: Settings, path: Path, workers: list[str], shadow: str | None) -> None:
+
+def _serve(
+    pipe: Connection, settings: Settings, path: Path, workers: list[str], shadow: str | None, clock: Connection
+) -> None:
     prepare_process()
     prepare_libraries(settings.threads_a_node)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cluster = GrpcCluster(settings, ExpertStore.open(path), workers, shadow)
+    threading.Thread(target=_set_clock, args=(clock,), daemon=True).start()
     pipe.send(None)
     with contextlib.suppress(EOFError, OSError):
         while True:
             _answer(pipe, cluster, *pipe.recv())
     os._exit(0)
+
+
+def _set_clock(clock: Connection) -> None:
+    real = time.time
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            off_s = clock.recv()
+            time.time = lambda off_s=off_s: real() + off_s  # type: ignore[misc]
 
 
 def _answer(pipe: Connection, cluster: Any, prompt: list[int], count: int) -> None:

@@ -8,5 +8,4 @@ prepare_process()
 
 import transformers.models.mixtral.modeling_mixtral  # noqa: E402, F401
 
-import scripts.faults.main_process  # noqa: E402
 import shadow_node.node  # noqa: E402, F401

@@ -16,9 +16,9 @@ from typing import Any
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
+from odmoe.clusters import nodes
 from odmoe.clusters.configuration import resources
 from odmoe.clusters.credentials import credentials
-from odmoe.clusters.nodes import make_shadow, make_worker
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
 from scripts.faults.outputs import LyingWorker
@@ -126,13 +126,21 @@ def _serve(pipe: Connection, role: Role, number: int, settings: Settings, path: 
     secret, identity = credentials(settings)
     node: Any
     if role == "shadow":
-        node = RogueShadow(make_shadow(settings, store, None), store.manifest.experts)
+        node = RogueShadow(nodes.make_shadow(settings, store, None), store.manifest.experts)
         parts: list[Any] = []
     else:
         arithmetic: Any = FaultyArithmetic(ExpertArithmetic(store.manifest.config, store.manifest.dtype))
-        worker: Any = make_worker(number, settings, store, arithmetic, None, resources(settings, store, settings.workers))
-        worker.loader = FaultyLoader(worker.loader)
-        parts = [worker.loader, arithmetic]
+        loader: Any = None
+
+        def make_loader(*args: Any, **named: Any) -> Any:
+            nonlocal loader
+            loader = FaultyLoader(sound_loader(*args, **named))
+            return loader
+
+        sound_loader, nodes.make_loader = nodes.make_loader, make_loader
+        found = resources(settings, store, settings.workers)
+        worker = nodes.make_worker(number, settings, store, arithmetic, None, found)
+        parts = [loader, arithmetic]
         node = LyingWorker(worker, store.manifest.experts)
     server = GrpcServer(node, role, port=port, secret=secret, identity=identity)
     pipe.send(server.address)

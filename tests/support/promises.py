@@ -77,7 +77,9 @@ class Nodes:
                 node.restart(wait=False)
                 dead.append(node)
         for node in self.all:
-            for what in ("clock", "predictions") if node is self.shadow else ("clock", "lie", "load", "compute", "slowness"):
+            for what in (
+                ("clock", "predictions") if node is self.shadow else ("clock", "lie", "load", "compute", "slowness")
+            ):
                 if node not in dead:
                     node.set(what, None)
             node.wait()
