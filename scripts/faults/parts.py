@@ -32,14 +32,26 @@ class FaultyLoader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def load(self, layer: int, expert: int, into: torch.Tensor, cancelled: Callable[[], bool], form: str = "") -> int:
+    def load(
+        self,
+        layer: int,
+        expert: int,
+        into: torch.Tensor,
+        cancelled: Callable[[], bool],
+        form: str = "",
+        digest: Any = None,
+    ) -> int:
         fault = self.fault
         if fault in LOAD_FAULTS:
             raise LOAD_FAULTS[fault]()
         began = time.monotonic()
-        moved = int(self.inner.load(layer, expert, into, cancelled, form))
-        if fault == "damaged" and moved:
+        if fault == "damaged":
+            moved = int(self.inner.load(layer, expert, into, cancelled, form))
             into[moved // 2] ^= 64
+            if digest is not None:
+                digest.add(into[:moved].numpy(), more=False)
+        else:
+            moved = int(self.inner.load(layer, expert, into, cancelled, form, digest))
         time.sleep((self.slowness - 1) * (time.monotonic() - began))
         return moved
 

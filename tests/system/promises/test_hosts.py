@@ -23,7 +23,7 @@ DAY_S = 86400.0
 def test_a_store_is_damaged_on_one_host(damage: str, nodes: Any, answer: Any, tmp_path: Path) -> None:
     """In the middle of an answer. What that host loads from then on is not used."""
     shutil.copytree(nodes.store.path, tmp_path / "store")
-    own = nodes.node("worker", 1, tmp_path / "store", loader="disk", check_loads="all")
+    own = nodes.node("worker", 1, tmp_path / "store", loader="disk")
     nodes.later(own.close)
     sound = nodes.workers[1]
     nodes.later(lambda: nodes.workers.__setitem__(1, sound))
