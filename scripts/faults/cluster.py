@@ -57,8 +57,8 @@ class GrpcCluster:
         else:
             peers.add_shadow(to, JOIN_S)
 
-    def generate(self, prompt: list[int], count: int) -> Iterable[Step]:
-        return self.main.generate(prompt, count, ignore_eos=True)
+    def generate(self, prompt: list[int], count: int, ignore_eos: bool = True) -> Iterable[Step]:
+        return self.main.generate(prompt, count, ignore_eos=ignore_eos)
 
     @property
     def lost(self) -> list[str]:
@@ -105,7 +105,7 @@ def ask(cluster: Any, prompt: list[int], count: int, acts: Mapping[int, Callable
     """One answer. `acts`: what is done, by the number of tokens that have come."""
     seen = Seen()
     try:
-        for step in cluster.generate(prompt, count):
+        for step in cluster.generate(prompt, count, ignore_eos=True):
             if step.token_id is not None:
                 seen.tokens.append(step.token_id)
                 seen.times.append(time.monotonic())

@@ -30,8 +30,8 @@ class MainProcess(ForkedProcess):
         super().__init__(_serve, settings, store, workers, shadow, theirs)
         self.hear()
 
-    def generate(self, prompt: list[int], count: int) -> Iterator[Step]:
-        self.pipe.send((prompt, count))
+    def generate(self, prompt: list[int], count: int, ignore_eos: bool = True) -> Iterator[Step]:
+        self.pipe.send((prompt, count, ignore_eos))
         while isinstance(told := self.hear(), Step):
             yield told
         if told is not None:
@@ -65,9 +65,9 @@ def _set_clock(clock: Connection) -> None:
             time.time = lambda off_s=off_s: real() + off_s  # type: ignore[misc]
 
 
-def _answer(pipe: Connection, cluster: Any, prompt: list[int], count: int) -> None:
+def _answer(pipe: Connection, cluster: Any, *asked: Any) -> None:
     try:
-        for step in cluster.generate(prompt, count):
+        for step in cluster.generate(*asked):
             pipe.send(step)
     except ODMoEError as error:
         pipe.send(error)
