@@ -1,0 +1,168 @@
+"""Workers and shadows in processes of their own, served over gRPC, which can be killed, frozen and made faulty.
+
+They are forked from a process that has imported what they need, so that one is there within a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.store import ExpertStore
+from odmoe.clusters import nodes
+from odmoe.clusters.configuration import resources
+from odmoe.clusters.credentials import credentials
+from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.settings.settings import Settings
+from scripts.faults.outputs import LyingWorker
+from scripts.faults.parts import FaultyArithmetic, FaultyLoader
+from scripts.faults.shadows import RogueShadow
+from wire.base import Role
+from wire.rpc.server import GrpcServer
+
+START_S = 60.0
+"""Longest wait for a process."""
+_TIME = time.time
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["scripts.faults.preload"])
+
+
+class ForkedProcess:
+    """A process that runs `target(pipe, *args)` and ends with this one."""
+
+    def __init__(self, target: Any, *args: Any) -> None:
+        self._target, self._args = target, args
+        self.start()
+
+    def start(self) -> None:
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=self._target, args=(theirs, *self._args), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def hear(self) -> Any:
+        """What the process sends next. Raises TimeoutError, EOFError."""
+        if not self.pipe.poll(START_S):
+            raise TimeoutError(f"{self._target.__name__} has sent nothing for {START_S:g} s")
+        return self.pipe.recv()
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid or 0)
+
+    def kill(self) -> None:
+        """As the kernel does when memory runs out."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+        self.process.join(START_S)
+        self.pipe.close()
+
+
+class NodeProcess(ForkedProcess):
+    """A worker or the shadow. It keeps its address when it is started again."""
+
+    def __init__(self, role: Role, number: int, settings: Settings, store: Path) -> None:
+        self._address = ""
+        super().__init__(_serve, role, number, settings, store)
+
+    @property
+    def address(self) -> str:
+        """Where it is served. Waits until it is."""
+        if not self._address:
+            self._address = str(self.hear())
+            self._args = (*self._args[:4], int(self._address.rpartition(":")[2]))
+        return self._address
+
+    def wait(self) -> None:
+        """Until it is served."""
+        self.address  # noqa: B018
+
+    def restart(self, wait: bool = True) -> None:
+        """A new process at the same address. `wait`: until it is served."""
+        if len(self._args) == 4:  # its port is not known yet
+            self.wait()
+        self.close()
+        self._address = ""
+        self.start()
+        if wait:
+            self.wait()
+
+    def set(self, what: str, value: Any) -> None:
+        """Set a fault from now on. Of a worker: `lie` (a `Lie`), `load`, `compute` (a fault of `parts`) or `slowness`; of
+        the shadow: `predictions`. Of both: `clock`, seconds by which its wall clock jumps. None: it is sound again."""
+        self.wait()
+        self.pipe.send((what, value))
+        self.hear()
+
+    def told(self) -> int:
+        """Outputs that a lying worker has changed since `set`."""
+        self.pipe.send(("told", None))
+        return int(self.hear())
+
+
+def _serve(pipe: Connection, role: Role, number: int, settings: Settings, path: Path, port: int = 0) -> None:
+    prepare_process()
+    prepare_libraries(settings.threads_a_node)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    store = ExpertStore.open(path)
+    secret, identity = credentials(settings)
+    node: Any
+    if role == "shadow":
+        node = RogueShadow(nodes.make_shadow(settings, store, None), store.manifest.experts)
+        parts: list[Any] = []
+    else:
+        arithmetic: Any = FaultyArithmetic(ExpertArithmetic(store.manifest.config, store.manifest.dtype))
+        loader: Any = None
+
+        def make_loader(*args: Any, **named: Any) -> Any:
+            nonlocal loader
+            loader = FaultyLoader(sound_loader(*args, **named))
+            return loader
+
+        sound_loader, nodes.make_loader = nodes.make_loader, make_loader
+        found = resources(settings, store, settings.workers)
+        worker = nodes.make_worker(number, settings, store, arithmetic, None, found)
+        parts = [loader, arithmetic]
+        node = LyingWorker(worker, store.manifest.experts)
+    server = GrpcServer(node, role, port=port, secret=secret, identity=identity)
+    pipe.send(server.address)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            what, value = pipe.recv()
+            pipe.send(_set(node, parts, what, value))
+    os._exit(0)
+
+
+def _set(node: Any, parts: list[Any], what: str, value: Any) -> int:
+    if what == "told":
+        return int(node.told)
+    if what == "lie":
+        node.set(value)
+    elif what == "predictions":
+        node.fault = value
+    elif what == "clock":
+        time.time = lambda: _TIME() + (value or 0)
+    elif what == "slowness":
+        for part in parts:
+            part.slowness = value or 1
+    else:
+        parts[("load", "compute").index(what)].fault = value
+    return 0
