@@ -267,7 +267,7 @@ class Engine:
         kind, reason = self._failed.get(request, (None, ""))
         if kind is not None:
             raise kind(f"request {request} failed: {reason}")
-        if request not in self._requests:
+        if request not in self.core.stats:
             raise RequestFailedError(f"request {request} was closed")
 
     def waiting(self) -> bool:

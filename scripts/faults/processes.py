@@ -106,8 +106,8 @@ class NodeProcess(ForkedProcess):
             self.wait()
 
     def set(self, what: str, value: Any) -> None:
-        """Set a fault from now on. Of a worker: `lie` (a `Lie`), `load`, `compute` (a fault of `parts`) or `slowness`; of
-        the shadow: `predictions`. Of both: `clock`, seconds by which its wall clock jumps. None: it is sound again."""
+        """Set a fault from now on. Of a worker: `lie` (a `Lie`), `load`, `compute` (a fault of `parts`) or `slowness`;
+        of the shadow: `predictions`. Of both: `clock`, seconds by which its wall clock jumps. None: no fault."""
         self.wait()
         self.pipe.send((what, value))
         self.hear()
