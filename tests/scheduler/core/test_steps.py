@@ -227,9 +227,19 @@ def test_the_last_worker_is_lost_while_a_gate_waits_for_another() -> None:
     d = driver(workers=1)
     d.together(1, 2)
     d.gate(0, 3, request=1)
-    reason = "the last worker is gone: cable"
-    assert d.lose(0) == [f"fail 1: {reason}", f"fail 2: {reason}"]
+    assert d.lose(0) == []
+    assert d.do(t.WorkerWaitExpired("too long")) == ["fail 1: too long", "fail 2: too long"]
     assert d.core.idle()
+
+
+def test_gates_are_united_while_no_worker_is_there() -> None:
+    d = driver(workers=1)
+    d.together(1, 2)
+    d.gate(0, 3, request=1)
+    assert d.lose(0) == []
+    assert d.gate(0, 3, request=2) == []
+    both = [*in_place("0.0 0/3"), *compute("0.0 0/3", at=f"2@{P}")]
+    assert d.do(t.WorkerJoined(0, 1)) == ["load 0.0 0/3", *both]
 
 
 def test_what_was_prefetched_for_a_request_that_leaves_serves_the_others() -> None:
