@@ -86,8 +86,9 @@ class WorkerTable:
         return worker
 
     def settle(self) -> None:
-        """Give the residency its slots, and homes to experts. `State.shortfall` is then why these workers cannot hold
-        the experts that must stay; None where they can."""
+        """Give the residency its slots; and homes to experts, once a request needs them: by then more workers may have
+        joined. `State.shortfall` is then why these workers cannot hold the experts that must stay; None where they can.
+        """
         if not self.live:
             return
         try:
@@ -95,7 +96,7 @@ class WorkerTable:
         except ConfigError as error:
             self._state.shortfall = str(error)
             return
-        if self.homes is not None:
+        if self.homes is not None and self._state.requests:
             self.homes.settle()
         self._state.shortfall = None
 

@@ -46,8 +46,8 @@ class Books:
         self.predictions: dict[t.Visit, frozenset[int]] = {}
         self.asked_warm: dict[int, set[t.ExpertId]] = {}
         self.warm_ups: dict[int, list[Expert]] = {}
-        self.decoding = -1
-        """The request whose token was decoded last."""
+        self.unwarmed: set[int] = set()
+        """Requests whose prefill is over, and whose policy was not asked yet what is to be there."""
         self.failures: Counter[Expert] = Counter()
         self.kept: dict[Expert, int] = {}
         self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = 0
@@ -60,6 +60,12 @@ class Books:
     @property
     def predicts(self) -> bool:
         return self.shadow or self.plan.predictor != "none"
+
+    @property
+    def short(self) -> bool:
+        """Workers are missing: those that are there have too few slots."""
+        slots = sum(self.live.values())
+        return not slots or (self.plan.stay and slots < self.plan.all_experts)
 
     @property
     def plans_ahead(self) -> bool:
@@ -138,7 +144,7 @@ class Books:
     # --- facts --------------------------------------------------------------------------------------------------------
 
     def fact(self, event: t.Event, now: int) -> None:
-        self.now = now
+        self.now, short = now, self.short
         self.united.clear()
         self.dropped.clear()
         self.before = list(self.slots.values())
@@ -155,8 +161,9 @@ class Books:
             case t.StepStarted():
                 self._step_started(event)
             case t.TokenDecoded():
+                if self.requests[event.request].prefilling:
+                    self.unwarmed.add(event.request)
                 self.requests[event.request].decoded(event.index)
-                self.decoding = event.request
             case t.WorkerJoined():
                 self.live[event.worker] = event.slots
                 self.costs[event.worker] = {cost.form: cost.load_s + cost.restore_s for cost in event.forms}
@@ -178,6 +185,9 @@ class Books:
                     self.seen["closed in a layer"] += any(gates)
                     self.seen["closed between gates"] += not all(gates)
                     self.close(event.request)
+        waited = short and not self.short and any(one.open for one in self.requests.values())
+        self.seen["waited for workers"] += waited
+        self.seen["waited in a layer"] += waited and any(gate.united for gate in self.gates.values())
         self.unite(())
 
     def _step_started(self, event: t.StepStarted) -> None:
@@ -355,6 +365,7 @@ class Books:
             for key in [key for key in self.hosting if key[0] == visit]:
                 self.stop_hosting(key)
         self.predictions = {v: e for v, e in self.predictions.items() if v.request != request}
+        self.unwarmed.discard(request)
         self.asked_warm.pop(request, None)
         self.warm_ups.pop(request, None)
 

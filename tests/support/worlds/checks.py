@@ -48,10 +48,13 @@ def check_settled(books: Books, core: Core) -> None:
         for _ in attempt.uses:
             _add(begun, attempt.load.expert)
     lacking = named.keys() - in_slots.keys() - begun.keys()
+    assert core.workers == sorted(books.live)
+    assert (core.shortfall is not None) == books.short
+    if books.short:
+        return
     assert not lacking or not books.plan.stay, f"named, not loaded, and there is room: {lacking}"
     _check_waits(books, named, predicted, {*in_slots, *begun}, by_worker)
     _check_begun(books, named, begun, by_worker)
-    assert core.workers == sorted(books.live)
 
 
 def _demands(books: Books) -> tuple[Count, Count]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from support.worlds.plan import FAULTS, POLICIES, PREDICTORS, PREFILLS, Plan
+from support.worlds.plan import BLIP, FAULTS, POLICIES, PREDICTORS, PREFILLS, Plan
 
-ANY_FAULT = st.tuples(st.integers(0, 400), st.sampled_from(FAULTS), st.integers(0, 11))
+ANY_FAULT = st.tuples(st.integers(0, 400), st.sampled_from((*FAULTS, BLIP)), st.integers(0, 11))
 
 
 @st.composite
@@ -43,4 +43,6 @@ def plans(draw: st.DrawFn) -> Plan:
         block=draw(st.integers(1, 4)),
         pausing=draw(st.sampled_from([0.0, 0.0, 0.3])),
         arrive=draw(st.sampled_from([0, 20, 100])),
+        returning=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        patience=draw(st.sampled_from([0, 30, 60, 200])),
     )

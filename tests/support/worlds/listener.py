@@ -105,6 +105,8 @@ class Listener:
     def heard_warm_up(self, experts: Sequence[t.ExpertId]) -> None:
         books = self.books
         kept = {a.load.expert for a in books.before if a.keeps and not a.failed}
-        books.warm_ups[books.decoding] = [expert for expert in experts if expert not in kept]
-        books.asked_warm[books.decoding] = set(experts)
+        asking = next(number for number in books.requests if number in books.unwarmed)
+        books.unwarmed.remove(asking)
+        books.warm_ups[asking] = [expert for expert in experts if expert not in kept]
+        books.asked_warm[asking] = set(experts)
         books.seen["warm"] += bool(experts)

@@ -14,7 +14,11 @@ PREDICTORS = ("none", "chance", "gate", "attention", "token")
 PREFILLS = ("ahead", "pipelined", "in-turn")
 AWAY = 60
 """Ticks that the client of a request pauses for at most."""
+LOST = 120
+"""Ticks after which a worker that was lost joins again, at most."""
 FAULTS = ("die", "join", "cancel", "shadow-lost", "shadow-join")
+BLIP = "blip"
+"""A fault as well, drawn apart: all workers die at once, or nearly."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Plan:
     told what the main model foresees: gate, attention or token. `router`, `placement`, `forms`: one that decides
     otherwise than the gate, the device alone, and full precision. `chunk`: most tokens of the prompt in a pass, 0: all.
     `block`: most rows of a pass in decoding. `pausing`: how often a request is not ready when a step begins, since its
-    client is slow. `arrive`: the most ticks until a request arrives."""
+    client is slow. `arrive`: the most ticks until a request arrives. `returning`: how often a worker that died comes
+    back; `patience`: the ticks for which requests wait for workers that are missing."""
 
     seed: int = 0
     slots: tuple[int, ...] = (1, 1, 1, 1)
@@ -56,6 +61,8 @@ class Plan:
     block: int = 1
     pausing: float = 0.0
     arrive: int = 20
+    returning: float = 0.0
+    patience: int = 200
 
     @property
     def all_experts(self) -> int:
@@ -106,7 +113,18 @@ def random_plan(seed: int) -> Plan:
         failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
         faults=tuple(sorted(faults)),
     )
-    return _in_passes(plan)
+    return _with_blips(_in_passes(plan), 0.2)
+
+
+def _with_blips(plan: Plan, share: float) -> Plan:
+    """So many of the plans with blips; drawn apart, so that the rest does not change."""
+    rng = Random(f"blips {plan.seed}")
+    patience = rng.choice((0, 30, 60, 200, 200))
+    if rng.random() >= share:
+        return replace(plan, patience=patience)
+    blips = [(rng.randint(0, rng.choice((100, 400))), BLIP, 0) for _ in range(rng.choice((1, 2, 3)))]
+    faults = tuple(sorted((*plan.faults, *blips)))
+    return replace(plan, faults=faults, returning=rng.choice((0.2, 0.6, 1.0)), patience=patience)
 
 
 def _in_passes(plan: Plan) -> Plan:
@@ -151,6 +169,7 @@ def stepping_plan(seed: int) -> Plan:
         placement=not plain and plan.placement,
         forms=not plain and rng.random() < 0.1,
     )
+    plan = _with_blips(plan, 0.3)
     return roomy(plan) if plan.stay and rng.random() < 0.9 else plan
 
 
@@ -182,6 +201,7 @@ def eventful_plan(seed: int) -> Plan:
     fail again and again, requests that want the same experts; turn by turn."""
     rng = Random(f"eventful {seed}")
     plan = _in_passes([_troubled, _crowded, _brittle, _shared][seed % 4](replace(_eventful(rng), seed=seed), rng))
+    plan = _with_blips(plan, 0.3)
     return roomy(plan) if plan.stay and rng.random() < 0.85 else plan
 
 

@@ -77,6 +77,11 @@ class Referee(Listener):
         books, fresh = self.books, set[int]()
         self._failing = failing = {c.request for c in commands if isinstance(c, t.Fail)}
         books.unite(failing)
+        assert books.short or not books.unwarmed, f"nobody has asked what is to be there for {books.unwarmed}"
+        if isinstance(self._event, t.WorkerWaitExpired):
+            waiting = {number for number, one in books.requests.items() if one.open} if books.short else set[int]()
+            assert failing == waiting, f"{failing} fail, and {waiting} have waited too long"
+            books.seen["waited for nothing"] += not books.short
         assert all(gate.united for gate in self.asked), "the gates of the step have not all fired"
         if isinstance(self._event, t.GateFired) and not books.united:
             assert not commands, f"{commands}, before all gates of the step have fired"
@@ -185,11 +190,12 @@ class Referee(Listener):
     def _fail(self, c: t.Fail) -> None:
         books = self.books
         assert books.requests[c.request].open
-        often = max(books.failures.values(), default=0) >= MAX_FAILURES
-        slots = sum(books.live.values())
-        lacks = self.plan.stay and slots < self.plan.all_experts
-        assert not slots or often or lacks, f"{c} for no reason"
-        why = "no worker" if not slots else "too few slots" if lacks else "too often"
+        if isinstance(self._event, t.WorkerWaitExpired):
+            assert c.reason == self._event.reason
+            why = "too few slots" if sum(books.live.values()) else "no worker"
+        else:
+            assert max(books.failures.values(), default=0) >= MAX_FAILURES, f"{c} for no reason"
+            why = "too often"
         books.seen[f"failed: {why}"] += 1
         books.close(c.request)
 

@@ -1,7 +1,7 @@
 """A small simulated world around the scheduler's core, judged by `support.worlds.referee`.
 
 The world has workers with slots, loads and computations of random length, messages under way, a shadow that is
-sometimes wrong, late, silent or gone, workers that die and come. Its main model has random routes. It reads in steps: a
+sometimes wrong, late, silent or gone, workers that die and come back, one by one or all together. Its main model has random routes. It reads in steps: a
 pass of each request that is ready; prompts in chunks, answers in blocks of which the first rows are right. Its time is
 whole ticks, so that sums are exact. The same plan lives through the same.
 """
@@ -25,7 +25,7 @@ from scheduler.policies.residency.base import Residency
 from scheduler.policies.strategy import Strategy
 from support.scheduling.policies import placement_of, precision_of, predictor_of, residency_of, router_of
 from support.worlds.overheard import overheard
-from support.worlds.plan import AWAY, Plan
+from support.worlds.plan import AWAY, BLIP, LOST, Plan
 from support.worlds.referee import Referee
 from support.worlds.worker import WorldWorker
 
@@ -75,6 +75,8 @@ class World:
         self._inbox: deque[t.Event] = deque()
         self._posting = False
         self._routes: dict[tuple[int, int, int, int], list[int]] = {}
+        self._wait: object | None = None
+        """While requests wait for workers."""
 
     def _strategy(self) -> Strategy:
         plan = self.plan
@@ -141,6 +143,7 @@ class World:
             self.referee.answered(commands, self.core)
             for c in commands:
                 self.act(c)
+            self.time_wait()
         self._posting = False
 
     def act(self, c: t.Command) -> None:
@@ -323,6 +326,11 @@ class World:
             worker = sorted(self.workers.items())[whom % len(self.workers)][1]
             worker.dead = True
             self.at(self.ticks(10), lambda: self.lose(worker))
+        elif what == BLIP:
+            last = self.ticks(3)
+            for worker in self.workers.values():
+                worker.dead = True
+                self.at(self.ticks(last), partial(self.lose, worker))
         elif what == "join":
             self.join(whom)
         elif what == "cancel" and (mains := [main for main in self.mains.values() if not main.over]):
@@ -339,6 +347,21 @@ class World:
         if self.workers.get(worker.number) is worker:
             del self.workers[worker.number]
             self.post(t.WorkerLost(worker.number, "it died"))
+            if self.rng.random() < self.plan.returning:
+                self.at(self.ticks(LOST), partial(self.join, worker.number))
+
+    def time_wait(self) -> None:
+        """Requests wait for workers that are missing: not for ever."""
+        if not (self.referee.books.short and any(not main.over for main in self.mains.values())):
+            self._wait = None
+        elif self._wait is None:
+            self._wait = object()
+            self.at(self.plan.patience, partial(self.expire, self._wait))
+
+    def expire(self, wait: object) -> None:
+        """The workers may be back, and this says so too late."""
+        if self._wait is wait or not self.referee.books.short:
+            self.post(t.WorkerWaitExpired(f"nobody came until {self.now}"))
 
 
 def live(plan: Plan, residency: MakeResidency = residency_of) -> World:
