@@ -24,7 +24,7 @@ from support.nodes.damage import flip
 from support.nodes.engine_world import WAIT_S, nothing_left
 from wire import inprocess
 from wire import messages as w
-from worker_node.load_checks import LoadChecks
+from worker_node.loaders.load_checks import LoadChecks
 from worker_node.loaders.make import make_loader
 from worker_node.node import Worker
 
