@@ -70,9 +70,14 @@ CHECKS: dict[str, tuple[Function, ...]] = {
         ("worker_node.loaders.load_checks", "LoadChecks._due", _no),
         ("worker_node.loaders.load_checks", "LoadChecks._changed", _nothing),
     ),
+    "audits": (("main_node.checks.audits", "Audits.wants", _no),),
     "checksums of rows": (
         ("main_node.engine.layer", "tensor_checksum", _no_checksum),
         ("worker_node.session", "tensor_checksum", _no_checksum),
+    ),
+    "finite numbers": (
+        ("main_node.engine.output_checks", "is_finite", _fine),
+        ("main_node.sampling", "is_finite", _fine),
     ),
 }
 CASES: dict[str, dict[str, Any]] = {
