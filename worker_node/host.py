@@ -22,7 +22,7 @@ from wire.messages import AskUsage, Compute, Evict, Load, Message, WorkerReady, 
 from wire.serial import SerialThread
 from wire.sessions import Sessions
 from worker_node.costs import computing_costs
-from worker_node.load_checks import compare
+from worker_node.loaders.load_checks import compare
 from worker_node.loaders.mapped_store import MappedStore
 from worker_node.module_cache import ModuleCache
 from worker_node.pace import Pace, RealPace

@@ -37,8 +37,8 @@ from wire.messages import (
 )
 from wire.serial import SerialThread
 from wire.sessions import Sessions
-from worker_node.load_checks import LoadChecks
 from worker_node.loaders.base import Loader
+from worker_node.loaders.load_checks import LoadChecks
 from worker_node.measure import device_costs, load_bandwidth
 from worker_node.module_cache import ModuleCache
 from worker_node.restorer import Restorer

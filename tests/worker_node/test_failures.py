@@ -16,7 +16,8 @@ from support.nodes.held import HeldArithmetic, HeldLoader
 from support.nodes.worker_desk import NO_THREAD_FAILS, WAIT_S, Expected, MainEnd, WorkerDesk
 from wire.lent_threads import LentThreads
 from wire.messages import Computed, Evict, Failed, Load, Loaded
-from worker_node import load_checks, node, session
+from worker_node import node, session
+from worker_node.loaders import load_checks
 from worker_node.loaders.disk import DiskLoader
 from worker_node.node import Worker
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import psutil
 import pytest
+import xxhash
 
 from support.nodes.held import CountedArithmetic, HeldLoader
 from support.nodes.worker_desk import NO_THREAD_FAILS, WRONG_ROWS, Expected, WorkerDesk
+from wire.checksums import tensor_checksum
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -263,3 +266,33 @@ def test_few_modules_are_kept_however_many_slots_and_layers_there_are(
         asked = desk.compute(100 + number, number % 4, number % 2, number * 3 % 4)
         main.loads_and_computes(number, asked, expected)
         assert len(counted.alive) <= 3
+
+
+# --- checksums --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_were_damaged_are_not_computed(desk: WorkerDesk, expected: Expected) -> None:
+    main = desk.welcome(desk.worker())
+    main.send(Load(1, 0, 1, 3))
+    assert isinstance(main.next(), Loaded)
+    asked = desk.compute(2, 0, 1, 3, evict=False)
+    whole = replace(asked, checksum=tensor_checksum(asked.hidden, asked.weights))
+    for part in ("hidden", "weights"):
+        tensor = getattr(whole, part)
+        data = bytearray(tensor.data)
+        data[1] ^= 64
+        main.send(replace(whole, **{part: replace(tensor, data=bytes(data))}))
+        failure = main.failure("ProtocolError", call_id=2)
+        for named in ("call 2", "expert 3 of layer 1", "checksum", os.uname().nodename):
+            assert named in failure.message
+    main.send(whole)
+    assert expected.fits(main.next(), whole)
+    main.send(asked)
+    assert expected.fits(main.next(), asked), "without a checksum nothing is compared"
+
+
+def test_an_output_carries_its_checksum(desk: WorkerDesk) -> None:
+    main = desk.welcome(desk.worker())
+    main.send(Load(1, 0, 1, 3), desk.compute(2, 0, 1, 3))
+    answer = main.hear(2)["Computed", 2]
+    assert answer.checksum == xxhash.xxh3_64_intdigest(bytes(answer.output.data))

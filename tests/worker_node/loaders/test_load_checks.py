@@ -24,10 +24,10 @@ from support.nodes.damage import flip
 from support.nodes.stepping_clock import SteppingClock
 from support.nodes.worker_desk import EXPERTS, LAYERS, NO_THREAD_FAILS, Expected, WorkerDesk
 from wire.messages import Evict, Load, Loaded
-from worker_node.load_checks import COST, CheckedLoad, LoadChecks
 from worker_node.loaders import disk
 from worker_node.loaders.digest import Digests
 from worker_node.loaders.emulated import EmulatedLoader
+from worker_node.loaders.load_checks import COST, CheckedLoad, LoadChecks
 from worker_node.loaders.make import make_loader
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.loaders.slab import HostSlab
