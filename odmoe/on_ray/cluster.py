@@ -56,6 +56,7 @@ SERVED = (
     "queue",
     "prefill_chunk",
     "batch_dense",
+    "audit",
 )
 """Settings that are fixed while the nodes run."""
 UP = ("parallel",)
