@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 import torch
 
@@ -68,24 +68,25 @@ class Audits:
 
     share: float
     patient: bool = True
+    random: Random = field(default_factory=Random)
+    """Of which computation an audit is made."""
     done: int = 0
     """Audits whose outputs were compared."""
     _accounts: dict[Source, _Account] = field(default_factory=dict)
     _cases: dict[int, Case] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def wants(self, worker: Source) -> bool:
         """A worker has computed. True if an audit of that is to be tried."""
         account = self._accounts.get(worker)
         if account is None:
-            account = self._accounts[worker] = _Account(self._random.random())
+            account = self._accounts[worker] = _Account(self.random.random())
         account.due = min(account.due + self.share, MOST_DUE)
         if account.due < 1:
             return False
         account.pause -= 1
         # one of the next two, at random: layers come round at a fixed pace, and audits must not keep step with them
-        return account.pause < 0 and (self.share >= 0.5 or self._random.random() < 0.5)
+        return account.pause < 0 and (self.share >= 0.5 or self.random.random() < 0.5)
 
     def begin(
         self,

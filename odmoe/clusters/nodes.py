@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from checkpoint import kv
@@ -10,6 +11,8 @@ from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.kernels import linear_of
 from checkpoint.store import ExpertStore
 from main_node.admission import Sharing
+from main_node.checks.arbiter import Arbiter
+from main_node.checks.audits import AUTO_SHARE, Audits
 from main_node.engine.engine import Engine
 from main_node.engine.pace import MainPace
 from main_node.engine.peers import Connect
@@ -80,7 +83,17 @@ def make_engine(
         recorder=recorder,
         departure=configuration.core.system.departure,
         worker_wait_s=settings.worker_wait,
+        audits=_audits(settings, emulation),
+        arbiter=Arbiter(store, linear_of(settings.kernel)),
     )
+
+
+def _audits(settings: Settings, emulation: Emulation | None) -> Audits | None:
+    """The same ones each time in emulated time, so that runs can be repeated."""
+    auto = settings.audit == "auto"
+    alone = settings.workers_given and settings.workers == 1
+    share = (0.0 if alone else AUTO_SHARE) if settings.audit == "auto" else settings.audit
+    return Audits(share, auto, random.Random(0 if emulation else None)) if share else None
 
 
 def make_worker(

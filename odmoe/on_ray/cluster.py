@@ -61,6 +61,7 @@ SERVED = (
     "worker_wait",
     "prefill_chunk",
     "batch_dense",
+    "audit",
 )
 """Settings that are fixed while the nodes run."""
 UP = ("parallel",)

@@ -12,7 +12,7 @@ from pydantic import Field
 from odmoe.settings.bounds import check_slots
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
-from odmoe.settings.units import MEMORY, SLOTS, Memory, Slots, parse_address
+from odmoe.settings.units import AUDIT, MEMORY, SLOTS, Audit, Memory, Slots, parse_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS, MAX_WORKERS_HERE
@@ -79,6 +79,13 @@ class Settings(SystemSettings):
         "Tokens of prompts read in one step while other requests are answered; 0: all",
         heading="Cluster",
         least=0,
+    )
+    audit: Audit = setting(
+        "auto",
+        AUDIT,
+        "Share of computations done twice and compared; auto: 0.01, by idle workers",
+        heading="Cluster",
+        metavar="SHARE",
     )
     launch_timeout: Number = setting(
         600.0, "a number from 1 to 1000000", "Seconds to wait for a node to be ready", heading="Cluster", ge=1, le=1e6

@@ -23,6 +23,7 @@ RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
 LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
 ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
+AUDIT = "auto, or a number from 0 to 1"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
 
@@ -77,6 +78,22 @@ def _slots(text: Any) -> int | str:
     return int(text)
 
 
+def _audit(text: Any) -> float | str:
+    if text == "auto":
+        return "auto"
+    if isinstance(text, bool):
+        raise ValueError(AUDIT)
+    try:
+        share = float(text)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(AUDIT) from None
+    if not 0 <= share <= 1:
+        raise ValueError(AUDIT)
+    return share
+
+
+Audit = Annotated[float | Literal["auto"], BeforeValidator(_audit)]
+"""The share of computations that are audited. `auto`: a small one where there are idle workers."""
 Slots = Annotated[int | Literal["auto"], BeforeValidator(_slots)]
 """Slots of a worker. `auto`: as its memory allows."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

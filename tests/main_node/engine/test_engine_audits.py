@@ -198,7 +198,7 @@ def test_a_twentieth_is_enough_to_find_a_liar_among_eight_within_200_tokens(
     desk = desk_with(share=0.05)
     liar = seed % 8
     desk.workers(*[lying(lie) if number == liar else good for number in range(8)])
-    desk.audits._random.seed(seed)
+    desk.audits.random.seed(seed)
     desk.open()
     with pytest.raises(AnswerWithdrawnError):
         desk.layers(600)

@@ -1,0 +1,83 @@
+"""Whole clusters in which a worker lies, or none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint.store import ExpertStore
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
+from scheduler.errors import AnswerWithdrawnError
+
+pytestmark = pytest.mark.timeout(120)
+TOKENS = 24
+
+
+@pytest.fixture
+def cluster_with(demo_store: Callable[[str], ExpertStore]) -> Iterator[Callable[..., EmbeddedCluster]]:
+    made: list[EmbeddedCluster] = []
+
+    def build(dtype: str = "float32", **given: Any) -> EmbeddedCluster:
+        settings = Settings(**({"model": "demo", "shadow": "none", "workers": 4, "threads": 1} | given))
+        made.append(EmbeddedCluster(settings, demo_store(dtype)))
+        return made[-1]
+
+    yield build
+    for cluster in made:
+        cluster.close()
+
+
+LIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros": torch.zeros_like,
+    "scaled by 1.01": lambda output: output * 1.01,
+    "rows from elsewhere": lambda output: output.roll(1, -1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_lying_worker_of_a_cluster_is_named(lie: Any, dtype: str, cluster_with: Any, monkeypatch: Any) -> None:
+    cluster = cluster_with(dtype, audit=0.05)
+    liar = cluster._nodes[2]
+    run = liar.run
+    monkeypatch.setattr(liar, "run", lambda *of: lie(run(*of)))
+    found = 0
+    with pytest.raises(AnswerWithdrawnError, match=r"worker 2 \(process \d+ on .*\) gives wrong outputs: that of"):
+        for found, _ in enumerate(cluster.generate([1, 2, 3], 200, ignore_eos=True)):  # noqa: B007
+            pass
+    assert found < 200
+    assert sorted(cluster.main.engine.peers.workers) == [0, 1, 3]
+    report = list(cluster.generate([1, 2, 3], 4))[-1].report
+    assert report is not None
+    assert report.exact
+    assert [name.partition(":")[0] for name in report.suspects] == ["worker 2"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"residency": "lru", "slots": 4, "audit": 0.2},
+        {"residency": "all"},
+        {"audit": 0.5},
+        {"dtype": "bfloat16", "audit": 0.5},
+        {"workers": 1, "audit": 1},
+        {"workers": 1},
+        {"profile": "rtx3090-1gbe", "audit": 0.2},
+    ],
+    ids=str,
+)
+def test_an_honest_cluster_marks_nobody_and_stays_exact(given: dict[str, Any], cluster_with: Any) -> None:
+    cluster = cluster_with(given.get("dtype", "float32"), **{k: v for k, v in given.items() if k != "dtype"})
+    for _ in range(2):
+        report = list(cluster.generate([1, 2, 3], TOKENS, ignore_eos=True))[-1].report
+        assert report is not None
+        assert (report.suspects, report.doubted, report.lost) == ([], False, [])
+    assert report.computations >= 2 * 8 * TOKENS
+    if "audit" in given:
+        assert report.audits > 0
+    assert cluster.main.engine.idle()
