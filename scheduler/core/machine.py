@@ -127,6 +127,12 @@ class Core:
         return sorted(self._state.workers)
 
     @property
+    def shortfall(self) -> str | None:
+        """What is missing, while open requests wait for workers: none is connected, or those that are cannot hold what
+        the policy keeps. None: nothing."""
+        return self._state.shortfall
+
+    @property
     def stats(self) -> dict[int, RequestStats]:
         """By request. Those of closed ones stay until the caller removes them."""
         return self._state.stats
@@ -151,11 +157,6 @@ class Core:
         """Seconds that the requests in `stats` have waited for loads so far."""
         return sum(stats.stall_s + stats.prefill_stall_s for stats in self._state.stats.values())
 
-    @property
-    def shortfall(self) -> str | None:
-        """Why the connected workers cannot compute every expert; None where they can."""
-        return self._workers.lack
-
     def idle(self) -> bool:
         """Nothing is under way; experts may stay in slots, or be on their way there."""
         return self.snapshot().idle
@@ -167,28 +168,26 @@ class Core:
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _worker_joined(self, event: t.WorkerJoined) -> None:
+        missing = self.shortfall is not None
         self._workers.joined(event)
+        if missing and self.shortfall is None:
+            self._passes.workers_back()
 
     def _worker_lost(self, event: t.WorkerLost) -> None:
-        """What it was to load or compute goes to other workers; where they cannot hold it, every request fails."""
-        lost = self._workers.lost(event.worker)
+        """What it was to load or compute goes to other workers; where they cannot hold it, it waits for one to join."""
+        lost = self._workers.lost(event)
         if lost is None:
             return
         self._slots.worker_lost(lost)
         demands = sorted(lost.demands(), key=lambda demand: demand.urgency)
         for demand in demands:
             self._slots.set_back(demand)
-        shortfall = self._workers.shortfall() if self._workers.live else f"the last worker is gone: {event.reason}"
-        if shortfall is not None:
-            self._passes.end_step()
-            for request in list(self._state.requests):
-                self._fail(request, shortfall)
-            return
         for demand in demands:
             self._slots.place(demand)
 
     def _worker_wait_expired(self, event: t.WorkerWaitExpired) -> None:
-        if not self._workers.live or self._workers.shortfall() is not None:
+        if self.shortfall is not None:
+            self._passes.end_step()
             for request in list(self._state.requests):
                 self._fail(request, event.reason)
 
@@ -201,9 +200,7 @@ class Core:
         stats = self._state.stats[event.request] = RequestStats(event.prompt_tokens)
         self._state.requests[event.request] = Request(stats)
         self._shadow.opened(event.request, event.prompt_tokens)
-        shortfall = self._workers.shortfall() if self._workers.live else "no worker is connected"
-        if shortfall is not None:
-            self._fail(event.request, shortfall)
+        self._workers.settle()
 
     def _request_closed(self, event: t.RequestClosed) -> None:
         if event.request in self._state.requests:

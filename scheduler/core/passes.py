@@ -204,10 +204,38 @@ class PassTracker:
         for forecast in self._strategy.predictor.foreseen(visit, event.scores, resident, prefill):
             self.prefetch(request, *forecast, importance if forecast.visit == visit else None)
 
+    # --- workers that were missing ------------------------------------------------------------------------------
+
+    def workers_back(self) -> None:
+        """They can hold again what must be in slots: what has waited for them gets a worker. Prefill assigns as many
+        layers as they have slots for, and warm-ups that are due begin."""
+        for demand in self._slots.take_waiting():
+            self._slots.place(demand, self._worker_of_waiting(demand))
+        for number, request in self._state.requests.items():
+            if request.cold:
+                self.warm_up(number, request)
+        for one in self._state.step.passes.values() if self._plans else ():
+            if one.prefill:
+                request = self._state.requests[one.request]
+                self._plan(request, one.request, one.position, request.reached[1] + 1)
+
+    def _worker_of_waiting(self, demand: Demand) -> int | None:
+        """As when it was made; None: the least busy one."""
+        layer, expert = demand.expert
+        if demand.origin in ("plan", "warm-up"):
+            return self._workers.share(self._visits.ordinal[layer])[expert]
+        if demand.confirmed:
+            return None
+        return self._worker_of(demand.visit, list(demand.visit.demands).index(expert))
+
     # --- prefill ------------------------------------------------------------------------------------------------
 
     def warm_up(self, number: int, request: Request) -> None:
-        """Prefill is over: bring in what the residency wants in the slots when decoding begins."""
+        """Prefill is over: bring in what the residency wants in the slots when decoding begins. While workers are
+        missing, nobody knows how many slots there will be: then when they are back."""
+        request.cold = self._state.shortfall is not None
+        if request.cold:
+            return
         visit = t.Visit(number, request.stats.prompt_tokens, -1)
         for expert in self._strategy.residency.warm(self._workers.slots):
             if expert.expert in self._slots.resident(expert.layer):

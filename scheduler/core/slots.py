@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
@@ -65,10 +66,15 @@ class SlotTable:
 
     def place(self, demand: Demand, number: int | None = None, avoid: int | None = None) -> None:
         """Share its expert where that is in a slot; else queue it beside another demand for it, else at its home, else
-        at worker `number`, else at the least busy one, not `avoid` if there is another."""
+        at worker `number`, else at the least busy one, not `avoid` if there is another. While workers are missing it
+        waits without a worker."""
         entry = self._entry_for(demand)
         if entry is not None:
             self._share(demand, entry)
+            return
+        if self._state.shortfall is not None:
+            demand.worker = -1
+            self._state.waiting[demand.seq] = demand
             return
         twin = self._twin_of(demand)
         if twin is not None:
@@ -90,7 +96,7 @@ class SlotTable:
         """If it is queued and its expert is in a slot, share that."""
         entry = self._entry_for(demand) if demand.entry is None else None
         if entry is not None:
-            self._dequeue(self._state.workers[demand.worker], demand)
+            self._withdraw(demand)
             self._share(demand, entry)
 
     def _twin_of(self, demand: Demand, loading: bool = False) -> Demand | None:
@@ -115,6 +121,19 @@ class SlotTable:
         if not queued:
             del self._state.queued[demand.expert]
 
+    def _withdraw(self, demand: Demand) -> None:
+        """It is queued at its worker, or waits for one: no longer."""
+        if demand.worker < 0:
+            self._state.waiting.pop(demand.seq, None)
+        else:
+            self._dequeue(self._state.workers.get(demand.worker), demand)
+
+    def take_waiting(self) -> list[Demand]:
+        """Those that have waited for a worker, most urgent first. `place` them then."""
+        waiting = sorted(self._state.waiting.values(), key=attrgetter("urgency"))
+        self._state.waiting.clear()
+        return waiting
+
     def reorder(self) -> None:
         """The urgency of queued demands has changed."""
         for number, worker in self._state.workers.items():
@@ -124,17 +143,17 @@ class SlotTable:
 
     def confirm(self, demand: Demand) -> None:
         """The gate has chosen what was prefetched, or queued for it."""
-        worker = self._state.workers[demand.worker]
-        entry = demand.entry
+        number, entry = demand.worker, demand.entry
         if entry is None:
-            self._dequeue(worker, demand)
+            self._withdraw(demand)
         elif len(entry.users) == 1 and not self._serves(entry, demand):
             self.evict(entry)
             demand.entry, demand.state, entry = None, "queued", None
         demand.confirmed = True
         if entry is None:
-            self.place(demand, worker.number)  # which shares what was loaded for a later step
+            self.place(demand, number)  # which shares what was loaded for a later step
             return
+        worker = self._state.workers[number]
         worker.backlog += 1
         self._rows.ready(demand)
         if entry.loaded:
@@ -161,8 +180,8 @@ class SlotTable:
             worker.backlog -= demand.confirmed
             if demand.state == "hosted":
                 del worker.hosted[demand.seq]
-        if demand.state == "queued" and demand.worker >= 0:
-            self._dequeue(worker, demand)
+        if demand.state == "queued":
+            self._withdraw(demand)
         if entry is not None:
             entry.users.remove(demand)
             if entry.last is demand:

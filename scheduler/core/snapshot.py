@@ -42,13 +42,17 @@ class CoreSnapshot:
     """Ids of computations that have not been answered."""
     loads: tuple[int, ...]
     """Ids of loads in flight."""
+    shortfall: str | None = None
+    """What is missing, while open requests wait for workers."""
+    waiting: tuple[ExpertId, ...] = ()
+    """Needed by visits, and without a worker until the shortfall is over."""
     workers: dict[int, WorkerSnapshot] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
         """Nothing is under way; experts may stay in slots, or be on their way there."""
         busy = any(one.queued or one.hosted or one.needed or one.backlog for one in self.workers.values())
-        return not (busy or self.requests or self.visits or self.calls)
+        return not (busy or self.requests or self.visits or self.calls or self.waiting)
 
 
 def snapshot(state: State) -> CoreSnapshot:
@@ -57,6 +61,8 @@ def snapshot(state: State) -> CoreSnapshot:
         visits=tuple(state.visits),
         calls=tuple(state.calls),
         loads=tuple(state.loads),
+        shortfall=state.shortfall,
+        waiting=tuple(demand.expert for demand in state.waiting.values()),
         workers={number: _worker(worker) for number, worker in state.workers.items()},
     )
 

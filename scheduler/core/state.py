@@ -49,6 +49,8 @@ class Request:
     """It is not in the step that is under way: its client has not asked for the next token."""
     planned: int = 0
     """How many layers prefill has assigned to workers."""
+    cold: bool = False
+    """Workers were missing when prefill was over: the warm-up is still to come."""
 
     @property
     def position(self) -> int:
@@ -155,7 +157,8 @@ class Demand:
                    └── in a slot ─────────────────────────────┘
 
     Back to queued: pre-empted, its load or its computation has failed, or its worker is lost. Over: computed, or
-    cancelled. `hosted`: a host place computes the expert where it lies, without a load.
+    cancelled. `hosted`: a host place computes the expert where it lies, without a load. While workers are missing it
+    is queued without a worker (`State.waiting`).
 
     A demand begins as a prefetch, or at the gate. The gate confirms the prefetches that it chose, and cancels the
     others. A confirmed demand's rows are sent as soon as it has a slot; the worker holds them until the load has ended.
@@ -283,6 +286,10 @@ class State:
     """Where experts are that are not kept, loads in flight included."""
     queued: dict[ExpertId, list[Demand]] = field(default_factory=dict)
     """All demands that are in the queues of workers."""
+    shortfall: str | None = "no worker is connected"
+    """What is missing, while the workers cannot hold what must be in slots."""
+    waiting: dict[int, Demand] = field(default_factory=dict)
+    """Demands without a worker, by `Demand.seq`: they get one when the shortfall is over."""
     spread: dict[int, Counter[int]] = field(default_factory=dict)
     """`LayerVisit.due` -> worker -> experts that were queued there for that layer, where several rows need it."""
     touched: set[int] = field(default_factory=set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from scheduler import types as t
 from scheduler.core.groups import Grouping
@@ -65,39 +66,38 @@ class WorkerTable:
             self.homes.joined(number, slots)
         self.live = tuple(sorted((*self.live, number)))
         self.slots += slots
+        self.settle()
 
-    def lost(self, number: int) -> Worker | None:
+    def lost(self, event: t.WorkerLost) -> Worker | None:
         """None where it was lost before."""
+        number = event.worker
         worker = self._state.workers.pop(number, None)
         if worker is None:
             return None
-        self.live = tuple(n for n in self.live if n != number)
         self.hosts = tuple(n for n in self.hosts if n != number)
+        if number not in self.live:
+            return worker
+        self.live = tuple(n for n in self.live if n != number)
         self.slots -= len(worker.slots)
-        if self.homes is not None and worker.slots:
+        if self.homes is not None:
             self.homes.lost(number)
+        self._state.shortfall = f"the last worker is gone: {event.reason}"
+        self.settle()
         return worker
 
-    @property
-    def lack(self) -> str | None:
-        """Why these workers cannot compute every expert; None where they can."""
+    def settle(self) -> None:
+        """Give the residency its slots, and homes to experts. `State.shortfall` is then why these workers cannot hold
+        the experts that must stay; None where they can."""
         if not self.live:
-            return "no worker is connected"
+            return
         try:
             self._residency.check(self._state.shape, self.slots)
         except ConfigError as error:
-            return str(error)
-        return None
-
-    def shortfall(self) -> str | None:
-        """Why these workers cannot hold the experts that must stay; None where they can."""
-        try:
-            self._residency.check(self._state.shape, self.slots)
-        except ConfigError as error:
-            return str(error)
+            self._state.shortfall = str(error)
+            return
         if self.homes is not None:
             self.homes.settle()
-        return None
+        self._state.shortfall = None
 
     # --- which worker -------------------------------------------------------------------------------------------
 
@@ -105,9 +105,10 @@ class WorkerTable:
         """The workers that serve this turn's layer together; empty where there are none."""
         return self._grouping.group(self.live, turn) if self.live else []
 
-    def share(self, ordinal: int) -> list[int]:
-        """Prefill: the worker of each expert of the `ordinal`-th MoE layer."""
-        return self._grouping.share(self.live, ordinal, self._state.shape.count(ordinal))
+    def share(self, ordinal: int) -> Sequence[int | None]:
+        """Prefill: the worker of each expert of the `ordinal`-th MoE layer; None where there are no workers."""
+        count = self._state.shape.count(ordinal)
+        return self._grouping.share(self.live, ordinal, count) if self.live else [None] * count
 
     def least_busy(self, turn: int, avoid: int | None = None) -> int:
         """For an expert that no prediction has assigned: the smallest backlog, then a slot that is free or can be made
