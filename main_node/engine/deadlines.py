@@ -47,8 +47,8 @@ class Deadlines:
         self._lock = lock
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
-        self._missing: dict[int, str] = {}
-        """Lost worker -> why; the last one that was lost comes last."""
+        self._missing: set[int] = set()
+        """Workers that were lost and are not back."""
         self._short_s = 0.0
         """How long open requests have waited for the workers that are missing now."""
         self._owed_s = 0.0
@@ -87,12 +87,11 @@ class Deadlines:
             handler(event)
 
     def _worker_lost(self, event: t.WorkerLost) -> None:
-        self._missing.pop(event.worker, None)
-        self._missing[event.worker] = event.reason
+        self._missing.add(event.worker)
         self._expire_at_once()
 
     def _worker_joined(self, event: t.WorkerJoined) -> None:
-        self._missing.pop(event.worker, None)
+        self._missing.discard(event.worker)
         if not self.short:
             self._short_s = 0.0
 
@@ -128,8 +127,6 @@ class Deadlines:
 
     def _reason(self) -> str:
         reason = self._engine.core.shortfall or ""
-        if not self._engine.core.workers and self._missing:
-            reason = f"the last worker is gone: {next(reversed(self._missing.values()))}"
         if not self.worker_wait_s:
             return reason
         names = [f"worker {number}" for number in sorted(self._missing)] or ["a worker"]

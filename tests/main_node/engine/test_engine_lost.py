@@ -74,7 +74,7 @@ def test_the_last_worker_lost_fails_the_request_at_once(kind: type, desk: Desk) 
         desk.layer(rows_of(1), 1)
     desk.engine.close_request(1)
     desk.open(2)
-    with pytest.raises(RequestFailedError, match="no worker is connected"):
+    with pytest.raises(RequestFailedError, match="request 2 failed: the last worker is gone: it closed its stream"):
         desk.layer(rows_of(1), number=2)
     desk.engine.close_request(2)
     desk.join(0, desk.fake(good))

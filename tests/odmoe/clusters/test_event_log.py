@@ -161,7 +161,7 @@ def test_the_record_of_an_answer_that_fails_is_written(
     monkeypatch.setattr(Job, "answer", doomed)
     log = tmp_path / "log"
     flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "none", "--threads", "1", "--record", str(log), "HAMLET"]
-    answer = cli("generate", *flags)
+    answer = cli("generate", "--worker-wait", "0", *flags)
     assert answer.code == 1
     assert "the last worker is gone" in answer.err or "no worker is connected" in answer.err
     recording = read_recording(log)

@@ -31,6 +31,7 @@ ON_DEMAND: dict[str, Any] = {
     "recall_in_time": None,
     "recall_by_token": [],
     "unpredicted": 0,
+    "recall_complete": True,
     "loads": 176,
     "prefill_loads": 64,
     "reloads": 112,

@@ -34,7 +34,7 @@ REACH_S = 1.0
 
 class Link:
     """Forwards TCP connections to `address`, in both directions, except while it is away: then nothing passes, as where
-    a cable is pulled, and new connections are not forwarded."""
+    a cable is pulled, and new connections come to nothing."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -60,7 +60,10 @@ class Link:
 
     def _forward(self, near: socket.socket) -> None:
         self._sockets.append(near)
-        self._here.wait()
+        if not self._here.is_set():
+            self._here.wait()
+            near.close()
+            return
         with contextlib.suppress(OSError):
             far = socket.create_connection(self._to)
             self._sockets.append(far)

@@ -5,12 +5,14 @@ Takes about 90 s on two idle cores: one start of Ray, and the nodes that are kil
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ from support.machines.processes import MARK, marked, wait_until_gone
 
 pytestmark = pytest.mark.system
 
-TOKENS = 24
+TOKENS, LONG = 24, 96
+FROZEN_S = 4.0
 PROMPTS = (0, 4, 8)
 WORKERS = 3
 NODES = [*(f"worker {number}" for number in range(WORKERS)), "shadow", "main node"]
@@ -230,16 +233,44 @@ def test_a_worker_is_frozen_and_thaws(cluster: Any, reference: Any) -> None:
     assert cluster.pid("worker 1") == pid
 
 
+def test_the_main_node_is_frozen_and_thaws(cluster: Any, reference: Any, capsys: Any) -> None:
+    """Every worker and the shadow have given it up meanwhile. The open answers wait for them and go on."""
+    pid = cluster.pid("main node")
+    wanted = [reference("float32", number, LONG) for number in PROMPTS[:2]]
+    answers = [cluster.generate(one.prompt, LONG, ignore_eos=True) for one in wanted]
+    got = [[next(answer).token_id for _ in range(4)] for answer in answers]
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(FROZEN_S)
+    os.kill(pid, signal.SIGCONT)
+    thawed = time.monotonic()
+    came: list[float] = []
+
+    def read(number: int) -> Any:
+        for step in answers[number]:
+            if step.token_id is not None:
+                got[number].append(step.token_id)
+                came.append(time.monotonic())
+        return step.report
+
+    with ThreadPoolExecutor() as pool:
+        reports = list(pool.map(read, range(2)))
+    assert got == [one.tokens for one in wanted]
+    assert {"worker 0", "worker 1", "worker 2"} <= set(reports[-1].rejoined)
+    with capsys.disabled():
+        print(f"\nafter {FROZEN_S:g} s: longest pause {longest_pause([thawed, *came]):.2f} s")
+    wait_until_back(cluster, reference("float32", PROMPTS[0], TOKENS))
+    assert cluster.pid("main node") == pid
+
+
+def longest_pause(times: list[float]) -> float:
+    return max(after - before for before, after in itertools.pairwise(sorted(times)))
+
+
 def test_every_worker_is_killed_at_once(cluster: Any, reference: Any) -> None:
-    """The answer under way ends with an error that has a name; the cluster serves again when one is back."""
+    """The answer under way waits until Ray has started them again, and goes on."""
     pids = [cluster.pid(name) for name in NODES[:WORKERS]]
-    short = reference("float32", PROMPTS[0], TOKENS)
-    steps = cluster.generate(short.prompt, 800, ignore_eos=True)
-    assert [next(steps).token_id for _ in range(3)] == short.tokens[:3]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(RequestFailedError, match="the last worker is gone"):
-        list(steps)
+    long, short = reference("float32", PROMPTS[0], LONG), reference("float32", PROMPTS[0], TOKENS)
+    signalled(cluster, long, LONG, {3 + number: (pid, signal.SIGKILL) for number, pid in enumerate(pids)})
     wait_until_back(cluster, short)
     assert not {cluster.pid(name) for name in NODES[:WORKERS]} & set(pids)
 
