@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from checkpoint.store import ExpertStore
@@ -23,7 +24,7 @@ from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get
-from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
+from odmoe.on_ray.host import check_reachable, check_running, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
 from odmoe.settings.settings import Settings
@@ -283,15 +284,24 @@ def _common() -> dict[str, Any]:
 
 def connect_ray(address: str) -> None:
     """Connect to a running Ray cluster: `auto` or host:port. Raises LaunchError."""
-    check_reachable(address)
+    if address == "auto":
+        address = check_running(_address_here())
+    else:
+        check_reachable(address)
     try:
         ray.init(address=address, **_common())
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
-        if address == "auto" and isinstance(error, ConnectionError):
-            raise LaunchError("no Ray runs on this host; odmoe up, or ray start, changes that") from error
         reason = str(error).splitlines()[0]
         raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use local") from error
     warn_of_strangers(ray.get_runtime_context().gcs_address)
+
+
+def _address_here() -> str | None:
+    """The address that `ray.init` would take for `auto`: RAY_ADDRESS, or that of this host's Ray."""
+    try:
+        return canonicalize_bootstrap_address("auto")
+    except (ConnectionError, ValueError, OSError):
+        return None
 
 
 def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole: bool = False) -> str | None:
