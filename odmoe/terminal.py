@@ -54,6 +54,12 @@ class Terminal:
         """A line that is shown with --quiet too."""
         print(text, file=self.console.file, flush=True)
 
+    def notify(self, text: str) -> None:
+        """A line about what happened, between the lines of an answer."""
+        if self.console.is_terminal and sys.stdout.isatty():
+            self._line("")  # the answer's line so far is on the same screen
+        self._line(text)
+
     @contextlib.contextmanager
     def progress(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
         """A callback `(task, done, total)` that moves a bar. `text` is shown until the first call.

@@ -19,7 +19,8 @@
     │   ├── QueueFullError           too many requests are open and waiting already
     │   ├── RequestFailedError       no worker could serve it
     │   │   ├── NonFiniteError           the model's logits are not finite
-    │   │   └── AnswerWithdrawnError     a worker that computed for it has given wrong outputs
+    │   │   ├── AnswerWithdrawnError     a worker that computed for it has given wrong outputs
+    │   │   └── AnswerChangedError       sent again, it has other tokens than before
     │   └── RequestCancelledError    cancelled by the client
     └── ClusterError             nodes and the links between them
         ├── LaunchError              a node did not come up
@@ -30,6 +31,7 @@
         │   ├── VersionError             the nodes speak different versions of the protocol
         │   └── ModelMismatchError       the nodes have stores of different models or dtypes
         ├── LinkError                a stream broke, or a peer is gone
+        │   └── MainNodeLostError        the main node's process is gone
         ├── ProtocolError            a message that is malformed, too large or out of turn
         ├── WrongOutputError         a worker's output is not what its expert computes
         └── DeadlineError            a peer did not answer in time
@@ -118,6 +120,10 @@ class AnswerWithdrawnError(RequestFailedError):
     """A worker that has computed for this request was found to give wrong outputs: its tokens may be wrong."""
 
 
+class AnswerChangedError(RequestFailedError):
+    """The request was sent again after the main node was lost, and its answer has other tokens than before."""
+
+
 class RequestCancelledError(RequestError):
     """The client cancelled the request."""
 
@@ -156,6 +162,10 @@ class ModelMismatchError(HandshakeError):
 
 class LinkError(ClusterError):
     """The stream to a peer is broken or closed."""
+
+
+class MainNodeLostError(LinkError):
+    """The process of the main node is gone, or is just being started again."""
 
 
 class ProtocolError(ClusterError):

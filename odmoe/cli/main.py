@@ -88,6 +88,11 @@ def generate(
     settings = effective(flags, config).settings
     if not settings.model and not settings.joined:
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
+    if settings.retry and not settings.joined:
+        raise ConfigError(
+            f"--retry is {settings.retry} with --cluster {settings.cluster}, whose main node ends with this command; "
+            "allowed: a cluster that lasts (a cluster file, auto, host:port)"
+        )
     from odmoe.terminal import Output
 
     prompt_texts = read_prompts(prompt, prompts)

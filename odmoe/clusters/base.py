@@ -45,6 +45,10 @@ class Cluster(Protocol):
         """Gives one step per token, then a closing one with the report. Several answers may be open at once, in a
         thread each."""
 
+    def rejoin(self, within_s: float) -> None:
+        """Find the main node again after MainNodeLostError, and wait until it is ready. Raises LinkError if it is not
+        there yet, LaunchError if it serves another model now."""
+
     def trace(self) -> list[Span]:
         """The spans of every node since the last call. Needs `settings.trace`."""
 

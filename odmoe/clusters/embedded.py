@@ -76,6 +76,9 @@ class EmbeddedCluster:
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answer:
         return self.main.generate(prompt, max_new_tokens, **how)
 
+    def rejoin(self, within_s: float) -> None:
+        """The main node lives as long as this process."""
+
     def trace(self) -> list[Span]:
         return self.main.engine.trace()
 

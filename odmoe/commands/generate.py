@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from odmoe.clusters.process import prepare_process
 from odmoe.commands.checks import check_early
 from odmoe.commands.report_text import show_answer, show_answers
+from odmoe.commands.retries import RetriedAnswer
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import CHOSEN
 from odmoe.start import start_cluster
@@ -30,6 +31,7 @@ from scheduler.trace import write_trace
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
     from main_node.report import Report
+    from main_node.sampling import How
     from odmoe.clusters.base import Answering, Cluster, Say
 
 
@@ -44,24 +46,28 @@ class Job:
     tokenizer: Any
     cluster: Cluster
     dtype: str
+    notify: Callable[[str], None] = lambda text: None
+    """Gets a line about each retry."""
     under_way: set[Answering] = field(default_factory=set)
     """Answers that have begun and not ended."""
+    given_up: threading.Event = field(default_factory=threading.Event)
+    """Set when nobody wants the answers any more."""
 
     def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
         """One answer. `show` gets the text that each token completes, often empty."""
         from odmoe.text import StoppedText
 
         text, pieces, report = StoppedText(self.tokenizer, self.settings.stop), [], None
-        with closing(self.cluster.generate(ids, **answering(self.settings))) as steps:
-            self.under_way.add(steps)
-            try:
-                for step in steps:
-                    if step.token_id is not None:
-                        pieces.append(text.push(step.token_id) + (text.flush() if step.finish else ""))
-                        show(pieces[-1])
-                    report = step.report
-            finally:
-                self.under_way.discard(steps)
+        settings = self.settings
+        retried = RetriedAnswer(
+            self.cluster, settings.retry, settings.launch_s, self.notify, self.given_up, self.under_way
+        )
+        with closing(retried.steps(ids, settings.max_new_tokens, answering(settings))) as steps:
+            for step in steps:
+                if step.token_id is not None:
+                    pieces.append(text.push(step.token_id) + (text.flush() if step.finish else ""))
+                    show(pieces[-1])
+                report = step.report
         return "".join(pieces), report
 
     def facts(self, text: str, report: Report) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def run_generate(
     cluster = prepared.cluster
     with closing(cluster):
         served = cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})
-        job = Job(settings, served, prepared.tokenizer, cluster, prepared.store.manifest.dtype)
+        job = Job(settings, served, prepared.tokenizer, cluster, prepared.store.manifest.dtype, terminal.notify)
         try:
             if listed:
                 _answer_all(job, prepared.prompts, prompts, output, terminal)
@@ -225,7 +231,7 @@ def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int) -> 
     return encode(tokenizer, text, context, special=not settings.chat)
 
 
-def answering(settings: Settings) -> dict[str, Any]:
+def answering(settings: Settings) -> How:
     """How to answer, as arguments of `Cluster.generate`."""
     from main_node.sampling import Sampling
 
@@ -238,7 +244,6 @@ def answering(settings: Settings) -> dict[str, Any]:
         settings.seed,
     )
     return {
-        "max_new_tokens": settings.max_new_tokens,
         "sampling": sampling,
         "stop": settings.stop,
         "ignore_eos": settings.ignore_eos,
@@ -341,6 +346,7 @@ class Batch:
     def close(self) -> None:
         """Give up every answer that is not done."""
         self._stopped.set()
+        self._job.given_up.set()
         for one in self._running:
             one.cancel()
         for steps in self._job.under_way.copy():  # they may wait long for their next token

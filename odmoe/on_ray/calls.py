@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from main_node.answer import Step
-from scheduler.errors import ClusterError, LaunchError, LinkError, ODMoEError
+from scheduler.errors import ClusterError, LaunchError, LinkError, MainNodeLostError, ODMoEError
 
 STEP_S = 600.0
 """The most time between two tokens. The main node's own waits are shorter, unless --launch-timeout is longer; this
@@ -131,7 +131,12 @@ class RayAnswer(Iterator[Step]):
         following = next(self._pending, None)
         if following is None:
             raise ClusterError("the main node ended the answer early; see its log")
-        step: Step = get(following, STEP_S, "the main node", "; the cluster must be started again")
+        try:
+            step: Step = get(following, STEP_S, "the main node", "; the cluster must be started again")
+        except LinkError as error:
+            if isinstance(error.__cause__, RayActorError):
+                raise MainNodeLostError(str(error)) from error.__cause__
+            raise
         return step
 
     def _end(self) -> None:

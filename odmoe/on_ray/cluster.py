@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from checkpoint.store import ExpertStore
@@ -23,13 +24,13 @@ from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get
-from odmoe.on_ray.host import check_reachable, kill_half_started, warn_of_strangers
+from odmoe.on_ray.host import check_reachable, check_running, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import CHOSEN
 from odmoe.settings.table import flag
-from scheduler.errors import LaunchError, ODMoEError
+from scheduler.errors import LaunchError, LinkError, ODMoEError
 from scheduler.trace import Span
 
 FREE_S = 15.0
@@ -85,6 +86,8 @@ class RayCluster:
         self._replace = replace
         self._say = say
         self._answers = HeldAnswers()
+        self._fingerprint: str | None = None
+        """Of the model that was served when it was last asked for."""
         self._worker_wait_s = settings.worker_wait
         self._closed = threading.Event()
         say("starting Ray" if self._ours else "connecting to Ray")
@@ -217,6 +220,7 @@ class RayCluster:
         renewal = time.monotonic()
         while not self._closed.is_set():
             dropped = self._answers.dropped(min(LOOK_S, max(0.0, renewal - time.monotonic())))
+            main = self._main or main  # another one after `rejoin`
             with contextlib.suppress(RayError):
                 if dropped is not None:
                     main.cancel.options(**QUICK).remote(dropped)
@@ -247,7 +251,23 @@ class RayCluster:
 
     def _serving(self, deadline_s: float) -> Serving:
         served: Serving = get(self._main.serving.options(**QUICK).remote(), deadline_s, "the main node")
+        self._fingerprint = served.fingerprint
         return served
+
+    def rejoin(self, within_s: float) -> None:
+        """Find the main node again after its process was lost, and wait until it is ready.
+
+        Raises LinkError if it is not there yet, LaunchError if it does not start or serves another model.
+        """
+        fingerprint = self._fingerprint
+        try:
+            self._main = ray.get_actor(MAIN, NAMESPACE)
+        except ValueError as error:
+            raise LinkError("there is no main node; odmoe up starts one") from error
+        get(self._main.start.options(**START).remote(), within_s, "the main node")
+        served = self._serving(CONTROL_S)
+        if fingerprint not in (None, served.fingerprint):
+            raise LaunchError(f"the main node was lost, and the cluster serves another model now, {served.store}")
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> RayAnswer:
         request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
@@ -284,15 +304,24 @@ def _common() -> dict[str, Any]:
 
 def connect_ray(address: str) -> None:
     """Connect to a running Ray cluster: `auto` or host:port. Raises LaunchError."""
-    check_reachable(address)
+    if address == "auto":
+        address = check_running(_address_here())
+    else:
+        check_reachable(address)
     try:
         ray.init(address=address, **_common())
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
-        if address == "auto" and isinstance(error, ConnectionError):
-            raise LaunchError("no Ray runs on this host; odmoe up, or ray start, changes that") from error
         reason = str(error).splitlines()[0]
         raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use local") from error
     warn_of_strangers(ray.get_runtime_context().gcs_address)
+
+
+def _address_here() -> str | None:
+    """The address that `ray.init` would take for `auto`: RAY_ADDRESS, or that of this host's Ray."""
+    try:
+        return canonicalize_bootstrap_address("auto")
+    except (ConnectionError, ValueError, OSError):
+        return None
 
 
 def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole: bool = False) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from typing import Any
 
 import grpc
@@ -13,20 +14,39 @@ from scheduler.errors import LaunchError
 from wire.rpc.stream import is_loopback
 
 REACH_S = 5.0
+HERE_S = 1.5
+"""As `REACH_S`, for the cluster of this host, whose address an ended Ray may have left."""
 
 _log = logging.getLogger(__name__)
 
 
-def check_reachable(address: str) -> None:
+def check_running(address: str | None) -> str:
+    """The address that Ray gives for `auto`, if a Ray answers there. Raises LaunchError."""
+    advice = "odmoe up, or ray start, changes that"
+    if address is None:
+        raise LaunchError(f"no Ray runs on this host; {advice}")
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), HERE_S).close()  # where it is refused, at once
+        check_reachable(address, HERE_S)
+    except (LaunchError, OSError, ValueError) as error:
+        raise LaunchError(
+            f"no Ray runs on this host: nothing answers at {address}, its last address; {advice}"
+        ) from error
+    return address
+
+
+def check_reachable(address: str, within_s: float | None = None) -> None:
     """Raises LaunchError if nothing at `address` speaks gRPC. Ray itself would try for minutes."""
-    if address == "auto" or os.environ.get("RAY_USE_TLS") == "1":
+    reach_s = within_s or REACH_S
+    if os.environ.get("RAY_USE_TLS") == "1":
         return
     with grpc.insecure_channel(address) as channel:
         try:
-            grpc.channel_ready_future(channel).result(REACH_S)
+            grpc.channel_ready_future(channel).result(reach_s)
         except grpc.FutureTimeoutError as error:
             raise LaunchError(
-                f"no Ray cluster answers at {address} within {REACH_S:g} s; check host and port (ray status), "
+                f"no Ray cluster answers at {address} within {reach_s:g} s; check host and port (ray status), "
                 "or use --cluster local"
             ) from error
 

@@ -86,6 +86,8 @@ class Settings(SystemSettings):
         "Share of computations done twice and compared; auto: 0.01, by idle workers",
         heading="Cluster",
         metavar="SHARE",
+    retry: Count = count(
+        0, "Times to send a request again when the main node is lost", heading="Cluster", least=0, most=1000
     )
     launch_timeout: Number = setting(
         600.0, "a number from 1 to 1000000", "Seconds to wait for a node to be ready", heading="Cluster", ge=1, le=1e6

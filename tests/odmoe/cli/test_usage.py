@@ -118,6 +118,26 @@ def test_nothing_answers_at_the_address(cli: CommandLine, demo: Path, monkeypatc
     check_one_line(cli("generate", "-m", str(demo), "--cluster", "127.0.0.1:1", "hello"), 1, "LaunchError", words)
 
 
+@pytest.mark.parametrize("left", ["127.0.0.1:1", None, "no address"])
+def test_no_ray_runs_here(left: str | None, cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try the address that an ended Ray has left for 40 s, twice, and say so in lines of its own."""
+    prepare_ray("local")  # before Ray is imported
+    from odmoe.on_ray import cluster
+
+    if left is None:
+
+        def nothing(address: str) -> str:
+            raise ConnectionError("Could not find any running Ray instance.")
+
+        monkeypatch.setattr(cluster, "canonicalize_bootstrap_address", nothing)
+    else:
+        monkeypatch.setenv("RAY_ADDRESS", left)
+    monkeypatch.setattr(cluster.ray, "init", lambda **how: pytest.fail("Ray was asked"))
+    words = ["no Ray runs on this host", "odmoe up, or ray start, changes that"]
+    for asked in (["-m", str(demo)], []):
+        check_one_line(cli("generate", *asked, "--cluster", "auto", "hello"), 1, "LaunchError", words)
+
+
 # --- what --debug adds ------------------------------------------------------------------------------------------------
 
 

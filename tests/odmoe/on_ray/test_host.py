@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any
 
 import pytest
 
 from odmoe.on_ray import host as ray_host
-from odmoe.on_ray.host import check_reachable, warn_of_strangers
+from odmoe.on_ray.host import check_reachable, check_running, warn_of_strangers
 from scheduler.errors import LaunchError
 
 
@@ -43,3 +44,20 @@ def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(LaunchError, match=f"no Ray cluster answers at {address}"):
             check_reachable(address)
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:1", "nowhere", "host.invalid:6379"])
+def test_no_ray_at_the_address_of_this_host(address: str | None) -> None:
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="no Ray runs on this host"):
+        check_running(address)
+    assert time.monotonic() - began < 10  # Ray itself takes 40
+
+
+def test_something_else_at_the_address_of_this_host() -> None:
+    """It accepts connections and never answers."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(LaunchError, match=r"no Ray runs on this host: nothing answers at 127\.0\.0\.1:\d+, its last"),
+    ):
+        check_running(f"127.0.0.1:{other.getsockname()[1]}")

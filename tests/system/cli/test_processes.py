@@ -108,6 +108,16 @@ def test_debug_shows_where_it_came_from(start: Starter) -> None:
     assert err.splitlines()[-1].startswith(b"odmoe: CheckpointError: ")
 
 
+def test_no_ray_runs_here(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard error has one line, ours, within seconds: most of them are Ray's import."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    began = time.monotonic()
+    code, out, err = start("generate", "--cluster", "auto", "hello").finish()
+    assert (code, out, err.count(b"\n")) == (1, b"", 1), err
+    assert err.startswith(b"odmoe: LaunchError: no Ray runs on this host: nothing answers at 127.0.0.1:1")
+    assert time.monotonic() - began < 30  # Ray itself takes 80
+
+
 def test_nothing_answers_at_the_address(start: Starter, demo: Path) -> None:
     """Ray itself would try for minutes."""
     code, out, err = start("generate", "-m", str(demo), "--cluster", "127.0.0.1:1", "hello").finish()

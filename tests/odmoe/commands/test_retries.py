@@ -1,0 +1,194 @@
+"""`odmoe generate --retry`: the main node dies after some tokens, once or several times, and the answer is the same."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from main_node.answer import Step
+from main_node.sampling import Sampling
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.commands import retries
+from odmoe.commands.retries import RetriedAnswer
+from odmoe.settings.settings import Settings
+from scheduler.errors import AnswerChangedError, LaunchError, LinkError, MainNodeLostError, RequestError
+from support.machines.cli import CommandLine
+
+TOKENS = [5, 3, 8, 8, 1, 2]
+
+
+class Answering(Iterator[Step]):
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+        self.closed = False
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class DyingCluster:
+    """Its main node dies after each of these numbers of tokens in turn, then lives. `tokens`: of each answer."""
+
+    def __init__(self, deaths: list[int], tokens: list[list[int]] | None = None, absences: int = 0) -> None:
+        self.deaths, self.tokens = deaths, tokens or [TOKENS] * (len(deaths) + 1)
+        self.absences = absences
+        """How often it is not back yet."""
+        self.requests: list[dict[str, Any]] = []
+        self.answers: list[Answering] = []
+
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Any) -> Answering:
+        self.requests.append({"prompt": prompt, "max_new_tokens": max_new_tokens, **how})
+        self.answers.append(Answering(self._steps(len(self.answers))))
+        return self.answers[-1]
+
+    def _steps(self, number: int) -> Iterator[Step]:
+        for position, token in enumerate(self.tokens[number]):
+            if number < len(self.deaths) and position == self.deaths[number]:
+                raise MainNodeLostError("the main node died: SIGKILL")
+            yield Step(token)
+        yield Step(None)
+
+    def rejoin(self, within_s: float) -> None:
+        assert within_s > 0
+        self.absences -= 1
+        if self.absences >= 0:
+            raise LinkError("the main node is not there just now")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "AGAIN_S", 0.001)
+
+
+def answered(cluster: Any, retry: int, sampling: Sampling | None = None, wait_s: float = 5.0) -> tuple[Any, list[str]]:
+    """The tokens, or the error; and the lines about retries."""
+    lines: list[str] = []
+    retried = RetriedAnswer(cluster, retry, wait_s, lines.append, threading.Event(), set())
+    return [
+        step.token_id for step in retried.steps([1, 2], 6, {"sampling": sampling or Sampling()}) if step.token_id
+    ], lines
+
+
+@pytest.mark.parametrize("deaths", [[], [0], [3], [5], [4, 4], [3, 0, 5], [2, 5, 1]])
+def test_every_token_once(deaths: list[int]) -> None:
+    cluster = DyingCluster(deaths)
+    tokens, lines = answered(cluster, 3)
+    assert tokens == TOKENS
+    seen = [max(deaths[: n + 1]) for n in range(len(deaths))]
+    nouns = ["1 token" if count == 1 else f"{count} tokens" for count in seen]
+    assert lines == [f"main node lost after {noun}; retry {n} of 3" for n, noun in enumerate(nouns, 1)]
+    assert all(answer.closed for answer in cluster.answers)
+    assert all(request == cluster.requests[0] for request in cluster.requests)
+
+
+def test_without_a_retry_left_it_is_the_error_of_before() -> None:
+    for retry in range(3):
+        cluster = DyingCluster([2] * (retry + 1))
+        with pytest.raises(MainNodeLostError, match="the main node died: SIGKILL"):
+            answered(cluster, retry)
+        assert len(cluster.requests) == retry + 1
+
+
+def test_another_token_than_before_is_named() -> None:
+    cluster = DyingCluster([4], [TOKENS, [5, 3, 9, 8, 1, 2]])
+    with pytest.raises(AnswerChangedError, match="token 3 of the answer is 9 now, and was 8 before"):
+        answered(cluster, 3)
+    assert len(cluster.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("sampling", "drawn"),
+    [
+        (Sampling(), False),
+        (Sampling(temperature=0.0, draw=True), False),
+        (Sampling(temperature=0.8), True),
+        (Sampling(draw=True), True),
+        (Sampling(temperature=0.8, seed=7), False),
+    ],
+)
+def test_a_seed_is_drawn_where_there_is_none(sampling: Sampling, drawn: bool) -> None:
+    seeds = []
+    for retry in (0, 1):
+        cluster = DyingCluster([3] if retry else [])
+        answered(cluster, retry, sampling)
+        seeds.append([request["sampling"].seed for request in cluster.requests])
+    assert seeds[0] == [sampling.seed]
+    assert len(set(seeds[1])) == 1
+    assert (seeds[1][0] != sampling.seed) == drawn
+
+
+def test_a_main_node_that_is_not_back_yet_is_waited_for() -> None:
+    assert answered(DyingCluster([3], absences=4), 1)[0] == TOKENS
+    with pytest.raises(MainNodeLostError, match=r"died: SIGKILL; it was not back after 0\.05 s"):
+        answered(DyingCluster([3], absences=10**9), 1, wait_s=0.05)
+
+
+def test_a_main_node_with_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = DyingCluster([3])
+
+    def rejoin(within_s: float) -> None:
+        raise LaunchError("the cluster serves another model now")
+
+    monkeypatch.setattr(cluster, "rejoin", rejoin)
+    with pytest.raises(LaunchError, match="another model"):
+        answered(cluster, 1)
+
+
+def test_given_up_while_it_waits() -> None:
+    given_up = threading.Event()
+    given_up.set()
+    retried = RetriedAnswer(DyingCluster([3], absences=10**9), 1, 600, lambda line: None, given_up, set())  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="interrupted"):
+        list(retried.steps([1, 2], 6, {"sampling": Sampling()}))
+
+
+class Dying(EmbeddedCluster):
+    """The demo model's own cluster. Its first answer ends with its main node."""
+
+    died = 0
+
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Any) -> Any:
+        steps = super().generate(prompt, max_new_tokens, **how)
+        return Answering(self._some(steps)) if not self.died else steps
+
+    def _some(self, steps: Iterator[Step]) -> Iterator[Step]:
+        for _ in range(7):
+            yield next(steps)
+        type(self).died += 1
+        raise MainNodeLostError("the main node died: SIGKILL")
+
+
+@pytest.mark.parametrize("flags", [[], ["--temperature", "0.9"]])
+def test_the_text_is_shown_once(
+    flags: list[str], cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Dying.died = 0
+
+    def start(settings: Settings, store: Any, say: Any) -> Any:
+        return Dying(settings.but(cluster="embedded", retry=0), store, say)
+
+    monkeypatch.setattr("odmoe.commands.generate.start_cluster", start)
+    common = ["generate", "-m", str(demo), "-n", "16", "--shadow", "none", "--workers", "1", "--threads", "1", *flags]
+    answer = cli(*common, "--cluster", "auto", "--retry", "3", "HAMLET", "--json")
+    assert (answer.code, Dying.died) == (0, 1), answer
+    facts = json.loads(answer.out)
+    assert answer.err == "main node lost after 7 tokens; retry 1 of 3\n"
+    seed = [] if facts["seed"] is None else ["--seed", str(facts["seed"])]
+    assert bool(seed) == bool(flags)
+    whole = cli(*common, *seed, "HAMLET", "--json")
+    assert json.loads(whole.out)["text"] == facts["text"]
+
+
+def test_only_a_cluster_that_lasts(cli: CommandLine, demo: Path) -> None:
+    for cluster in ("embedded", "local"):
+        answer = cli("generate", "-m", str(demo), "--cluster", cluster, "--retry", "1", "HAMLET")
+        assert answer.code == 2
+        assert f"--retry is 1 with --cluster {cluster}" in answer.err
