@@ -54,7 +54,7 @@ class _Session(Session):
 
     def __init__(self, shadow: Shadow, reply: Channel) -> None:
         belongs = shadow.fingerprint, shadow.dtype
-        super().__init__(shadow.name, belongs, shadow.sessions, reply, shadow.pace.now)
+        super().__init__(shadow.name, belongs, shadow.sessions, reply, shadow.pace.now, shadow.model.limits)
         self._shadow = shadow
         self._requests: dict[int, Followed] = {}
         self._came: queue.SimpleQueue[tuple[float, Followed, Align | None]] = queue.SimpleQueue()

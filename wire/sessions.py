@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.model_limits import ModelLimits
 from wire.base import Channel
+from wire.bounds.check import Bounds
 from wire.handshake import check_hello
 from wire.messages import AskTrace, Echo, Failed, Hello, Message, Stamped
 from wire.tracing import NodeSpans
@@ -29,8 +31,9 @@ class Session(ABC):
         sessions: Sessions[Any],
         reply: Channel,
         clock: Callable[[], float] = time.monotonic,
+        limits: ModelLimits | None = None,
     ) -> None:
-        """`belongs` is the fingerprint and dtype of the store, which both sides must have."""
+        """`belongs` is the fingerprint and dtype of the store, which both sides must have. `limits`: of its model."""
         self.name = name
         self.reply = reply
         self.spans = NodeSpans(False, clock)
@@ -38,6 +41,7 @@ class Session(ABC):
         self._belongs = belongs
         self._sessions = sessions
         self._lock = threading.Lock()
+        self._bounds = Bounds(limits or ModelLimits())
         self._welcome = False
         self._over = False
 
@@ -65,6 +69,7 @@ class Session(ABC):
         try:
             if isinstance(message, Stamped):
                 raise ProtocolError(f"the main node keeps a profile's times, {self.name} does not; both must")
+            self._bounds.check(message)
             if isinstance(message, Hello):
                 self._hello(message)
             elif not self._welcome:

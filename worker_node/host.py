@@ -13,6 +13,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.expert import ExpertArithmetic
+from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
 from scheduler.errors import LaunchError, ODMoEError, ProtocolError
@@ -46,6 +47,7 @@ class HostPlace:
     def __init__(self, name: str, store: ExpertStore, arithmetic: ExpertArithmetic, pace: Pace | None = None) -> None:
         self.name = name
         self.store = store
+        self.limits = message_limits(store)
         self.pace = pace or RealPace()
         self._mapped = MappedStore(store)
         self._arithmetic = arithmetic

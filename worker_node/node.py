@@ -18,6 +18,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import SHARED_ROWS
+from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
 from scheduler.emulation.clock import Cancellation
@@ -110,6 +111,7 @@ class Worker:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
         self.name = name
         self.store = store
+        self.limits = message_limits(store)
         self.loader = loader
         self._on_cpu = loader.device == "cpu"
         self.lent = lent if self._on_cpu else None

@@ -13,6 +13,7 @@ import torch
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes
 from scheduler.errors import LinkError
+from scheduler.model_limits import ModelLimits
 from wire.base import Channel
 from wire.machine import host_name
 from wire.messages import (
@@ -41,6 +42,7 @@ class ComputeNode(Protocol):
 
     name: str
     store: ExpertStore
+    limits: ModelLimits
     pace: Pace
     sessions: Sessions[Any]
     costs: tuple[float, float]
@@ -52,7 +54,9 @@ class ComputeSession(Session):
 
     def __init__(self, node: ComputeNode, reply: Channel) -> None:
         manifest = node.store.manifest
-        super().__init__(node.name, (manifest.fingerprint, manifest.dtype), node.sessions, reply, node.pace.now)
+        super().__init__(
+            node.name, (manifest.fingerprint, manifest.dtype), node.sessions, reply, node.pace.now, node.limits
+        )
         self._node = node
         self._outputs: list[Computed] = []
         self._waiting = threading.Lock()

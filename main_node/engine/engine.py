@@ -16,6 +16,7 @@ from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
 from scheduler.errors import ClusterError, ProtocolError, RequestFailedError
 from scheduler.eventlog.recording import Recorder
+from scheduler.model_limits import ModelLimits, limits_of_shape
 from scheduler.trace import Span
 from wire import messages as w
 from wire.lent_threads import LentThreads
@@ -26,6 +27,7 @@ class Engine:
 
     `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
     the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
+    `limits`: what messages may hold; the shape's alone if not given.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Engine:
         departure: str = AT_ONCE,
         pace: Pace | None = None,
         recorder: Recorder | None = None,
+        limits: ModelLimits | None = None,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
@@ -48,7 +51,7 @@ class Engine:
         self._changed = threading.Condition(self._lock)
         self.lent = LentThreads()
         """The threads that run the model, while they wait for a layer."""
-        self.peers = Peers(self, self._changed, hello, answer_s)
+        self.peers = Peers(self, self._changed, hello, answer_s, limits or limits_of_shape(core.shape))
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0

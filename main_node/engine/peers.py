@@ -12,6 +12,7 @@ from main_node.engine.peer import PeerHandler, ask_usage, worker_of
 from main_node.engine.roster import NodeFacts, Roster
 from scheduler import types as t
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError
+from scheduler.model_limits import ModelLimits
 from wire import messages as w
 from wire.base import Channel, Handler, Role
 
@@ -37,10 +38,17 @@ class PeerListener(Protocol):
 class Peers:
     """Thread-safe. `changed`: the engine's lock, notified when nodes come or go.
 
-    `answer_s`: a worker that owes answers and has given none for so long counts as lost.
+    `answer_s`: a worker that owes answers and has given none for so long counts as lost. `limits`: of the model.
     """
 
-    def __init__(self, listener: PeerListener, changed: threading.Condition, hello: w.Hello, answer_s: float) -> None:
+    def __init__(
+        self,
+        listener: PeerListener,
+        changed: threading.Condition,
+        hello: w.Hello,
+        answer_s: float,
+        limits: ModelLimits | None = None,
+    ) -> None:
         self.workers: dict[int, PeerHandler] = {}
         self.shadow: PeerHandler | None = None
         self.lost: list[str] = []
@@ -54,6 +62,7 @@ class Peers:
         self._listener = listener
         self._changed = changed
         self._hello = hello
+        self._limits = limits
         self._closed = False
         self._outgoing: dict[int, list[w.Message]] = {}
 
@@ -65,6 +74,7 @@ class Peers:
             f"worker {number}",
             lambda message: self._from_worker(number, peer, message),
             lambda error: self._worker_lost(number, peer, error),
+            self._limits,
         )
         ready = peer.open(connect, self._hello, deadline_s)
         if not isinstance(ready, w.WorkerReady):
@@ -92,6 +102,7 @@ class Peers:
             "shadow",
             lambda message: self._from_shadow(peer, message),
             lambda error: self._shadow_lost(peer, error),
+            self._limits,
         )
         ready = peer.open(connect, self._hello, deadline_s)
         if not isinstance(ready, w.ShadowReady):

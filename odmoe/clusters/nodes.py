@@ -8,6 +8,7 @@ from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.kernels import linear_of
+from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from main_node.admission import Sharing
 from main_node.engine.engine import Engine
@@ -79,6 +80,7 @@ def make_engine(
         pace=pace,
         recorder=recorder,
         departure=configuration.core.system.departure,
+        limits=message_limits(store),
     )
 
 

@@ -213,7 +213,8 @@ def test_expert_that_does_not_exist(
     main = desk.welcome(place)
     right = desk.compute(2, 0, 0, 0, evict=False)
     main.send(desk.compute(1, 0, layer, expert, evict=False), right)
-    assert f"no expert {expert} of layer {layer}" in main.failure("StoreError", call_id=1).message
+    wrong = f"layer is {layer};" if layer else f"expert is {expert};"
+    assert wrong in main.failure("ProtocolError", call_id=1).message
     assert expected.fits(main.next(), right)
 
 

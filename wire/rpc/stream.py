@@ -22,8 +22,10 @@ from scheduler.errors import (
 )
 from wire import codec
 from wire.base import Handler, Role
-from wire.codec import MAX_ENCODED_BYTES, Codec
-from wire.messages import Beat, Bundle, Message
+from wire.bounds.check import GENERAL
+from wire.bounds.table import MAX_BUNDLED
+from wire.codec import Codec
+from wire.messages import MAX_ENCODED_BYTES, Beat, Bundle, Message
 from wire.rpc.outbox import Outbox
 from wire.rpc.pulse import Monitor, Pulse
 from wire.rpc.tls import Identity
@@ -209,7 +211,8 @@ class Stream:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
         every = [self._out.encode(message) for message in messages]
         size = sum(map(len, every))
-        bundle = self._out.encode(Bundle(tuple(every))) if 1 < len(every) and size <= BUNDLE_BYTES else None
+        together = 1 < len(every) <= MAX_BUNDLED and size <= BUNDLE_BYTES
+        bundle = self._out.encode(Bundle(tuple(every))) if together else None
         for message, data in zip(messages, every, strict=True):
             self.traffic.sent.add(kind_of(message), len(data))
         for data in [bundle] if bundle else every:
@@ -266,6 +269,8 @@ class Stream:
                 if self._closed:
                     continue
                 message = self._into.decode(data)
+                if isinstance(message, Beat | Bundle):
+                    GENERAL.check(message)
                 if isinstance(message, Beat):
                     monitor.hear(message.coming)
                     continue
