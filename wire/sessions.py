@@ -98,6 +98,14 @@ class Session(ABC):
         self._sessions.forget(self)
         self.end()
 
+    def cut(self, error: ODMoEError) -> None:
+        """The main node breaks the protocol: tell it why, and end its stream."""
+        if not self._over:
+            with contextlib.suppress(LinkError):
+                self.reply.send(Failed(type(error).__name__, f"{self.name}: {error}"))
+        self.on_close(None)
+        self.reply.close()
+
     def replaced(self) -> None:
         """Another main node is served from now on: tell this one and end its stream."""
         if not self._over:

@@ -111,7 +111,8 @@ class _Session(ComputeSession):
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Compute):
             self.spans.came(message)
-            self._queue(message)
+            if self.admit(message):
+                self._queue(message)
         elif isinstance(message, AskUsage):
             self._computing.submit(self.send_usage)
         elif isinstance(message, Load | Evict):

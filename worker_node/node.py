@@ -238,10 +238,12 @@ class _Session(ComputeSession):
         if isinstance(message, Load):
             self._load(message)
         elif isinstance(message, Evict):
+            self.evicted(message.slot)
             self._evict(message.slot)
         elif isinstance(message, Compute):
             self.spans.came(message)
-            self._compute(message)
+            if self.admit(message):
+                self._compute(message)
         elif isinstance(message, AskUsage):
             self._loading.submit(self.send_usage)
         else:
@@ -304,6 +306,12 @@ class _Session(ComputeSession):
             tenure.cancelled.cancel(self._worker.pace.now())
             free = tenure.occupied and tenure.loaded and not tenure.computing
             tenure.occupied = tenure.occupied and not free
+            dropped = len(tenure.ready)
+            self._queued -= dropped
+            tenure.ready.clear()
+            tenure.waiting.clear()
+        if dropped:  # outputs may wait to travel with theirs
+            self.send_outputs()
         if free:
             self._free(tenure)
 

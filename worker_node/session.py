@@ -12,9 +12,10 @@ import torch
 
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes
-from scheduler.errors import LinkError
+from scheduler.errors import LinkError, ProtocolError
 from scheduler.model_limits import ModelLimits
 from wire.base import Channel
+from wire.credit import RowBudget
 from wire.machine import host_name
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -58,6 +59,7 @@ class ComputeSession(Session):
             node.name, (manifest.fingerprint, manifest.dtype), node.sessions, reply, node.pace.now, node.limits
         )
         self._node = node
+        self._rows = RowBudget()
         self._outputs: list[Computed] = []
         self._waiting = threading.Lock()
 
@@ -83,7 +85,24 @@ class ComputeSession(Session):
             load_bytes_per_s=load_bytes_per_s,
             call_s=self._node.costs[0],
             row_s=self._node.costs[1],
+            queue_bytes=self._rows.most,
         )
+
+    def admit(self, message: Compute) -> bool:
+        """Whether its rows may wait here. A main node that exceeds its credit loses its stream."""
+        if self._rows.add(message):
+            return True
+        self.cut(
+            ProtocolError(
+                f"the rows of call {message.call_id} exceed the {self._rows.most} bytes that may wait here, by which "
+                f"{self._rows.nbytes} wait already; keep to WorkerReady.queue_bytes"
+            )
+        )
+        return False
+
+    def evicted(self, slot: int) -> None:
+        """What waits for the slot is not answered."""
+        self._rows.drop_slot(slot)
 
     def send(self, *messages: Message) -> None:
         """A broken stream is ignored: `end` follows."""
@@ -97,6 +116,7 @@ class ComputeSession(Session):
     def send_output(self, message: Compute, output: torch.Tensor, seconds: float, more: bool = False) -> None:
         """`output` [n, H], on the CPU, of the computation that `message` asked for. `more`: the next one is ready, and
         a small output may wait to travel with its."""
+        self._rows.drop(message)
         answer = Computed(message.call_id, LocalTensor(output, tensor_bytes), seconds)
         self.spans.sent(answer)
         with self._waiting:
@@ -113,6 +133,8 @@ class ComputeSession(Session):
             self.send(*outputs)
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
+        if isinstance(about, Compute):
+            self._rows.drop(about)
         load_id = about.load_id if isinstance(about, Load) else 0
         call_id = about.call_id if isinstance(about, Compute) else 0
         self.send(Failed(type(error).__name__, f"{self.name}: {error}", load_id, call_id))

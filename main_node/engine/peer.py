@@ -15,6 +15,7 @@ from scheduler.model_limits import ModelLimits
 from scheduler.policies.precision import FORMS, FULL
 from wire.base import Channel, Handler
 from wire.bounds.check import Bounds
+from wire.credit import RowCredit
 from wire.messages import (
     AskUsage,
     Echo,
@@ -86,6 +87,7 @@ class PeerHandler:
         self._bounds = Bounds(limits or ModelLimits())
         self._on_event = on_event
         self._on_lost = on_lost
+        self.credit = RowCredit(0)
         self._channel: Channel | None = None
         self._answers: dict[type, Message] = {}
         self._error: ODMoEError | None = None
@@ -163,6 +165,7 @@ class PeerHandler:
         if isinstance(message, WorkerReady):
             limits = replace(self._bounds.limits, slots=message.slots, slot_bytes=message.slot_bytes)
             self._bounds = Bounds(limits)
+            self.credit = RowCredit(message.queue_bytes)
         if isinstance(message, _ANSWERS):
             with self._changed:
                 self._answers[type(message)] = message

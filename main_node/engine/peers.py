@@ -65,6 +65,7 @@ class Peers:
         self._limits = limits
         self._closed = False
         self._outgoing: dict[int, list[w.Message]] = {}
+        self._flushing = False
 
     # --- joining ------------------------------------------------------------------------------------------------
 
@@ -139,7 +140,12 @@ class Peers:
     def _from_worker(self, number: int, peer: PeerHandler, message: w.Message) -> None:
         try:
             with self._changed:
+                if isinstance(message, w.Computed | w.Failed):
+                    peer.credit.settle(message.call_id)
                 self._listener.from_worker(number, message)
+                if peer.credit.holds:
+                    self._outgoing.setdefault(number, [])
+                    self.flush()
         except ClusterError as error:
             self._worker_lost(number, peer, error)
 
@@ -163,23 +169,38 @@ class Peers:
             self._outgoing.setdefault(number, []).append(message)
 
     def flush(self) -> None:
-        """Send what was told, a worker's messages together. A worker is lost where that cannot be."""
-        outgoing, self._outgoing = self._outgoing, {}
-        for number, messages in outgoing.items():
-            peer = self.workers.get(number)
-            if peer is None:
-                continue
-            try:
-                self._send(peer, messages)
-            except ClusterError as error:
-                self._worker_lost(number, peer, error)
+        """Send what was told, a worker's messages together, as far as its credit goes. A worker is lost where that
+        cannot be."""
+        if self._flushing:  # a worker of this process has answered at once: what follows keeps its place
+            return
+        self._flushing = True
+        try:
+            while self._outgoing:
+                outgoing, self._outgoing = self._outgoing, {}
+                for number, messages in outgoing.items():
+                    self._flush_one(number, messages)
+        finally:
+            self._flushing = False
+
+    def _flush_one(self, number: int, messages: list[w.Message]) -> None:
+        peer = self.workers.get(number)
+        if peer is None:
+            return
+        try:
+            self._send(peer, peer.credit.admit(messages))
+        except ClusterError as error:
+            self._worker_lost(number, peer, error)
 
     def _send(self, peer: PeerHandler, messages: list[w.Message]) -> None:
         """Raises LinkError, or ProtocolError for a message that cannot be sent and is not a computation."""
+        if not messages:
+            return
         try:
             peer.send(*messages)
         except ProtocolError as error:
             if len(messages) == 1:
+                if isinstance(messages[0], w.Compute):
+                    peer.credit.settle(messages[0].call_id)
                 self._listener.not_sent(messages[0], error)
                 return
             for message in messages:

@@ -21,6 +21,7 @@ from scheduler.timing.profile import find_profile
 from support.nodes.held import CountedArithmetic, HeldArithmetic
 from support.nodes.worker_desk import NO_THREAD_FAILS, WAIT_S, WRONG_ROWS, Expected, WorkerDesk
 from wire import inprocess
+from wire.credit import QUEUE_BYTES
 from wire.messages import (
     PROTOCOL_VERSION,
     AskTrace,
@@ -73,6 +74,7 @@ def test_hello_is_answered_by_what_it_is(desk: WorkerDesk, place: HostPlace) -> 
         load_bytes_per_s=0.0,
         call_s=ready.call_s,
         row_s=ready.row_s,
+        queue_bytes=QUEUE_BYTES,
     )
     assert ready.call_s + ready.row_s > 0, "it was measured"
 

@@ -10,6 +10,7 @@ import pytest
 
 from support.nodes.held import CountedArithmetic, HeldLoader
 from support.nodes.worker_desk import NO_THREAD_FAILS, WRONG_ROWS, Expected, WorkerDesk
+from wire.credit import QUEUE_BYTES
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -54,6 +55,7 @@ def test_hello_is_answered_by_what_the_worker_is(desk: WorkerDesk) -> None:
         load_bytes_per_s=ready.load_bytes_per_s,
         call_s=ready.call_s,
         row_s=ready.row_s,
+        queue_bytes=QUEUE_BYTES,
     )
 
 
