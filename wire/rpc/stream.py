@@ -170,6 +170,8 @@ def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
     error_class = getattr(errors, str(dict(error.trailing_metadata() or ()).get(ERROR_KEY, "")), None)
     if isinstance(error_class, type) and issubclass(error_class, ClusterError):
         return error_class(description)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "Concurrent RPC" in (error.details() or ""):
+        return LinkError(f"{peer} has as many streams as it can take; others may end soon: connect again")
     return _ERROR_OF.get(code, LinkError)(description)
 
 
