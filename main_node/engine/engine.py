@@ -11,6 +11,7 @@ from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import Sequence, shadow_messages
 from main_node.engine.tracing import MainSpans, gather
+from main_node.reach import Reach
 from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
@@ -45,6 +46,7 @@ class Engine:
         self.pace = pace or RealPace()
         self.spans = MainSpans(hello.trace, self.pace.now)
         self.lookahead = lookahead
+        self.reach = Reach(lookahead, len(core.shape.layers))
         self.departure = departure
         self._recorder = recorder
         self._lock = threading.RLock()
@@ -96,7 +98,9 @@ class Engine:
 
     def from_shadow(self, message: w.Message) -> None:
         """See `PeerListener`."""
-        self.post(prediction_of(message, self.core.shape, self.spans.came))
+        predicted = prediction_of(message, self.core.shape, self.spans.came)
+        if self.reach.takes(predicted):
+            self.post(predicted)
 
     # --- events in, commands out --------------------------------------------------------------------------------
 
@@ -150,6 +154,8 @@ class Engine:
 
     def _shadow_messages(self, command: t.Follow | t.Align | t.Unfollow) -> Iterator[w.Message]:
         data = self._requests.get(command.request)
+        if isinstance(command, t.Align):
+            self.reach.announced(command.request, command.step)
         for message in shadow_messages(command, data, self.core.alignment, self.lookahead, self.departure):
             self.spans.sent_to_shadow(message)
             yield message
@@ -179,6 +185,7 @@ class Engine:
         with self._lock:
             self._shared.update(self._requests)
             self._requests[number] = data
+            self.reach.opened(number, prompt_tokens, data.max_new_tokens)
             self.post(t.RequestOpened(number, prompt_tokens))
 
     def close_request(self, number: int) -> None:
@@ -186,6 +193,7 @@ class Engine:
             self.post(t.RequestClosed(number))
             self._requests.pop(number, None)
             self._failed.pop(number, None)
+            self.reach.closed(number)
             self._shared.discard(number)
             self.core.stats.pop(number, None)
             self._layers.release(number)

@@ -1,4 +1,4 @@
-"""The kinds of bounds that a field may have. Each knows a value at its limit, and values just over it."""
+"""The kinds of bounds that a field may have. Each knows a value at its limit, and values just over it, for tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from wire.messages import MAX_DIMS, LocalTensor, Tensor
 U32, U64 = 2**32 - 1, 2**64 - 1
 FLOATS = ("float32", "float16", "bfloat16")
 
+_LONG = 1 << 20
+"""Longer sequences are not made as examples."""
+
 
 class Bound(NamedTuple):
     """What a field's value may be."""
@@ -18,23 +21,27 @@ class Bound(NamedTuple):
     holds: Callable[[Any], bool]
     allowed: str
     """For the error."""
-    limit: Any
-    """A value at the limit."""
-    over: tuple[Any, ...]
-    """Values just over it."""
+    limit: Callable[[], Any]
+    """Makes a value at the limit."""
+    over: Callable[[], tuple[Any, ...]]
+    """Makes values just over it."""
     native: bool = False
     """Protobuf's own type is as narrow: the codec refuses what is over it."""
+
+
+def whole(most: int, least: int = 0) -> Bound:
+    """An integer."""
+    return Bound(
+        lambda value: least <= value <= most,
+        f"an integer from {least} to {most}",
+        lambda: most,
+        lambda: (most + 1, least - 1),
+    )
 
 
 def number() -> Bound:
     """An id, or another number of 64 bits."""
     return whole(U64)._replace(native=True)
-
-
-def whole(most: int, least: int = 0) -> Bound:
-    """An integer."""
-    over = (most + 1, least - 1)
-    return Bound(lambda value: least <= value <= most, f"an integer from {least} to {most}", most, over)
 
 
 def one_of(values: Collection[Any], allowed: str) -> Bound:
@@ -43,28 +50,40 @@ def one_of(values: Collection[Any], allowed: str) -> Bound:
     if not kept:
         return whole(U32)
     over = (max(kept) + 1,) if all(isinstance(value, int) for value in kept) else ("no such value",)
-    return Bound(kept.__contains__, allowed, max(kept), over)
+    return Bound(kept.__contains__, allowed, lambda: max(kept), lambda: over)
 
 
 def seconds(most: float) -> Bound:
     """A duration, or a rate: finite and not negative."""
-    over = (most * 1.001, -1e-9, float("inf"), float("nan"))
-    return Bound(lambda value: 0.0 <= value <= most, f"a finite number from 0 to {most:g}", most, over)
+    return Bound(
+        lambda value: 0.0 <= value <= most,
+        f"a finite number from 0 to {most:g}",
+        lambda: most,
+        lambda: (most * 1.001, -1e-9, float("inf"), float("nan")),
+    )
 
 
 def finite() -> Bound:
     """A moment, or a score: any finite number."""
     over = (float("inf"), float("-inf"), float("nan"))
-    return Bound(isfinite, "a finite number", -1e308, over)
+    return Bound(isfinite, "a finite number", lambda: -1e308, lambda: over)
 
 
 def flag() -> Bound:
-    return Bound(lambda value: value is True or value is False, "True or False", True, ("yes",), native=True)
+    """True or False."""
+    return Bound(
+        lambda value: value is True or value is False, "True or False", lambda: True, lambda: ("yes",), native=True
+    )
 
 
 def text(most: int) -> Bound:
     """A string of at most `most` characters."""
-    return Bound(lambda value: len(value) <= most, f"at most {most} characters", "x" * most, ("x" * (most + 1),))
+    return Bound(
+        lambda value: len(value) <= most,
+        f"at most {most} characters",
+        lambda: "x" * most,
+        lambda: ("x" * (most + 1),),
+    )
 
 
 def optional(bound: Bound) -> Bound:
@@ -72,33 +91,35 @@ def optional(bound: Bound) -> Bound:
     return bound._replace(holds=lambda value: value is None or bound.holds(value))
 
 
+def many(each: Bound, most: int, least: int = 0) -> Bound:
+    """A sequence whose values have bounds of their own."""
+    holds = each.holds
+
+    def over() -> tuple[tuple[Any, ...], ...]:
+        longer: tuple[tuple[Any, ...], ...] = ((each.limit(),) * (most + 1),) if most <= _LONG else ()
+        shorter: tuple[tuple[Any, ...], ...] = ((),) if least else ()
+        return (*longer, *shorter, *((value,) for value in each.over()))
+
+    return Bound(
+        lambda values: least <= len(values) <= most and all(map(holds, values)),
+        f"{least} to {most} values, each {each.allowed}",
+        lambda: (each.limit(),) * max(least, 1),
+        over,
+    )
+
+
 def wholes(most_each: int, most: int, least: int = 0) -> Bound:
     """A sequence of integers from 0 to `most_each`."""
-    bound = many(whole(most_each), most, least)
 
     def holds(values: Any) -> bool:
         return least <= len(values) <= most and (not values or (min(values) >= 0 and max(values) <= most_each))
 
-    return bound._replace(holds=holds)
-
-
-def many(each: Bound, most: int, least: int = 0) -> Bound:
-    """A sequence whose values have bounds of their own."""
-    holds = each.holds
-    over: tuple[tuple[Any, ...], ...] = ((each.limit,) * (most + 1),) if most <= 1 << 20 else ()
-    if least:
-        over += ((),)
-    return Bound(
-        lambda values: least <= len(values) <= most and all(map(holds, values)),
-        f"{least} to {most} values, each {each.allowed}",
-        (each.limit,) * max(least, 1),
-        over + tuple((value,) for value in each.over),
-    )
+    return many(whole(most_each), most, least)._replace(holds=holds)
 
 
 def size(most: int) -> Bound:
-    """A number of bytes, of something that has a length."""
-    return Bound(lambda value: len(value) <= most, f"at most {most} bytes", b"x", ())
+    """Bytes."""
+    return Bound(lambda value: len(value) <= most, f"at most {most} bytes", lambda: b"x", lambda: ())
 
 
 def tensor(*dims: Bound) -> Bound:
@@ -113,13 +134,17 @@ def tensor(*dims: Bound) -> Bound:
         shape = value.shape
         return len(shape) == count and first(shape[0]) and last(shape[-1]) and value.dtype in FLOATS
 
-    fits = tuple(1 if dim.holds(1) else dim.limit for dim in dims)
-    shapes = [(*fits[:at], n, *fits[at + 1 :]) for at, dim in enumerate(dims) for n in dim.over if n >= 0]
-    over = tuple(Tensor("float32", shape, b"") for shape in (*shapes, (*fits, 1)))
-    limit = Tensor("float32", fits, b"")
-    described = ", ".join(f"each of them {dim.allowed}" if count == 1 else dim.allowed for dim in dims)
+    def fits() -> tuple[int, ...]:
+        return tuple(1 if dim.holds(1) else dim.limit() for dim in dims)
+
+    def over() -> tuple[Tensor, ...]:
+        fit = fits()
+        shapes = [(*fit[:at], n, *fit[at + 1 :]) for at, dim in enumerate(dims) for n in dim.over() if n >= 0]
+        return (*(Tensor("float32", shape, b"") for shape in (*shapes, (*fit, 1))), Tensor("int64", fit, b""))
+
+    described = " and ".join(dim.allowed for dim in dims)
     allowed = f"floats with {count} dimension{'s' * (count > 1)}: {described}"
-    return Bound(holds, allowed, limit, (*over, Tensor("int64", fits, b"")))
+    return Bound(holds, allowed, lambda: Tensor("float32", fits(), b""), over)
 
 
 def any_tensor(most: int) -> Bound:
@@ -129,4 +154,5 @@ def any_tensor(most: int) -> Bound:
         return isinstance(value, LocalTensor) or (len(value.shape) <= MAX_DIMS and max(value.shape, default=0) <= most)
 
     over = (Tensor("float32", (0, most + 1), b""), Tensor("float32", (0,) * (MAX_DIMS + 1), b""))
-    return Bound(holds, f"at most {MAX_DIMS} dimensions of at most {most}", Tensor("float32", (0, most), b""), over)
+    limit = Tensor("float32", (0, most), b"")
+    return Bound(holds, f"at most {MAX_DIMS} dimensions of at most {most}", lambda: limit, lambda: over)
