@@ -10,6 +10,7 @@ from checkpoint.tensors import tensor_from_bytes
 from scheduler.alignment import AT_ONCE, LATE, Alignment
 from scheduler.departure import Course, Turn
 from scheduler.errors import ProtocolError
+from wire.credit import message_bytes
 from wire.messages import Align, OpenRequest
 
 
@@ -24,6 +25,8 @@ class Followed:
         """Tokens before decode pass 0."""
         self.departure = LATE if opened.late else AT_ONCE
         self.course = Course(policy, self.departure, opened.lookahead, opened.first_step, opened.max_new_tokens - 1)
+        self.steps = opened.max_new_tokens
+        """Its decode passes are fewer."""
         self.cache = cache
         self.prefilled = False
         self.closed = False
@@ -37,6 +40,8 @@ class Followed:
         """Decode pass -> the token that it has read, or the shadow's own for it."""
         self._parts: dict[int, list[Align]] = {}
         """Decode pass -> its alignment, as far as it has come and may still be needed."""
+        self.aligned_bytes = 0
+        """Of `_parts`. May be read from any thread."""
         self._marks: dict[int, kv.Mark] = {}
         """Decode pass that began ahead of its alignment -> the cache before it."""
         self._first_run: kv.Mark | None = None
@@ -53,6 +58,7 @@ class Followed:
         begun = step < course.step or (step == course.step and course.running)
         if (message.token is not None or message.kv) and (step in self._marks or not begun):
             self._parts.setdefault(step, []).append(message)
+            self.aligned_bytes += message_bytes(message)
         if message.more:
             return Turn.NONE
         self.broken = False
@@ -95,6 +101,11 @@ class Followed:
         at: int = put(self.cache, start, [tensor_from_bytes(sent.dtype, sent.shape, sent.data) for sent in part.kv])
         return at
 
+    def _taken_parts(self, step: int) -> list[Align]:
+        parts = self._parts.pop(step, [])
+        self.aligned_bytes -= sum(map(message_bytes, parts))
+        return parts
+
     def _forget(self) -> None:
         """Drop what no way back needs any more."""
         step, announced = self.course.step, self.course.announced
@@ -103,7 +114,7 @@ class Followed:
             self._sent.pop(past, None)
         for stands in [one for one in self._marks.keys() | self._parts.keys() if one <= announced and one < step]:
             self._marks.pop(stands, None)
-            self._parts.pop(stands, None)
+            self._taken_parts(stands)
 
     # --- passes -------------------------------------------------------------------------------------------------
 
@@ -122,7 +133,7 @@ class Followed:
         """The next pass begins. Returns its token, and whether it was aligned. Raises ProtocolError."""
         course = self.course
         step = course.step
-        parts = self._parts.pop(step, [])
+        parts = self._taken_parts(step)
         self._put(parts, step, kv.put)
         for part in parts:
             if part.token is not None:

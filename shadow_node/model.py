@@ -10,6 +10,7 @@ import torch
 from checkpoint import family
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
 
@@ -47,6 +48,7 @@ class ShadowModel:
     ) -> None:
         check_scheme(scheme)
         self.scheme = scheme
+        self.limits = message_limits(store)
         self.device = device
         self.routed: Routed | None = None
         self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import threading
 
 import torch
 
@@ -14,6 +15,7 @@ from shadow_node.model import ShadowModel
 from shadow_node.pace import Pace, RealPace
 from shadow_node.passes import Passes
 from wire.base import Channel
+from wire.credit import message_bytes
 from wire.machine import host_name, processor_name
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -28,6 +30,12 @@ from wire.messages import (
 )
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
+
+ALIGNMENT_BYTES = 512 << 20
+"""Of the alignments that wait, those of all requests together. The main node's outbox holds as much."""
+
+MAX_REQUESTS = 1024
+"""Requests that are followed at a time."""
 
 
 class Shadow:
@@ -54,11 +62,14 @@ class _Session(Session):
 
     def __init__(self, shadow: Shadow, reply: Channel) -> None:
         belongs = shadow.fingerprint, shadow.dtype
-        super().__init__(shadow.name, belongs, shadow.sessions, reply, shadow.pace.now)
+        super().__init__(shadow.name, belongs, shadow.sessions, reply, shadow.pace.now, shadow.model.limits)
         self._shadow = shadow
         self._requests: dict[int, Followed] = {}
         self._came: queue.SimpleQueue[tuple[float, Followed, Align | None]] = queue.SimpleQueue()
         """(when, request, its alignment; None: it was opened)."""
+        self._came_bytes = 0
+        """Of the alignments in `_came`."""
+        self._counting = threading.Lock()
         self._passes = Passes(
             shadow.model,
             shadow.pace,
@@ -91,7 +102,7 @@ class _Session(Session):
         elif isinstance(message, Align):
             self.spans.came(message)
             followed = self._requests.get(message.request)
-            if followed is not None:
+            if followed is not None and self._admit(followed, message):
                 self._submit(followed, message)
         elif isinstance(message, CloseRequest):
             followed = self._requests.pop(message.request, None)
@@ -118,9 +129,35 @@ class _Session(Session):
                 f"request {message.request} has {len(message.prompt)} tokens before its decode pass "
                 f"{message.first_step}; its prompt must have at least one"
             )
+        before = self._requests.get(message.request)
+        if before is not None:
+            before.closed = True
+        elif len(self._requests) >= MAX_REQUESTS:
+            raise ProtocolError(f"{self.name} follows {MAX_REQUESTS} requests already; close some")
         followed = Followed(message, self._shadow.model.new_cache())
         self._requests[message.request] = followed
         self._submit(followed, None)
+
+    def _admit(self, followed: Followed, message: Align) -> bool:
+        """Whether an alignment may wait here. A main node whose alignments do not fit any more loses its stream: it
+        comes again, and the shadow goes on from where the requests are then."""
+        if message.step > followed.steps:
+            raise ProtocolError(
+                f"request {message.request} has {followed.steps} decode passes at most; an alignment came for pass "
+                f"{message.step}"
+            )
+        size = message_bytes(message)
+        held = self._came_bytes + sum(one.aligned_bytes for one in self._requests.copy().values())
+        if held + size > ALIGNMENT_BYTES:
+            self.cut(
+                ProtocolError(
+                    f"{held} bytes of alignments wait already, {ALIGNMENT_BYTES} may; the shadow does not keep up"
+                )
+            )
+            return False
+        with self._counting:
+            self._came_bytes += size
+        return True
 
     def _submit(self, followed: Followed, message: Align | None) -> None:
         self._came.put((self._shadow.pace.now(), followed, message))
@@ -152,6 +189,9 @@ class _Session(Session):
             except queue.Empty:
                 return
             self._shadow.pace.take(at)
+            if message is not None:
+                with self._counting:
+                    self._came_bytes -= message_bytes(message)
             if message is None or followed.closed:
                 continue
             if not message.more:

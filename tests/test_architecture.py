@@ -25,7 +25,7 @@ GENERATED = ("__init__", "odmoe_pb2", "odmoe_pb2_grpc")
 MAX_INIT_LINES = 3
 
 # Beside the standard library and the package itself. A dotted name allows that module and what is below it.
-SCHEDULER_TYPES = ("scheduler.errors", "scheduler.types")
+SCHEDULER_TYPES = ("scheduler.errors", "scheduler.types", "scheduler.limits", "scheduler.model_limits")
 NODE_IMPORTS = ("torch", "transformers", "bitsandbytes", "wire", "scheduler", "checkpoint")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "scheduler": ("yaml", "msgpack", "numpy"),

@@ -16,10 +16,16 @@ from google.protobuf.message import DecodeError
 
 from scheduler.errors import ProtocolError
 from wire import messages, odmoe_pb2
-from wire.messages import DTYPE_BYTES, MAX_DIMS, MAX_MESSAGE_BYTES, LocalTensor, Message, Stamped, Tensor
-
-MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
-"""Room for `MAX_MESSAGE_BYTES` of tensors and a message's other fields."""
+from wire.messages import (
+    DTYPE_BYTES,
+    MAX_DIMS,
+    MAX_ENCODED_BYTES,
+    MAX_MESSAGE_BYTES,
+    LocalTensor,
+    Message,
+    Stamped,
+    Tensor,
+)
 
 _DTYPE_OF: dict[int, str] = {odmoe_pb2.Tensor.DType.Value(name.upper()): name for name in DTYPE_BYTES}
 _ENUM_OF = {name: number for number, name in _DTYPE_OF.items()}
@@ -60,9 +66,14 @@ def _refuse_size(path: str, dtype: str, shape: Sequence[int], nbytes: int) -> Pr
     if len(shape) > MAX_DIMS:
         return _refuse_text(f"{path}.shape", f"{len(shape)} dimensions", f"at most {MAX_DIMS}")
     want = prod(shape) * DTYPE_BYTES[dtype]
-    if want > MAX_MESSAGE_BYTES:
+    if want > MAX_MESSAGE_BYTES or _hides_size(dtype, shape):
         return _refuse(f"{path}.shape", tuple(shape), f"at most {MAX_MESSAGE_BYTES} bytes; send it in parts")
     return _refuse_text(f"{path}.data", f"{nbytes} bytes", f"{want}, for shape {tuple(shape)} of {dtype}")
+
+
+def _hides_size(dtype: str, shape: Sequence[int]) -> bool:
+    """Whether a dimension of 0 hides others that no message has room for: what is made with them may be large."""
+    return prod(n or 1 for n in shape) * DTYPE_BYTES[dtype] > MAX_MESSAGE_BYTES
 
 
 def _write_tensor(path: str, tensor: Tensor | LocalTensor) -> dict[str, Any]:
@@ -80,7 +91,8 @@ def _write_tensor(path: str, tensor: Tensor | LocalTensor) -> dict[str, Any]:
         data = data.tobytes()
     nbytes = len(data)
     try:
-        if len(shape) > MAX_DIMS or prod(shape) * DTYPE_BYTES[dtype] != nbytes or nbytes > MAX_MESSAGE_BYTES:
+        wrong = len(shape) > MAX_DIMS or prod(shape) * DTYPE_BYTES[dtype] != nbytes or nbytes > MAX_MESSAGE_BYTES
+        if wrong or (not nbytes and _hides_size(dtype, shape)):
             _blame_shape(path, shape)
             raise _refuse_size(path, dtype, shape, nbytes)
     except TypeError:
@@ -101,7 +113,8 @@ def _read_tensor(path: str, pb: Any) -> Tensor:
         raise _refuse(f"{path}.dtype", number, ", ".join(f"{n} ({name})" for n, name in _DTYPE_OF.items()))
     shape = tuple(dims[:])  # a list first, by one call of protobuf's
     nbytes = len(data)
-    if len(shape) > MAX_DIMS or prod(shape) * DTYPE_BYTES[dtype] != nbytes or nbytes > MAX_MESSAGE_BYTES:
+    wrong = len(shape) > MAX_DIMS or prod(shape) * DTYPE_BYTES[dtype] != nbytes or nbytes > MAX_MESSAGE_BYTES
+    if wrong or (not nbytes and _hides_size(dtype, shape)):
         raise _refuse_size(path, dtype, shape, nbytes)
     return Tensor(dtype, shape, data)
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-
 from scheduler.errors import HandshakeError, ModelMismatchError, VersionError
 from wire.messages import PROTOCOL_VERSION, Hello
-
-log = logging.getLogger("wire")
+from wire.refusals import Refusals
 
 _STORE = "give both the same store"
 
 
-def check_hello(hello: Hello, node: str, fingerprint: str, dtype: str, peer: str = "") -> None:
+def check_hello(
+    hello: Hello, node: str, fingerprint: str, dtype: str, peer: str = "", refusals: Refusals | None = None
+) -> None:
     """Raises VersionError or ModelMismatchError naming what differs between the caller and `node`.
 
-    `peer` is the caller's address. A refusal is also logged here, at WARNING on the logger `wire`.
+    `peer` is the caller's address. A refusal is also logged, by the node's `refusals`.
     """
     error = _difference(hello, node, fingerprint, dtype)
     if error is not None:
-        log.warning("%s: refused %s: %s", type(error).__name__, peer or hello.node, error)
+        (refusals or Refusals()).say(peer or hello.node, error)
         raise error
 
 

@@ -16,6 +16,9 @@ PROTOCOL_VERSION = 8
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """No message is larger; larger tensors are sent in parts."""
 
+MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
+"""Room for `MAX_MESSAGE_BYTES` of tensors and a message's other fields."""
+
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 """The dtypes a tensor on the wire may have, and their size."""
 

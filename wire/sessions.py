@@ -10,10 +10,19 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.model_limits import ModelLimits
 from wire.base import Channel
+from wire.bounds.check import Bounds
 from wire.handshake import check_hello
 from wire.messages import AskTrace, Echo, Failed, Hello, Message, Stamped
+from wire.refusals import Refusals
 from wire.tracing import NodeSpans
+
+HELLO_S = 5.0
+"""A stream without an accepted Hello is ended after so long."""
+
+MAX_STREAMS = 64
+"""Open streams of a node."""
 
 
 class Session(ABC):
@@ -29,8 +38,9 @@ class Session(ABC):
         sessions: Sessions[Any],
         reply: Channel,
         clock: Callable[[], float] = time.monotonic,
+        limits: ModelLimits | None = None,
     ) -> None:
-        """`belongs` is the fingerprint and dtype of the store, which both sides must have."""
+        """`belongs` is the fingerprint and dtype of the store, which both sides must have. `limits`: of its model."""
         self.name = name
         self.reply = reply
         self.spans = NodeSpans(False, clock)
@@ -38,8 +48,13 @@ class Session(ABC):
         self._belongs = belongs
         self._sessions = sessions
         self._lock = threading.Lock()
+        self._bounds = Bounds(limits or ModelLimits())
+        self._peer = getattr(reply, "peer", "")
         self._welcome = False
         self._over = False
+        late = f"no Hello came within {HELLO_S:g} s; a stream begins with Hello"
+        self._deadline = threading.Timer(HELLO_S, self.expire, (late,))
+        self._deadline.daemon = True
 
     @abstractmethod
     def ready(self) -> Message:
@@ -65,6 +80,7 @@ class Session(ABC):
         try:
             if isinstance(message, Stamped):
                 raise ProtocolError(f"the main node keeps a profile's times, {self.name} does not; both must")
+            self._bounds.check(message)
             if isinstance(message, Hello):
                 self._hello(message)
             elif not self._welcome:
@@ -79,10 +95,11 @@ class Session(ABC):
             self.report(error, message)
 
     def _hello(self, hello: Hello) -> None:
-        check_hello(hello, self.name, *self._belongs, peer=getattr(self.reply, "peer", ""))
+        check_hello(hello, self.name, *self._belongs, self._peer, self._sessions.refusals)
         self.spans = NodeSpans(hello.trace, self._clock)
         self._sessions.serve(self)
         self._welcome = True
+        self._deadline.cancel()
         self.reply.send(self.ready())
 
     def on_close(self, error: ODMoEError | None) -> None:
@@ -90,8 +107,34 @@ class Session(ABC):
             if self._over:
                 return
             self._over = True
+        self._deadline.cancel()
         self._sessions.forget(self)
         self.end()
+
+    @property
+    def welcome(self) -> bool:
+        """Its Hello was accepted."""
+        return self._welcome
+
+    def await_hello(self) -> None:
+        """It was opened, and ends if no Hello is accepted by the deadline."""
+        self._deadline.start()
+
+    def expire(self, reason: str) -> None:
+        """End a stream without an accepted Hello."""
+        if self._welcome or self._over:
+            return
+        error = ProtocolError(reason)
+        self._sessions.refusals.say(self._peer or "a stream of this process", error)
+        self.cut(error)
+
+    def cut(self, error: ODMoEError) -> None:
+        """The main node breaks the protocol: tell it why, and end its stream."""
+        if not self._over:
+            with contextlib.suppress(LinkError):
+                self.reply.send(Failed(type(error).__name__, f"{self.name}: {error}"))
+        self.on_close(None)
+        self.reply.close()
 
     def replaced(self) -> None:
         """Another main node is served from now on: tell this one and end its stream."""
@@ -106,17 +149,28 @@ S = TypeVar("S", bound=Session)
 
 
 class Sessions(Generic[S]):
-    """The open streams of a node. Thread-safe. A stream without an accepted Hello disturbs no other."""
+    """The open streams of a node, at most `MAX_STREAMS`. Thread-safe.
+
+    A stream without an accepted Hello disturbs no other. It is ended after `HELLO_S`, and sooner where it is the oldest
+    such stream and another needs its place: so there is always one for the main node that knows the secret.
+    """
 
     def __init__(self) -> None:
-        self._open: set[S] = set()
+        self.refusals = Refusals()
+        self._open: dict[S, None] = {}
+        """Oldest first."""
         self._served: S | None = None
         self._lock = threading.Lock()
 
     def add(self, session: S) -> S:
         """A stream was opened."""
         with self._lock:
-            self._open.add(session)
+            self._open[session] = None
+            silent = [one for one in self._open if not one.welcome and one is not session]
+            full = len(self._open) > MAX_STREAMS
+        if full and silent:
+            silent[0].expire(f"{MAX_STREAMS} streams are open, and this one is the oldest without a Hello")
+        session.await_hello()
         return session
 
     def serve(self, session: S) -> None:
@@ -129,7 +183,7 @@ class Sessions(Generic[S]):
     def forget(self, session: S) -> None:
         """Its stream is over."""
         with self._lock:
-            self._open.discard(session)
+            self._open.pop(session, None)
             if self._served is session:
                 self._served = None
 

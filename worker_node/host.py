@@ -14,6 +14,7 @@ import torch
 from checkpoint import family
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.manifest import checksum
+from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
 from scheduler.errors import LaunchError, ProtocolError, StoreError
@@ -58,6 +59,7 @@ class HostPlace:
     ) -> None:
         self.name = name
         self.store = store
+        self.limits = message_limits(store)
         self.pace = pace or RealPace()
         self._mapped = MappedStore(store)
         self._checks = checks
@@ -141,7 +143,8 @@ class _Session(ComputeSession):
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Compute):
             self.came(message)
-            self._queue(message)
+            if self.admit(message):
+                self._queue(message)
         elif isinstance(message, AskUsage):
             self._computing.submit(self.send_usage)
         elif isinstance(message, Load | Evict):

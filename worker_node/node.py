@@ -18,6 +18,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import SHARED_ROWS
+from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
 from scheduler.emulation.clock import Cancellation
@@ -111,6 +112,7 @@ class Worker:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
         self.name = name
         self.store = store
+        self.limits = message_limits(store)
         self.loader = loader
         self._on_cpu = loader.device == "cpu"
         self.lent = lent if self._on_cpu else None
@@ -243,10 +245,12 @@ class _Session(ComputeSession):
         if isinstance(message, Load):
             self._load(message)
         elif isinstance(message, Evict):
+            self.evicted(message.slot)
             self._evict(message.slot)
         elif isinstance(message, Compute):
             self.came(message)
-            self._compute(message)
+            if self.admit(message):
+                self._compute(message)
         elif isinstance(message, AskUsage):
             self._loading.submit(self.send_usage)
         else:
@@ -309,6 +313,12 @@ class _Session(ComputeSession):
             tenure.cancelled.cancel(self._worker.pace.now())
             free = tenure.occupied and tenure.loaded and not tenure.computing
             tenure.occupied = tenure.occupied and not free
+            dropped = len(tenure.ready)
+            self._queued -= dropped
+            tenure.ready.clear()
+            tenure.waiting.clear()
+        if dropped:  # outputs may wait to travel with theirs
+            self.send_outputs()
         if free:
             self._free(tenure)
 

@@ -13,9 +13,11 @@ import torch
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.model_limits import ModelLimits
 from scheduler.types import ExpertId
 from wire.base import Channel
 from wire.checksums import tensor_checksum
+from wire.credit import RowBudget
 from wire.machine import host_name
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -43,6 +45,7 @@ class ComputeNode(Protocol):
 
     name: str
     store: ExpertStore
+    limits: ModelLimits
     pace: Pace
     sessions: Sessions[Any]
     costs: tuple[float, float]
@@ -54,8 +57,11 @@ class ComputeSession(Session):
 
     def __init__(self, node: ComputeNode, reply: Channel) -> None:
         manifest = node.store.manifest
-        super().__init__(node.name, (manifest.fingerprint, manifest.dtype), node.sessions, reply, node.pace.now)
+        super().__init__(
+            node.name, (manifest.fingerprint, manifest.dtype), node.sessions, reply, node.pace.now, node.limits
+        )
         self._node = node
+        self._rows = RowBudget()
         self._outputs: list[Computed] = []
         self._waiting = threading.Lock()
 
@@ -81,7 +87,24 @@ class ComputeSession(Session):
             load_bytes_per_s=load_bytes_per_s,
             call_s=self._node.costs[0],
             row_s=self._node.costs[1],
+            queue_bytes=self._rows.most,
         )
+
+    def admit(self, message: Compute) -> bool:
+        """Whether its rows may wait here. A main node that exceeds its credit loses its stream."""
+        if self._rows.add(message):
+            return True
+        self.cut(
+            ProtocolError(
+                f"the rows of call {message.call_id} exceed the {self._rows.most} bytes that may wait here, by which "
+                f"{self._rows.nbytes} wait already; keep to WorkerReady.queue_bytes"
+            )
+        )
+        return False
+
+    def evicted(self, slot: int) -> None:
+        """What waits for the slot is not answered."""
+        self._rows.drop_slot(slot)
 
     def send(self, *messages: Message) -> None:
         """A broken stream is ignored: `end` follows."""
@@ -104,6 +127,7 @@ class ComputeSession(Session):
     def send_output(self, message: Compute, output: torch.Tensor, seconds: float, more: bool = False) -> None:
         """`output` [n, H], on the CPU, of the computation that `message` asked for. `more`: the next one is ready, and
         a small output may wait to travel with its."""
+        self._rows.drop(message)
         rows = LocalTensor(output, tensor_bytes)
         answer = Computed(message.call_id, rows, seconds, tensor_checksum(rows))
         self.spans.sent(answer)
@@ -143,6 +167,8 @@ class ComputeSession(Session):
         self.send(Failed(type(error).__name__, text, load_id))
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
+        if isinstance(about, Compute):
+            self._rows.drop(about)
         load_id = about.load_id if isinstance(about, Load) else 0
         call_id = about.call_id if isinstance(about, Compute) else 0
         self.send(Failed(type(error).__name__, f"{self.name}: {error}", load_id, call_id))

@@ -15,11 +15,13 @@ from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import Sequence, shadow_messages
 from main_node.engine.tracing import MainSpans, gather
+from main_node.reach import Reach
 from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
 from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
 from scheduler.eventlog.recording import Recorder
+from scheduler.model_limits import ModelLimits, limits_of_shape
 from scheduler.trace import Span
 from wire import messages as w
 from wire.lent_threads import LentThreads
@@ -32,6 +34,7 @@ class Engine:
     the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
     `audits`, `arbiter`: see `OutputChecks`.
     `worker_wait_s` and `shadow_s`: see `Deadlines`.
+    `limits`: what messages may hold; the shape's alone if not given.
     """
 
     def __init__(
@@ -47,18 +50,20 @@ class Engine:
         arbiter: Arbiter | None = None,
         worker_wait_s: float = 60.0,
         shadow_s: float = 10.0,
+        limits: ModelLimits | None = None,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
         self.spans = MainSpans(hello.trace, self.pace.now)
         self.lookahead = lookahead
+        self.reach = Reach(lookahead, len(core.shape.layers))
         self.departure = departure
         self._recorder = recorder
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.lent = LentThreads()
         """The threads that run the model, while they wait for a layer."""
-        self.peers = Peers(self, self._changed, hello, answer_s)
+        self.peers = Peers(self, self._changed, hello, answer_s, limits or limits_of_shape(core.shape))
         self._arbiter = arbiter
         self.checks = OutputChecks(self.peers, self._changed, self._withdraw, audits, arbiter)
         self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s)
@@ -119,7 +124,9 @@ class Engine:
 
     def from_shadow(self, message: w.Message) -> None:
         """See `PeerListener`."""
-        self.post(prediction_of(message, self.core.shape, self.spans.came))
+        predicted = prediction_of(message, self.core.shape, self.spans.came)
+        if self.reach.takes(predicted):
+            self.post(predicted)
 
     # --- events in, commands out --------------------------------------------------------------------------------
 
@@ -186,6 +193,8 @@ class Engine:
 
     def _shadow_messages(self, command: t.Follow | t.Align | t.Unfollow) -> Iterator[w.Message]:
         data = self._requests.get(command.request)
+        if isinstance(command, t.Align):
+            self.reach.announced(command.request, command.step)
         for message in shadow_messages(command, data, self.core.alignment, self.lookahead, self.departure):
             self.spans.sent_to_shadow(message)
             yield message
@@ -217,6 +226,7 @@ class Engine:
             self._shared.update(self.core.stats)
             self._requests[number] = data
             self.checks.opened(number)
+            self.reach.opened(number, prompt_tokens, data.max_new_tokens)
             self.post(t.RequestOpened(number, prompt_tokens))
 
     def answered(self, number: int) -> None:
@@ -230,6 +240,7 @@ class Engine:
             self._requests.pop(number, None)
             self._failed.pop(number, None)
             self.checks.closed(number)
+            self.reach.closed(number)
             self._shared.discard(number)
             self.core.stats.pop(number, None)
             self._layers.release(number)

@@ -6,12 +6,16 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from scheduler import errors
 from scheduler import types as t
 from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
+from scheduler.model_limits import ModelLimits
 from scheduler.policies.precision import FORMS, FULL
 from wire.base import Channel, Handler
+from wire.bounds.check import Bounds
+from wire.credit import RowCredit
 from wire.messages import (
     AskUsage,
     Echo,
@@ -69,14 +73,21 @@ def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Predict
 
 
 class PeerHandler:
-    """`on_event`: called with messages that answer no question. `on_lost`: called when the stream has ended."""
+    """`on_event`: called with messages that answer no question. `on_lost`: called when the stream has ended. `limits`:
+    of the model; a peer whose message exceeds them is lost."""
 
     def __init__(
-        self, name: str, on_event: Callable[[Message], None], on_lost: Callable[[ODMoEError | None], None]
+        self,
+        name: str,
+        on_event: Callable[[Message], None],
+        on_lost: Callable[[ODMoEError | None], None],
+        limits: ModelLimits | None = None,
     ) -> None:
         self.name = name
+        self._bounds = Bounds(limits or ModelLimits())
         self._on_event = on_event
         self._on_lost = on_lost
+        self.credit = RowCredit(0)
         self._channel: Channel | None = None
         self._answers: dict[type, Message] = {}
         self._error: ODMoEError | None = None
@@ -146,6 +157,15 @@ class PeerHandler:
         if isinstance(message, Stamped):
             self.on_close(ProtocolError(f"{self.name} keeps a profile's times, the main node does not; both must"))
             return
+        try:
+            self._bounds.check(message)
+        except ProtocolError as error:
+            self._refuse(error)
+            return
+        if isinstance(message, WorkerReady):
+            limits = replace(self._bounds.limits, slots=message.slots, slot_bytes=message.slot_bytes)
+            self._bounds = Bounds(limits)
+            self.credit = RowCredit(message.queue_bytes)
         if isinstance(message, _ANSWERS):
             with self._changed:
                 self._answers[type(message)] = message
@@ -156,6 +176,11 @@ class PeerHandler:
                 self._error = named_error(message)
                 self._changed.notify_all()
         self._on_event(message)
+
+    def _refuse(self, error: ProtocolError) -> None:
+        """The peer is of no use any more."""
+        self.on_close(ProtocolError(f"{self.name} sent a message that cannot be: {error}"))
+        self.close()
 
     def on_close(self, error: ODMoEError | None) -> None:
         with self._changed:

@@ -13,6 +13,7 @@ from main_node.engine.peer import PeerHandler, ask_usage, worker_of
 from main_node.engine.roster import NodeFacts, Roster
 from scheduler import types as t
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError
+from scheduler.model_limits import ModelLimits
 from wire import messages as w
 from wire.base import Channel, Handler, Role
 
@@ -38,10 +39,17 @@ class PeerListener(Protocol):
 class Peers:
     """Thread-safe. `changed`: the engine's lock, notified when nodes come or go.
 
-    `answer_s`: a worker that owes answers and has given none for so long counts as lost.
+    `answer_s`: a worker that owes answers and has given none for so long counts as lost. `limits`: of the model.
     """
 
-    def __init__(self, listener: PeerListener, changed: threading.Condition, hello: w.Hello, answer_s: float) -> None:
+    def __init__(
+        self,
+        listener: PeerListener,
+        changed: threading.Condition,
+        hello: w.Hello,
+        answer_s: float,
+        limits: ModelLimits | None = None,
+    ) -> None:
         self.workers: dict[int, PeerHandler] = {}
         self.shadow: PeerHandler | None = None
         self.lost: list[str] = []
@@ -58,8 +66,10 @@ class Peers:
         self._listener = listener
         self._changed = changed
         self._hello = hello
+        self._limits = limits
         self._closed = False
         self._outgoing: dict[int, list[w.Message]] = {}
+        self._flushing = False
 
     # --- joining ------------------------------------------------------------------------------------------------
 
@@ -70,6 +80,7 @@ class Peers:
             f"worker {number}",
             lambda message: self._from_worker(number, peer, message),
             lambda error: self._worker_lost(number, peer, error),
+            self._limits,
         )
         ready = peer.open(connect, self._hello, deadline_s)
         if not isinstance(ready, w.WorkerReady):
@@ -100,6 +111,7 @@ class Peers:
             "shadow",
             lambda message: self._from_shadow(peer, message),
             lambda error: self._shadow_lost(peer, error),
+            self._limits,
         )
         ready = peer.open(connect, self._hello, deadline_s)
         if not isinstance(ready, w.ShadowReady):
@@ -132,7 +144,12 @@ class Peers:
     def _from_worker(self, number: int, peer: PeerHandler, message: w.Message) -> None:
         try:
             with self._changed:
+                if isinstance(message, w.Computed | w.Failed):
+                    peer.credit.settle(message.call_id)
                 self._listener.from_worker(number, message)
+                if peer.credit.holds:
+                    self._outgoing.setdefault(number, [])
+                    self.flush()
         except ClusterError as error:
             self._worker_lost(number, peer, error)
 
@@ -161,23 +178,38 @@ class Peers:
         return peer is not None and peer.traffic is not None
 
     def flush(self) -> None:
-        """Send what was told, a worker's messages together. A worker is lost where that cannot be."""
-        outgoing, self._outgoing = self._outgoing, {}
-        for number, messages in outgoing.items():
-            peer = self.workers.get(number)
-            if peer is None:
-                continue
-            try:
-                self._send(peer, messages)
-            except ClusterError as error:
-                self._worker_lost(number, peer, error)
+        """Send what was told, a worker's messages together, as far as its credit goes. A worker is lost where that
+        cannot be."""
+        if self._flushing:  # a worker of this process has answered at once: what follows keeps its place
+            return
+        self._flushing = True
+        try:
+            while self._outgoing:
+                outgoing, self._outgoing = self._outgoing, {}
+                for number, messages in outgoing.items():
+                    self._flush_one(number, messages)
+        finally:
+            self._flushing = False
+
+    def _flush_one(self, number: int, messages: list[w.Message]) -> None:
+        peer = self.workers.get(number)
+        if peer is None:
+            return
+        try:
+            self._send(peer, peer.credit.admit(messages))
+        except ClusterError as error:
+            self._worker_lost(number, peer, error)
 
     def _send(self, peer: PeerHandler, messages: list[w.Message]) -> None:
         """Raises LinkError, or ProtocolError for a message that cannot be sent and is not a computation."""
+        if not messages:
+            return
         try:
             peer.send(*messages)
         except ProtocolError as error:
             if len(messages) == 1:
+                if isinstance(messages[0], w.Compute):
+                    peer.credit.settle(messages[0].call_id)
                 self._listener.not_sent(messages[0], error)
                 return
             for message in messages:

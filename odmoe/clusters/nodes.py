@@ -9,6 +9,7 @@ from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.kernels import linear_of
+from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from main_node.admission import Sharing
 from main_node.checks.arbiter import Arbiter
@@ -85,6 +86,7 @@ def make_engine(
         worker_wait_s=settings.worker_wait,
         audits=_audits(settings, emulation),
         arbiter=Arbiter(store, linear_of(settings.kernel)),
+        limits=message_limits(store),
     )
 
 

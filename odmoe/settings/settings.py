@@ -86,6 +86,7 @@ class Settings(SystemSettings):
         "Share of computations done twice and compared; auto: 0.01, by idle workers",
         heading="Cluster",
         metavar="SHARE",
+    )
     retry: Count = count(
         0, "Times to send a request again when the main node is lost", heading="Cluster", least=0, most=1000
     )

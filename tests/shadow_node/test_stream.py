@@ -11,6 +11,7 @@ from scheduler.errors import LinkError
 from support.nodes.shadow_client import PROMPT_TOKENS, WAIT_S, MainAnswer, ShadowClient
 from wire.messages import (
     PROTOCOL_VERSION,
+    Align,
     AskUsage,
     CloseRequest,
     Failed,
@@ -21,6 +22,7 @@ from wire.messages import (
     Prediction,
     ShadowReady,
     ShadowUsage,
+    Tensor,
 )
 
 pytestmark = pytest.mark.timeout(90)
@@ -117,7 +119,8 @@ def test_an_error_that_cannot_be_told_does_not_end_the_thread(shadow_of: Any, an
 
     session = shadow_of().accept(Reply())
     session.on_message(Hello(PROTOCOL_VERSION, "abc", "float32", "main"))
-    session.on_message(OpenRequest(1, (99_999,), 0, 4, 0, 0, 2, True))
+    session.on_message(OpenRequest(1, answers[0].prompt, 0, 4, 0, 1, 2, True))
+    session.on_message(Align(1, 0, None, 0, (Tensor("float32", (3,), bytes(12)),)))  # does not fit its cache
     assert told.wait(WAIT_S)
     session.on_message(OpenRequest(2, answers[0].prompt, 0, 4, 0, 0, 2, True))
     assert predicted.wait(WAIT_S)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from scheduler.errors import ProtocolError
 from wire import odmoe_pb2
-from wire.codec import FROM_SHADOW, FROM_WORKER, MAX_ENCODED_BYTES, TO_SHADOW, TO_WORKER
+from wire.codec import FROM_SHADOW, FROM_WORKER, TO_SHADOW, TO_WORKER
 from wire.messages import (
     DTYPE_BYTES,
+    MAX_ENCODED_BYTES,
     MAX_MESSAGE_BYTES,
     Align,
     Compute,
@@ -194,12 +195,25 @@ def received(**hidden):
             {"shape": [2**31, 2**31, 4]},
             r"Compute\.hidden\.shape is \(2147483648, 2147483648, 4\); allowed: at most 67108864 bytes",
         ),
+        ({"shape": [2**31, 0], "data": b""}, r"Compute\.hidden\.shape is \(2147483648, 0\); allowed: at most 67108864"),
+        (
+            {"shape": [0, 2**20, 2**20], "data": b""},
+            r"hidden\.shape is \(0, 1048576, 1048576\); allowed: at most",
+        ),
         ({"shape": [2**32 - 1] * 8}, r"Compute\.hidden\.shape is \(4294967295, .*allowed: at most 67108864 bytes"),
     ],
 )
 def test_malformed_tensor_received(hidden, said):
     with pytest.raises(ProtocolError, match=said):
         TO_WORKER.decode(received(**hidden))
+
+
+@pytest.mark.parametrize("shape", [(2**31, 0), (0, 2**13, 2**13)])
+def test_a_size_is_not_hidden_by_a_dimension_of_none(shape):
+    """Rows of no width would still be counted, and outputs made for them."""
+    message = Compute(1, 0, 0, 0, Tensor("float32", shape, b""), TENSOR, False)
+    with pytest.raises(ProtocolError, match=r"Compute\.hidden\.shape is .*; allowed: at most 67108864 bytes"):
+        TO_WORKER.encode(message)
 
 
 def test_missing_tensor_received():

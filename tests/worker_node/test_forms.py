@@ -116,6 +116,10 @@ def test_a_form_that_a_stranger_made_up_is_refused_in_few_words(forming: WorkerD
     main = forming.welcome(forming.worker(forms=("", "int4")))
     main.send(Load(1, 0, 0, 0, "\0" * 100_000))
     said = main.failure("ProtocolError", load_id=1).message
+    assert "Load.form is 100000 long" in said
+    assert len(said) < 200
+    main.send(Load(2, 0, 0, 0, "\0" * 1000))
+    said = main.failure("ProtocolError", load_id=2).message
     assert "it was started for '', 'int4'" in said
     assert len(said) < 200
 

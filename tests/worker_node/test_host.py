@@ -22,6 +22,7 @@ from support.nodes.damage import flip
 from support.nodes.held import CountedArithmetic, HeldArithmetic
 from support.nodes.worker_desk import NO_THREAD_FAILS, WAIT_S, WRONG_ROWS, Expected, WorkerDesk
 from wire import inprocess
+from wire.credit import QUEUE_BYTES
 from wire.messages import (
     PROTOCOL_VERSION,
     AskTrace,
@@ -74,6 +75,7 @@ def test_hello_is_answered_by_what_it_is(desk: WorkerDesk, place: HostPlace) -> 
         load_bytes_per_s=0.0,
         call_s=ready.call_s,
         row_s=ready.row_s,
+        queue_bytes=QUEUE_BYTES,
     )
     assert ready.call_s + ready.row_s > 0, "it was measured"
 
@@ -249,7 +251,8 @@ def test_expert_that_does_not_exist(
     main = desk.welcome(place)
     right = desk.compute(2, 0, 0, 0, evict=False)
     main.send(desk.compute(1, 0, layer, expert, evict=False), right)
-    assert f"no expert {expert} of layer {layer}" in main.failure("StoreError", call_id=1).message
+    wrong = f"layer is {layer};" if layer else f"expert is {expert};"
+    assert wrong in main.failure("ProtocolError", call_id=1).message
     assert expected.fits(main.next(), right)
 
 

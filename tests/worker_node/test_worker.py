@@ -13,6 +13,7 @@ import xxhash
 from support.nodes.held import CountedArithmetic, HeldLoader
 from support.nodes.worker_desk import NO_THREAD_FAILS, WRONG_ROWS, Expected, WorkerDesk
 from wire.checksums import tensor_checksum
+from wire.credit import QUEUE_BYTES
 from wire.messages import (
     PROTOCOL_VERSION,
     AskUsage,
@@ -57,6 +58,7 @@ def test_hello_is_answered_by_what_the_worker_is(desk: WorkerDesk) -> None:
         load_bytes_per_s=ready.load_bytes_per_s,
         call_s=ready.call_s,
         row_s=ready.row_s,
+        queue_bytes=QUEUE_BYTES,
     )
 
 
@@ -159,7 +161,7 @@ def test_evict_frees_the_slot(desk: WorkerDesk, expected: Expected) -> None:
 
 def test_evicting_what_is_empty_or_does_not_exist_changes_nothing(desk: WorkerDesk) -> None:
     main = desk.welcome(desk.worker(slots=1))
-    main.send(Evict(0), Evict(0), Evict(5), Evict(-1))
+    main.send(Evict(0), Evict(0), Evict(5))
     assert main.usage().resident_experts_max == 0
 
 
@@ -226,7 +228,8 @@ def test_compute_of_an_expert_that_is_not_in_the_slot(desk: WorkerDesk, layer: i
 def test_slot_that_does_not_exist(desk: WorkerDesk, slot: int) -> None:
     main = desk.welcome(desk.worker(slots=2))
     main.send(Load(1, slot, 0, 0))
-    assert "slots 0 to 1" in main.failure("ProtocolError", load_id=1).message
+    said = "slots 0 to 1" if slot == 2 else f"Load.slot is {slot}"
+    assert said in main.failure("ProtocolError", load_id=1).message
     main.send(desk.compute(2, slot, 0, 0))
     main.failure("ProtocolError", call_id=2)
 
@@ -235,7 +238,8 @@ def test_slot_that_does_not_exist(desk: WorkerDesk, slot: int) -> None:
 def test_expert_that_does_not_exist(desk: WorkerDesk, layer: int, expert: int) -> None:
     main = desk.welcome(desk.worker(slots=1))
     main.send(Load(1, 0, layer, expert))
-    assert f"no expert {expert} of layer {layer}" in main.failure("StoreError", load_id=1).message
+    wrong = f"layer is {layer};" if layer else f"expert is {expert};"
+    assert wrong in main.failure("ProtocolError", load_id=1).message
     main.send(Load(2, 0, 0, 0))
     assert isinstance(main.next(), Loaded)
 

@@ -366,7 +366,7 @@ def test_any_stream_at_all_leaves_a_worker_that_works(
             place = (data.draw(slot), data.draw(layer), data.draw(expert))
             main.send(desk.compute(number, *place, evict=data.draw(st.booleans())))
         else:
-            main.send(Evict(data.draw(slot)) if what == "evict" else desk.hello())
+            main.send(Evict(max(data.draw(slot), 0)) if what == "evict" else desk.hello())
     main.send(Evict(0), Evict(1), Load(1000, 0, 0, 0), Load(1001, 1, 1, 3))
     last = [desk.compute(1002, 0, 0, 0), desk.compute(1003, 1, 1, 3)]
     main.send(*last)

@@ -19,22 +19,18 @@ import time
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from scheduler.errors import CertificateError, ODMoEError
+from scheduler.errors import CertificateError
+from wire.refusals import MAX_CALLERS, QUIET_S, Refusals
 from wire.rpc.tls import NO_CERTIFICATE, NO_TLS, Identity, ours_wrong, theirs_wrong
 
 EXAMINE_S = 0.25
 """Limit of one examination, which needs some milliseconds. It blocks gRPC's thread and with it new connections."""
-
-QUIET_S = 10.0
-"""A caller's error is logged once in this time, however often it connects."""
 
 SPEND_S = 1.0
 """Within `QUIET_S` no examination starts once they have taken so long, so that no caller can block the others."""
 
 GIVEN_UP_S = 3.0
 """A caller that opened no stream and did not reconnect for so long is reported without an examination."""
-
-MAX_CALLERS = 1024
 
 COME_AGAIN = b"\0\0\x08\x07" + bytes(13)
 """An HTTP/2 GOAWAY frame, sent to a caller that passed its examination. gRPC then retries (it expects SETTINGS first),
@@ -44,23 +40,6 @@ log = logging.getLogger("wire")
 
 Peer = tuple[str, int]
 """Address and port of a connection's other end."""
-
-
-class Refusals:
-    """Logs refused callers with the error at WARNING, the same text once in `QUIET_S`. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._logged: dict[tuple[str, str], float] = {}
-        self._lock = threading.Lock()
-
-    def say(self, address: str, error: ODMoEError) -> None:
-        now, key = time.monotonic(), (address, str(error))
-        with self._lock:
-            self._logged = {which: at for which, at in self._logged.items() if now - at < QUIET_S}
-            if key in self._logged or len(self._logged) >= MAX_CALLERS:
-                return
-            self._logged[key] = now
-        log.warning("%s: refused %s: %s", type(error).__name__, address, error)
 
 
 class _Caller:

@@ -15,7 +15,8 @@ import grpc
 
 from scheduler.errors import HandshakeError, LaunchError, ODMoEError, SecretError
 from wire.base import Handler, Node, Role
-from wire.rpc.doorman import Doorman, Refusals
+from wire.refusals import Refusals
+from wire.rpc.doorman import Doorman
 from wire.rpc.pulse import PULSE, Pulse
 from wire.rpc.stream import (
     ACCEPTED_KEY,
@@ -29,9 +30,10 @@ from wire.rpc.stream import (
     status_of,
 )
 from wire.rpc.tls import Identity
+from wire.sessions import MAX_STREAMS
 
-MAX_STREAMS = 64
-"""Streams that one server serves at a time."""
+MAX_CALLS = 4 * MAX_STREAMS
+"""RPCs at a time: the node's streams, and those that have just been refused or ended."""
 
 
 class _Threads(futures.ThreadPoolExecutor):
@@ -81,7 +83,7 @@ class GrpcServer:
         handler = grpc.stream_stream_rpc_method_handler(behaviour)
         service = grpc.method_handlers_generic_handler(self._edge.service, {self._edge.method: handler})
         self._server = grpc.server(
-            _Threads(), handlers=[service], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
+            _Threads(), handlers=[service], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
         )
         credentials = identity.server_credentials(self._doorman.knock) if identity and self._doorman else None
         self.address = _listen(self._server, kind, host, port, credentials)

@@ -22,8 +22,10 @@ from scheduler.errors import (
 )
 from wire import codec
 from wire.base import Handler, Role
-from wire.codec import MAX_ENCODED_BYTES, Codec
-from wire.messages import Beat, Bundle, Message
+from wire.bounds.check import GENERAL
+from wire.bounds.table import MAX_BUNDLED
+from wire.codec import Codec
+from wire.messages import MAX_ENCODED_BYTES, Beat, Bundle, Message
 from wire.rpc.outbox import Outbox
 from wire.rpc.pulse import Monitor, Pulse
 from wire.rpc.tls import Identity
@@ -168,6 +170,8 @@ def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
     error_class = getattr(errors, str(dict(error.trailing_metadata() or ()).get(ERROR_KEY, "")), None)
     if isinstance(error_class, type) and issubclass(error_class, ClusterError):
         return error_class(description)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "Concurrent RPC" in (error.details() or ""):
+        return LinkError(f"{peer} has as many streams as it can take; others may end soon: connect again")
     return _ERROR_OF.get(code, LinkError)(description)
 
 
@@ -209,7 +213,8 @@ class Stream:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
         every = [self._out.encode(message) for message in messages]
         size = sum(map(len, every))
-        bundle = self._out.encode(Bundle(tuple(every))) if 1 < len(every) and size <= BUNDLE_BYTES else None
+        together = 1 < len(every) <= MAX_BUNDLED and size <= BUNDLE_BYTES
+        bundle = self._out.encode(Bundle(tuple(every))) if together else None
         for message, data in zip(messages, every, strict=True):
             self.traffic.sent.add(kind_of(message), len(data))
         for data in [bundle] if bundle else every:
@@ -266,6 +271,8 @@ class Stream:
                 if self._closed:
                     continue
                 message = self._into.decode(data)
+                if isinstance(message, Beat | Bundle):
+                    GENERAL.check(message)
                 if isinstance(message, Beat):
                     monitor.hear(message.coming)
                     continue

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.tensors import tensor_bytes
+from scheduler.model_limits import ModelLimits
 from shadow_node.model import Gate
 from shadow_node.node import Shadow
 from wire.messages import PROTOCOL_VERSION, Align, Failed, Hello, Message, OpenRequest, Prediction, Tensor
@@ -23,6 +24,7 @@ class ArithmeticModel:
     """Whole numbers below 1000 in float64: every row depends on all rows before it, and nothing is rounded."""
 
     scheme, device, device_bytes, layers = "none", "cpu", 0, LAYERS
+    limits = ModelLimits(dict.fromkeys(range(LAYERS), EXPERTS))
 
     def __init__(self) -> None:
         self.routed: Callable[[int, list[int], list[float]], None] | None = None

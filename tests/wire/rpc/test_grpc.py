@@ -14,8 +14,7 @@ import pytest
 from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError, SecretError
 from support.nodes.streams import WAIT_S, Answering, EchoNode, Recorder
 from wire import odmoe_pb2
-from wire.codec import MAX_ENCODED_BYTES
-from wire.messages import Align, Evict, Load, Loaded, Tensor
+from wire.messages import MAX_ENCODED_BYTES, Align, Evict, Load, Loaded, Tensor
 from wire.odmoe_pb2_grpc import WorkerStub
 from wire.rpc import server as server_module
 from wire.rpc import stream

@@ -1,0 +1,77 @@
+"""How far the shadow may be ahead: predictions beyond that, of unknown requests, or without end are dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler import types as t
+from scheduler.errors import ProtocolError
+
+REPEATS = 8
+"""Predictions of one layer of a pass, on average: passes are repeated when an alignment differs."""
+
+STRAYS = 1000
+"""Predictions of no use before the shadow is lost, beside those that may have been on their way when a request was
+closed."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """One request. Positions [first, stop) may be predicted."""
+
+    first: int
+    stop: int
+    announced: int = -1
+    """The last decode pass that the shadow was told to start."""
+    taken: int = 0
+
+
+class Reach:
+    """`lookahead`: passes that the shadow may be ahead of the last one announced. `layers`: that have gates.
+
+    Predictions come from one thread at a time; the rest is called with the engine's lock.
+    """
+
+    def __init__(self, lookahead: int, layers: int) -> None:
+        self.dropped = 0
+        """Predictions of no use so far."""
+        self._lookahead = lookahead
+        self._layers = layers
+        self._requests: dict[int, _Open] = {}
+        self._strays = 0
+        self._most = STRAYS + REPEATS * layers * (lookahead + 2)
+
+    def opened(self, request: int, prompt_tokens: int, max_new_tokens: int) -> None:
+        self._requests[request] = _Open(prompt_tokens, prompt_tokens + max_new_tokens)
+
+    def announced(self, request: int, step: int) -> None:
+        """The shadow is told that decode pass `step` may start."""
+        mine = self._requests.get(request)
+        if mine is not None:
+            mine.announced = max(mine.announced, step)
+
+    def closed(self, request: int) -> None:
+        if self._requests.pop(request, None) is not None:
+            self._strays = 0  # what was on its way is of no use any more
+
+    def takes(self, prediction: t.Predicted) -> bool:
+        """Whether it is of use. Raises ProtocolError for one of too many that are not."""
+        mine = self._requests.get(prediction.request)
+        if mine is not None and self._fits(mine, prediction.position):
+            mine.taken += 1
+            return True
+        self.dropped += 1
+        self._strays += 1
+        if self._strays > self._most:
+            strays, self._strays = self._strays, 0  # the next shadow may be another
+            raise ProtocolError(
+                f"it has sent {strays} predictions of no use, the last one for position {prediction.position} of "
+                f"request {prediction.request}; it may be {self._lookahead} passes ahead"
+            )
+        return False
+
+    def _fits(self, mine: _Open, position: int) -> bool:
+        reached = mine.first + mine.announced + self._lookahead
+        passes = mine.announced + self._lookahead + 2
+        in_reach = mine.first <= position <= reached and position < mine.stop
+        return in_reach and mine.taken < REPEATS * self._layers * passes

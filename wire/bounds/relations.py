@@ -1,0 +1,77 @@
+"""What fields of a message must be to each other. A relation returns its fault in words; empty: there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from scheduler.model_limits import ModelLimits
+from wire import messages as w
+
+Relation = Callable[[Any], str]
+
+
+def relations_of(limits: ModelLimits) -> dict[type, Relation]:
+    """Message class -> the relation of its fields."""
+    counts, widths = limits.experts, limits.widths
+
+    def of_layer(layer: int, expert: int) -> str:
+        count = counts.get(layer, expert + 1)
+        return "" if expert < count else f"expert {expert} of layer {layer}, which has {count}"
+
+    def compute(message: w.Compute) -> str:
+        hidden, weights = message.hidden, message.weights
+        if isinstance(hidden, w.Tensor) and isinstance(weights, w.Tensor):
+            if hidden.shape[0] != weights.shape[0]:
+                return f"{hidden.shape[0]} rows and {weights.shape[0]} weights"
+            if widths and hidden.shape[1] not in widths[message.layer]:
+                return f"rows of {hidden.shape[1]}; the experts of layer {message.layer} take none of that width"
+        return of_layer(message.layer, message.expert)
+
+    def prediction(message: w.Prediction) -> str:
+        if len(message.experts) != len(message.scores):
+            return f"{len(message.experts)} experts and {len(message.scores)} scores"
+        return of_layer(message.layer, max(message.experts, default=0))
+
+    return {
+        w.Load: lambda message: of_layer(message.layer, message.expert),
+        w.Compute: compute,
+        w.Prediction: prediction,
+        w.WorkerReady: lambda message: _ready(message, limits),
+        w.WorkerUsage: lambda message: _usage(message, limits),
+        w.TraceRecords: _spans,
+        w.OpenRequest: lambda message: _request(message, limits),
+    }
+
+
+def _ready(ready: w.WorkerReady, limits: ModelLimits) -> str:
+    if not ready.slots:
+        return f"no slots, of {ready.slot_bytes} bytes each" if ready.slot_bytes else ""
+    least = limits.least_slot_bytes or 1
+    if ready.slot_bytes < least:
+        return f"slots of {ready.slot_bytes} bytes; the smallest form of an expert takes {least}"
+    if ready.slots * ready.slot_bytes > ready.device_bytes:
+        return f"{ready.slots} slots of {ready.slot_bytes} bytes on a device of {ready.device_bytes} bytes"
+    lengths = {len(costs) for costs in (ready.forms, ready.form_load_s, ready.form_restore_s, ready.form_fits)}
+    return f"{sorted(lengths)} values for its forms" if len(lengths) > 1 else ""
+
+
+def _usage(usage: w.WorkerUsage, limits: ModelLimits) -> str:
+    if usage.loads_checked > usage.loads:
+        return f"{usage.loads_checked} checked loads of {usage.loads}"
+    most = (usage.loads + limits.slots + 1) * limits.slot_bytes  # those under way may be counted in part
+    if limits.slot_bytes and usage.bytes_loaded > most:
+        return f"{usage.bytes_loaded} bytes in {usage.loads} loads of at most {limits.slot_bytes}"
+    return ""
+
+
+def _spans(records: w.TraceRecords) -> str:
+    lengths = [len(values) for values in (records.whats, records.labels, records.starts, records.ends)]
+    return f"{lengths} parts of spans" if len(set(lengths)) > 1 else ""
+
+
+def _request(opened: w.OpenRequest, limits: ModelLimits) -> str:
+    if opened.first_step >= len(opened.prompt):
+        return f"{len(opened.prompt)} tokens before decode pass {opened.first_step}; its prompt must have at least one"
+    most = len(opened.prompt) - opened.first_step + opened.max_new_tokens
+    return f"up to {most} tokens; the context has {limits.context}" if limits.context and most > limits.context else ""

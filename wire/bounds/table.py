@@ -1,0 +1,200 @@
+"""What every field of every message may be: one table, derived from the model.
+
+Protobuf and `wire.codec` bound a field by its type, and a message by its bytes. These bounds are the model's: layers
+and experts that it has, rows that its experts take, tokens of its vocabulary, positions of its context.
+"""
+
+from __future__ import annotations
+
+from scheduler.limits import MAX_EXPERTS
+from scheduler.model_limits import ModelLimits
+from wire import messages as w
+from wire.bounds.kinds import (
+    U32,
+    Bound,
+    any_tensor,
+    finite,
+    flag,
+    many,
+    number,
+    one_of,
+    optional,
+    seconds,
+    size,
+    tensor,
+    text,
+    whole,
+    wholes,
+)
+from wire.messages import DTYPE_BYTES, MAX_DIMS, MAX_ENCODED_BYTES, MAX_MESSAGE_BYTES
+from wire.tracing import PART
+
+MAX_BUNDLED = 4096
+"""Messages that travel as one."""
+
+MAX_FORMS = 16
+"""Forms of a store."""
+
+NAME, MESSAGE = 1024, 1 << 20
+"""Characters of a name, and of an error's text."""
+
+MEMORY = 1 << 50
+"""Bytes of memory of one node: a petabyte."""
+
+LONG_S = 1e9
+"""Seconds: some thirty years. Emulated time may go far."""
+
+RATE = 1e15
+"""Bytes a second."""
+
+CACHE_TENSORS = 64
+"""Tensors of a KV cache, for each layer."""
+
+STATE_WIDTH = 64
+"""A dimension of a state, as a multiple of the model's hidden size."""
+
+
+def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
+    """Message class -> field -> its bound."""
+    an_id = number()
+    name = text(NAME)
+    layer = one_of(limits.experts, f"one of the MoE layers {_short(limits)}")
+    experts = max(limits.experts.values(), default=MAX_EXPERTS)
+    expert = whole(experts - 1)
+    context = min(limits.context or U32, U32)
+    position, step = whole(context), whole(context)
+    tokens = limits.vocabulary or U32 + 1
+    token = whole(tokens - 1)
+    slot = whole((limits.slots or MAX_EXPERTS) - 1)
+    rows = whole(min(context * experts, MAX_MESSAGE_BYTES), least=1)
+    width = _width(limits)
+    cached = any_tensor(max(limits.context, STATE_WIDTH * limits.hidden) or MAX_MESSAGE_BYTES)
+    lasting, rate, memory = seconds(LONG_S), seconds(RATE), whole(MEMORY)
+    return {
+        w.Tensor: {
+            "dtype": one_of(DTYPE_BYTES, ", ".join(DTYPE_BYTES)),
+            "shape": many(whole(MAX_MESSAGE_BYTES), MAX_DIMS),
+            "data": size(MAX_MESSAGE_BYTES),
+        },
+        w.Stamped: {"due": finite(), "sent": finite(), "machine": name},
+        w.Beat: {"coming": whole(MAX_ENCODED_BYTES)},
+        w.Bundle: {"messages": many(size(MAX_ENCODED_BYTES), MAX_BUNDLED)},
+        w.Echo: {"number": an_id},
+        # main node -> worker
+        w.Hello: {"version": whole(U32), "fingerprint": name, "dtype": name, "node": name, "trace": flag()},
+        w.Load: {"load_id": an_id, "slot": slot, "layer": layer, "expert": expert, "form": name},
+        w.Evict: {"slot": slot},
+        w.Compute: {
+            "call_id": an_id,
+            "slot": slot,
+            "layer": layer,
+            "expert": expert,
+            "hidden": tensor(rows, width),
+            "weights": tensor(rows),
+            "evict": flag(),
+            "checksum": an_id,
+        },
+        w.AskUsage: {},
+        w.AskTrace: {},
+        # worker -> main node
+        w.WorkerReady: {
+            "version": whole(U32),
+            "node": name,
+            "slots": whole(limits.slots or MAX_EXPERTS),
+            "slot_bytes": whole(limits.slot_bytes or MEMORY),
+            "device": name,
+            "loader": name,
+            "host": name,
+            "pid": whole(U32),
+            "device_name": name,
+            "device_bytes": memory,
+            "load_bytes_per_s": rate,
+            "call_s": lasting,
+            "row_s": lasting,
+            "forms": many(name, MAX_FORMS),
+            "form_load_s": many(lasting, MAX_FORMS),
+            "form_restore_s": many(lasting, MAX_FORMS),
+            "form_fits": many(flag(), MAX_FORMS),
+            "queue_bytes": memory,
+        },
+        w.Loaded: {
+            "load_id": an_id,
+            "nbytes": whole(limits.slot_bytes or MEMORY),
+            "seconds": lasting,
+            "checked": flag(),
+        },
+        w.Computed: {
+            "call_id": an_id,
+            "output": tensor(rows, width),
+            "seconds": lasting,
+            "checksum": an_id,
+        },
+        w.WorkerUsage: {
+            "resident_experts_max": whole(limits.slots or MAX_EXPERTS),
+            "device_bytes_max": memory,
+            "loads": memory,
+            "bytes_loaded": an_id,
+            "loads_checked": memory,
+        },
+        w.TraceRecords: {
+            "machine": name,
+            "now": finite(),
+            "whats": many(name, PART),
+            "labels": many(name, PART),
+            "starts": many(finite(), PART),
+            "ends": many(finite(), PART),
+            "more": flag(),
+        },
+        w.Failed: {"error": name, "message": text(MESSAGE), "load_id": an_id, "call_id": an_id, "request": an_id},
+        # main node -> shadow
+        w.OpenRequest: {
+            "request": an_id,
+            "prompt": wholes(tokens - 1, context, least=1),
+            "first_step": step,
+            "max_new_tokens": whole(context, least=1),
+            "align_token": whole(U32),
+            "align_kv": whole(U32),
+            "lookahead": whole(U32),
+            "late": flag(),
+        },
+        w.Align: {
+            "request": an_id,
+            "step": step,
+            "token": optional(token),
+            "kv_start": position,
+            "kv": many(cached, CACHE_TENSORS * (limits.depth or 1024)),
+            "more": flag(),
+        },
+        w.CloseRequest: {"request": an_id},
+        # shadow -> main node
+        w.ShadowReady: {
+            "version": whole(U32),
+            "node": name,
+            "scheme": name,
+            "device_bytes": memory,
+            "host": name,
+            "pid": whole(U32),
+            "device_name": name,
+        },
+        w.Prediction: {
+            "request": an_id,
+            "position": position,
+            "layer": layer,
+            "experts": wholes(experts - 1, experts),
+            "scores": many(finite(), experts),
+        },
+        w.ShadowProgress: {"request": an_id, "step": step, "idle": flag()},
+        w.ShadowUsage: {"device_bytes_max": memory},
+    }
+
+
+def _width(limits: ModelLimits) -> Bound:
+    """Of an expert's rows; `wire.bounds.relations` looks at the layer's own."""
+    widths = frozenset().union(*limits.widths.values()) if limits.widths else frozenset()
+    return one_of(widths, f"one of {sorted(widths)}") if widths else whole(MAX_MESSAGE_BYTES, least=1)
+
+
+def _short(limits: ModelLimits) -> str:
+    layers = sorted(limits.experts)
+    shown = ", ".join(map(str, layers[:8]))
+    return f"{shown}, ... {layers[-1]}" if len(layers) > 8 else shown
