@@ -44,6 +44,12 @@ class Commands:
         )
         return call_id
 
+    def compute_audit(self, entry: SlotEntry, audit: int, rows: int, evict: bool) -> int:
+        """All rows of an audit in one part. Returns the id of the call."""
+        call_id, visit = next(self._ids), t.Visit(-audit, 0, entry.expert.layer)
+        self._commands.append(t.Compute(entry.worker, entry.slot, entry.expert, call_id, visit, 0, rows, evict))
+        return call_id
+
     def route(self, visit: t.Visit, experts: tuple[tuple[int, ...], ...], resident: Iterable[int]) -> None:
         self._commands.append(t.Route(visit, experts, tuple(resident)))
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
+from scheduler.core.audits import AuditTable
 from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
 from scheduler.core.groups import Grouping
@@ -70,7 +71,8 @@ class Core:
         self._shadow = ShadowFollower(commands, alignment)
         self._workers = WorkerTable(state, grouping, strategy.residency)
         self._rows = RowDispatcher(state, commands, strategy.residency, mini_batch, together=prefill == "in-turn")
-        self._slots = SlotTable(state, commands, self._workers, self._rows, strategy)
+        self._audits = AuditTable(state, commands, self._workers, strategy.precision)
+        self._slots = SlotTable(state, commands, self._workers, self._rows, self._audits, strategy)
         self._passes = PassTracker(
             state, commands, self._workers, self._slots, self._shadow, strategy, plans=prefill == "ahead"
         )
@@ -92,7 +94,7 @@ class Core:
             t.ComputeFailed: self._compute_failed,
             t.TokenDecoded: self._token_decoded,
             t.WorkerWaitExpired: self._worker_wait_expired,
-            t.AuditRequested: self._audit_requested,
+            t.AuditRequested: self._audits.begin,
         }
 
     def handle(self, event: t.Event, now: float) -> list[t.Command]:
@@ -179,6 +181,7 @@ class Core:
         if lost is None:
             return
         self._slots.worker_lost(lost)
+        self._audits.worker_lost(event.worker)
         demands = sorted(lost.demands(), key=lambda demand: demand.urgency)
         for demand in demands:
             self._slots.set_back(demand)
@@ -190,9 +193,6 @@ class Core:
             self._passes.end_step()
             for request in list(self._state.requests):
                 self._fail(request, event.reason)
-
-    def _audit_requested(self, event: t.AuditRequested) -> None:
-        self._commands.drop_audit(event.audit)
 
     # --- requests and the shadow --------------------------------------------------------------------------------
 
@@ -270,13 +270,16 @@ class Core:
 
     def _load_ended(self, event: t.LoadEnded) -> None:
         entry = self._state.loads.get(event.load_id)
-        if entry is not None:
-            entry.stats.bytes_loaded += event.nbytes
-            self._slots.loaded(entry)
+        if entry is None:
+            self._audits.load_ended(event.load_id)
+            return
+        entry.stats.bytes_loaded += event.nbytes
+        self._slots.loaded(entry)
 
     def _compute_ended(self, event: t.ComputeEnded) -> None:
         demand = self._rows.answered(event.call_id)
         if demand is None:
+            self._audits.computed(event.call_id)
             return
         if demand.entry is not None and not demand.entry.loaded:
             self._slots.loaded(demand.entry)  # LoadEnded was lost, or is still on its way
@@ -284,12 +287,15 @@ class Core:
 
     def _load_failed(self, event: t.LoadFailed) -> None:
         entry = self._state.loads.get(event.load_id)
-        if entry is not None:
-            self._retry(entry, list(entry.users), event.reason)
+        if entry is None:
+            self._audits.load_failed(event.load_id)
+            return
+        self._retry(entry, list(entry.users), event.reason)
 
     def _compute_failed(self, event: t.ComputeFailed) -> None:
         demand = self._state.calls.get(event.call_id)
         if demand is None:
+            self._audits.compute_failed(event.call_id)
             return
         if demand.entry is not None:
             self._retry(demand.entry, [demand], event.reason)

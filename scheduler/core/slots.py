@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
+from scheduler.core.audits import AuditTable
 from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
 from scheduler.core.state import Demand, SlotEntry, State, Worker
@@ -32,12 +33,19 @@ class SlotTable:
     """
 
     def __init__(
-        self, state: State, commands: Commands, workers: WorkerTable, rows: RowDispatcher, strategy: Strategy
+        self,
+        state: State,
+        commands: Commands,
+        workers: WorkerTable,
+        rows: RowDispatcher,
+        audits: AuditTable,
+        strategy: Strategy,
     ) -> None:
         self._state = state
         self._commands = commands
         self._workers = workers
         self._rows = rows
+        self._audits = audits
         self._residency = strategy.residency
         self._precision = strategy.precision if strategy.precision.forms != (FULL,) else None
         self.forms: set[str] = set()
@@ -90,7 +98,8 @@ class SlotTable:
         worker = self._state.workers[number]
         self._enqueue(worker, demand)
         worker.backlog += demand.confirmed
-        if worker.free or worker.idle or demand.confirmed or self._state.step.absent:  # else it pre-empts nothing
+        room = worker.free or worker.idle or self._audits.loading(number)
+        if room or demand.confirmed or self._state.step.absent:  # else it pre-empts nothing
             self._state.touched.add(number)
 
     def attach(self, demand: Demand) -> None:
@@ -242,6 +251,8 @@ class SlotTable:
     def evict(self, entry: SlotEntry) -> None:
         """Free its slot; a load in flight is given up."""
         self._commands.evict(entry)
+        if self._state.audits:
+            self._audits.evicted(entry)
         self._forget(entry)
         worker = self._state.workers[entry.worker]
         if worker.idle.get(entry.expert) is entry:
@@ -351,6 +362,7 @@ class SlotTable:
 
     def _may_begin(self, worker: Worker, demand: Demand) -> bool:
         """Link and slot are free for its load, or have been made so."""
+        self._audits.give_way(worker)
         if not demand.confirmed:
             absent = self._state.step.absent
             if len(worker.link) >= PREFETCHES and not (absent and self._put_off(worker, worker.link, demand)):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from scheduler.core.state import State, Worker
+from scheduler.core.state import Audit, State, Worker
 from scheduler.types import ExpertId, Visit
 
 
@@ -17,7 +18,7 @@ class WorkerSnapshot:
     free: tuple[int, ...]
     """Numbers of the free slots."""
     loading: tuple[ExpertId, ...]
-    """In flight on its link, in the order of the commands."""
+    """In flight on its link, in the order of the commands; an audit's last."""
     kept: frozenset[ExpertId]
     """In slots, and needed by no visit."""
     queued: tuple[ExpertId, ...]
@@ -42,6 +43,8 @@ class CoreSnapshot:
     """Ids of computations that have not been answered."""
     loads: tuple[int, ...]
     """Ids of loads in flight."""
+    audits: tuple[int, ...] = ()
+    """Under way. Their computations and loads are among `calls` and `loads`."""
     shortfall: str | None = None
     """What is missing, while open requests wait for workers."""
     waiting: tuple[ExpertId, ...] = ()
@@ -52,26 +55,28 @@ class CoreSnapshot:
     def idle(self) -> bool:
         """Nothing is under way; experts may stay in slots, or be on their way there."""
         busy = any(one.queued or one.hosted or one.needed or one.backlog for one in self.workers.values())
-        return not (busy or self.requests or self.visits or self.calls or self.waiting)
+        return not (busy or self.requests or self.visits or self.calls or self.waiting or self.audits)
 
 
 def snapshot(state: State) -> CoreSnapshot:
     return CoreSnapshot(
         requests=tuple(state.requests),
         visits=tuple(state.visits),
-        calls=tuple(state.calls),
-        loads=tuple(state.loads),
+        calls=(*state.calls, *state.audits),
+        loads=(*state.loads, *(audit.entry.load_id for audit in state.audits.values() if audit.loading)),
+        audits=tuple(audit.number for audit in state.audits.values()),
         shortfall=state.shortfall,
         waiting=tuple(demand.expert for demand in state.waiting.values()),
-        workers={number: _worker(worker) for number, worker in state.workers.items()},
+        workers={number: _worker(worker, state.audits.values()) for number, worker in state.workers.items()},
     )
 
 
-def _worker(worker: Worker) -> WorkerSnapshot:
+def _worker(worker: Worker, audits: Collection[Audit]) -> WorkerSnapshot:
+    loading = [audit.entry for audit in audits if audit.loading and audit.entry.worker == worker.number]
     return WorkerSnapshot(
         slots=tuple(entry.expert if entry is not None else None for entry in worker.slots),
         free=tuple(sorted(worker.free)),
-        loading=tuple(entry.expert for entry in worker.link),
+        loading=tuple(entry.expert for entry in (*worker.link, *loading)),
         kept=frozenset(worker.idle),
         queued=tuple(demand.expert for demand in worker.queue),
         hosted=tuple(demand.expert for demand in worker.hosted.values()),

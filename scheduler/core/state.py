@@ -263,6 +263,23 @@ class Worker:
 
 
 @dataclass(slots=True, eq=False)
+class Audit:
+    """A computation that is done again by another worker. It belongs to no visit."""
+
+    number: int
+    call_id: int
+    entry: SlotEntry
+    """Its expert in a slot: kept there, or loaded for the audit."""
+    alone: bool
+    """Loaded for the audit alone. The worker evicts it after the computation."""
+
+    @property
+    def loading(self) -> bool:
+        """Its own load is in flight. `Worker.link` has only those of demands."""
+        return self.alone and not self.entry.loaded
+
+
+@dataclass(slots=True, eq=False)
 class State:
     """All of it, at one moment."""
 
@@ -280,6 +297,8 @@ class State:
     """In flight, by `Load.load_id`."""
     calls: dict[int, Demand] = field(default_factory=dict)
     """Computations not answered, by `Compute.call_id`."""
+    audits: dict[int, Audit] = field(default_factory=dict)
+    """Under way, by `Compute.call_id`."""
     kept: dict[int, dict[int, SlotEntry]] = field(init=False)
     """Layer -> expert -> where it is kept, loads in flight included."""
     passing: dict[ExpertId, list[SlotEntry]] = field(default_factory=dict)

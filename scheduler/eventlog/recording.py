@@ -295,7 +295,7 @@ def _named(fact: Any) -> tuple[list[int], list[int]]:
         return [fact.layer], []
     if isinstance(fact, t.Route):
         return [fact.visit.layer], [*(expert for row in fact.experts for expert in row), *fact.resident]
-    if isinstance(fact, t.Load | t.Evict | t.Compute):
+    if isinstance(fact, t.Load | t.Evict | t.Compute | t.AuditRequested):
         return [fact.expert.layer], [fact.expert.expert]
     return [], []
 
@@ -305,6 +305,8 @@ def _counts(fact: Any) -> list[int]:
     counts = [getattr(fact, name, 0) for name in ("slots", "prompt_tokens", "position", "tokens", "index", "step")]
     if isinstance(fact, t.GateFired):
         counts += [fact.visit.position, *(rows for _, rows in fact.rows)]
+    if isinstance(fact, t.AuditRequested):
+        counts += [fact.audit, fact.rows]
     if isinstance(fact, t.StepStarted):
         counts += [number for one in fact.passes for number in (one.position, one.tokens)]
     return counts

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from scheduler import types as t
+from support.worlds.audits import AuditBooks
 from support.worlds.plan import Plan
 from support.worlds.records import NOBODY, Attempt, Expert, Gate, Range, Reading, RequestBooks, Use
 
@@ -53,6 +54,7 @@ class Books:
         self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = 0
         self.reloads, self.hits, self.unused, self.preempted = Range(), Range(), Range(), Range()
         self.seen: Counter[str] = Counter()
+        self.audits = AuditBooks(self)
         self.smooth = True
 
     # --- who wants what -----------------------------------------------------------------------------------------------
@@ -137,6 +139,10 @@ class Books:
         loaded = [a for a in self.before if a.loaded and not a.failed and (a.keeps or not kept)]
         return frozenset(a.load.expert.expert for a in loaded if a.load.expert.layer == layer)
 
+    def room(self, worker: int) -> int:
+        """How many experts it can hold for requests just now."""
+        return self.live[worker] - self.audits.computing(worker)
+
     def copies(self, expert: t.ExpertId) -> list[Attempt]:
         """Where it is, or will be, for more than the computations that were sent."""
         return [a for a in self.slots.values() if a.load.expert == expert and not (a.failed or a.last_call)]
@@ -150,9 +156,11 @@ class Books:
         self.before = list(self.slots.values())
         match event:
             case t.LoadEnded() | t.LoadFailed():
-                self._load_over(event)
+                if not self.audits.load_over(event):
+                    self._load_over(event)
             case t.ComputeEnded() | t.ComputeFailed():
-                self._call_over(event)
+                if not self.audits.call_over(event):
+                    self._call_over(event)
             case t.Predicted():
                 if self.requests[event.request].open:
                     self.predict(t.Visit(event.request, event.position, event.layer), event.experts, event.experts)
@@ -228,6 +236,7 @@ class Books:
 
     def _lost(self, worker: int) -> None:
         self.smooth = False
+        self.audits.lost(worker)
         if self.live.pop(worker) == 0:
             for key in [key for key, attempt in self.hosting.items() if attempt.load.worker == worker]:
                 self.stop_hosting(key)

@@ -52,7 +52,8 @@ def check_settled(books: Books, core: Core) -> None:
     assert (core.shortfall is not None) == books.short
     if books.short:
         return
-    assert not lacking or not books.plan.stay, f"named, not loaded, and there is room: {lacking}"
+    roomy = books.plan.stay and not any(books.audits.computing(worker) for worker in by_worker)
+    assert not lacking or not roomy, f"named, not loaded, and there is room: {lacking}"
     _check_waits(books, named, predicted, {*in_slots, *begun}, by_worker)
     _check_begun(books, named, begun, by_worker)
 
@@ -93,7 +94,7 @@ def _check_waits(
     books: Books, named: Count, predicted: Count, there: set[Expert], by_worker: dict[int, list[Attempt]]
 ) -> None:
     """No load waits that could begin."""
-    full = [worker for worker, held in by_worker.items() if len(held) == books.live[worker]]
+    full = [worker for worker, held in by_worker.items() if len(held) == books.room(worker)]
     hoped = {e for e in predicted if books.failures[e] < MAX_FAILURES} if books.plan.policy == "none" else set[Expert]()
     if {*named, *hoped} - there and not full:
         busy = any(len(books.links[worker]) >= PREFETCHES for worker in by_worker)
@@ -107,8 +108,9 @@ def _check_begun(books: Books, named: Count, begun: Count, by_worker: dict[int, 
     if any(count > begun.get(expert, 0) for expert, count in named.items()):
         # others may have nobody make room while something is computed
         enough = all if books.plan.policy in ("none", "all", "lru") else any
-        full = [worker for worker, held in by_worker.items() if len(held) == books.live[worker]]
-        stuffed = [worker for worker in full if enough(attempt.uses for attempt in by_worker[worker])]
+        full = [worker for worker, held in by_worker.items() if len(held) == books.room(worker)]
+        used = {w: [bool(attempt.uses) for attempt in by_worker[w]] + [True] * books.audits.computing(w) for w in full}
+        stuffed = [worker for worker in full if enough(used[worker])]
         assert stuffed, "a named expert waits though every worker could make room"
 
 
@@ -124,6 +126,7 @@ def check_end(books: Books, core: Core) -> None:
     assert not books.gates
     assert not any(one.open for one in books.requests.values())
     assert core.idle()
+    assert not core.snapshot().audits
     for number, worker in core.snapshot().workers.items():
         held = [books.slots.get((number, slot)) for slot in range(books.live[number])]
         assert worker.slots == tuple(attempt and attempt.load.expert for attempt in held)

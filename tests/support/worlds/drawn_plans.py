@@ -45,4 +45,5 @@ def plans(draw: st.DrawFn) -> Plan:
         arrive=draw(st.sampled_from([0, 20, 100])),
         returning=draw(st.sampled_from([0.0, 0.5, 1.0])),
         patience=draw(st.sampled_from([0, 30, 60, 200])),
+        auditing=draw(st.sampled_from([0.0, 0.0, 0.05, 0.3])),
     )

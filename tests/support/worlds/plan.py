@@ -29,7 +29,8 @@ class Plan:
     otherwise than the gate, the device alone, and full precision. `chunk`: most tokens of the prompt in a pass, 0: all.
     `block`: most rows of a pass in decoding. `pausing`: how often a request is not ready when a step begins, since its
     client is slow. `arrive`: the most ticks until a request arrives. `returning`: how often a worker that died comes
-    back; `patience`: the ticks for which requests wait for workers that are missing."""
+    back; `patience`: the ticks for which requests wait for workers that are missing. `auditing`: how often an
+    audit is requested after a fact."""
 
     seed: int = 0
     slots: tuple[int, ...] = (1, 1, 1, 1)
@@ -63,6 +64,7 @@ class Plan:
     arrive: int = 20
     returning: float = 0.0
     patience: int = 200
+    auditing: float = 0.0
 
     @property
     def all_experts(self) -> int:

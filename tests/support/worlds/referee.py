@@ -8,7 +8,7 @@ parts of at most a mini-batch, in one place, by whoever holds the expert; nothin
 nothing put off but for what is more urgent; nothing is kept but on a policy's word, and nothing that may not stay is
 loaded to warm up; a layer is resumed when all its experts were computed, never before and in bounded time; a request
 fails for a reason, and an id is never used twice. `checks.py` says what must hold after each fact and what the core's
-own figures must be at the end, `urgency.py` which prefetches come first.
+own figures must be at the end, `urgency.py` which prefetches come first, `audits.py` what holds for audits.
 
 Where the books cannot tell what the core must know, they do not guess: they check less.
 
@@ -90,8 +90,12 @@ class Referee(Listener):
         for visit in books.united:
             self._judge_gate(visit, commands)
         self._set_deadline()
-        for c in commands:
-            self._command(c, fresh)
+        if isinstance(self._event, t.AuditRequested):
+            for number in books.audits.judge_begin(self._event, commands, core):
+                self._new_id(number)
+        else:
+            for c in commands:
+                self._command(c, commands, fresh)
         assert set(self.victims) == self._made_room, f"{self.victims} were to make room, {self._made_room} did"
         self._pass_refused_warm_ups()
         assert not self.keeps, f"it was asked whether {self.keeps} stay, and nothing was loaded"
@@ -105,6 +109,8 @@ class Referee(Listener):
             assert not waiting or others, f"{attempt.load} leaves, and {waiting} need it"
         check_settled(books, core)
         check_order(books, commands, core)
+        if self.plan.auditing:
+            books.audits.check(core)
 
     def finish(self, core: Core) -> None:
         """Everything is over."""
@@ -153,9 +159,12 @@ class Referee(Listener):
         loads = len(experts) + (sum(len(gate.rows) for gate in gates) if plan.placement else 0)
         for gate in gates:
             gate.deadline = books.now + loads * (plan.load + 2 * plan.latency) + calls * plan.compute + plan.latency
+            if plan.auditing:  # one of each worker may be computed
+                gate.deadline += plan.compute + plan.latency
 
-    def _command(self, c: t.Command, fresh: set[int]) -> None:
-        """`fresh`: loads commanded in answer to the same fact."""
+    def _command(self, c: t.Command, commands: list[t.Command], fresh: set[int]) -> None:
+        """`commands`: all in answer to the fact. `fresh`: loads among them so far."""
+        books = self.books
         match c:
             case t.Compute():
                 self._compute(c, fresh)
@@ -163,7 +172,10 @@ class Referee(Listener):
                 self._load(c)
                 fresh.add(c.load_id)
             case t.Evict():
-                self._evict(c)
+                if not books.audits.judge_evict(c, commands):
+                    self._evict(c)
+            case t.AuditDropped():
+                books.audits.judge_drop(c, commands)
             case t.Resume():
                 self._resume(c)
             case t.Route():
@@ -205,6 +217,7 @@ class Referee(Listener):
         books, plan = self.books, self.plan
         assert 0 <= c.slot < books.live[c.worker], f"{c}: no such worker or slot"
         assert (c.worker, c.slot) not in books.slots, f"{c} into a taken slot"
+        assert (c.worker, c.slot) not in books.audits.own_slots(), f"{c} into an audit's slot"
         assert not c.form or plan.forms
         assert books.pays(c.worker, c.form), f"{c} where {c.form} does not pay"
         self._new_id(c.load_id)

@@ -66,7 +66,7 @@ def _check_yields(books: Books, number: int, waiting: dict[t.ExpertId, Need]) ->
     """No slot of the worker is for a request that is not in the step while one that is waits for a slot."""
     mine = [e for e, need in waiting.items() if need[0] == 0]
     held = [attempt for (worker, _), attempt in books.slots.items() if worker == number]
-    if not mine or len(held) < books.live[number]:
+    if not mine or len(held) < books.room(number):
         return
     link = books.links[number]
     if len(link) >= PREFETCHES and not any(_of_absent(books, attempt) for attempt in link):

@@ -24,6 +24,7 @@ from scheduler.policies.predictors.base import Scores
 from scheduler.policies.residency.base import Residency
 from scheduler.policies.strategy import Strategy
 from support.scheduling.policies import placement_of, precision_of, predictor_of, residency_of, router_of
+from support.worlds.audits import AuditRequests
 from support.worlds.overheard import overheard
 from support.worlds.plan import AWAY, BLIP, LOST, Plan
 from support.worlds.referee import Referee
@@ -73,6 +74,7 @@ class World:
         self._heap: list[tuple[int, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._inbox: deque[t.Event] = deque()
+        self._audits = AuditRequests(plan)
         self._posting = False
         self._routes: dict[tuple[int, int, int, int], list[int]] = {}
         self._wait: object | None = None
@@ -144,6 +146,8 @@ class World:
             for c in commands:
                 self.act(c)
             self.time_wait()
+            audit = self._audits.after(event, self.referee.books)
+            self._inbox += [audit] if audit is not None else []
         self._posting = False
 
     def act(self, c: t.Command) -> None:

@@ -46,6 +46,17 @@ def test_the_referee_finds_nothing_wrong(make: Callable[[int], Plan]) -> None:
     assert wrong == {}
 
 
+@pytest.mark.parametrize("make", SHARES)
+def test_the_referee_finds_nothing_wrong_with_audits(make: Callable[[int], Plan]) -> None:
+    wrong: dict[int, str] = {}
+    for seed in range(FIRST, FIRST + round(WORLDS * SHARES[make] / 4)):
+        try:
+            live(replace(make(seed), auditing=(0.05, 0.3)[seed % 2]))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other worlds are to be seen as well
+            wrong[seed] = repr(error)
+    assert wrong == {}
+
+
 @SETTINGS
 @given(plan=plans())
 def test_whatever_is_drawn_the_referee_finds_nothing_wrong(plan: Plan) -> None:
