@@ -44,6 +44,7 @@ LIES = ("zeros", "another expert", "scaled")
 SHOWN = ("nan", "infinity", "bit flip")
 NAMED_WITHIN = 2000
 """Tokens after which a worker that lies counts as never named."""
+FLOOD_BYTES_PER_S = 64e6
 ABANDONED = 60
 FUZZ = ROOT / "tests" / "system" / "wire"
 
@@ -220,6 +221,7 @@ class Attack:
         sent, end = 0, time.monotonic() + (10.0 if self.quick else 60.0)
         while time.monotonic() < end and main.send(w.Compute(sent + 1, 0, layer, expert, *tensors, False)):
             sent += 1
+            time.sleep(rows * hidden * size / FLOOD_BYTES_PER_S)  # faster, our own end would give up
         main.settle()
         grown = peak_bytes(worker.pid) - before
         stated = main.ready.queue_bytes
