@@ -32,7 +32,9 @@ START_S = 60.0
 _TIME = time.time
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["scripts.faults.preload"])
+_CONTEXT.set_forkserver_preload(
+    ["scripts.faults.main_process", "shadow_node.node", "transformers.models.mixtral.modeling_mixtral"]
+)
 
 
 class ForkedProcess:
@@ -106,8 +108,11 @@ class NodeProcess(ForkedProcess):
             self.wait()
 
     def set(self, what: str, value: Any) -> None:
-        """Set a fault from now on. Of a worker: `lie` (a `Lie`), `load`, `compute` (a fault of `parts`) or `slowness`;
-        of the shadow: `predictions`. Of both: `clock`, seconds by which its wall clock jumps. None: no fault."""
+        """Set a fault from now on: None for a sound node.
+
+        Of a worker: `lie` (a `Lie`), `load` or `compute` (a fault of `parts`), `slowness` (how many times as long it
+        takes); of the shadow: `predictions`; of both: `clock`, seconds by which the wall clock is wrong.
+        """
         self.wait()
         self.pipe.send((what, value))
         self.hear()
