@@ -158,7 +158,7 @@ def test_experts_of_a_lost_worker_find_another_home_and_nobody_else_moves() -> N
 def test_a_loss_that_leaves_too_few_slots_holds_up_what_is_not_in_a_slot_until_workers_come() -> None:
     d = full(workers=2, slots=1, layers=1, experts=2)
     d.open()
-    assert d.gate(0, 0, 1) == ["load 0.0 0/0", "load 1.0 0/1", *in_place("0.0 0/0", "1.0 0/1")] or True
+    assert d.gate(0, 0, 1) == ["load 0.0 0/0", *in_place("0.0 0/0"), "load 1.0 0/1", *in_place("1.0 0/1")]
     assert d.lose(0) == []
     assert "2 slots are needed, 1 are there" in (d.core.shortfall or "")
     d.open(2)
