@@ -208,10 +208,10 @@ class PassTracker:
     # --- workers that were missing ------------------------------------------------------------------------------
 
     def workers_back(self) -> None:
-        """They can hold again what must be in slots: what has waited for them gets a worker. Prefill assigns as many
-        layers as they have slots for, and warm-ups that are due begin."""
+        """They can hold again what must be in slots: what has waited for them gets a worker. Warm-ups that are due
+        begin, and prefill assigns as many layers as there are slots for."""
         for demand in self._slots.take_waiting():
-            self._slots.place(demand, self._worker_of_waiting(demand))
+            self._slots.place(demand)
         for number, request in self._state.requests.items():
             if request.cold:
                 self.warm_up(number, request)
@@ -219,15 +219,6 @@ class PassTracker:
             if one.prefill:
                 request = self._state.requests[one.request]
                 self._plan(request, one.request, one.position, request.reached[1] + 1)
-
-    def _worker_of_waiting(self, demand: Demand) -> int | None:
-        """As when it was made; None: the least busy one."""
-        layer, expert = demand.expert
-        if demand.origin in ("plan", "warm-up"):
-            return self._workers.share(self._visits.ordinal[layer])[expert]
-        if demand.confirmed:
-            return None
-        return self._worker_of(demand.visit, list(demand.visit.demands).index(expert))
 
     # --- prefill ------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 It checks every command when it is given (nothing follows from a gate before all of the step's have fired, loads go only
 into free slots of live workers and never of what is there, every row of every named expert is computed exactly once,
 nothing is evicted that a pass needs), after every fact that no expert is held for nobody and none waits for no reason,
-and at the end that every layer was resumed in time, or its request failed with a reason, that nothing is left, and that
-the core's figures agree with its own. Thousands of worlds are in tests/system/scheduler.
+and at the end that every layer was resumed in time, or its request failed with a reason (workers were missing for too
+long, or an expert failed too often), that nothing is left, and that the core's figures agree with its own. Thousands of worlds are in tests/system/scheduler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,19 @@ from scheduler import types as t
 from scheduler.core.stats import RequestStats
 from scheduler.policies.registry import RESIDENCIES
 from support.worlds.drawn_plans import plans
-from support.worlds.plan import PREFILLS, Plan, choosing_plan, eventful_plan, random_plan, roomy, stepping_plan
+from support.worlds.plan import (
+    BLIP,
+    LOST,
+    POLICIES,
+    PREDICTORS,
+    PREFILLS,
+    Plan,
+    choosing_plan,
+    eventful_plan,
+    random_plan,
+    roomy,
+    stepping_plan,
+)
 from support.worlds.worker import NBYTES
 from support.worlds.world import World, live
 
@@ -121,14 +133,45 @@ def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
         "shadow lost",
         "failed: no worker",
         "failed: too often",
+        "waited for workers",
+        "waited in a layer",
+        "waited for nothing",
     }
     assert set(runs) - {"closed between gates"} == often | rare | OF_STEPS | {"united by a departure"}
     assert {what: runs[what] for what in often if runs[what] < 10} == {}
     assert {what: runs[what] for what in rare if runs[what] < 2} == {}
 
 
+@pytest.mark.parametrize("prefill", PREFILLS)
+@pytest.mark.parametrize("policy", sorted({*RESIDENCIES, *POLICIES}))
+def test_all_workers_are_lost_at_any_moment_and_come_back_every_request_is_answered(policy: str, prefill: str) -> None:
+    waited = 0
+    for seed in range(6):
+        rng = Random(f"{policy} {prefill} {seed}")
+        plan = Plan(
+            seed=seed,
+            slots=(2, 1, 3, 0) if seed % 3 else (1, 2),
+            mini_batch=2,
+            requests=2,
+            answer=4,
+            faults=((rng.randint(0, 200), BLIP, 0),),
+            policy=policy,
+            predictor=rng.choice(PREDICTORS),
+            prefill=prefill,
+            placement=seed % 2 == 0,
+            chunk=seed % 3,
+            block=1 + seed % 2,
+            returning=1.0,
+            patience=LOST + 10,
+        )
+        world = live(roomy(plan) if plan.stay else plan)
+        assert all(main.position == plan.prompt + plan.answer for main in world.mains.values())
+        waited += world.referee.seen["waited in a layer"] > 0
+    assert waited > 2
+
+
 def test_worlds_of_several_requests_reach_every_branch_that_is_hard() -> None:
-    runs = reached(stepping_plan, 80)
+    runs = reached(stepping_plan, 95)
     assert {what: runs[what] for what in OF_STEPS if runs[what] < 15} == {}
     assert {what: runs[what] for what in (*LEFT_STEPS, "closed in a layer") if runs[what] < 3} == {}
 
@@ -183,6 +226,8 @@ def test_worlds_with_any_choices_reach_every_branch_that_is_hard() -> None:
         "late prediction": 60,
         "clear": 10,
         "put off": 60,
+        "waited in a layer": 6,
+        "waited for nothing": 6,
     }
     assert {what: runs[what] for what, least in expected.items() if runs[what] < least} == {}
 

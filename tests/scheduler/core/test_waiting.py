@@ -81,11 +81,10 @@ def test_named_experts_come_before_predicted_ones_however_long_those_have_waited
     assert d.computed(0) == [f"resume 1@{P} layer 0", "load 0.0 1/1"]
 
 
-def test_what_is_predicted_goes_to_the_group_as_if_it_came_now() -> None:
+def test_the_first_worker_that_joins_gets_everything_and_those_after_it_what_comes_then() -> None:
     d = alone(workers=0)
     d.open()
     d.predict(0, 3, 5)
-    # The first that joins gets everything: who comes after it is not known.
     assert join(d, 0) == ["load 0.0 0/3"]
     assert join(d, 1) == []
     assert d.predict(1, 6) == ["load 1.0 1/6"]

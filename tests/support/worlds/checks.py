@@ -3,6 +3,7 @@ what is not checked."""
 
 from __future__ import annotations
 
+from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES, Core
 from scheduler.core.slots import PREFETCHES
 from scheduler.core.stats import RequestStats
@@ -51,6 +52,7 @@ def check_settled(books: Books, core: Core) -> None:
     assert core.workers == sorted(books.live)
     assert (core.shortfall is not None) == books.short
     if books.short:
+        _check_waiting(books, named, predicted, core)
         return
     roomy = books.plan.stay and not any(books.audits.computing(worker) for worker in by_worker)
     assert not lacking or not roomy, f"named, not loaded, and there is room: {lacking}"
@@ -88,6 +90,16 @@ def _check_links(books: Books) -> None:
         urgent = [place for place, attempt in enumerate(link) if attempt.uses]
         for attempt in link[: urgent[-1]] if urgent else ():
             assert books.named(attempt.load.expert), f"{attempt.load} is in the way of {link[urgent[-1]].load}"
+
+
+def _check_waiting(books: Books, named: Count, predicted: Count, core: Core) -> None:
+    """Workers are missing. If all are: what is needed waits, and nothing else."""
+    waiting: set[Expert] = set(core.snapshot().waiting)
+    if not sum(books.live.values()):
+        needed = {*named, *(e for e in predicted if books.failures[e] < MAX_FAILURES)}
+        assert needed <= waiting, f"{needed - waiting} are needed, and do not wait"
+    others = [e for e in waiting if e not in named and not books.wanted(t.ExpertId(*e))]
+    assert not others, f"{others} wait for nobody"
 
 
 def _check_waits(

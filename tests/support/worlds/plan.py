@@ -115,7 +115,7 @@ def random_plan(seed: int) -> Plan:
         failing=rng.choice((0.0, 0.0, 0.0, 0.03, 0.3)),
         faults=tuple(sorted(faults)),
     )
-    return _with_blips(_in_passes(plan), 0.2)
+    return _with_blips(_in_passes(plan), 0.35)
 
 
 def _with_blips(plan: Plan, share: float) -> Plan:

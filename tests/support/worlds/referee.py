@@ -6,9 +6,11 @@ loads go only into free slots of live workers, never of an expert that is in a s
 those that are only predicted are on a link; every row of every named expert is computed exactly once, in order, in
 parts of at most a mini-batch, in one place, by whoever holds the expert; nothing is evicted that a gate has named, and
 nothing put off but for what is more urgent; nothing is kept but on a policy's word, and nothing that may not stay is
-loaded to warm up; a layer is resumed when all its experts were computed, never before and in bounded time; a request
-fails for a reason, and an id is never used twice. `checks.py` says what must hold after each fact and what the core's
-own figures must be at the end, `urgency.py` which prefetches come first, `audits.py` what holds for audits.
+loaded to warm up; a layer is resumed when all its experts were computed, never before and in bounded time; while
+workers are missing, what is needed waits; a request fails only when that has lasted too long, with the reason given for
+that, or when an expert has failed too often; and an id is never used twice. `checks.py` says what must hold after each
+fact and what the core's own figures must be at the end, `urgency.py` which prefetches come first, `audits.py` what
+holds for audits.
 
 Where the books cannot tell what the core must know, they do not guess: they check less.
 
@@ -27,7 +29,8 @@ Prefill in turn                         Whether a named expert waits for no reas
                                         present.
 Forms                                   Whether what was loaded leaves though everything stays: it may not serve. How
                                         many loads were pre-empted, how many were unused; hits.
-An expert failed `MAX_FAILURES` times   Whether its prediction waits; why any request fails from then on.
+An expert failed `MAX_FAILURES` times   Whether its prediction waits; which request fails for that from then on.
+Workers are missing                     Whether what could be loaded is, where some are left.
 A request that ended in a layer         Its stalls.
 Faults other than the shadow's          How long a layer may take.
 
@@ -82,6 +85,8 @@ class Referee(Listener):
             waiting = {number for number, one in books.requests.items() if one.open} if books.short else set[int]()
             assert failing == waiting, f"{failing} fail, and {waiting} have waited too long"
             books.seen["waited for nothing"] += not books.short
+        if isinstance(self._event, t.WorkerJoined | t.WorkerLost) and not books.short:
+            assert not core.snapshot().waiting, "workers are there, and something waits for them"
         assert all(gate.united for gate in self.asked), "the gates of the step have not all fired"
         if isinstance(self._event, t.GateFired) and not books.united:
             assert not commands, f"{commands}, before all gates of the step have fired"
