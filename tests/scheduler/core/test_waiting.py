@@ -6,6 +6,7 @@ import pytest
 
 from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES
+from scheduler.policies.placement import HostOnly
 from scheduler.policies.residency.lru import Static
 from support.scheduling.core_driver import Driver, P, compute, in_place
 
@@ -231,6 +232,14 @@ def test_when_nobody_came_in_time_every_open_request_fails_with_the_reason() -> 
     assert join(d) == []
     d.open(4)
     assert d.predict(0, 3, request=4) == ["load 0.0 0/3"]
+
+
+def test_requests_that_fail_together_wait_for_no_gate_of_each_other() -> None:
+    d = alone(mixed=(1, 0), placement=HostOnly())
+    d.together(1, 2)
+    d.lose(0)
+    d.gate(0, 3, request=2)
+    assert d.do(t.WorkerWaitExpired("too long")) == ["fail 1: too long", "fail 2: too long"]  # nothing for the host
 
 
 def test_a_request_that_is_opened_after_others_have_waited_in_vain_waits_anew() -> None:
