@@ -4,7 +4,8 @@ It checks every command when it is given (nothing follows from a gate before all
 into free slots of live workers and never of what is there, every row of every named expert is computed exactly once,
 nothing is evicted that a pass needs), after every fact that no expert is held for nobody and none waits for no reason,
 and at the end that every layer was resumed in time, or its request failed with a reason (workers were missing for too
-long, or an expert failed too often), that nothing is left, and that the core's figures agree with its own. Thousands of worlds are in tests/system/scheduler.
+long, or an expert failed too often), that nothing is left, and that the core's figures agree with its own. Thousands of
+worlds are in tests/system/scheduler.
 """
 
 from __future__ import annotations

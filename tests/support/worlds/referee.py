@@ -82,8 +82,8 @@ class Referee(Listener):
         books.unite(failing)
         assert books.short or not books.unwarmed, f"nobody has asked what is to be there for {books.unwarmed}"
         if isinstance(self._event, t.WorkerWaitExpired):
-            waiting = {number for number, one in books.requests.items() if one.open} if books.short else set[int]()
-            assert failing == waiting, f"{failing} fail, and {waiting} have waited too long"
+            late = {number for number, one in books.requests.items() if one.open} if books.short else set[int]()
+            assert failing == late, f"{failing} fail, and {late} have waited too long"
             books.seen["waited for nothing"] += not books.short
         if isinstance(self._event, t.WorkerJoined | t.WorkerLost) and not books.short:
             assert not core.snapshot().waiting, "workers are there, and something waits for them"

@@ -1,9 +1,9 @@
 """A small simulated world around the scheduler's core, judged by `support.worlds.referee`.
 
 The world has workers with slots, loads and computations of random length, messages under way, a shadow that is
-sometimes wrong, late, silent or gone, workers that die and come back, one by one or all together. Its main model has random routes. It reads in steps: a
-pass of each request that is ready; prompts in chunks, answers in blocks of which the first rows are right. Its time is
-whole ticks, so that sums are exact. The same plan lives through the same.
+sometimes wrong, late, silent or gone, workers that die and come back, one by one or all together. Its main model has
+random routes. It reads in steps: a pass of each request that is ready; prompts in chunks, answers in blocks of which
+the first rows are right. Its time is whole ticks, so that sums are exact. The same plan lives through the same.
 """
 
 from __future__ import annotations
