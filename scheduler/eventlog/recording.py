@@ -306,7 +306,7 @@ def _counts(fact: Any) -> list[int]:
     if isinstance(fact, t.GateFired):
         counts += [fact.visit.position, *(rows for _, rows in fact.rows)]
     if isinstance(fact, t.AuditRequested):
-        counts += [fact.audit, fact.rows]
+        counts.append(fact.rows)
     if isinstance(fact, t.StepStarted):
         counts += [number for one in fact.passes for number in (one.position, one.tokens)]
     return counts

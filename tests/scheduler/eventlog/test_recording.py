@@ -223,6 +223,35 @@ def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:
     assert (first.predict(1, 1), first.predict(1, 0), second.predict(1, 1)) == ((2, 1), None, None)
 
 
+def test_audits_are_read_back_and_replayed(tmp_path: Path) -> None:
+    core, recorder, expert = make_core(CORE), Recorder({}, CORE), t.ExpertId(5, 2)
+    happened: list[t.Event] = [t.WorkerJoined(0, 1), t.WorkerJoined(1, 1)]
+    happened += [t.AuditRequested(7, expert, 3, (0,)), t.AuditRequested(8, expert, 3, (0,))]
+    happened += [t.LoadEnded(1), t.ComputeEnded(2)]
+    for now, event in enumerate(happened):
+        recorder.keep(event, float(now), core.handle(event, now))
+    found = read(tmp_path, recorder.take())
+    assert [event for _, event in found.events] == happened
+    call = t.Compute(1, 0, expert, 2, t.Visit(-7, 0, 5), 0, 3, True)
+    assert found.commands == [[], [], [t.Load(1, 0, expert, 1), call], [t.AuditDropped(8)], [], []]
+    assert replay(found).difference is None
+
+
+@pytest.mark.parametrize(
+    ("audit", "says"),
+    [
+        (t.AuditRequested(1, t.ExpertId(5, 9), 3, ()), "names a layer or an expert that the model does not have"),
+        (t.AuditRequested(1, t.ExpertId(3, 0), 3, ()), "names a layer or an expert that the model does not have"),
+        (t.AuditRequested(1, t.ExpertId(5, 0), -1, ()), "has a number out of range"),
+    ],
+)
+def test_an_audit_that_cannot_be_is_refused(tmp_path: Path, audit: t.AuditRequested, says: str) -> None:
+    recorder = Recorder({}, CORE)
+    recorder.keep(audit, 0.0, [])
+    with pytest.raises(ConfigError, match=says):
+        read(tmp_path, recorder.take())
+
+
 # --- the file ---------------------------------------------------------------------------------------------------
 
 WORDS = st.text(max_size=8)
