@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
+from main_node.engine import peer
 from wire.base import Handler, Node, Role
 from wire.codec import Codec
-from wire.messages import Echo, Message
+from wire.messages import Echo, Hello, Message
 from wire.rpc.pulse import PULSE
 from wire.rpc.stream import EDGES, Stream
 
@@ -73,8 +74,8 @@ class FuzzedPeer:
         def noted(*messages: Message) -> None:
             send(*messages)
             for message in messages:
-                if isinstance(message, Echo):
-                    answers.put(self._edge.from_node.encode(message))
+                if isinstance(message, Hello | Echo):
+                    answers.put(self._ready if isinstance(message, Hello) else self._edge.from_node.encode(message))
 
         stream.send = noted  # type: ignore[method-assign]
         thread = threading.Thread(target=_read, args=(stream, self._talk(answers), handler), daemon=True)
@@ -82,8 +83,7 @@ class FuzzedPeer:
         return stream
 
     def _talk(self, answers: SimpleQueue[bytes]) -> Iterator[bytes]:
-        yield self._ready
-        for _ in range(5):
+        for _ in range(1 + peer.ECHOES):
             yield answers.get(timeout=30)
         for _ in range(self._most):
             data = next(self._frames, None)
