@@ -79,6 +79,7 @@ CHECKS: dict[str, tuple[Function, ...]] = {
         ("main_node.engine.output_checks", "is_finite", _fine),
         ("main_node.sampling", "is_finite", _fine),
     ),
+    "bounds of messages": (("wire.bounds.check", "Bounds.check", _nothing),),
 }
 CASES: dict[str, dict[str, Any]] = {
     "memory": {"loader": "memory", "shadow": "none"},
