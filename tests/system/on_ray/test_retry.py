@@ -36,22 +36,20 @@ def ask(head: str, environment: dict[str, str], demo_store: Callable[[str], Any]
 
     def run(flags: list[str], kills: list[int]) -> tuple[int, str, str, float]:
         command = [sys.executable, "-m", "odmoe", "generate", *nodes, "--cluster", head, *flags, PROMPT]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout is not None
-        out, killed = "", float("nan")
+        out, killed = b"", float("nan")
         try:
             for at in kills:
                 while len(out) < at:
-                    out += process.stdout.read(1)
+                    out += os.read(process.stdout.fileno(), 1)
                 pid = main_node(environment[MARK])
                 killed = time.monotonic()
                 os.kill(pid, signal.SIGKILL)
             rest, err = process.communicate(timeout=HANG_S)
         finally:
             process.kill()
-        return process.returncode, out + rest, err, time.monotonic() - killed
+        return process.returncode, (out + rest).decode(), err.decode(), time.monotonic() - killed
 
     return run
 
