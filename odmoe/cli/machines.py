@@ -52,7 +52,7 @@ def up(
 
     Copies keys, code and expert store to every machine, then starts Ray and a node there.
     """
-    if not timeout <= MAX_TIMEOUT_S:  # nan is neither more nor less
+    if timeout > MAX_TIMEOUT_S:
         raise ConfigError(f"--timeout is {timeout:g}; allowed: 1 to {MAX_TIMEOUT_S:g}")
     from odmoe.machines.up import up as bring_up
     from odmoe.terminal import Terminal
