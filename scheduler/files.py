@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Written beside its place, then renamed. Raises OSError."""
+    """Written beside its place, then renamed. Raises OSError, which names the file."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with temporary.open("wb") as file:
@@ -16,5 +17,8 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:  # that of a full disk has no name
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -142,5 +142,5 @@ def read_trace(path: Path) -> tuple[list[Span], dict[str, Any]]:
         raise ConfigError(
             f"trace {path} cannot be read: {error.strerror or error}; make one with odmoe generate --trace FILE"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is no trace of odmoe; make one with odmoe generate --trace FILE") from error

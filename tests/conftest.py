@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -168,3 +169,17 @@ def crowd_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
     with making_crowds(tmp_path_factory.mktemp("crowds")) as crowd:
         yield crowd
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 KiB; skipped where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("needs root, to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -52,15 +52,19 @@ def targets(scores: torch.Tensor, top_k: int) -> torch.Tensor:
 
 
 def save(predictor: TokenPredictor, gates: Gates, path: Path) -> None:
-    """Write a predictor, whole or not at all, bound to a model with these gates."""
-    from safetensors.torch import save_file
+    """Write a predictor, whole or not at all, bound to a model with these gates. Raises OSError."""
+    from safetensors.torch import save as packed
 
     metadata = {"gates": gates.digest(), "facts": json.dumps(predictor.facts)}
     partial = path.with_name(f".{path.name}.partial")
-    save_file(
-        {_KEY.format(n): value.contiguous() for n, value in predictor.weights.items()}, partial, metadata=metadata
-    )
-    partial.replace(path)
+    data = packed({_KEY.format(n): value.contiguous() for n, value in predictor.weights.items()}, metadata)
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:  # that of a full disk has no name
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load(path: Path, gates: Gates, device: torch.device | str = "cpu") -> TokenPredictor:

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, an error in one line, Ctrl-C."""
+"""How a command ends: exit codes, an error in one line, Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ POSTPONED_S = 5.0
 """Longest time for which an import or a finaliser postpones an interrupt."""
 RETRY_S = 0.05
 """Time until a postponed interrupt is tried again."""
+ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+"""What is said where a signal has ended the command. The exit code is 128 and the signal's number, as in a shell."""
 ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -33,13 +35,13 @@ ADVICE = {
 
 def outcome(work: Callable[[], object]) -> int:
     """Run `work` and print its error, if any. Returns the exit code: 0 done, 1 failed, 2 wrong usage,
-    130 interrupted."""
+    130 interrupted, 143 terminated."""
     try:
         code = work()
-    except SystemExit as stop:  # typer's, when the reader of a pipe has gone
-        code = stop.code
+    except SystemExit as stop:  # typer's, when the reader of a pipe has gone; Ray's, where SIGTERM came
+        code = 128 + signal.SIGTERM if stop.code == signal.SIGTERM else stop.code
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        code = 128 + (_ended_by or signal.SIGINT)
     except ODMoEError as error:
         _explain(type(error).__name__, str(error))
         return 2 if isinstance(error, (ConfigError, PromptError)) else 1
@@ -55,8 +57,11 @@ def outcome(work: Callable[[], object]) -> int:
             command = context.command_path if context is not None else "odmoe"
             _explain("ConfigError", f"{message.rstrip('.')}; see {command} --help")
         return int(usage)
-    if code == 130:
-        _say("interrupted")
+    if code == 130:  # typer's code for Ctrl-C
+        code = 128 + (_ended_by or signal.SIGINT)
+    for number, word in ENDINGS.items():
+        if code == 128 + number:
+            _say(word)
     return code if isinstance(code, int) else 0
 
 
@@ -78,8 +83,12 @@ def _say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
 
+_ended_by: signal.Signals | None = None
+"""The signal that has ended this command, if any."""
+
+
 def one_interrupt() -> None:
-    """Make Ctrl-C, pressed once or several times, raise one KeyboardInterrupt.
+    """Make Ctrl-C and SIGTERM, once or several times, raise one KeyboardInterrupt.
 
     The others would interrupt the cleaning up after the first. Where Python or a library would swallow the exception,
     it is raised a moment later. An interrupt that the shell told this process to ignore stays ignored.
@@ -87,11 +96,14 @@ def one_interrupt() -> None:
     last = float("-inf")
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        global _ended_by
         nonlocal last
         now = time.monotonic()
-        if signal.getsignal(signal.SIGINT) is not interrupt or (number == signal.SIGINT and now - last <= AGAIN_S):
+        sent = number in ENDINGS
+        if signal.getsignal(signal.SIGINT) is not as_begun or (sent and now - last <= AGAIN_S):
             return
-        last = now if number == signal.SIGINT else last
+        if sent:
+            last, _ended_by = now, signal.Signals(number)
         if _would_be_swallowed(frame) and now - last < POSTPONED_S:
             signal.setitimer(signal.ITIMER_REAL, RETRY_S)  # SIGALRM calls this handler again
         else:
@@ -99,7 +111,10 @@ def one_interrupt() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGALRM, interrupt)
+    as_begun = signal.getsignal(signal.SIGINT)
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGALRM, interrupt)
 
 
 def _would_be_swallowed(frame: FrameType | None) -> bool:

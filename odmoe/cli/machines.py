@@ -11,7 +11,9 @@ from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.cli.options import LibrariesDebug
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
+from scheduler.errors import ConfigError
 
+MAX_TIMEOUT_S = 1e6
 File = Annotated[Path, typer.Argument(help="Cluster file, such as cluster.yaml")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only", metavar="")]
 
@@ -50,6 +52,8 @@ def up(
 
     Copies keys, code and expert store to every machine, then starts Ray and a node there.
     """
+    if timeout > MAX_TIMEOUT_S:
+        raise ConfigError(f"--timeout is {timeout:g}; allowed: 1 to {MAX_TIMEOUT_S:g}")
     from odmoe.machines.up import up as bring_up
     from odmoe.terminal import Terminal
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from odmoe.cli.bench import add_bench
-from odmoe.cli.exit import one_interrupt, outcome
+from odmoe.cli.exit import ENDINGS, one_interrupt, outcome
 from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.cli.machines import add_commands
 from odmoe.cli.options import Json, LibrariesDebug
@@ -181,7 +181,8 @@ def main() -> NoReturn:
         code = run()
     except Exception:  # noqa: BLE001 - a bug: show all that is known about it
         traceback.print_exc()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is ending already
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)  # the process is ending already
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -11,6 +11,7 @@ from odmoe.cli.options import Debug, Json, Quiet
 from odmoe.cli.prompts import read_prompts
 from odmoe.sample_prompts import sample_prompts
 from scheduler.errors import ConfigError
+from scheduler.limits import MAX_COUNT
 
 
 def add_train_predictor(app: typer.Typer) -> None:
@@ -62,8 +63,8 @@ def train_predictor(
     A fifth of the answers is held out to measure recall. The whole model must fit in memory, in float32.
     """
     for name, value, least in (("--tokens", tokens, 2), ("--steps", steps, 1), ("--seed", seed, 0)):
-        if value < least:
-            raise ConfigError(f"{name} is {value}; allowed: {least}, {least + 1}, ...")
+        if not least <= value <= MAX_COUNT:
+            raise ConfigError(f"{name} is {value}; allowed: {least}, {least + 1}, ... {MAX_COUNT}")
     texts = sample_prompts() if prompts is None else read_prompts(None, prompts)
     if len(texts) < 2:
         raise ConfigError(f"--prompts {prompts} has one prompt; give two or more, since one answer is held out")

@@ -58,12 +58,14 @@ def prepare_libraries(threads: int) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C inside the block. In other threads than the main one, which gets all signals, this does nothing."""
+    """Ignore Ctrl-C and SIGTERM inside the block. In other threads than the main one, which gets all signals, this does
+    nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odmoe.clusters.process import prepare_process
+from odmoe.clusters.retries import RetriedAnswer
 from odmoe.commands.checks import check_early
 from odmoe.commands.report_text import show_answer, show_answers
-from odmoe.commands.retries import RetriedAnswer
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import CHOSEN
 from odmoe.start import start_cluster

@@ -25,6 +25,7 @@ from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
 from odmoe.terminal import Output, Terminal
 from scheduler.errors import HostError, LaunchError, ODMoEError
+from scheduler.files import write_whole
 
 FETCH_S = 120.0
 """Longest time to copy a trace or a record."""
@@ -75,7 +76,7 @@ def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> N
     """Move a file of the main host to this machine. Raises HostError where it is missing, unless the answer failed
     (`code`): that error has been shown."""
     try:
-        to.write_bytes(base64.b64decode(ssh.run(cluster.main, f"base64 {there} && rm -f {there}", FETCH_S)))
+        write_whole(to, base64.b64decode(ssh.run(cluster.main, f"base64 {there} && rm -f {there}", FETCH_S)))
     except HostError:
         if code == 0:
             raise

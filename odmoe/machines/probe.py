@@ -205,12 +205,12 @@ def stop():
     """End all of the cluster's processes: SIGTERM first, then SIGKILL."""
     asked = processes()
     for number, wait_s in ((signal.SIGTERM, ASK_S), (signal.SIGKILL, KILL_S)):
-        end = time.time() + wait_s
+        end = time.monotonic() + wait_s
         left = processes()
         for process in left:
             with contextlib.suppress(OSError):
                 os.kill(process, number)
-        while left and time.time() < end:
+        while left and time.monotonic() < end:
             time.sleep(0.1)
             left = processes()
             if number == signal.SIGKILL:

@@ -53,6 +53,17 @@ def test_usage(
     check_one_line(cli("generate", "-m", str(demo), *flags, stdin=b"hello"), 2, "ConfigError", words)
 
 
+def test_numbers_of_other_commands(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
+    check_one_line(cli("up", str(tmp_path / "c.yaml"), "--timeout", "nan"), 2, "ConfigError", ["--timeout"])
+    for text in ("inf", "1e7"):
+        words = [f"--timeout is {float(text):g}; allowed: 1 to 1e+06"]
+        check_one_line(cli("up", str(tmp_path / "c.yaml"), "--timeout", text), 2, "ConfigError", words)
+    words = ["--steps is 1000000000; allowed: 1, 2, ... 4194304"]
+    check_one_line(cli("train-predictor", str(demo), "--steps", "1000000000"), 2, "ConfigError", words)
+    words = ["--expert-bytes is '1e30GB'; allowed: 4KiB to 1GiB"]
+    check_one_line(cli("bench", "--expert-bytes", "1e30GB"), 2, "ConfigError", words)
+
+
 @pytest.mark.usefixtures("no_nodes")
 def test_more_slots_than_experts(cli: CommandLine, demo: Path) -> None:
     answer = cli("generate", "-m", str(demo), "--slots", "65", "hello")

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 class Authority:
     """A CA that writes folders of certificates under `folder`. `days`: first and last of its validity, from today."""
 
-    def __init__(self, folder: Path, name: str = "a CA", days: tuple[int, int] = (-9, 9)) -> None:
+    def __init__(self, folder: Path, name: str = "a CA", days: tuple[float, float] = (-9, 9)) -> None:
         self._folder = folder
         self._name = name
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -23,7 +23,9 @@ class Authority:
         builder = _builder(name, name, self.key, days).add_extension(constraints, critical=True)
         self.certificate = builder.sign(self.key, hashes.SHA256())
 
-    def folder(self, address: str = "127.0.0.1", days: tuple[int, int] = (-1, 9), ca: Authority | None = None) -> Path:
+    def folder(
+        self, address: str = "127.0.0.1", days: tuple[float, float] = (-1, 9), ca: Authority | None = None
+    ) -> Path:
         """`ca.pem` (of `ca`, or this one), `node.pem` (of this one) and `node.key`."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -42,7 +44,9 @@ class Authority:
         return folder
 
 
-def _builder(name: str, issuer: str, key: ec.EllipticCurvePrivateKey, days: tuple[int, int]) -> x509.CertificateBuilder:
+def _builder(
+    name: str, issuer: str, key: ec.EllipticCurvePrivateKey, days: tuple[float, float]
+) -> x509.CertificateBuilder:
     today = datetime.datetime.now(datetime.UTC)
     first, last = (today + datetime.timedelta(days=count) for count in days)
     subject, issued = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, issuer))

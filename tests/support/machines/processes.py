@@ -64,15 +64,26 @@ class Running:
         out, err = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, out, err
 
-    def interrupt(self) -> None:
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
         """Ctrl-C, as a terminal sends it: to the whole group."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGINT)
+            os.killpg(self.process.pid, number)
 
-    def check_interrupted(self) -> None:
+    def wait_until_caught(self) -> None:
+        """Until the command itself handles SIGTERM: before, Python starts."""
+        status = Path(f"/proc/{self.process.pid}/status")
+
+        def caught() -> bool:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            return bool(int(fields["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
+
+        wait_until(caught, "SIGTERM is handled")
+
+    def check_interrupted(self, number: signal.Signals = signal.SIGINT) -> None:
         """It ends, says that it was interrupted and nothing else, and leaves no process."""
         code, _, err = self.finish()
-        assert (code, err) == (130, b"interrupted\n"), (code, err.decode(errors="replace"))
+        word = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b"terminated\n"}[number]
+        assert (code, err) == (128 + number, word), (code, err.decode(errors="replace"))
         wait_until_gone(self.mark)
 
 

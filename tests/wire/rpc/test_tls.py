@@ -107,6 +107,28 @@ def test_the_certificates_of_each_side_may_differ_in_address(kit, authority):
     assert heard.take(1) == ECHO
 
 
+def test_a_certificate_that_expires_while_a_stream_is_open(kit, authority):
+    """The stream goes on; a new one is refused by name, whichever side it is whose certificate has expired."""
+    ca, seconds = authority(), 6
+    good, short = ca.folder(), ca.folder(days=(-1, seconds / 86400))
+    end, kept = time.monotonic() + seconds + 1, []
+    for server_folder, client_folder in ((short, good), (good, short)):
+        server = kit.serve(EchoNode(), identity=Identity.read(server_folder))
+        identity, heard = Identity.read(client_folder), Recorder()
+        channel = kit.connect(server.address, heard, identity=identity)
+        channel.send(Load(1, 0, 0, 0))
+        assert heard.take(1) == ECHO
+        kept.append((server, identity, channel, heard))
+    time.sleep(max(0.0, end - time.monotonic()))
+    for server, identity, channel, heard in kept:
+        channel.send(Load(1, 0, 0, 0))
+        assert heard.take(1) == ECHO
+        with pytest.raises(CertificateError, match="expired"):
+            kit.connect(server.address, Recorder(), identity=identity)
+        channel.send(Load(1, 0, 0, 0))
+        assert heard.take(1) == ECHO
+
+
 def has_ipv6() -> bool:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

@@ -12,9 +12,9 @@ import pytest
 
 from main_node.answer import Step
 from main_node.sampling import Sampling
+from odmoe.clusters import retries
 from odmoe.clusters.embedded import EmbeddedCluster
-from odmoe.commands import retries
-from odmoe.commands.retries import RetriedAnswer
+from odmoe.clusters.retries import RetriedAnswer
 from odmoe.settings.settings import Settings
 from scheduler.errors import AnswerChangedError, LaunchError, LinkError, MainNodeLostError, RequestError
 from support.machines.cli import CommandLine

@@ -68,7 +68,7 @@ class RetriedAnswer:
 
     def _once(self, prompt: list[int], max_new_tokens: int, how: How) -> Iterator[Step]:
         position = 0
-        with closing(self._cluster.generate(prompt, max_new_tokens, **how)) as steps:
+        with closing(self._cluster.generate(prompt, max_new_tokens=max_new_tokens, **how)) as steps:
             self._under_way.add(steps)
             try:
                 for step in steps:

@@ -1,0 +1,54 @@
+"""Ctrl-C and SIGTERM at random moments of commands: the exit code and the one line are ours, and nothing is left.
+
+Takes about 150 s on two idle cores.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from support.machines.processes import Starter
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+PROMPT = "Question: Tom has 3 apples and buys 5 more. How many does he have?\nAnswer:"
+
+
+def commands(demo: Path, folder: Path) -> dict[str, list[str]]:
+    mixtral = "tests/data/configs/mixtral-8x7b.json"
+    return {
+        "generate": ["generate", "-m", str(demo), "-n", "900", "--ignore-eos", PROMPT],
+        "shard": ["shard", str(demo), str(folder / "store"), "--forms", "int4,int2", "--verify"],
+        "simulate": ["simulate", "--tokens", "4000"],
+        "plan": ["plan", "-m", mixtral, "--workers", "64"],
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("name", "moments"), [("generate", 10), ("shard", 10), ("simulate", 3), ("plan", 3)])
+def test_a_signal_at_any_moment(
+    name: str, moments: int, number: signal.Signals, start: Starter, demo: Path, tmp_path: Path
+) -> None:
+    rng, command = random.Random(f"{name} {number}"), commands(demo, tmp_path)[name]
+    began = time.monotonic()
+    if name == "shard":
+        assert start(*command).finish()[0] == 0
+    most_s = time.monotonic() - began if name == "shard" else 8.0
+    for _ in range(moments):
+        shutil.rmtree(tmp_path / "store", ignore_errors=True)
+        running = start(*command)
+        running.wait_until_caught()
+        time.sleep(rng.uniform(0.0, most_s))
+        running.interrupt(number)
+        if running.process.wait(120) == 0:  # it had ended, or was about to
+            continue
+        running.check_interrupted(number)
+        assert not (tmp_path / "store").exists()
+    if name == "shard":
+        assert start(*command).finish()[0] == 0
