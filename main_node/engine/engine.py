@@ -184,7 +184,7 @@ class Engine:
 
     def _withdraw(self, request: int, reason: str) -> None:
         """See `OutputChecks`."""
-        if request in self._requests and request not in self._failed:
+        if request in self.core.stats and request not in self._failed:
             self._fail(request, AnswerWithdrawnError, f"its tokens may be wrong, since {reason}; ask again")
             self.post(t.RequestClosed(request))
 
