@@ -40,6 +40,7 @@ ELSEWHERE = {
     "monitor.py": "Ray's own",
     "scheduler.py": "Ray's own",
 }
+TEST = re.compile(r"\b(tests/[\w/]+\.py)::(\w+)")
 HISTORY = ("CHANGELOG.md",)
 
 
@@ -114,6 +115,23 @@ def test_documents_name_what_is_there() -> None:
     assert len(files) > 10
     found = offences(files)
     assert not found, "\n".join(found)
+
+
+def test_documents_name_tests_that_are_there() -> None:
+    """`tests/.../test_x.py::test_y`. Every row of docs/promises.md names one."""
+    promises = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    rows = [line for line in promises.splitlines() if re.match(r"\| (?!fault |---)", line)]
+    assert len(rows) > 30
+    unheld = [row for row in rows if not TEST.search(row.rpartition(" | ")[2])]
+    assert not unheld, "\n".join(unheld)
+    texts = [path.read_text(encoding="utf-8") for path in tracked("*.md")]
+    named = {found for text in texts for found in TEST.findall(text)}
+    missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in read_if_there(ROOT / file)]
+    assert not missing, "\n".join(sorted(missing))
+
+
+def read_if_there(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 @pytest.mark.parametrize("top", [top for top in TOPS if top not in ("deploy", "docs", "models", "proto", "tests")])

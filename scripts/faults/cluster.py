@@ -16,12 +16,13 @@ from odmoe.clusters.configuration import configure
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.nodes import make_engine, make_main
 from odmoe.settings.settings import Settings
-from scheduler.errors import ODMoEError
+from scheduler.errors import LinkError, ODMoEError
 from wire.base import Role
 from wire.rpc.client import connect
 
 JOIN_S = 5.0
 """Longest attempt to connect to a node."""
+TRIES = 3
 
 
 class GrpcCluster:
@@ -37,18 +38,30 @@ class GrpcCluster:
         engine = make_engine(settings, store, configuration)
         self.reconnector = Reconnector(self._join)
         try:
-            for number in range(len(workers)):
-                self._join("worker", number, engine)
             self.main = make_main(settings, store, engine, None)
+            engine.peers.on_lost = self.reconnector.lost
+            for number in range(len(workers)):
+                self._join_first("worker", number)
             if shadow:
-                self._join("shadow", 0, engine)
+                self._join_first("shadow", 0)
         except BaseException:
+            self.reconnector.close()
             engine.close()
             raise
-        engine.peers.on_lost = self.reconnector.lost
 
-    def _join(self, kind: Role, number: int, engine: Any = None) -> None:
-        peers = (engine or self.main.engine).peers
+    def _join_first(self, kind: Role, number: int) -> None:
+        """On a busy machine a node may be lost while others join."""
+        for left in reversed(range(TRIES)):
+            try:
+                self._join(kind, number)
+            except LinkError:
+                if not left:
+                    raise
+            else:
+                return
+
+    def _join(self, kind: Role, number: int) -> None:
+        peers = self.main.engine.peers
         secret, identity = credentials(self._settings)
         address = self._addresses[kind][number]
         to = partial(connect, address, kind, secret=secret, deadline_s=JOIN_S, identity=identity)

@@ -46,7 +46,7 @@ NAMED_WITHIN = 2000
 """Tokens after which a worker that lies counts as never named."""
 FLOOD_BYTES_PER_S = 64e6
 ABANDONED = 60
-FUZZ = ROOT / "tests" / "system" / "wire"
+FUZZ = ROOT / "tests" / "system" / "nodes" / "test_fuzzed_frames.py"
 
 
 class Attack:
@@ -255,7 +255,7 @@ class Attack:
         """What the fuzz tests print."""
         command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(FUZZ)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-        for line in re.findall(r"^.*frames.*$", done.stdout, re.M):
+        for line in re.findall(r"^.* frames in .*$", done.stdout, re.M):
             self.show("fuzz", "no crash, memory flat", line.strip(". "))
         if done.returncode:
             self.show("fuzz", "no crash, memory flat", f"failed: {done.stdout[-500:]}")
