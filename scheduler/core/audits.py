@@ -102,6 +102,9 @@ class AuditTable:
         return max(able, key=lambda one: len(one.free), default=None)
 
     def _may_load(self, worker: Worker) -> bool:
+        homes = self._workers.homes
+        if homes is not None and not homes.room(worker.number):  # every free slot is some expert's home
+            return False
         forms = worker.joined.forms
         fits = any(cost.fits for cost in forms if cost.form == FULL) if forms else self._loads_full
         return fits and bool(worker.free) and not worker.queue and not worker.link

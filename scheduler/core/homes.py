@@ -25,6 +25,10 @@ class Homes:
         self._homeless += [expert for expert, home in self._homes.items() if home == worker]
         self._homeless.sort()
 
+    def room(self, worker: int) -> int:
+        """Its slots that are no expert's home."""
+        return self._room[worker]
+
     def settle(self) -> None:
         """Give experts without a home one, as far as there are slots."""
         if not self._homeless:

@@ -2,7 +2,7 @@
 
 An audit is never computed by a worker in `avoid`, nor at a host place, nor where a gate's experts are loaded or
 computed, and there is one on a worker at most. It takes no slot that is taken, and its load none that is wanted. It
-begins at once where that is possible. Then comes one of two: its computation's end, or its `AuditDropped`, for a
+begins at once where that is possible; where everything stays, a free slot may be some expert's. Then comes one of two: its computation's end, or its `AuditDropped`, for a
 reason.
 """
 
@@ -116,7 +116,7 @@ class AuditBooks:
             case [t.AuditDropped(number)]:
                 assert number == event.audit
                 assert not kept, f"{event} is dropped, though the expert is kept in {kept}"
-                assert not free, f"{event} is dropped, though workers {free} are free"
+                assert self._books.plan.stay or not free, f"{event} is dropped, though workers {free} are free"
                 self._books.seen["audit dropped at once"] += 1
                 return
             case [t.Compute() as call]:
