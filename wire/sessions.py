@@ -117,8 +117,10 @@ class Session(ABC):
         return self._welcome
 
     def await_hello(self) -> None:
-        """It was opened, and ends if no Hello is accepted by the deadline."""
-        self._deadline.start()
+        """It was opened, and ends if no Hello is accepted by the deadline. Not so within a process, where no stranger
+        opens a stream."""
+        if self._peer:
+            self._deadline.start()
 
     def expire(self, reason: str) -> None:
         """End a stream without an accepted Hello."""

@@ -71,6 +71,7 @@ CHECKS: dict[str, tuple[Function, ...]] = {
         ("worker_node.loaders.load_checks", "LoadChecks._changed", _nothing),
     ),
     "audits": (("main_node.checks.audits", "Audits.wants", _no),),
+    "bounds": (("wire.bounds.check", "Bounds.check", _nothing),),
     "checksums of rows": (
         ("main_node.engine.layer", "tensor_checksum", _no_checksum),
         ("worker_node.session", "tensor_checksum", _no_checksum),

@@ -6,6 +6,7 @@ About a minute. The figures are printed.
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +67,14 @@ class Client:
         for message in messages:
             self.channel.send(message)
         return [self.next() for _ in range(answers)]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """A line for each lost peer would be kept, and counted as the node's memory."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def settled(threads: int) -> int:
