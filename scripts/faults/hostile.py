@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from checkpoint.store import ExpertStore
 from scheduler.errors import ODMoEError
 from wire import messages as w
+from wire import odmoe_pb2 as pb
 from wire.rpc.client import connect
+from wire.rpc.stream import EDGES
 
 WAIT_S = 30.0
 SETTLE_S = 1.0
@@ -89,14 +94,57 @@ class HostileMain:
         self.channel.close()
 
 
-def frames(store: ExpertStore) -> dict[str, tuple[w.Tensor, w.Tensor]]:
+class RawMain:
+    """A stream to a worker, past the handshake, that writes bytes which no codec of ours has seen."""
+
+    def __init__(self, address: str, store: ExpertStore) -> None:
+        edge, manifest = EDGES["worker"], store.manifest
+        self._edge = edge
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._channel = grpc.insecure_channel(address)
+        open_stream: Any = self._channel.stream_stream(f"/{edge.service}/{edge.method}")
+        self._answers = open_stream(iter(self._queue.get, None))
+        self.send(w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main"))
+        self.wait(w.WorkerReady)
+
+    def wait(self, kind: type | tuple[type, ...]) -> w.Message:
+        """The next message of a kind. Raises grpc.RpcError, StopIteration where the stream ends."""
+        while not isinstance(message := self._edge.from_node.decode(next(self._answers)), kind):
+            pass
+        return message
+
+    def answer(self) -> str:
+        """What the worker answers to a computation."""
+        try:
+            found = self.wait((w.Failed, w.Computed))
+        except grpc.RpcError as error:
+            return f"the stream was ended: {error.details()}"
+        except StopIteration:
+            return "the stream was ended"
+        return f"{found.error}: {found.message}" if isinstance(found, w.Failed) else "computed"
+
+    def send(self, message: w.Message) -> None:
+        self._queue.put(self._edge.to_node.encode(message))
+
+    def compute(self, layer: int, expert: int, rows: dict[str, Any], weights: dict[str, Any]) -> None:
+        """Fields of the two tensors, as they are."""
+        tensors = {"hidden": pb.Tensor(**rows), "weights": pb.Tensor(**weights)}
+        call = pb.Compute(call_id=1, slot=0, layer=layer, expert=expert, evict=True, **tensors)
+        self._queue.put(pb.ToWorker(compute=call).SerializeToString())
+
+    def close(self) -> None:
+        self._answers.cancel()
+        self._channel.close()
+
+
+def frames(store: ExpertStore) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Rows and weights of computations that claim more than they carry, by what is wrong with them."""
     hidden = int(store.manifest.config["hidden_size"])
-    dtype = store.manifest.dtype
-    size = w.DTYPE_BYTES[dtype]
+    name = store.manifest.dtype
+    dtype, size = pb.Tensor.DType.Value(name.upper()), w.DTYPE_BYTES[name]
 
-    def tensor(*shape: int, data: bytes = b"") -> w.Tensor:
-        return w.Tensor(dtype, shape, data)
+    def tensor(*shape: int, data: bytes = b"") -> dict[str, Any]:
+        return {"dtype": dtype, "shape": shape, "data": data}
 
     row, weight = tensor(1, hidden, data=bytes(size * hidden)), tensor(1, data=bytes(size))
     return {

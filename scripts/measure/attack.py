@@ -26,7 +26,7 @@ from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
 from scripts.faults.cluster import Seen, ask
-from scripts.faults.hostile import HostileMain, forget_peak, frames, peak_bytes
+from scripts.faults.hostile import SETTLE_S, HostileMain, RawMain, forget_peak, frames, peak_bytes
 from scripts.faults.main_process import MainProcess
 from scripts.faults.nodes import WORKERS, Nodes
 from scripts.faults.outputs import Lie
@@ -190,15 +190,17 @@ class Attack:
         worker = self.nodes.workers[0]
         worst = 0
         for name, (rows, weights) in frames(self.nodes.store).items():
-            main = HostileMain(worker.address, self.nodes.store)
-            layer, expert = main.load()
+            main = RawMain(worker.address, self.nodes.store)
+            layer = self.nodes.store.manifest.moe_layers[0]
+            main.send(w.Load(1, 0, layer, 0))
             main.wait(w.Loaded)
             before = forget_peak(worker.pid)
-            sent = main.send(w.Compute(1, 0, layer, expert, rows, weights, True))
-            main.settle()
+            main.compute(layer, 0, rows, weights)
+            answer = main.answer()
+            time.sleep(SETTLE_S)
             grown = peak_bytes(worker.pid) - before
             worst = max(worst, grown)
-            print(f"  {name}: {'' if sent else 'not sent, '}{grown / 1e6:.1f} MB", flush=True)
+            print(f"  {name}: {grown / 1e6:.1f} MB; {answer:.150}", flush=True)
             main.close()
             if not worker.process.is_alive():
                 self.nodes.mend()
