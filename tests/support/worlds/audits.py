@@ -2,8 +2,8 @@
 
 An audit is never computed by a worker in `avoid`, nor at a host place, nor where a gate's experts are loaded or
 computed, and there is one on a worker at most. It takes no slot that is taken, and its load none that is wanted. It
-begins at once where that is possible; where everything stays, a free slot may be some expert's. Then comes one of two: its computation's end, or its `AuditDropped`, for a
-reason.
+begins at once where that is possible; where everything stays, a free slot may be some expert's. Then comes one of two:
+its computation's end, or its `AuditDropped`, for a reason.
 """
 
 from __future__ import annotations
