@@ -110,10 +110,9 @@ class Audits:
     def case(self, audit: int) -> Case | None:
         return self._cases.get(audit)
 
-    def impatient(self, audit: int) -> bool:
+    def impatient(self, case: Case) -> bool:
         """No worker was idle for too long, so that the main node must do this one."""
-        case = self._cases.get(audit)
-        return case is not None and not self.patient and self._account_of(case).dropped >= PATIENCE
+        return not self.patient and self._account_of(case).dropped >= PATIENCE
 
     def drop(self, audit: int) -> None:
         """It is not done; a later computation of the worker is tried, after a pause that doubles."""
@@ -123,13 +122,15 @@ class Audits:
             account.dropped += 1
             account.pause = min(1 << min(account.dropped, 16), max(1, round(0.25 / self.share)))
 
-    def end(self, audit: int) -> Case | None:
-        """Its outputs are compared."""
+    def end(self, audit: int, by_worker: bool = True) -> Case | None:
+        """Its outputs are compared. The main node goes on until a worker has done one."""
         case = self._cases.pop(audit, None)
         if case is not None:
             account = self._account_of(case)
             account.due -= 1
-            account.dropped = 0
+            account.pause = 0
+            if by_worker:
+                account.dropped = 0
             self.done += 1
         return case
 

@@ -173,12 +173,11 @@ class OutputChecks:
         """No worker does it: where that has happened too often, the main node does."""
         if self.audits is None:
             return
-        if not self.audits.impatient(command.audit):
+        case = self.audits.case(command.audit)
+        if case is not None and self.audits.impatient(case) and self._arbitrate(case):
+            self.audits.end(command.audit, by_worker=False)
+        else:
             self.audits.drop(command.audit)
-            return
-        case = self.audits.end(command.audit)
-        if case is not None:
-            self._arbitrate(case)
 
     def take_audit(self, call: t.Compute, message: w.Computed) -> str:
         """Compare a second output with the first. Returns its own fault, or an empty text. Raises ProtocolError."""

@@ -321,6 +321,16 @@ def test_where_no_worker_is_idle_a_share_that_was_set_is_done_by_the_main_node(d
     assert list(desk.named()) == [2]
 
 
+def test_the_main_node_does_all_of_a_share_that_was_set(desk_with: Any) -> None:
+    desk = desk_with(share=0.1, patient=False)
+    desk.core.spare = False
+    desk.workers(good, good)
+    desk.open()
+    desk.run(layers=600)
+    assert 80 <= desk.audits.done <= 122  # of 1,200
+    assert desk.named() == {}
+
+
 def test_where_no_worker_is_idle_audits_are_tried_seldom(desk_with: Any) -> None:
     desk = desk_with(share=0.01)
     desk.core.spare = False
