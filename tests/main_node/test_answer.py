@@ -27,7 +27,8 @@ COUNT = 20
 
 @pytest.fixture
 def cluster(demo_store: Callable[[str], Any]) -> Iterator[EmbeddedCluster]:
-    settings = Settings(model="demo", shadow="none", workers=2, threads=1, loader="memory")
+    # an audit may outlast its answer, and these tests look at what an answer leaves behind
+    settings = Settings(model="demo", shadow="none", workers=2, threads=1, loader="memory", audit=0)
     made = EmbeddedCluster(settings, demo_store("float32"))
     yield made
     made.close()
