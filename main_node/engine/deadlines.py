@@ -43,6 +43,8 @@ class Deadlines:
         self.shadow_s = shadow_s
         self.waited_s = 0.0
         """How long requests have waited for missing workers so far. May be read from any thread."""
+        self.silent = False
+        """The shadow was lost for its silence, and has sent no prediction since, though it may be back."""
         self._engine = engine
         self._lock = lock
         self._thread: threading.Thread | None = None
@@ -63,8 +65,8 @@ class Deadlines:
             t.RequestOpened: self._request_opened,
             t.RequestClosed: self._request_closed,
             t.TokenDecoded: self._token_decoded,
-            t.Predicted: self._shadow_heard,
-            t.ShadowJoined: self._shadow_heard,
+            t.Predicted: self._predicted,
+            t.ShadowJoined: self._shadow_joined,
         }
 
     @property
@@ -112,7 +114,11 @@ class Deadlines:
         if event.index == 0 and event.request in self._opened:
             self._reading_s[event.request] = time.monotonic() - self._opened[event.request]
 
-    def _shadow_heard(self, event: t.Predicted | t.ShadowJoined) -> None:
+    def _predicted(self, event: t.Predicted) -> None:
+        self._owed_s = 0.0
+        self.silent = False
+
+    def _shadow_joined(self, event: t.ShadowJoined) -> None:
         self._owed_s = 0.0
 
     # --- expiry -------------------------------------------------------------------------------------------------
@@ -174,4 +180,5 @@ class Deadlines:
         if self._owed_s < allowed_s:
             return None
         self._owed_s = 0.0
+        self.silent = True
         return DeadlineError(f"it owes the predictions of {owed} layers and has sent none for {allowed_s:.3g} s")

@@ -302,13 +302,17 @@ class Engine:
 
     def wait_for_predictions(self, number: int, deadline_s: float) -> bool:
         """Until every layer that the main model has routed was predicted too. False when that took too long, the shadow
-        was lost before, or the request was closed."""
+        was lost before or has been silent since, or the request was closed."""
         stats = self.core.stats
         with self._changed:
-            in_time = self._changed.wait_for(
-                lambda: self.peers.shadow is None or number not in stats or not stats[number].unmatched, deadline_s
+            self._changed.wait_for(
+                lambda: self.deadlines.silent or number not in stats or not self._unpredicted(number), deadline_s
             )
-            return in_time and number in stats and not stats[number].orphans
+            return number in stats and not (self._unpredicted(number) or stats[number].orphans)
+
+    def _unpredicted(self, number: int) -> int:
+        """Layers of a request that the shadow owes."""
+        return self.core.stats[number].unmatched if self.peers.shadow is not None else 0
 
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""

@@ -203,8 +203,11 @@ def test_predictions_that_never_came_are_told_apart_from_wrong_ones(
     assert not last.report.recall_complete
 
 
-def test_a_silent_shadow_is_lost(cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_shadow_is_lost(
+    cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = cluster.main.engine
+    monkeypatch.setattr(engine.peers, "on_lost", lambda kind, number: None)  # it is not brought back
     engine.deadlines.shadow_s = 0.3
     engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
     _, report = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
@@ -213,6 +216,11 @@ def test_a_silent_shadow_is_lost(cluster: EmbeddedCluster, caplog: pytest.LogCap
     assert "it owes the predictions of 16 layers and has sent none for 0." in caplog.text
     _, after = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
     assert after.recall_complete  # no shadow owes any
+    engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
+    monkeypatch.setattr("main_node.node.DRAIN_S", 3600.0)
+    engine.deadlines.shadow_s = 3600.0
+    _, back = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))  # it is not waited for until it sends one
+    assert not back.recall_complete
 
 
 def test_cancelled_while_the_shadow_is_made(cluster_of: Callable[..., TappedCluster]) -> None:
