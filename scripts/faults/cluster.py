@@ -20,8 +20,8 @@ from scheduler.errors import LinkError, ODMoEError
 from wire.base import Role
 from wire.rpc.client import connect
 
-JOIN_S = 5.0
-"""Longest attempt to connect to a node."""
+CONNECT_S, JOIN_S = 2.0, 5.0
+"""Longest waits of one attempt to join a node: for its stream, and for its answer."""
 TRIES = 3
 
 
@@ -64,7 +64,7 @@ class GrpcCluster:
         peers = self.main.engine.peers
         secret, identity = credentials(self._settings)
         address = self._addresses[kind][number]
-        to = partial(connect, address, kind, secret=secret, deadline_s=JOIN_S, identity=identity)
+        to = partial(connect, address, kind, secret=secret, deadline_s=CONNECT_S, identity=identity)
         if kind == "worker":
             peers.add_worker(number, to, JOIN_S)
         else:
@@ -79,7 +79,7 @@ class GrpcCluster:
         return list(self.main.engine.peers.lost)
 
     def close(self) -> None:
-        self.reconnector.close()
+        self.reconnector.close(CONNECT_S + JOIN_S)  # a later attempt would take a worker from the next main node
         self.main.close()
 
 
