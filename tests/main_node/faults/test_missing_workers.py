@@ -18,7 +18,7 @@ from support.nodes.served_cluster import ServedCluster
 from wire import messages as w
 
 pytestmark = pytest.mark.timeout(90)
-TOKENS = 24
+TOKENS = 12
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_every_stream_is_cut_in_the_middle_of_an_answer(
     tokens = []
     for step in (answer := cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True)):
         tokens.append(step.token_id)
-        if len(tokens) in (3, 10):
+        if len(tokens) in (2, 6):
             cluster.cut_streams()
         if len(tokens) == TOKENS:
             break

@@ -64,7 +64,8 @@ class TappedCluster:
         self.store = store
         manifest = store.manifest
         core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
-        self.engine = Engine(core, w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main"))
+        hello = w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main")
+        self.engine = Engine(core, hello, worker_wait_s=1.0)
         arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
         self.nodes: list[Node] = []
         self.taps: list[Tap] = []
