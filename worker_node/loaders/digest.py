@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -23,10 +24,10 @@ class Digests:
     def new(self) -> BlobDigest:
         return BlobDigest(self)
 
-    def submit(self, checksum: RunningChecksum, piece: Any) -> Future[None]:
+    def submit(self, add: Callable[[Any], None], piece: Any) -> Future[None]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, self._name)
-        return self._thread.submit(checksum.add, piece)
+        return self._thread.submit(add, piece)
 
     def close(self) -> None:
         if self._thread is not None:
@@ -39,22 +40,32 @@ class BlobDigest:
     taken on another thread, while the next one is on its way."""
 
     def __init__(self, digests: Digests) -> None:
-        self.seconds = 0.0
-        """How much longer the load took for it."""
+        self._waited_s = self._beside_s = 0.0
         self._digests = digests
         self._checksum = RunningChecksum()
         self._last: Future[None] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What it has cost: the time by which it lengthened the load, and that of the other thread, whose core a
+        computation may have needed."""
+        return self._waited_s + self._beside_s
 
     def add(self, piece: Any, more: bool) -> None:
         """The next piece: a buffer, which keeps its bytes until `hex` was called."""
         start = time.perf_counter()
         if more:
-            self._last = self._digests.submit(self._checksum, piece)
+            self._last = self._digests.submit(self._add_beside, piece)
         else:
             if self._last is not None:
                 self._last.result()
             self._checksum.add(piece)
-        self.seconds += time.perf_counter() - start
+        self._waited_s += time.perf_counter() - start
+
+    def _add_beside(self, piece: Any) -> None:
+        start = time.perf_counter()
+        self._checksum.add(piece)
+        self._beside_s += time.perf_counter() - start
 
     def hex(self) -> str:
         """Once the last piece has been added."""

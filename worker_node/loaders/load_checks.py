@@ -1,7 +1,7 @@
 """Loads compared with the store's checksums: which of them, and what that costs.
 
 A load that is checked takes longer by the digest of its last piece, and that of the others where no core was free for
-them (`worker_node/loaders/digest.py`).
+them (`worker_node/loaders/digest.py`). `auto` counts the time of all digests: on a weak machine no core is free.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CheckedLoad(NamedTuple):
     nbytes: int
     checked: bool
     check_s: float
-    """Seconds by which the check lengthened it."""
+    """What the check cost, see `BlobDigest.seconds`."""
 
 
 class LoadChecks:
@@ -73,7 +73,7 @@ class LoadChecks:
         digests = [self._digests.new() for _ in range(3)]
         for digest in digests:
             digest.add(piece, more=False)
-        self._check_s = min(digest.seconds for digest in digests)
+        self._check_s = min(digest.seconds for digest in digests) * slot.nbytes / piece.nbytes
         self._saved_s = SAVED_CHECKS * self._check_s
 
     def load(
