@@ -6,6 +6,7 @@ Takes about 60 s on two idle cores.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import time
@@ -114,7 +115,7 @@ def test_no_ray_runs_here(start: Starter, monkeypatch: pytest.MonkeyPatch) -> No
     began = time.monotonic()
     code, out, err = start("generate", "--cluster", "auto", "hello").finish()
     assert (code, out, err.count(b"\n")) == (1, b"", 1), err
-    assert err.startswith(b"odmoe: LaunchError: no Ray runs on this host: nothing answers at 127.0.0.1:1")
+    assert re.match(rb"odmoe: LaunchError: no Ray runs on this host: nothing answers at [\d.]+:1, its last", err), err
     assert time.monotonic() - began < 30  # Ray itself takes 80
 
 
