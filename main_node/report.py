@@ -164,12 +164,12 @@ def build_report(
     Raises RequestFailedError for a request that was closed or failed meanwhile.
     """
     number, sequence, chooser = request.number, request.sequence, request.chooser
-    doubted = not engine.checks.settle(number)
-    engine.check(number)
     stats = engine.core.stats.get(number)
     if stats is None:
         raise RequestFailedError(f"request {number} was closed")
     by_role, residents, of_whole, checked = _usage(engine, memory)
+    doubted = not engine.checks.settle(number)  # last, so that nothing found meanwhile is missed
+    engine.check(number)
     stats.close()
     recall, activated = stats.overall, stats.overall.activated + stats.unpredicted
     count = len(sequence.tokens)

@@ -31,8 +31,8 @@ from wire.messages import (
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 
-ALIGNMENT_BYTES = 512 << 20
-"""Of the alignments that wait, those of all requests together. The main node's outbox holds as much."""
+ALIGNMENT_BYTES = 2 << 30
+"""Of the alignments that wait, those of all requests together. The rows of a prompt come as one alignment, in parts."""
 
 MAX_REQUESTS = 1024
 """Requests that are followed at a time."""
@@ -151,7 +151,8 @@ class _Session(Session):
         if held + size > ALIGNMENT_BYTES:
             self.cut(
                 ProtocolError(
-                    f"{held} bytes of alignments wait already, {ALIGNMENT_BYTES} may; the shadow does not keep up"
+                    f"{held} bytes of alignments wait already, {ALIGNMENT_BYTES} may: the prompts are too long for the "
+                    "shadow, or it does not keep up; send shorter ones or fewer at once, or say --align-kv 0"
                 )
             )
             return False

@@ -236,7 +236,7 @@ class _Session(ComputeSession):
 
     def usage(self) -> WorkerUsage:
         worker = self._worker
-        checked = worker.checks.checked
+        checked = min(worker.checks.checked, worker.loads)  # a load that was given up at its end is not counted
         return WorkerUsage(
             worker.slots.resident_max, worker.allocated_bytes, worker.loads, worker.bytes_loaded, checked
         )

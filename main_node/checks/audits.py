@@ -97,7 +97,7 @@ class Audits:
         output: torch.Tensor,
     ) -> int | None:
         """Keep a computation's rows and output for an audit; returns its number. None where they are too many bytes."""
-        nbytes = hidden.nbytes + weights.nbytes + output.nbytes
+        nbytes = hidden.nbytes + weights.nbytes + 2 * output.nbytes  # the second output comes yet
         if nbytes + sum(case.nbytes for case in self._cases.values()) > MOST_BYTES:
             return None
         number = next(self._numbers)

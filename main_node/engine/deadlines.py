@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.errors import DeadlineError
 
+_log = logging.getLogger(__name__)
 LOOK_S = 0.1
 """Between two looks while a request is open."""
 IDLE_S = 5.0
@@ -53,6 +55,9 @@ class Deadlines:
         """Workers that were lost and are not back."""
         self._short_s = 0.0
         """How long open requests have waited for the workers that are missing now."""
+        self._patience = 1.0
+        """By how much a shadow may be silent for longer. Doubles with each loss, so that one that reads a prompt slowly
+        gets to its end at some time."""
         self._owed_s = 0.0
         """How long the shadow has owed predictions since it sent one."""
         self._opened: dict[int, float] = {}
@@ -115,6 +120,7 @@ class Deadlines:
             self._reading_s[event.request] = time.monotonic() - self._opened[event.request]
 
     def _predicted(self, event: t.Predicted) -> None:
+        self._patience = 1.0
         self._owed_s = 0.0
         self.silent = False
 
@@ -153,8 +159,7 @@ class Deadlines:
                 shadow = self._engine.peers.shadow
                 if self._opened:
                     idle_s = 0.0
-                    self._look_at_workers(passed_s)
-                    silent = self._look_at_shadow(passed_s) if shadow is not None else None
+                    silent = self._look(passed_s, shadow is not None)
                 else:
                     idle_s += passed_s
                 if idle_s >= IDLE_S:
@@ -162,6 +167,14 @@ class Deadlines:
                     return
             if shadow is not None and silent is not None:
                 self._engine.peers.lose_shadow(shadow, silent)
+
+    def _look(self, passed_s: float, shadowed: bool) -> DeadlineError | None:
+        try:
+            self._look_at_workers(passed_s)
+            return self._look_at_shadow(passed_s) if shadowed else None
+        except Exception:  # noqa: BLE001 - a dead thread would leave requests waiting for ever
+            _log.exception("a deadline could not be kept")
+            return None
 
     def _look_at_workers(self, passed_s: float) -> None:
         if self.short:
@@ -176,9 +189,10 @@ class Deadlines:
         if not owed:
             return None
         self._owed_s += passed_s
-        allowed_s = self.shadow_s + READING * max(self._reading_s.values(), default=0.0)
+        allowed_s = self._patience * (self.shadow_s + READING * max(self._reading_s.values(), default=0.0))
         if self._owed_s < allowed_s:
             return None
         self._owed_s = 0.0
+        self._patience *= 2
         self.silent = True
         return DeadlineError(f"it owes the predictions of {owed} layers and has sent none for {allowed_s:.3g} s")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from main_node.engine.engine import Engine
+from scheduler.errors import WrongOutputError
 from wire.base import Role
 
 STEADY_S = 60.0
@@ -41,6 +42,7 @@ class Reconnector:
         self._missing: dict[tuple[Role, int], bool] = {}  # True: lost since its last attempt began
         self._returned: dict[tuple[Role, int], tuple[float, float]] = {}  # when, and after which first pause
         self._threads: set[threading.Thread] = set()
+        self._refused: set[tuple[Role, int]] = set()  # of which that was logged
 
     def lost(self, kind: Role, number: int) -> None:
         """A node is gone. Returns at once."""
@@ -85,6 +87,11 @@ class Reconnector:
     def _attempt(self, kind: Role, number: int) -> bool:
         try:
             self._join(kind, number)
+        except WrongOutputError as error:
+            level = logging.DEBUG if (kind, number) in self._refused else logging.WARNING
+            self._refused.add((kind, number))
+            _log.log(level, "%s %d is not taken back: %s", kind, number, error)
+            return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             _log.info("%s %d is not back: %r", kind, number, error)
             return False
