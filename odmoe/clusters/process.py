@@ -44,6 +44,13 @@ def prepare_ray(cluster: str) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
+VECTOR_MATH = (
+    *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "log", "log10", "log2", "sin", "sqrt", "tan"),
+    *("tanh", "trunc"),
+)
+"""The functions of `ATen/cpu/vml.h` that MKL computes."""
+
+
 def prepare_libraries(threads: int) -> None:
     """Disable progress bars and set the number of threads. Imports torch and Transformers.
 
@@ -53,7 +60,23 @@ def prepare_libraries(threads: int) -> None:
     from transformers.utils import logging as transformers_logging
 
     torch.set_num_threads(threads)
+    _resolve_vector_math()
     transformers_logging.disable_progress_bar()
+
+
+def _resolve_vector_math() -> None:
+    """Call every function that torch takes from MKL's vector mathematics once, in one thread.
+
+    MKL chooses a function's kernel at the first call. Of several first calls at once, one may compute with a kernel of
+    low accuracy (https://github.com/pytorch/pytorch/issues/188792). Workers and main node begin at once: logits of a
+    process's first answer were wrong by 1e-4, in one of some twenty starts on a busy machine.
+    """
+    import torch
+
+    for dtype in (torch.float32, torch.float64):
+        one = torch.ones(1, dtype=dtype)
+        for name in VECTOR_MATH:
+            getattr(torch, name)(one)
 
 
 @contextlib.contextmanager
