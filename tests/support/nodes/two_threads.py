@@ -38,10 +38,10 @@ def is_exact(dtype: str) -> bool:
         output_logits=True,
     )
     wanted = [step[0].float() for step in out.logits]
-    apart = [(got - expected).abs().max().item() for got, expected in zip(found, wanted, strict=True)]
+    same = [torch.equal(got, expected) for got, expected in zip(found, wanted, strict=True)]
     tokens = out.sequences[0, len(PROMPT) :].tolist()
-    print(f"exact {report.exact}, apart {apart}, tokens {report.token_ids} and {tokens}", file=sys.stderr)
-    return report.exact and not any(apart) and report.token_ids == tokens
+    print(f"exact {report.exact}, logits equal {same}, tokens {report.token_ids} and {tokens}", file=sys.stderr)
+    return report.exact and all(same) and report.token_ids == tokens
 
 
 if __name__ == "__main__":
