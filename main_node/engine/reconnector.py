@@ -95,6 +95,7 @@ class Reconnector:
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             _log.info("%s %d is not back: %r", kind, number, error)
             return False
+        self._refused.discard((kind, number))
         _log.warning("%s %d is back", kind, number)
         return True
 
