@@ -236,7 +236,7 @@ class _Session(ComputeSession):
 
     def usage(self) -> WorkerUsage:
         worker = self._worker
-        checked = min(worker.checks.checked, worker.loads)  # a load that was given up at its end is not counted
+        checked = worker.checks.checked  # first: a load is counted before its check is
         return WorkerUsage(
             worker.slots.resident_max, worker.allocated_bytes, worker.loads, worker.bytes_loaded, checked
         )

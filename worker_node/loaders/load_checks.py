@@ -104,12 +104,12 @@ class LoadChecks:
         except (OSError, ODMoEError):
             self._loader.reopen()
             raise
-        self.checked += 1
         return CheckedLoad(nbytes, True, digest.seconds)
 
     def took(self, seconds: float, load: CheckedLoad) -> None:
-        """A load has ended and took so long, with its check."""
+        """A load has ended and took so long, with its check. Not called for one that was given up at its end."""
         if load.checked:
+            self.checked += 1
             spent_s = min(load.check_s, SAVED_CHECKS * self._check_s)
             self._check_s += (spent_s - self._check_s) / 8
             self._saved_s -= spent_s
