@@ -30,9 +30,15 @@ demo: env  ## answer one prompt with the small model in models/demo-moe (DEMO_PR
 test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
+# System tests without hosts or Ray: they run beside each other.
+WITHOUT_HOSTS := tests/system/nodes tests/system/scheduler
+
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
 test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (up to 20 minutes)
-	@$(BIN)/python -m pytest tests/system
+	@status=0; \
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(WITHOUT_HOSTS) || status=1; \
+	$(BIN)/python -m pytest tests/system $(WITHOUT_HOSTS:%=--ignore %) || status=1; \
+	exit $$status
 
 lint: env  ## ruff: rules and format
 	@$(BIN)/ruff check .

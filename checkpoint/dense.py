@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import torch
 
 from checkpoint import family
+from checkpoint.formats.unreadable import first_line, is_out_of_memory
 from checkpoint.store import removed
-from scheduler.errors import CorruptStoreError
+from scheduler.errors import CorruptStoreError, DoesNotFitError, LaunchError
 
 EXPERTS_IMPLEMENTATION = "odmoe"
 """The name under which our dispatch is registered with Transformers' ExpertsInterface."""
@@ -20,15 +23,22 @@ _ALIGN = 64
 """Alignment of the weights. Mapped weights start where a file's header ends, and the last bit of float32 products of
 one row depends on that address. Copies aligned as torch aligns make the answer independent of the file's layout."""
 
+KEPT_DTYPES = "kept_dtypes"
+"""In the metadata of the dense part's index: by the dtype of a store, parameters that are not cast to it when they are
+loaded, and their dtypes."""
+
 ExpertsFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H]"""
 
 
-def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, device: str = "cpu") -> Any:
-    """The family's own model with empty experts modules, dense weights loaded by `from_pretrained`.
+def load_dense(
+    folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, device: str | torch.device = "cpu"
+) -> Any:
+    """The family's own model with empty experts modules, dense weights loaded by `from_pretrained`, on `device`.
 
-    Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError, or
-    StoreNotFoundError if the folder is not there any more.
+    Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError, LaunchError where
+    the device has no room, DoesNotFitError where this machine has none, or StoreNotFoundError if the folder is not
+    there any more.
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -39,8 +49,11 @@ def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, 
         cls.__init__(self, config, *args, **kwargs)
         family.strip_experts(self)
 
+    kept = _kept_dtypes(folder, dtype)
+    wide = {*(cls._keep_in_fp32_modules_strict or ()), *(rf"^{re.escape(name)}$" for name in kept)}
     # Same name and module: Transformers looks its weight conversions up by them.
-    stripped: Any = type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
+    fields = {"__init__": __init__, "__module__": cls.__module__, "_keep_in_fp32_modules_strict": wide}
+    stripped: Any = type(cls.__name__, (cls,), fields)
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
     try:
         with family.BUILDING:
@@ -50,16 +63,45 @@ def load_dense(folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, 
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         if not folder.is_dir():  # Transformers would look for it on the Hub
             raise removed(folder) from error
+        if is_out_of_memory(error):
+            raise DoesNotFitError(
+                f"there is too little memory for the dense weights in {folder} ({first_line(error)}); end other "
+                "programs, or use a larger machine"
+            ) from error
         reason = str(error).splitlines()[0]
         raise CorruptStoreError(f"the dense weights in {folder} do not fit config.json: {reason}") from error
     lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if lost:
         raise CorruptStoreError(f"{folder} lacks dense weights, the first is {lost[0]}; make the store again")
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
+    for name, kind in kept.items():
+        model.get_parameter(name).data = model.get_parameter(name).data.to(kind)
+    if torch.device(device).type != "cpu":
+        return _moved(model, device).eval()
     for value in itertools.chain(model.parameters(), model.buffers()):
         if value.data_ptr() % _ALIGN:
             value.data = value.data.clone()
-    return model.to(device).eval()
+    return model.eval()
+
+
+def _moved(model: Any, device: str | torch.device) -> Any:
+    """The model on an accelerator. Raises LaunchError."""
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise LaunchError(
+            f"{device} has no room for the dense weights ({error}); give another --main-device, such as cpu"
+        ) from error
+
+
+def _kept_dtypes(folder: Path, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Parameters that keep the dtype of the file, as they do when Transformers dequantises a checkpoint to `dtype`."""
+    try:
+        metadata = json.loads((folder / "model.safetensors.index.json").read_bytes()).get("metadata", {})
+        kept = metadata.get(KEPT_DTYPES, {}).get(family.dtype_name(dtype), {})
+        return {name: family.parse_dtype(kind) for name, kind in kept.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}  # from_pretrained refuses the folder
 
 
 def dispatch_experts(model: Any, function: Callable[[int], ExpertsFunction]) -> None:

@@ -16,6 +16,8 @@ Views = dict[str, torch.Tensor]
 """The parameters of one expert, by name: views of the slot that holds its bytes."""
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(hidden [n, H], routing weights [n]) -> [n, H]."""
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Rows [n, in] -> [n, out]."""
 
 PROBE_ROWS = (1, 2, 7)
 """A product of one row takes another kernel than one of several."""
@@ -49,6 +51,18 @@ class ExpertArithmetic:
         """
         module = self._modules[layer]
         return _bind_plain(module, views, self._linear) if self.is_plain(layer, views) else _bind_module(module, views)
+
+    def bind_products(self, layer: int, product_of: Callable[[str], Product]) -> Compute:
+        """The plain arithmetic of a layer's experts, with a product for each of the weight's names, bias included.
+
+        To be used where `is_plain`.
+        """
+        module = self._modules[layer]
+        return _plain(module, product_of(_up(module)), product_of("down_proj"))
+
+    def is_transposed(self, layer: int) -> bool:
+        """Whether the layer's experts hold their weights as [in, out]."""
+        return bool(self._modules[layer].is_transposed)
 
     def is_plain(self, layer: int, views: Views) -> bool:
         """Whether plain arithmetic computes a layer's experts: not until `views` have held an expert that can tell."""
@@ -98,7 +112,10 @@ def _random_rows(module: Any, views: Views, count: int) -> tuple[torch.Tensor, t
 
 def _bind_plain(module: Any, views: Views, linear: Linear = EXACT) -> Compute:
     """up -> activation -> down -> routing weight, for an experts module whose structure Transformers declares."""
-    up, down = _product(module, views, _up(module), linear), _product(module, views, "down_proj", linear)
+    return _plain(module, *(_product(module, views, name, linear) for name in (_up(module), "down_proj")))
+
+
+def _plain(module: Any, up: Product, down: Product) -> Compute:
     activation = _activation(module)
 
     def compute(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -133,7 +150,7 @@ def _inferring(compute: Compute) -> Compute:
     return inferring
 
 
-def _product(module: Any, views: Views, name: str, linear: Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+def _product(module: Any, views: Views, name: str, linear: Linear) -> Product:
     weight, bias = views[name], views.get(f"{name}_bias")
     if not module.is_transposed:
         return linear.bind(weight, bias)

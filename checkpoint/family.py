@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TOP_K_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
 _COUNTING = "odmoe_counting"
+_AUTOREGRESSIVE = ("ForCausalLM", "ForConditionalGeneration")
+"""How the classes are named whose models answer a token at a time."""
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -42,11 +44,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def config_from_dict(fields: dict[str, Any]) -> PreTrainedConfig:
-    """The family's configuration object. For a model with images or audio it is that of the language model, as
-    AutoModelForCausalLM uses it. Raises CheckpointError for a family that Transformers does not know."""
+    """The family's configuration object, of the dequantised model. For a model with images or audio it is that of the
+    language model, as AutoModelForCausalLM uses it. Raises CheckpointError for a family that Transformers does not
+    know."""
     from transformers import AutoConfig, PreTrainedConfig
 
-    fields = PreTrainedConfig._decode_special_floats(fields)  # JSON has no infinity
+    fields = PreTrainedConfig._decode_special_floats(without_quantisation(fields))  # JSON has no infinity
     model_type = fields.get("model_type", "")
     try:
         config = AutoConfig.for_model(model_type, **{k: v for k, v in fields.items() if k != "model_type"})
@@ -55,6 +58,14 @@ def config_from_dict(fields: dict[str, Any]) -> PreTrainedConfig:
         raise CheckpointError(
             f"model_type {model_type!r} in config.json is not one that Transformers knows or can build: {error}"
         ) from error
+
+
+def without_quantisation(fields: dict[str, Any]) -> dict[str, Any]:
+    """config.json of the dequantised model."""
+    found = {key: value for key, value in fields.items() if key != "quantization_config"}
+    if isinstance(text := found.get("text_config"), dict):
+        found["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
+    return found
 
 
 def _language_part(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -69,25 +80,58 @@ def _language_part(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The causal language model class of a family. Raises UnsupportedFamilyError when it has none."""
-    from transformers import AutoModelForCausalLM
+    """The causal language model class of a family, or its class of images and text without the encoders of images.
+
+    Raises UnsupportedFamilyError when it has none.
+    """
+    cls: Any = auto_class(config)._model_mapping[type(config)]
+    return cls if config.get_text_config() is config else _without_towers(cls)
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """Transformers' class that loads a checkpoint of this family: AutoModelForCausalLM, or AutoModelForImageTextToText
+    for a family that the former does not know. Raises UnsupportedFamilyError when no class of it answers a token at a
+    time."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedFamilyError(
             f"model_type {config.model_type!r} is an encoder with a decoder; give a decoder-only language model"
         )
-    try:
-        return AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError as error:
-        raise UnsupportedFamilyError(
-            f"model_type {config.model_type!r} has no causal language model in Transformers; "
-            "give a text-only checkpoint"
-        ) from error
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        cls = auto._model_mapping.get(type(config), None)
+        if cls is not None and cls.__name__.endswith(_AUTOREGRESSIVE):
+            return auto
+    raise UnsupportedFamilyError(
+        f"model_type {config.model_type!r} has no causal language model in Transformers, and no model of images and "
+        "text that answers a token at a time; give a checkpoint of a language model"
+    )
 
 
-def stored_dtype(config: PreTrainedConfig) -> torch.dtype:
-    """The checkpoint's dtype, by its configuration; float32 if that has none. Raises CheckpointError."""
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+@functools.cache
+def _without_towers(cls: Any) -> type[PreTrainedModel]:
+    """A class whose models have no encoders of images and sound. A prompt of text alone does not use them.
+
+    Same name and module: Transformers looks its weight conversions up by them.
+    """
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, config, *args, **kwargs)
+        decoder = self.get_decoder()
+        for parent in (self, self.base_model):
+            for name, child in parent.named_children():
+                if isinstance(child, PreTrainedModel) and child not in (self.base_model, decoder):
+                    setattr(parent, name, None)
+
+    from transformers import PreTrainedModel
+
+    text_only: type[PreTrainedModel] = type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
+    return text_only
+
+
+def stored_dtype(config: PreTrainedConfig, weights: str = "float32") -> torch.dtype:
+    """The checkpoint's dtype, by its configuration; `weights` if that has none. Raises CheckpointError."""
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else DTYPES[weights]
     if dtype not in DTYPES.values():
         raise CheckpointError(f"config.json says dtype {dtype_name(dtype)}; allowed: {', '.join(DTYPES)}")
     return dtype

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -124,20 +125,25 @@ def _packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 class Scratch:
     """Working memory for restoring: packed numbers and weights, for one piece at a time."""
 
+    WEIGHT_BYTES: ClassVar[int] = 5
     numbers: torch.Tensor
     weights: torch.Tensor
 
     @staticmethod
     def of(layers: list[LayerSpec], group: int, device: str = "cpu") -> Scratch:
         """Enough for these full layers' largest weight, in pieces."""
-        count = Scratch.weights_for(layers, group, device)
+        return Scratch.for_weights(Scratch.weights_for(layers, group, device), device)
+
+    @staticmethod
+    def for_weights(count: int, device: str) -> Scratch:
+        """For so many weights at a time."""
         return Scratch(
             torch.empty(count, dtype=torch.uint8, device=device), torch.empty(count, dtype=torch.float32, device=device)
         )
 
     @staticmethod
     def weights_for(layers: list[LayerSpec], group: int, device: str = "cpu") -> int:
-        """How many weights at a time; each takes 5 bytes."""
+        """How many weights at a time; each takes `WEIGHT_BYTES`."""
         largest = max((math.prod(s.shape) for layer in layers for s in layer.tensors if is_weight(s)), default=0)
         count = min(PIECE if device == "cpu" else DEVICE_PIECE, round_up(largest, group))
         return max(count // group, 1) * group

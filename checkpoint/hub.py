@@ -7,21 +7,30 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.errors import CheckpointError
+from scheduler.errors import CheckpointError, UnsupportedFormatError
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 
 
 def find_model(name: str, files: Sequence[str] = MODEL_FILES, download: bool = True) -> Path:
-    """A path, which may not exist; or the snapshot of a Hub repository (`org/name`), with those `files` (patterns) of
-    it. Without `download`, only the local Hub cache is searched. HF_HOME and HF_HUB_OFFLINE apply. Raises
-    CheckpointError."""
+    """A path, which may not exist, or is a GGUF file; or the snapshot of a Hub repository (`org/name`), with those
+    `files` (patterns) of it. Without `download`, only the local Hub cache is searched. HF_HOME and HF_HUB_OFFLINE
+    apply.
+
+    Raises CheckpointError, or UnsupportedFormatError for directories and repositories of GGUF files.
+    """
     path = Path(os.path.expanduser(name))
-    if path.exists() or name.count("/") != 1 or path.suffix == ".json" or name.startswith((".", "/", "~")):
+    _check_gguf(path)
+    if path.exists() or name.count("/") != 1 or path.suffix in (".json", ".gguf") or name.startswith((".", "/", "~")):
         return path
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    if name.lower().endswith("gguf"):
+        raise UnsupportedFormatError(
+            f"model {name!r} is, by its name, a repository of GGUF files; download one of them and give that, or the "
+            "repository that they were made from"
+        )
     try:
         return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=not download))
     except HFValidationError as error:
@@ -32,6 +41,16 @@ def find_model(name: str, files: Sequence[str] = MODEL_FILES, download: bool = T
         raise _missing(name, path, "no Hub repository that can be read") from error
     except OSError as error:
         raise _missing(name, path, f"not to be had from the Hub ({error})") from error
+
+
+def _check_gguf(path: Path) -> None:
+    if not path.is_dir() or (path / "config.json").exists() or (path / "manifest.json").exists():
+        return
+    files = sorted(path.glob("*.gguf"))
+    if files:
+        raise UnsupportedFormatError(
+            f"{path} is a directory of GGUF files; give the one that is to be read, such as {files[0]}"
+        )
 
 
 def _missing(name: str, path: Path, why: str) -> CheckpointError:

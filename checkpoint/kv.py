@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from checkpoint import family
+from checkpoint.devices.transfer import to_device, to_host
 from scheduler.errors import ProtocolError, UnsupportedFamilyError
 
 if TYPE_CHECKING:
@@ -116,10 +117,18 @@ class CachePiece:
     rows: list[Growing] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [*(row.tensor for row in self.rows), *self.states]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
     def parts(self, part_bytes: int) -> Iterator[tuple[int, list[torch.Tensor]]]:
         """(position of the first row, all tensors of the cache), in pieces of about `part_bytes` with at least one row
         or state each. A tensor that a piece does not contain has shape [0]."""
-        nothing = [t.new_empty(0) for t in (*(r.tensor for r in self.rows), *self.states)]
+        nothing = [tensor.new_empty(0) for tensor in self.tensors]
         pieces: list[tuple[int, list[torch.Tensor]]] = []
         first = max(self.start, min((r.first for r in self.rows if r.count), default=self.stop))
         row_bytes = sum(r.tensor.nbytes // r.count for r in self.rows if r.count)
@@ -171,10 +180,7 @@ def put(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
     for state, tensor in zip(states, sent[len(rows) :], strict=False):
         _check(state, tensor, start, optional=True)
         places.append(state)
-    with torch.inference_mode():
-        for place, tensor in zip(places, sent, strict=True):
-            if tensor.numel():
-                place.copy_(tensor)
+    _write(places, sent)
     return stop
 
 
@@ -190,7 +196,7 @@ def take_over(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
     stop = start + max(
         (t.shape[r.axis] for r, t in zip(rows, sent, strict=True) if t.dim() == r.tensor.dim()), default=0
     )
-    places = []
+    places, kept_rows = [], []
     for kept, tensor in zip(rows, sent, strict=True):
         if not kept.whole and tensor.dim() == kept.tensor.dim():
             first = stop - tensor.shape[kept.axis]
@@ -200,12 +206,26 @@ def take_over(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
         else:
             place = kept.between(start, stop)
         _check(place, tensor, start, optional=stop == start or not kept.whole)
-        places.append((place, tensor))
-    with torch.inference_mode():
-        for place, tensor in places:
-            if tensor.numel():
-                place.copy_(tensor)
+        places.append(place)
+        kept_rows.append(tensor)
+    _write(places, kept_rows)
     return stop
+
+
+def _write(places: list[torch.Tensor], sent: list[torch.Tensor]) -> None:
+    """Tensors of another device than the cache's come there in one copy."""
+    used = [(place, tensor) for place, tensor in zip(places, sent, strict=True) if tensor.numel()]
+    if not used:
+        return
+    device = used[0][0].device
+    tensors = [tensor for _, tensor in used]
+    if device.type != "cpu":
+        tensors = list(to_device(device, *tensors))
+    elif not all(tensor.is_cpu for tensor in tensors):
+        tensors = list(to_host(*tensors))
+    with torch.inference_mode():
+        for (place, _), tensor in zip(used, tensors, strict=True):
+            place.copy_(tensor)
 
 
 def states_held(cache: Any) -> bool:

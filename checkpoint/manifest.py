@@ -11,16 +11,29 @@ from typing import Any
 import torch
 import xxhash
 
-from checkpoint.family import DTYPES
-from checkpoint.tensors import PAGE
+from checkpoint.family import DTYPES, dtype_name
+from checkpoint.native.encoding import Shapes
+from checkpoint.native.encodings import ENCODINGS
+from checkpoint.tensors import PAGE, round_up
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError
 
-FORMAT = 2
+FORMAT = 3
+OLDEST_FORMAT = 2
+"""Format 2 has no encodings, and is otherwise the same."""
+
 MANIFEST = "manifest.json"
 DENSE = "dense"
 FORM_FORMAT = 1
+TENSOR_ALIGN = 64
+"""Bytes. A tensor of a blob begins at a multiple of it."""
+
 _STORED = DTYPES | {"uint8": torch.uint8}
 """dtypes in a blob; packed numbers are uint8."""
+
+
+def stored_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in a blob. Raises CheckpointError."""
+    return "uint8" if dtype == torch.uint8 else dtype_name(dtype)
 
 
 @dataclass(frozen=True)
@@ -117,8 +130,8 @@ class Form:
 class Manifest:
     """The contents of a store.
 
-    `fingerprint` identifies its checkpoint, `dtype` is the experts' own, `dense` has the checksum of every file of the
-    dense part, `forms` are the forms added later, from their own manifests.
+    `fingerprint` identifies its checkpoint, `dtype` is that of the experts when they are computed, `dense` has the
+    checksum of every file of the dense part, `forms` are the forms added later, from their own manifests.
     """
 
     format: int
@@ -128,6 +141,12 @@ class Manifest:
     config: dict[str, Any]
     layers: dict[int, LayerSpec]
     dense: dict[str, str]
+    encoding: str = ""
+    """How the experts' weights are stored (`checkpoint/native/`); empty for plain tensors of `dtype`."""
+    full: dict[int, tuple[TensorSpec, ...]] = field(default_factory=dict)
+    """The layout of a restored expert, for each layer that is encoded."""
+    plain_because: str = ""
+    """Why the experts are not encoded, though their checkpoint is."""
     forms: dict[str, Form] = field(default_factory=dict)
 
     @property
@@ -138,6 +157,20 @@ class Manifest:
     def blob_bytes(self) -> int:
         """The size of a slot: the largest blob."""
         return max(layer.blob_bytes for layer in self.layers.values())
+
+    def restored(self, layer: int) -> LayerSpec:
+        """The layout that a layer's file would have if its experts were not encoded, without checksums."""
+        spec = self.layers[layer]
+        if layer not in self.full:
+            return spec
+        length = layout_bytes(self.full[layer])
+        blobs = tuple(Blob(expert * length, length, "") for expert in range(len(spec.blobs)))
+        return LayerSpec(spec.module, spec.file, self.full[layer], blobs)
+
+    @property
+    def restored_bytes(self) -> int:
+        """The size of the largest expert when it is computed."""
+        return max(self.restored(layer).blob_bytes for layer in self.layers)
 
     def form_bytes(self, form: str) -> int:
         """The size of a slot for a form; the full one has the empty name. Raises StoreError for a missing form."""
@@ -174,14 +207,16 @@ class Manifest:
         """Raises CorruptStoreError or StoreMismatchError."""
         try:
             fields = json.loads(text)
-            if fields["format"] != FORMAT:
+            if fields["format"] not in (OLDEST_FORMAT, FORMAT):
                 raise StoreMismatchError(
-                    f"{where} has format {fields['format']}, this version reads {FORMAT}; make it again"
+                    f"{where} has format {fields['format']}, this version reads {OLDEST_FORMAT} and {FORMAT}; make it "
+                    "again"
                 )
             if seal(fields)["checksum"] != fields.pop("checksum"):
                 raise CorruptStoreError(f"{where} fails its own checksum; make the store again with odmoe shard")
             layers = {int(k): layer_from(v) for k, v in fields.pop("layers").items()}
-            manifest = Manifest(layers=layers, forms={}, **fields)
+            full = {int(k): tuple(map(_tensor_from, v)) for k, v in fields.pop("full", {}).items()}
+            manifest = Manifest(layers=layers, full=full, forms={}, **fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise CorruptStoreError(f"{where} is damaged ({error!r}); make the store again with odmoe shard") from error
         _check(manifest, where)
@@ -196,8 +231,17 @@ def seal(fields: dict[str, Any]) -> dict[str, Any]:
 
 def layer_from(fields: dict[str, Any]) -> LayerSpec:
     """A LayerSpec from its `asdict` fields. Raises KeyError, TypeError or AttributeError."""
-    tensors = tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["offset"]) for t in fields["tensors"])
+    tensors = tuple(map(_tensor_from, fields["tensors"]))
     return LayerSpec(fields["module"], fields["file"], tensors, tuple(Blob(**b) for b in fields["blobs"]))
+
+
+def _tensor_from(fields: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(fields["name"], fields["dtype"], tuple(fields["shape"]), fields["offset"])
+
+
+def layout_bytes(tensors: tuple[TensorSpec, ...]) -> int:
+    """The length of a blob that has these tensors."""
+    return round_up(max((spec.offset + _nbytes(spec) for spec in tensors), default=0))
 
 
 def _check(manifest: Manifest, where: Path) -> None:
@@ -214,6 +258,54 @@ def _check(manifest: Manifest, where: Path) -> None:
             raise CorruptStoreError(f"{where}: the entry of layer {number} is impossible; make the store again")
     if not manifest.layers:
         raise CorruptStoreError(f"{where} lists no layers; make the store again")
+    if not _possible_encoding(manifest):
+        raise CorruptStoreError(
+            f"{where}: encoding {manifest.encoding!r:.40} does not fit the layers, or this version does not know it; "
+            "make the store again"
+        )
+
+
+def _possible_encoding(manifest: Manifest) -> bool:
+    """Whether each encoded layer can be restored: all parameters are there, as they are or encoded."""
+    if not isinstance(manifest.encoding, str) or not isinstance(manifest.plain_because, str):
+        return False
+    if bool(manifest.encoding) != bool(manifest.full) or not manifest.full.keys() <= manifest.layers.keys():
+        return False
+    if not manifest.encoding:
+        return True
+    encoding = ENCODINGS.get(manifest.encoding)
+    return encoding is not None and all(
+        _possible_layout(full)
+        and all(spec.dtype in DTYPES for spec in full)
+        and encoding.fits(_shapes(full), _shapes(manifest.layers[number].tensors))
+        for number, full in manifest.full.items()
+    )
+
+
+def _possible_layout(tensors: tuple[TensorSpec, ...]) -> bool:
+    """Whether the tensors of a blob, which an untrusted manifest lists, lie behind one another without great gaps."""
+    end = 0
+    for spec in tensors:
+        if not _possible_tensor(spec) or not end <= spec.offset <= round_up(end, TENSOR_ALIGN):
+            return False
+        end = spec.offset + _nbytes(spec)
+    return len({spec.name for spec in tensors}) == len(tensors)
+
+
+def _possible_tensor(spec: TensorSpec) -> bool:
+    if not isinstance(spec.name, str) or not isinstance(spec.dtype, str) or spec.dtype not in _STORED:
+        return False
+    if not _count(spec.offset) or not all(_count(n) and n > 0 for n in spec.shape):
+        return False
+    return spec.offset % _STORED[spec.dtype].itemsize == 0
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * _STORED[spec.dtype].itemsize
+
+
+def _shapes(tensors: tuple[TensorSpec, ...]) -> Shapes:
+    return {spec.name: (spec.dtype, spec.shape) for spec in tensors}
 
 
 def possible(layer: LayerSpec) -> bool:
@@ -225,16 +317,9 @@ def possible(layer: LayerSpec) -> bool:
             return False
     lengths = {blob.length for blob in layer.blobs}
     aligned = all(blob.offset % PAGE == 0 and blob.length % PAGE == 0 for blob in layer.blobs)
-    return len(lengths) == 1 and aligned and all(_fits(spec, min(lengths)) for spec in layer.tensors)
-
-
-def _fits(spec: TensorSpec, length: int) -> bool:
-    if not isinstance(spec.name, str) or not isinstance(spec.dtype, str) or spec.dtype not in _STORED:
+    if len(lengths) != 1 or not aligned or not _possible_layout(layer.tensors):
         return False
-    size = _STORED[spec.dtype].itemsize
-    if not _count(spec.offset) or spec.offset % size or not all(_count(n) for n in spec.shape):
-        return False
-    return spec.offset + math.prod(spec.shape) * size <= length
+    return layout_bytes(layer.tensors) <= min(lengths)
 
 
 def _count(value: object) -> bool:

@@ -80,7 +80,10 @@ class ExpertStore:
         return file, spec.blobs[expert]
 
     def views(self, buffer: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
-        """A blob's parameters as views of `buffer` (uint8, at least the blob's length), without expert dimension."""
+        """A blob's tensors as views of `buffer` (uint8, at least the blob's length), without expert dimension.
+
+        They are the expert's parameters in a store without an encoding; `ExpertParameters` has them for any store.
+        """
         return self.manifest.layers[layer].views(buffer)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> Checked:
@@ -180,7 +183,7 @@ def _belongs(form: Form, manifest: Manifest) -> bool:
     if (form.fingerprint, form.dtype) != (manifest.fingerprint, manifest.dtype) or form.bits != FORMS[form.form]:
         return False
     return form.layers.keys() == manifest.layers.keys() and all(
-        same_places(planned_form(manifest.layers[number], form.form, form.group), layer)
+        same_places(planned_form(manifest.restored(number), form.form, form.group), layer)
         for number, layer in form.layers.items()
     )
 

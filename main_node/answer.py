@@ -17,6 +17,9 @@ from scheduler.errors import ClusterError, RequestCancelledError, RequestFailedE
 
 _log = logging.getLogger(__name__)
 
+CLOSE_S = 2.0
+"""How long the end of a main node waits for token loops that are being closed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -116,5 +119,9 @@ class TokenLoops:
                 _log.exception("closing the dropped request %d failed", number)
 
     def close(self) -> None:
-        """The thread ends."""
+        """Close the loops that were dropped before this call, and end the thread. Waits for it for `CLOSE_S`."""
         self._dropped.put(None)
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_S)

@@ -13,6 +13,8 @@ import torch
 
 from checkpoint import family, kv
 from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.devices.names import accelerator_name
+from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.linear_batch import batch_linear
 from checkpoint.store import ExpertStore
@@ -30,6 +32,7 @@ from main_node.shape import check_prompt, limited, model_shape
 from main_node.steps import PassJob, Steps
 from scheduler import types as t
 from scheduler.errors import ConfigError, RequestCancelledError
+from wire.machine import processor_name
 
 Stopper = Callable[[tuple[str, ...]], Callable[[int], bool]]
 """Stop texts -> a function that takes an answer's tokens in order and is True once it has reached one of them."""
@@ -60,22 +63,25 @@ class MainNode:
         token_predictor: Path | None = None,
         linear: Linear = EXACT,
         sharing: Sharing | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`:
         most tokens of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the
         token-wise predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear
-        layers. `sharing`: how requests share the node."""
+        layers. `sharing`: how requests share the node. `device`: of the model, its KV caches and its logits."""
         sharing = sharing or Sharing()
         self.store = store
         self.engine = engine
-        self.model = load_dense(store.dense, store.manifest.config, dtype)
+        self.device = torch.device(device)
+        self.model = load_dense(store.dense, store.manifest.config, dtype, self.device)
         linear.replace_in(self.model)
+        self.device_text = f"{self.device} ({_device_name(self.device)})"
         self.kernel = linear.kernel
         """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
         self.shape = limited(model_shape(store), context)
         self.stopper = stopper
         self.on_logits: Callable[[int, torch.Tensor], None] | None = None
-        """Gets a request's number and the logits [V], float32, from which each of its tokens is chosen."""
+        """Gets a request's number and the logits [V], float32, on the host, from which each of its tokens is chosen."""
         self.launch_s = launch_s
         self._shadow = shadow
         self._numbers = itertools.count(1)
@@ -255,7 +261,7 @@ class MainNode:
 
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
-        return build_report(self.engine, request, memory, times, finish, self.kernel, complete)
+        return build_report(self.engine, request, memory, times, finish, self.kernel, complete, self.device_text)
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
@@ -271,14 +277,13 @@ class MainNode:
 
     def _forward(self, request: Request, tokens: list[int], last: bool) -> int | None:
         """One pass over `tokens`. Returns the next token, or None where these are not the `last` ones so far."""
-        out = self.model(
-            input_ids=torch.tensor([tokens]), past_key_values=request.sequence.cache, use_cache=True, logits_to_keep=1
-        )
+        ids = token_ids(tokens, self.device)
+        out = self.model(input_ids=ids, past_key_values=request.sequence.cache, use_cache=True, logits_to_keep=1)
         token = None
         if last:
             logits = out.logits[0, -1].float()
             if self.on_logits is not None:
-                self.on_logits(request.number, logits)
+                self.on_logits(request.number, to_host(logits)[0])
             token = request.chooser.choose(logits)
         self.engine.spans.end_pass(request.number)
         return token
@@ -307,3 +312,8 @@ class MainNode:
         self._loops.close()
         self.steps.close()
         self.engine.close()
+        self.steps.join()
+
+
+def _device_name(device: torch.device) -> str:
+    return processor_name() if device.type == "cpu" else accelerator_name(device)

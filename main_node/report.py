@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from main_node.engine.roster import kind_of
 from scheduler.errors import RequestFailedError
 from scheduler.policies.precision import FORMS, FULL
 
@@ -92,6 +93,12 @@ class Report:
     """`worker N: what was wrong with its outputs`, since the cluster started."""
     audits: int
     """Computations that were done twice and compared, since the cluster started."""
+    audit_share: float
+    """The share of `computations` that `--audit` asks for; 0 for none. What was done is `audits / computations`."""
+    audits_missed: dict[str, int]
+    """Attempts at an audit that came to nothing, since the cluster started, by their reason: `busy` (no worker was idle
+    and, with a share that was set, the main node was not either), `large` (more rows than are kept for it), `smaller
+    form` (of the expert). Another computation of the same worker was tried then."""
     computations: int
     """Computations of all workers since the cluster started, without those of audits."""
     ignored: list[str]
@@ -99,7 +106,8 @@ class Report:
     exact: bool
     """Whether the tokens are those of the model with every expert in memory: no router, form or kernel that changes
     them, nothing `ignored`, no product that may have lost its last bit by being shared with other requests, the prompt
-    read in one pass, and no output of a worker that was found to give wrong ones or to round otherwise."""
+    read in one pass, main node and workers on devices of one kind, and no output of a worker that was found to give
+    wrong ones or to round otherwise."""
     doubted: bool
     """Not `exact` because of such a worker."""
     requests_per_step: float
@@ -124,6 +132,11 @@ class Report:
     """Encoded bytes of a decode token, by stream: `to_workers` and `from_workers` (embeddings), `to_shadow` (tokens and
     KV rows, the prompt's too), `from_shadow` (predictions). None where nodes share a process, or other requests were
     open meanwhile."""
+    devices: dict[str, str | list[str]] = field(default_factory=dict)
+    """By role, as in `memory_bytes`: what it computed on, `cpu` or an accelerator as torch names it, and its model."""
+    one_kind: bool = True
+    """Whether main node and workers computed on devices of one kind: on processors, or on accelerators of one model.
+    Others round differently, so that the answer is not `exact`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +171,10 @@ def build_report(
     finish: str,
     kernel: str,
     recall_complete: bool,
+    device: str = "cpu",
 ) -> Report:
-    """Collect the figures of a request from the scheduler and from every node.
+    """Collect the figures of a request from the scheduler and from every node. `device`: the main node's, as in
+    `devices`.
 
     Raises RequestFailedError for a request that was closed or failed meanwhile.
     """
@@ -171,6 +186,7 @@ def build_report(
     doubted = not engine.checks.settle(number)  # last, so that nothing found meanwhile is missed
     engine.check(number)
     stats.close()
+    one_kind = engine.peers.roster.kinds() <= {kind_of(device)}
     recall, activated = stats.overall, stats.overall.activated + stats.unpredicted
     count = len(sequence.tokens)
     return Report(
@@ -208,6 +224,8 @@ def build_report(
         rejoined=list(engine.peers.rejoined),
         suspects=[f"worker {number}: {fault}" for number, fault in engine.peers.suspects.facts().items()],
         audits=engine.checks.audits.done if engine.checks.audits else 0,
+        audit_share=engine.checks.audits.share if engine.checks.audits else 0.0,
+        audits_missed=dict(engine.checks.audits.missed) if engine.checks.audits else {},
         computations=engine.checks.computations,
         ignored=chooser.ignored,
         exact=(
@@ -216,6 +234,7 @@ def build_report(
             and not (chooser.ignored or request.rounded)
             and request.prefill_passes == 1
             and not doubted
+            and one_kind
         ),
         doubted=doubted,
         requests_per_step=request.passes / request.steps,
@@ -227,6 +246,8 @@ def build_report(
         seed=chooser.seed,
         emulated=engine.pace.emulated,
         wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.carried),
+        devices={"main": device, **engine.peers.roster.devices()},
+        one_kind=one_kind,
     )
 
 

@@ -29,6 +29,8 @@ IDLE_S = 5.0
 """The model's thread ends when it has had nothing to do for so long; the next step starts it again."""
 ABANDON_S = 10.0
 """Longest wait for the pass of an interrupted request to end."""
+CLOSE_S = 2.0
+"""Longest wait for the end of the model's thread."""
 
 
 class PassJob:
@@ -137,6 +139,13 @@ class Steps:
         with self._changed:
             self._closed = True
             self._changed.notify()
+
+    def join(self) -> None:
+        """Wait for the end of the model's thread, after `close` and after the end of whatever its step waits for."""
+        with self._changed:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_S)
 
     def run(self, job: PassJob) -> int | None:
         """Run a pass, or a chunk of it (then `job.one.tokens` says how much), in the next step. Returns its token.

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.hub import find_model
-from checkpoint.manifest import FORMAT, MANIFEST
+from checkpoint.manifest import MANIFEST, OLDEST_FORMAT
+from checkpoint.native.encodings import DEQUANTISED
 from checkpoint.sharding.partial_store import sweep
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
@@ -35,24 +36,26 @@ def prepare_store(
     progress: Progress | None = None,
     forms_needed: Callable[[ExpertStore], Sequence[str]] | None = None,
     check: Callable[[Source], None] | None = None,
+    experts: str | None = None,
 ) -> ExpertStore:
     """The store of a model, whole and verified. A missing one is made, at `store` or in the cache.
 
     `model`: a checkpoint, or a store. `forms_needed`: the forms that this store needs beside the full one; missing ones
-    are added. `check` gets a checkpoint before a store is made of it, and raises if that is not to be.
+    are added. `check` gets a checkpoint before a store is made of it, and raises if that is not to be. `experts`: see
+    `make_store`.
     Raises CheckpointError, StoreError.
     """
     path = find_model(model)
     source = None if (path / MANIFEST).is_file() and not store else open_source(path)
-    cached = _cached(source, dtype) if source and not store else None
+    cached = _cached(source, dtype, experts) if source and not store else None
     try:
         if source is None:
             from checkpoint.sharding.shard import check_same
 
-            opened = check_same(ExpertStore.open(path), None, dtype)
+            opened = check_same(ExpertStore.open(path), None, dtype, experts)
         else:
             target = cached or Path(os.path.expanduser(store or ""))
-            made = make_or_open(source, target, dtype, progress, check)
+            made = make_or_open(source, target, dtype, progress, check, experts)
             opened = made.store
             if made.written:
                 opened.trust(stamps_dir())
@@ -85,15 +88,27 @@ def make_or_open(
     dtype: str | None,
     progress: Progress | None = None,
     check: Callable[[Source], None] | None = None,
+    experts: str | None = None,
 ) -> Made:
-    """The store at `target` of this checkpoint and dtype, made if missing. `check`: as for `prepare_store`.
+    """The store at `target` of this checkpoint and dtype, made if missing. `check` and `experts`: as for
+    `prepare_store`.
 
     Raises CheckpointError, StoreError.
     """
+    from checkpoint.sharding.dense_files import add_files
     from checkpoint.sharding.shard import Made, check_same, make_store
+    from odmoe.text import has_vocabulary
 
     if (target / MANIFEST).is_file():
-        return Made(check_same(ExpertStore.open(target), source, dtype), False, 0)
+        store = check_same(ExpertStore.open(target), source, dtype, experts)
+        if has_vocabulary(source.path) and not has_vocabulary(store.dense):
+            try:
+                store = add_files(store, source)
+            except OSError as error:
+                raise StoreWriteError(
+                    f"the tokenizer of {source.path} cannot be copied into {target}: {error.strerror}"
+                ) from error
+        return Made(store, False, 0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -102,7 +117,7 @@ def make_or_open(
             "XDG_CACHE_HOME for all stores"
         ) from error
     sweep(cache_dir() / "stores", ABANDONED_S)
-    return make_store(source, target, dtype, progress, check)
+    return make_store(source, target, dtype, progress, check, experts)
 
 
 def stamps_dir() -> Path:
@@ -110,11 +125,12 @@ def stamps_dir() -> Path:
     return cache_dir() / "verified"
 
 
-def _cached(source: Source, dtype: str | None) -> Path:
-    """The store's place in the cache. Its name is made of the checkpoint's name, dtype, sizes and times and the store's
-    format, so that a checkpoint that has changed gets a new store."""
-    stored_dtype = dtype or str(source.config.get("dtype") or source.config.get("torch_dtype") or "float32")
-    name = f"{source.path.resolve().name}-{stored_dtype}-{FORMAT}-{source.stamp[:16]}"
+def _cached(source: Source, dtype: str | None, experts: str | None) -> Path:
+    """The store's place in the cache. Its name is made of the checkpoint's name, dtype, sizes and times and the oldest
+    format of stores, so that a checkpoint that has changed gets a new store."""
+    stored_dtype = dtype or str(source.config.get("dtype") or source.config.get("torch_dtype") or source.dtype)
+    name = f"{source.path.resolve().name}-{stored_dtype}-{OLDEST_FORMAT}-{source.stamp[:16]}"
+    name += "-dequantised" if experts == DEQUANTISED else ""
     return cache_dir() / "stores" / name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ _TASKS = {
 """How a bar is labelled, by the name of its task."""
 
 LINE_S = 10.0
-"""Seconds between two lines about a task's progress where there is no terminal for a bar."""
+"""Seconds between two lines about progress where there is no terminal for a bar or a spinner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Output:
 
 
 class Terminal:
-    """Everything goes to standard error. Bars and spinners are shown only where that is a terminal; elsewhere a long
-    task prints a line now and then."""
+    """Everything goes to standard error. Bars and spinners are shown only where that is a terminal; elsewhere what
+    takes long prints a line now and then."""
 
     def __init__(self, quiet: bool = False, debug: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
@@ -64,13 +65,16 @@ class Terminal:
     def progress(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
         """A callback `(task, done, total)` that moves a bar. `text` is shown until the first call.
 
-        Without a terminal it prints a line for each task that lasts longer than `LINE_S`, and again after as long.
+        Without a terminal it prints a line for each task that lasts longer than `LINE_S`, and again after as long. Of
+        `text` likewise.
         """
         columns = (TextColumn("{task.description:<22}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         shown = self.console.is_terminal
         # Standard output is left alone: rich would send what is printed there to this console.
         bars = Progress(*columns, console=self.console, transient=True, disable=not shown, redirect_stdout=False)
-        with bars:
+        with bars, contextlib.ExitStack() as waiting:
+            if text and not shown:
+                waiting.enter_context(self._lines(text))
             tasks: dict[str, Any] = {}
             idle = [bars.add_task(text, total=None)] if text else []
             lines: dict[str, _Pace] = {}
@@ -78,6 +82,7 @@ class Terminal:
             def move(task: str, done: int, total: int) -> None:
                 while idle:
                     bars.remove_task(idle.pop())
+                waiting.close()
                 if task not in tasks:
                     tasks[task] = bars.add_task(_TASKS.get(task, task), total=total)
                 bars.update(tasks[task], completed=done, total=total)
@@ -90,13 +95,35 @@ class Terminal:
 
     @contextlib.contextmanager
     def status(self, text: str = "starting") -> Iterator[Callable[[str], None]]:
-        """A spinner with a text, and a callback that changes the text."""
+        """A spinner with a text, and a callback that changes the text. Without a terminal, a line each `LINE_S`."""
         if not self.console.is_terminal:
-            yield lambda text: None
+            with self._lines(text) as say:
+                yield say
             return
         spinner = Spinner("dots", text, style="status.spinner")
         with Live(spinner, console=self.console, refresh_per_second=12.5, transient=True, redirect_stdout=False):
             yield lambda text: spinner.update(text=text)
+
+    @contextlib.contextmanager
+    def _lines(self, text: str) -> Iterator[Callable[[str], None]]:
+        """The text and the seconds so far as a line each `LINE_S`; the callback changes the text."""
+        began, ended = time.monotonic(), threading.Event()
+
+        def say(new: str) -> None:
+            nonlocal text
+            text = new
+
+        def run() -> None:
+            while not ended.wait(LINE_S):
+                self._line(f"{text} ({time.monotonic() - began:.0f} s so far)")
+
+        lines = threading.Thread(target=run, name="progress-lines", daemon=True)
+        lines.start()
+        try:
+            yield say
+        finally:
+            ended.set()
+            lines.join()  # so that no line comes after what is printed next
 
     def facts(self, title: str, facts: dict[str, object]) -> None:
         """A title, then a line a fact."""

@@ -7,16 +7,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer, is_gguf
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import removed
-from scheduler.errors import ConfigError, CorruptCheckpointError, CorruptStoreError, ODMoEError, PromptError
+from scheduler.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    CorruptStoreError,
+    NoTokenizerError,
+    ODMoEError,
+    PromptError,
+    StoreError,
+)
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A token that is one byte of text (SentencePiece's byte fallback)."""
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "tekken.json")
+"""Files that hold the vocabulary of a tokenizer, as patterns."""
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether the folder of a model has a file that a tokenizer's vocabulary is in, or a GGUF file has one."""
+    if is_gguf(folder):
+        return has_tokenizer(folder)
+    return any(True for pattern in _VOCABULARIES for _ in folder.glob(pattern))
 
 
 def load_tokenizer(folder: Path, kind: type[ODMoEError] = CorruptStoreError) -> Any:
-    """The tokenizer of the model in `folder`. Raises `kind`, or StoreNotFoundError if the folder is not there."""
+    """The tokenizer of the model in `folder`, which may be a GGUF file.
+
+    Raises NoTokenizerError if it has none, `kind` if it cannot be read, or StoreNotFoundError if the folder is not
+    there.
+    """
+    if is_gguf(folder):
+        return gguf_tokenizer(folder)
+    if folder.is_dir() and not has_vocabulary(folder):
+        again = ", and make its store again" if issubclass(kind, StoreError) else ""
+        raise NoTokenizerError(
+            f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, ...), which a prompt of text needs; "
+            f"add the tokenizer files that the model was published with to the checkpoint{again}"
+        )
     from transformers import AutoTokenizer
 
     try:
@@ -37,7 +67,7 @@ def load_tokenizer(folder: Path, kind: type[ODMoEError] = CorruptStoreError) -> 
 
 
 def check_tokenizer(source: Source) -> None:
-    """Raises CorruptCheckpointError unless the checkpoint has a tokenizer."""
+    """Raises NoTokenizerError or CorruptCheckpointError unless the checkpoint has a tokenizer."""
     try:
         load_tokenizer(source.path, CorruptCheckpointError)
     except CorruptCheckpointError:

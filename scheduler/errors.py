@@ -7,6 +7,8 @@
     ├── CheckpointError          the model directory itself
     │   ├── NotMoEError              no experts, or none that can be separated
     │   ├── UnsupportedFamilyError   it has experts, but this kind of model cannot run
+    │   ├── UnsupportedFormatError   its weights are quantised in a way that cannot be read
+    │   ├── NoTokenizerError         it has none, and a prompt is given as text
     │   ├── MissingShardError        the index names a file that is not there
     │   └── CorruptCheckpointError   truncated, or its bytes are not those it was published with
     ├── StoreError               the expert store
@@ -16,6 +18,7 @@
     │   └── StoreWriteError          target not writable, disk full
     ├── RequestError             one request is wrong or was stopped; the cluster is not affected
     │   ├── PromptError              empty, or past the model's context
+    │   ├── PromptsFailedError       of several prompts, some have no answer; each one's error was given before
     │   ├── QueueFullError           too many requests are open and waiting already
     │   ├── RequestFailedError       no worker could serve it
     │   │   ├── NonFiniteError           the model's logits are not finite
@@ -68,6 +71,14 @@ class UnsupportedFamilyError(CheckpointError):
     """This kind of model cannot run: it is not a decoder-only language model, or its cache has an unknown format."""
 
 
+class UnsupportedFormatError(CheckpointError):
+    """The weights are published in a format that cannot be read."""
+
+
+class NoTokenizerError(CheckpointError):
+    """The model, or the store made from it, has no tokenizer, which a prompt of text needs."""
+
+
 class MissingShardError(CheckpointError):
     """A weight file, or the configuration, is not in the model directory."""
 
@@ -102,6 +113,10 @@ class RequestError(ODMoEError):
 
 class PromptError(RequestError):
     """The prompt is empty or does not fit the model's context."""
+
+
+class PromptsFailedError(RequestError):
+    """Of several prompts, some have no answer. The error of each was given in its place."""
 
 
 class QueueFullError(RequestError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, dataclass_transform
 
@@ -79,11 +80,35 @@ class ModelSize:
     context: int
     context_max: int
     """The model's own limit."""
+    native_bits: float = 0.0
+    """Bits of an element of an expert in the store, scales included, where it keeps them as published; 0 elsewhere."""
+    restoring_scratch: int = 0
+    """Bytes of working memory of a worker that restores experts before it computes them; 0 elsewhere."""
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert in a slot and in a blob of the store, both in whole pages."""
-        return -(-self.expert * self.item_bytes // PAGE) * PAGE
+        """Bytes of one expert in a slot and in a blob of the store, both in whole pages: what a load moves."""
+        return -(-math.ceil(self.expert * self._stored_bytes) // PAGE) * PAGE
+
+    @property
+    def restoring_bytes(self) -> int:
+        """Bytes that a worker needs beside its slots to restore an expert: the expert's own, and working memory. 0
+        where nothing is restored."""
+        return self.restored_bytes + self.restoring_scratch
+
+    @property
+    def restored_bytes(self) -> int:
+        """Bytes of one expert when it is computed, in whole pages, where a worker restores it first; 0 elsewhere."""
+        return -(-self.expert * self.item_bytes // PAGE) * PAGE if self.native_bits else 0
+
+    @property
+    def store_bytes(self) -> int:
+        """Bytes of all experts in a store."""
+        return math.ceil(self.experts_all * self._stored_bytes)
+
+    @property
+    def _stored_bytes(self) -> float:
+        return self.native_bits / 8 if self.native_bits else self.item_bytes
 
 
 @dataclass_transform(frozen_default=True)

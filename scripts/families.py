@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +36,32 @@ BETTER_KNOWN = {
     "minimax_m2": "MiniMaxAI/MiniMax-M2",
 }
 """Replaces the example from Transformers where that one belongs to another family or is a toy."""
-TITLE = "| family | example | architecture | tokens match | KV cache, aligned | shadows |"
+PUBLISHED = {
+    "deepseek_v3": "FP8",
+    "deepseek_v32": "FP8",
+    "deepseek_v4": "FP8, FP8 with FP4 experts",
+    "gpt_oss": "MXFP4",
+    "inkling2_text": "MXFP8",
+    "kimi_k25": "compressed-tensors",
+    "mimo_v2_flash": "FP8",
+    "minimax_m2": "FP8",
+    "qwen3_5_moe_text": "plain, FP8",
+    "qwen2_moe": "plain, GPTQ",
+    "qwen3_moe": "plain, FP8, GPTQ",
+    "qwen3_next": "plain, FP8",
+    "qwen3_vl_moe": "plain, FP8",
+}
+"""Formats of the publishers' own checkpoints, where one is quantised."""
+FULL_WIDTH = {"deepseek_v3": ("FP8",), "gpt_oss": ("MXFP4",), "qwen3_moe": ("plain",)}
+"""Formats of a family in which a random checkpoint of full width, with few layers, was sharded and answered:
+docs/measurements.md, "Published formats at full width"."""
+_OF_FORMATS = ("test_published", "test_gguf")
+"""Modules whose tests are of a format, not of a family."""
+READS = "test_tokens_and_logits_of_the_dequantised_model"
+TITLES = (
+    *("family", "example", "published as", "read as published", "architecture"),
+    *("tokens match", "KV cache, aligned", "shadows"),
+)
 
 
 @dataclass
@@ -46,6 +72,8 @@ class Row:
     """Whether a test passed, by its name without the family."""
     facts: dict[str, str] = field(default_factory=dict)
     """Properties that the tests recorded, such as the kinds of KV cache."""
+    read: dict[str, bool] = field(default_factory=dict)
+    """Whether tiny checkpoints gave Transformers' tokens and logits, by their published format."""
 
     def passed(self, *starts: str) -> list[str]:
         """The tests whose names start with one of `starts`; empty unless all of them passed."""
@@ -70,13 +98,22 @@ def read(result: Path) -> tuple[dict[str, Row], dict[str, Row]]:
         name, _, parameters = case.get("name", "").rstrip("]").partition("[")
         if not parameters:
             continue
+        passed = not any(case.findall(kind) for kind in ("failure", "error", "skipped"))
+        facts = {p.get("name", ""): p.get("value", "") for p in case.iter("property")}
+        if name == READS:
+            if "family" not in facts:
+                raise SystemExit(f"{name}[{parameters} did not begin; see the errors of {TESTS}")
+            of = ran.setdefault(facts["family"], Row()).read
+            of[facts["published as"]] = of.get(facts["published as"], True) and passed
+        if name == READS or case.get("classname", "").endswith(_OF_FORMATS):
+            continue
         if name == REFUSES:
             row = refused.setdefault(parameters, Row())
         else:
             family, _, rest = parameters.partition("-")
             row, name = ran.setdefault(family, Row()), f"{name}-{rest}"
-        row.tests[name] = not any(case.findall(kind) for kind in ("failure", "error", "skipped"))
-        row.facts |= {p.get("name", ""): p.get("value", "") for p in case.iter("property")}
+        row.tests[name] = passed
+        row.facts |= facts
     return ran, refused
 
 
@@ -91,21 +128,35 @@ def example(family: str) -> str:
 
 def table(ran: dict[str, Row], refused: dict[str, Row]) -> str:
     """Both tables as Markdown; what failed stands in bold."""
-    lines = [TITLE, "| --- | --- | --- | --- | --- | --- |"]
+    lines = [_line(TITLES), _line(["---"] * len(TITLES))]
     for family, row in sorted(ran.items()):
         runs = row.passed(FOLLOWS)
         shadows = sorted(name.removeprefix(f"{FOLLOWS}-") for name in runs)  # they ran in any order
         aligned = row.facts.get("cache", "-") if row.passed(*MOVES) else "**fails**"
         facts = row.facts.get("features") or "-"
         tokens = "yes" if runs else "**no**"
-        lines.append(
-            f"| {family} | {example(family)} | {facts} | {tokens} | {aligned} | {', '.join(shadows) or '**none**'} |"
-        )
+        read = PUBLISHED.get(family, "-"), _read(family, row)
+        lines.append(_line([family, example(family), *read, facts, tokens, aligned, ", ".join(shadows) or "**none**"]))
     lines += ["", "Rejected:", "", "| family | error |", "| --- | --- |"]
     for family, row in sorted(refused.items()):
         fails = not all(row.tests.values())
         lines.append(f"| {family} | {'**not rejected**' if fails else row.facts.get('refused', '-')} |")
     return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _read(family: str, row: Row) -> str:
+    """The formats in which checkpoints of a family were read, and how wide those were."""
+    wide = FULL_WIDTH.get(family, ())
+    names = sorted({*row.read, *wide})
+    found = []
+    for name in names:
+        widths = ["tiny" if row.read[name] else "**fails**"] if name in row.read else []
+        found.append(f"{name} ({' and '.join([*widths, *(['full width'] if name in wide else [])])})")
+    return ", ".join(found) or "-"
 
 
 def replaced(page: str, text: str) -> str:

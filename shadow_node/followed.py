@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from checkpoint import kv
-from checkpoint.tensors import tensor_from_bytes
+from checkpoint.devices.streams import borrow
+from checkpoint.tensors import received_tensor
 from scheduler.alignment import AT_ONCE, LATE, Alignment
 from scheduler.departure import Course, Turn
 from scheduler.errors import ProtocolError
@@ -98,7 +99,9 @@ class Followed:
         not fit."""
         if part.kv_start != start:
             raise ProtocolError(f"alignment has KV rows from position {part.kv_start}; {start} comes next")
-        at: int = put(self.cache, start, [tensor_from_bytes(sent.dtype, sent.shape, sent.data) for sent in part.kv])
+        tensors = [received_tensor(sent) for sent in part.kv]
+        borrow(tensors)
+        at: int = put(self.cache, start, tensors)
         return at
 
     def _taken_parts(self, step: int) -> list[Align]:

@@ -10,8 +10,12 @@ import torch
 from checkpoint import family
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.devices.streams import new_stream
+from checkpoint.devices.transfer import to_host, token_ids
+from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
+from scheduler.errors import LaunchError
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
 
 Routed = Callable[[int, list[int], list[float]], None]
@@ -25,23 +29,23 @@ class Gate(NamedTuple):
     hidden: torch.Tensor
     """[T, H]"""
     chosen: torch.Tensor
-    """[T, k], each row's experts, best first."""
+    """[T, k], each row's experts, best first. On the host."""
     weights: torch.Tensor
     """[T, k]"""
+    scores: list[float]
+    """The weights of the last row's experts."""
 
     @property
     def experts(self) -> list[int]:
         """Of the last row."""
         return self.chosen[-1].tolist()  # type: ignore[no-any-return]
 
-    @property
-    def scores(self) -> list[float]:
-        """The weights of the last row's experts."""
-        return self.weights[-1].tolist()  # type: ignore[no-any-return]
-
 
 class ShadowModel:
-    """`scheme` is fp16, int8 or nf4. While quantising, one expert at a time is in memory at full precision."""
+    """`scheme` is fp16, int8 or nf4. While quantising, one expert at a time is in memory at full precision.
+
+    Raises LaunchError where the device has no room for it.
+    """
 
     def __init__(
         self, store: ExpertStore, scheme: str, device: str = "cpu", progress: Callable[[int, int], None] | None = None
@@ -52,32 +56,49 @@ class ShadowModel:
         self.device = device
         self.routed: Routed | None = None
         self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, device))
-        quantise_model(self.dense, scheme, device)
         self.experts: dict[int, ShadowExperts] = {}
+        try:
+            self._quantise(store, progress)
+        except torch.OutOfMemoryError as error:
+            done = f"{len(self.experts)} of {len(store.manifest.layers)} layers"
+            raise LaunchError(
+                f"{device} has no room for the shadow in {scheme}, {done} were made ({error}); give another "
+                "--shadow-device, such as cpu, or a smaller --shadow"
+            ) from error
+        dispatch_experts(self.dense, self._experts_of)
+        self.stream = new_stream(torch.device(device))
+        """Its own, so that a main model on the same device need not wait for it, nor it for that."""
+        if self.stream is not None:
+            torch.accelerator.synchronize(self.stream.device)  # the weights were made on another one
+
+    def _quantise(self, store: ExpertStore, progress: Callable[[int, int], None] | None) -> None:
+        quantise_model(self.dense, self.scheme, self.device)
         modules = family.experts_modules(self.dense)
         for done, (layer, (_, module)) in enumerate(modules.items()):
-            self.experts[layer] = self._quantise_layer(store, layer, ShadowExperts(module, scheme, device))
+            experts = ShadowExperts(module, self.scheme, self.device)
+            self.experts[layer] = self._quantise_layer(store, layer, experts)
             if progress:
                 progress(done + 1, len(modules))
-        dispatch_experts(self.dense, self._experts_of)
 
     def _quantise_layer(self, store: ExpertStore, layer: int, experts: ShadowExperts) -> ShadowExperts:
         spec = store.manifest.layers[layer]
+        parameters = ExpertParameters(store.manifest, threads=torch.get_num_threads())
         with (store.path / spec.file).open("rb") as stream:
             for number, blob in enumerate(spec.blobs):
                 stream.seek(blob.offset)
                 buffer = torch.frombuffer(bytearray(stream.read(blob.length)), dtype=torch.uint8)
-                experts.add(number, store.views(buffer, layer))
+                experts.add(number, parameters.of(buffer, layer))
         return experts
 
     def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            chosen, last = to_host(index, weights[-1])  # on an accelerator the layer's only wait
             if in_coroutine():
-                output: torch.Tensor = suspend(Gate(layer, hidden, index, weights))
+                output: torch.Tensor = suspend(Gate(layer, hidden, chosen, weights, last.tolist()))
                 return output
             if self.routed is not None:
-                self.routed(layer, index[-1].tolist(), weights[-1].tolist())
-            return self.experts[layer].forward(hidden, index, weights)
+                self.routed(layer, chosen[-1].tolist(), last.tolist())
+            return self.experts[layer].forward(hidden, chosen, weights)
 
         return experts
 
@@ -104,9 +125,9 @@ class ShadowModel:
         return list(output.split([len(gate.hidden) for gate in gates]))
 
     def _forward(self, tokens: list[int], cache: Any) -> int:
-        ids = torch.tensor([tokens], device=self.device)
+        ids = token_ids(tokens, torch.device(self.device))
         out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return int(out.logits[0, -1].float().argmax())
+        return int(to_host(out.logits[0, -1].float().argmax())[0])
 
     @property
     def layers(self) -> int:

@@ -9,6 +9,8 @@ import threading
 
 import torch
 
+from checkpoint.devices.names import accelerator_name
+from checkpoint.devices.streams import on_stream
 from scheduler.errors import LinkError, ProtocolError
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
@@ -94,6 +96,7 @@ class _Session(Session):
             host=host_name(),
             pid=os.getpid(),
             device_name=_device_name(model.device),
+            device=model.device,
         )
 
     def dispatch(self, message: Message) -> None:
@@ -169,7 +172,7 @@ class _Session(Session):
     def _work(self) -> None:
         """Run passes while any may run."""
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), on_stream(self._shadow.model.stream):
                 self._take()
                 while not self.over and self._passes.advance():
                     self._take()
@@ -209,5 +212,5 @@ class _Session(Session):
 
 
 def _device_name(device: str) -> str:
-    """The model of the processor or GPU."""
-    return processor_name() if device == "cpu" else torch.cuda.get_device_name(device)
+    """The model of the processor or of the accelerator."""
+    return processor_name() if device == "cpu" else accelerator_name(device)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from checkpoint.devices.transfer import to_device, to_host
 from scheduler.errors import CheckpointError, ConfigError, StoreError
 
 SCHEMES = ("fp16", "int8", "nf4")
@@ -162,9 +163,21 @@ def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
         parent, _, child = name.rpartition(".")
         if _ROUTERS.isdisjoint(name.split(".")) and child not in _NOT_CALLED:
             setattr(model.get_submodule(parent), child, quantise_linear(layer.weight, layer.bias, scheme, device))
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if not tensor.is_meta and tensor.device.type != device.type:
-            tensor.data = tensor.data.to(device)
+    _move(model, device)
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Move what is not on `device` yet, in place. Tied weights stay tied."""
+    moved: dict[int, Tensor] = {}
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if tensor is None or tensor.is_meta or tensor.device.type == device.type:
+                    continue
+                if id(tensor) not in moved:
+                    there = tensor.detach().to(device)
+                    moved[id(tensor)] = nn.Parameter(there, False) if isinstance(tensor, nn.Parameter) else there
+                own[name] = moved[id(tensor)]  # type: ignore[assignment]
 
 
 class ShadowExperts(nn.Module):
@@ -202,14 +215,35 @@ class ShadowExperts(nn.Module):
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden [T, H], index and weights [T, k] -> [T, H]. Rows and sums in the order of the family's eager forward.
 
-        Raises StoreError for a chosen expert that was never added.
+        With `hidden` on an accelerator the index may be on the host, where it is needed. Raises StoreError for a chosen
+        expert that was never added.
         """
+        if not hidden.is_cpu:
+            return self._forward_there(hidden, to_host(top_k_index)[0], top_k_weights)
         out = torch.zeros_like(hidden)
         for expert in top_k_index.unique().tolist():  # ascending
             if expert >= self._family[0].num_experts:
                 continue  # how Transformers says "none"
             place, token = torch.where(top_k_index.T == expert)
             y = self._compute(expert, hidden[token]) * top_k_weights[token, place, None]  # [n, H]
+            out.index_add_(0, token, y.to(out.dtype))
+        return out
+
+    def _forward_there(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """On an accelerator; `index` is on the host. The rows' numbers go there in one copy, and nothing comes back."""
+        chosen = [expert for expert in index.unique().tolist() if expert < self._family[0].num_experts]
+        places = [torch.where(index.T == expert) for expert in chosen]
+        out = torch.zeros_like(hidden)
+        if len(hidden) == 1:
+            for expert, (place, _) in zip(chosen, places, strict=True):
+                for one in place.tolist():
+                    out += (self._compute(expert, hidden) * weights[:, one, None]).to(out.dtype)
+            return out
+        counts = [len(token) for _, token in places]
+        flat = [torch.cat([pair[side] for pair in places]) for side in (0, 1)] if places else [index.new_empty(0)] * 2
+        place_of, token_of = (there.split(counts) for there in to_device(hidden.device, *flat))
+        for expert, place, token in zip(chosen, place_of, token_of, strict=True):
+            y = self._compute(expert, hidden[token]) * weights[token, place, None]
             out.index_add_(0, token, y.to(out.dtype))
         return out
 

@@ -145,7 +145,8 @@ def embedded(
     made: list[Any] = []
     held: list[Any] = []
 
-    def model(store: Any, scheme: str) -> Any:
+    def model(store: Any, scheme: str, device: str) -> Any:
+        assert device == "cpu"
         held.append(shadow_model(scheme, store.manifest.dtype))
         return held[-1]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -167,7 +167,7 @@ class WorkerReady:
     device_name: str
     """The model of the processor or GPU."""
     device_bytes: int
-    """All of the device's memory."""
+    """All of the device's memory; 0 if it is not known."""
     load_bytes_per_s: float
     """The loader's bandwidth, measured at start; 0 if no load ended in time."""
     call_s: float = 0.0
@@ -291,7 +291,7 @@ class Align:
     token: int | None
     """The main model's token that the pass reads, if token alignment is due."""
     kv_start: int
-    kv: tuple[Tensor, ...]
+    kv: tuple[Tensor | LocalTensor, ...]
     """The main model's KV rows from position `kv_start` on and its states; empty unless KV alignment is due. One tensor
     for each of the cache, in the order of `checkpoint.kv`, of shape [0] if this message has nothing of it."""
     more: bool = False
@@ -319,6 +319,7 @@ class ShadowReady:
     host: str
     pid: int
     device_name: str
+    device: str
 
 
 @dataclass(frozen=True, slots=True)

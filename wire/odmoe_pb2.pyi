@@ -368,7 +368,7 @@ class CloseRequest(_message.Message):
     def __init__(self, request: _Optional[int] = ...) -> None: ...
 
 class ShadowReady(_message.Message):
-    __slots__ = ("version", "node", "scheme", "device_bytes", "host", "pid", "device_name")
+    __slots__ = ("version", "node", "scheme", "device_bytes", "host", "pid", "device_name", "device")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SCHEME_FIELD_NUMBER: _ClassVar[int]
@@ -376,6 +376,7 @@ class ShadowReady(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     version: int
     node: str
     scheme: str
@@ -383,7 +384,8 @@ class ShadowReady(_message.Message):
     host: str
     pid: int
     device_name: str
-    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., scheme: _Optional[str] = ..., device_bytes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ...) -> None: ...
+    device: str
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., scheme: _Optional[str] = ..., device_bytes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("request", "position", "layer", "experts", "scores")

@@ -31,21 +31,22 @@ def choose_forms(
     loader_of: Callable[[tuple[str, ...]], Loader],
     asked: FormChoice,
     full_slots: int,
+    threads: int = 1,
 ) -> FormChoice:
     """The forms asked for, or the full form alone if loading the largest smaller one and restoring it takes longer.
 
     `asked`: the precision's forms, and as many slots as fit with them. `full_slots`: as many as fit in the full form in
     the same memory; 0 if those would be too few. `loader_of` makes a loader for given forms; one is made and closed
-    here. Raises LaunchError, StoreError.
+    here. `threads`: how many restore an expert together, on a CPU. Raises LaunchError, StoreError.
     """
-    costs = _costs(store, arithmetic, loader_of(asked.forms), asked.forms)
+    costs = _costs(store, arithmetic, loader_of(asked.forms), asked.forms, threads)
     if costs and full_slots and full_pays(asked.forms, costs):
         return FormChoice((FULL,), full_slots, tuple(cost._replace(fits=cost.form == FULL) for cost in costs))
     return FormChoice(asked.forms, asked.slots, costs)
 
 
 def _costs(
-    store: ExpertStore, arithmetic: ExpertArithmetic, loader: Loader, forms: tuple[str, ...]
+    store: ExpertStore, arithmetic: ExpertArithmetic, loader: Loader, forms: tuple[str, ...], threads: int
 ) -> tuple[FormCost, ...]:
     """Of the full form and of `forms`; those in `forms` fit. Empty where no load ended in time. Closes the loader."""
     manifest, smaller = store.manifest, tuple(form for form in forms if form != FULL)
@@ -53,13 +54,13 @@ def _costs(
     try:
         slots = Slots(1, max(map(manifest.form_bytes, every)), loader.device).buffers
         loader.prepare(slots)
-        restorer = Restorer(store, arithmetic, smaller, loader.device)
+        restorer = Restorer(store, arithmetic, every, loader.device, threads)
         # A loader to a GPU holds no other forms than those it was made for; it moves all at the same rate.
         held = every if loader.device == "cpu" else forms
         rates, restoring = dict.fromkeys(every, 0.0), dict.fromkeys(every, 0.0)
         for form in held:
             rates[form] = load_bandwidth(store, loader, slots, form)
-            if form != FULL:
+            if form != FULL or manifest.encoding:
                 restoring[form] = restoring_seconds(restorer, loader, slots[0], manifest.moe_layers[0], form)
     finally:
         loader.close()

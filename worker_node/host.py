@@ -14,6 +14,7 @@ import torch
 from checkpoint import family
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.manifest import checksum
+from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
@@ -35,6 +36,9 @@ LOADER = "host"
 
 MODULES = 1024
 """Modules kept, one an expert."""
+
+RESTORED = -1
+"""Stands for the expert of a layer whose experts are all restored in the same memory."""
 
 MEASURED_EXPERTS = 4
 """Experts whose computation is measured at start."""
@@ -66,6 +70,7 @@ class HostPlace:
         self._found_whole: dict[tuple[int, int], tuple[int, int, int]] = {}
         """Expert -> its file's `written` when it was checked."""
         self._arithmetic = arithmetic
+        self._parameters = ExpertParameters(store.manifest, threads=torch.get_num_threads())
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
         self.costs = self.pace.costs or self._measured_costs()
@@ -80,7 +85,9 @@ class HostPlace:
         Called by one thread at a time. Raises StoreError, CorruptStoreError or OSError.
         """
         blob = self._checked(layer, expert)
-        module = self._modules.get((layer, expert), lambda: self._arithmetic.bind(layer, self.store.views(blob, layer)))
+        parameters = self._parameters.of(blob, layer)
+        key = (layer, RESTORED if self._parameters.restores(layer) else expert)
+        module = self._modules.get(key, lambda: self._arithmetic.bind(layer, parameters))
         output = module(hidden, weights)
         self._checked(layer, expert)  # it may have been written to meanwhile
         return output

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 
 from checkpoint import family
+from checkpoint.devices.names import accelerator_memory, accelerator_name
 from checkpoint.store import ExpertStore
 from scheduler.emulation.clock import Cancellation
 from scheduler.errors import LaunchError
@@ -25,6 +26,9 @@ LOADS = 5
 BYTES = 64 << 20
 SECONDS = 0.3
 """No load begins after so many bytes or seconds."""
+
+RESTORING_S = 0.1
+"""No measured restoring begins after so many seconds: at start every worker of a machine measures."""
 
 CALL_S = 2e-3
 """A longer computation is not measured: the start would take noticeably longer by the ten that are needed."""
@@ -73,21 +77,29 @@ def _rates(
 
 
 def restoring_seconds(restorer: Restorer, loader: Loader, slot: torch.Tensor, layer: int, form: str) -> float:
-    """Seconds to restore the expert of `layer` in `slot` (in `form`): the median of a few times."""
+    """Seconds to restore the expert of `layer` in `slot` (in `form`): the median of a few times.
+
+    Once more before, which is not measured: the first time imports what restores, compiles it and touches new memory.
+    """
     found: list[float] = []
-    while len(found) <= LOADS and sum(found) < SECONDS:
+    for number in range(LOADS + 1):
         start = time.perf_counter()
         with loader.computing(slot):
             restorer.restore(slot, layer, form)
         if loader.device != "cpu":
             torch.cuda.synchronize(loader.device)
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:] or found)  # the first touches memory that is new
+        if number:
+            found.append(time.perf_counter() - start)
+        if sum(found) >= RESTORING_S:
+            break
+    return statistics.median(found)
 
 
 def device_costs(store: ExpertStore, run: Callable[[torch.Tensor, torch.Tensor], object]) -> tuple[float, float]:
     """(seconds a call, seconds a row) of `run(hidden [n, H], weights [n])`, which computes one expert.
 
+    `run` restores the expert each time, where it has to be restored, as after a load. The first computation is not
+    measured: it prepares the others. One row of MXFP4 may be computed without restoring, as it will be for a token.
     (0, 0), unknown, where measuring would take too long, or the experts' rows are not as wide as the embeddings.
     """
     manifest = store.manifest
@@ -108,9 +120,9 @@ def device_costs(store: ExpertStore, run: Callable[[torch.Tensor, torch.Tensor],
 
 def device_name(device: str) -> str:
     """The name of the processor or GPU."""
-    return processor_name() if device == "cpu" else torch.cuda.get_device_name(device)
+    return processor_name() if device == "cpu" else accelerator_name(device)
 
 
 def device_bytes(device: str) -> int:
-    """All memory of the device."""
-    return memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    """All memory of the device. 0 where torch does not know that of an accelerator."""
+    return memory_bytes() if device == "cpu" else accelerator_memory(device)[1]

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from checkpoint.devices.transfer import to_device, to_host
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import SHARED_ROWS
 from checkpoint.sizes.message_limits import message_limits
@@ -88,9 +89,10 @@ class Worker:
     """One worker node. It serves the main node that connected last.
 
     `forms`: all forms that may be loaded. A slot has room for the largest. With one other than the full form, which is
-    the empty string, device memory for one restored expert is allocated too. `lent`: the main model's threads, where
-    those are in this process; they compute what is in a slot while they wait. `form_costs`: what forms cost here; empty
-    where that was not measured. `checks`: which loads are compared with the store's checksums, see `LoadChecks`.
+    the empty string, and for a store with an encoding, device memory for one restored expert is allocated too. `lent`:
+    the main model's threads, where those are in this process; they compute what is in a slot while they wait.
+    `form_costs`: what forms cost here; empty where that was not measured. `checks`: which loads are compared with the
+    store's checksums, see `LoadChecks`. `threads`: how many restore an expert together, on a CPU.
 
     Raises ConfigError; StoreError for a form that the store lacks; LaunchError where memory does not suffice or the
     store cannot be read.
@@ -107,6 +109,7 @@ class Worker:
         lent: LentThreads | None = None,
         form_costs: tuple[FormCost, ...] = (),
         checks: str = "auto",
+        threads: int = 1,
     ) -> None:
         if not forms:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
@@ -115,20 +118,19 @@ class Worker:
         self.limits = message_limits(store)
         self.loader = loader
         self._on_cpu = loader.device == "cpu"
-        self.lent = lent if self._on_cpu else None
+        self.lent = lent
         self.pace = loader.pace
         self.forms = forms
         self.form_costs = form_costs
         self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
-        smaller = tuple(form for form in forms if form)
-        self._restorer = Restorer(store, arithmetic, smaller, loader.device) if smaller else None
+        self._restorer = Restorer(store, arithmetic, forms, loader.device, threads)
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""
         self.checks = LoadChecks(name, store, loader, checks)
         self.checks.measure(self.slots.buffers[0])
         slot_s = self.slots.buffers[0].nbytes / self.load_bytes_per_s if self.load_bytes_per_s else 0.0
-        self.loads_are_quick = self.lent is not None and 0 < slot_s < QUICK_LOAD_S
+        self.loads_are_quick = self.lent is not None and self._on_cpu and 0 < slot_s < QUICK_LOAD_S
         """A thread that waits for a layer may load, too."""
         self.freed = [0.0] * slots
         """When each slot was freed last."""
@@ -139,36 +141,38 @@ class Worker:
         self._arithmetic = arithmetic
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
-        first = partial(self.run, 0, store.manifest.moe_layers[0], forms[0])
-        self.costs = self.pace.costs or device_costs(store, first)
+        first = 0, store.manifest.moe_layers[0], forms[0]
+        self.costs = self.pace.costs or device_costs(store, partial(self.run, *first))
         """Seconds that a computation takes, a call and a row, from a profile or measured; 0 where unknown."""
 
     @property
     def allocated_bytes(self) -> int:
         """Device memory of its slots, and of restoring."""
-        return self.slots.allocated_bytes + (self._restorer.allocated_bytes if self._restorer else 0)
+        return self.slots.allocated_bytes + self._restorer.allocated_bytes
 
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
 
     def compute(self, message: Compute, form: str = "") -> torch.Tensor:
-        """The message's rows [n, H] through the expert in its slot, held in `form`: [n, H], on the CPU."""
+        """The message's rows [n, H] through the expert in its slot, held in `form`: [n, H]; see `run`."""
         hidden, weights = received_tensor(message.hidden), received_tensor(message.weights)
         return self.run(message.slot, message.layer, form, hidden, weights)
 
     def run(self, slot: int, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot`: [n, H], on the CPU."""
+        """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot`: [n, H], where `hidden` was."""
         buffer = self.slots.buffers[slot]
         with self.loader.computing(buffer):  # all of it on the stream that waits for the load
-            if not self._on_cpu:
-                hidden, weights = hidden.to(buffer.device), weights.to(buffer.device)
-            if form and self._restorer:
-                return self._restorer.compute(buffer, layer, form, hidden, weights)
+            stays = self._on_cpu or hidden.device == buffer.device
+            if not stays:
+                hidden, weights = to_device(buffer.device, hidden, weights)
+            if self._restorer.restores(layer, form):
+                output = self._restorer.compute(buffer, layer, form, hidden, weights, self.slots.tenure(slot))
+                return output if stays else to_host(output)[0]
             module = self._modules.get(
                 (slot, layer), lambda: self._arithmetic.bind(layer, self.store.views(buffer, layer))
             )
             output = module(hidden, weights)
-            return output if self._on_cpu else output.cpu()
+            return output if stays else to_host(output)[0]
 
     def compute_together(self, messages: Sequence[Compute], form: str = "") -> Sequence[torch.Tensor]:
         """As `compute`, of several messages for one slot, in one computation."""
@@ -187,7 +191,7 @@ class Worker:
         buffer = self.slots.buffers[slot]
         if self.pace.emulated or not self._on_cpu:
             return False
-        if form and self._restorer:
+        if self._restorer.restores(layer, form):
             return self._restorer.is_rowwise(buffer, layer, form)
         return self._arithmetic.is_rowwise(layer, self.store.views(buffer, layer))
 

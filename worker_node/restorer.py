@@ -1,4 +1,7 @@
-"""Restores experts that were loaded in a smaller form, before they are computed."""
+"""Restores experts that were loaded in a smaller form, or in an encoding, before they are computed.
+
+One row is computed from the encoded bytes where that gives the same bits: the restored expert is not written then.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +9,134 @@ import threading
 
 import torch
 
-from checkpoint.expert import ExpertArithmetic
-from checkpoint.forms import Scratch, restore_into
+from checkpoint.expert import Compute, ExpertArithmetic
+from checkpoint.manifest import Manifest
+from checkpoint.native.encoding import CODES
+from checkpoint.native.parameters import ExpertParameters
+from checkpoint.native.products import EncodedProducts, OutOfRangeError
 from checkpoint.store import ExpertStore
-from checkpoint.tensors import aligned_buffer
-from scheduler.errors import LaunchError
 from worker_node.module_cache import Module
 
+Tenure = tuple[int, int]
+"""A slot, and how often it was occupied: as long as both are the same, so is the expert."""
 
-def restoring_bytes(store: ExpertStore, forms: tuple[str, ...], device: str = "cpu") -> int:
-    """Device memory that a worker needs beside its slots to compute experts in these forms.
 
-    Raises StoreError where the store lacks one of them.
+class SingleRows:
+    """Computes single rows with experts that are not restored. Used by one computation at a time.
+
+    The product is compiled, and compared for each shape, when this is made: at a worker's start, not at a token.
     """
-    groups = [store.manifest.form(form).group for form in forms if form]
-    if not groups:
-        return 0
-    return store.manifest.blob_bytes + 5 * Scratch.weights_for([*store.manifest.layers.values()], max(groups), device)
+
+    def __init__(self, manifest: Manifest, arithmetic: ExpertArithmetic, parameters: ExpertParameters) -> None:
+        self._manifest = manifest
+        self._arithmetic = arithmetic
+        self._parameters = parameters
+        self._products = parameters.products()
+        self._computes: dict[tuple[int, int], Compute | None] = {}
+        """Of a layer, by a number of threads. None: there are none, or not with the bits of the restored expert."""
+        for layer in manifest.full:
+            self._products_of(layer)
+
+    def compute(
+        self, slot: torch.Tensor, layer: int, hidden: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor | None:
+        """`hidden` [1, H] through the expert of `layer` in `slot`: [1, H]. None: it has to be restored."""
+        compute = self._computes.get((layer, torch.get_num_threads()))
+        if compute is None or self._products is None:
+            return None
+        return self._computed(self._products, compute, slot, layer, hidden, weights)
+
+    def _computed(
+        self,
+        products: EncodedProducts,
+        compute: Compute,
+        slot: torch.Tensor,
+        layer: int,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor | None:
+        products.expert = self._manifest.layers[layer].views(slot)
+        try:
+            return compute(hidden, weights)
+        except OutOfRangeError:
+            return None
+
+    def compare(
+        self, slot: torch.Tensor, layer: int, hidden: torch.Tensor, weights: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        """Choose for a layer, once, by the `output` of its restored expert."""
+        key = layer, torch.get_num_threads()
+        if key in self._computes:
+            return
+        products = self._products_of(layer)
+        if products is None:
+            self._computes[key] = None
+        elif self._arithmetic.is_plain(layer, self._parameters.memory(layer)):
+            compute = self._arithmetic.bind_products(layer, products.bind)
+            found = self._computed(products, compute, slot, layer, hidden, weights)
+            if found is not None:
+                same = torch.equal(found.view(torch.uint8), output.view(torch.uint8))
+                self._computes[key] = compute if same else None
+
+    def _products_of(self, layer: int) -> EncodedProducts | None:
+        """The products with a layer's experts. None where a weight is not encoded, or the order of rounding differs."""
+        if self._products is None or not self._arithmetic.is_transposed(layer):
+            return None
+        weights = [spec for spec in self._manifest.full[layer] if len(spec.shape) == 2]
+        encoded = {spec.name for spec in self._manifest.layers[layer].tensors}
+        if any(f"{spec.name}.{CODES}" not in encoded for spec in weights):
+            return None
+        return self._products if self._products.are_equal((spec.shape[0], spec.shape[1]) for spec in weights) else None
 
 
 class Restorer:
     """Device memory for one full expert, and scratch memory for restoring it. Used by one computation at a time.
 
-    Raises StoreError where the store lacks one of `forms`, LaunchError where the device has no room.
+    `threads`: how many restore an expert together, on a CPU. Raises StoreError where the store lacks one of `forms`,
+    LaunchError where the device has no room.
     """
 
-    def __init__(self, store: ExpertStore, arithmetic: ExpertArithmetic, forms: tuple[str, ...], device: str) -> None:
-        self._store, self._arithmetic = store, arithmetic
-        layers = list(store.manifest.layers.values())
-        groups = [store.manifest.form(form).group for form in forms]
-        nbytes = store.manifest.blob_bytes
-        try:
-            self._full = (
-                aligned_buffer(nbytes) if device == "cpu" else torch.empty(nbytes, dtype=torch.uint8, device=device)
-            )
-            self._scratch = Scratch.of(layers, max(groups), device)
-        except torch.OutOfMemoryError as error:
-            raise LaunchError(
-                f"{device} has no room for {nbytes} bytes to restore an expert in; take fewer slots ({error})"
-            ) from error
-        self._views: dict[int, dict[str, torch.Tensor]] = {}
+    def __init__(
+        self, store: ExpertStore, arithmetic: ExpertArithmetic, forms: tuple[str, ...], device: str, threads: int
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._parameters = ExpertParameters(store.manifest, forms, device, threads=threads)
+        self._single_rows = SingleRows(store.manifest, arithmetic, self._parameters)
         self._modules: dict[int, Module] = {}
         self._rowwise: dict[tuple[int, int], bool] = {}
+        self._last: tuple[Tenure, int, str] | None = None
+        """What was restored last, and is still in memory: tenure, layer and form."""
         self._lock = threading.Lock()
 
     @property
     def allocated_bytes(self) -> int:
-        return self._full.untyped_storage().nbytes() + self._scratch.nbytes
+        return self._parameters.allocated_bytes
+
+    def restores(self, layer: int, form: str) -> bool:
+        """Whether the experts of a layer are restored from this form; otherwise they are computed as they are."""
+        return self._parameters.restores(layer, form)
 
     def compute(
-        self, slot: torch.Tensor, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor
+        self,
+        slot: torch.Tensor,
+        layer: int,
+        form: str,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        tenure: Tenure | None = None,
     ) -> torch.Tensor:
-        """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot` (in `form`): [n, H], on the CPU."""
+        """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot` (in `form`): [n, H], on its device.
+
+        An expert that was restored last, in the same `tenure`, is not restored again.
+        """
         with self._lock:
-            module = self._restored(slot, layer, form)
-            return module(hidden, weights).cpu()
+            single = not form and len(hidden) == 1 and self.restores(layer, form)
+            if single and (output := self._single_rows.compute(slot, layer, hidden, weights)) is not None:
+                return output
+            output = self._restored(slot, layer, form, tenure)(hidden, weights)
+            if single:
+                self._single_rows.compare(slot, layer, hidden, weights, output)
+            return output
 
     def is_rowwise(self, slot: torch.Tensor, layer: int, form: str) -> bool:
         """See `ExpertArithmetic.is_rowwise`."""
@@ -68,7 +144,7 @@ class Restorer:
             key = layer, torch.get_num_threads()
             if key not in self._rowwise:
                 self._restored(slot, layer, form)
-                self._rowwise[key] = self._arithmetic.is_rowwise(layer, self._views[layer])
+                self._rowwise[key] = self._arithmetic.is_rowwise(layer, self._parameters.memory(layer))
             return self._rowwise[key]
 
     def restore(self, slot: torch.Tensor, layer: int, form: str) -> None:
@@ -76,10 +152,12 @@ class Restorer:
         with self._lock:
             self._restored(slot, layer, form)
 
-    def _restored(self, slot: torch.Tensor, layer: int, form: str) -> Module:
-        if layer not in self._modules:
-            self._views[layer] = self._store.views(self._full, layer)
-            self._modules[layer] = self._arithmetic.bind(layer, self._views[layer])
-        spec = self._store.manifest.form(form)
-        restore_into(self._views[layer], spec.layers[layer].views(slot), spec.bits, self._scratch)
+    def _restored(self, slot: torch.Tensor, layer: int, form: str, tenure: Tenure | None = None) -> Module:
+        this = None if tenure is None else (tenure, layer, form)
+        if this is None or this != self._last:
+            self._last = None  # it may fail half-way
+            self._parameters.of(slot, layer, form)
+            self._last = this
+        if layer not in self._modules:  # bound with an expert in it: the first bind computes some rows
+            self._modules[layer] = self._arithmetic.bind(layer, self._parameters.memory(layer))
         return self._modules[layer]

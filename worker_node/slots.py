@@ -29,6 +29,8 @@ class Slots:
         self.resident_max = 0
         """The most slots ever occupied at once."""
         self._content: list[ExpertId | None] = [None] * count
+        self._occupied = [0] * count
+        """How often each slot was occupied."""
         self._changed = threading.Condition()
 
     @property
@@ -42,8 +44,13 @@ class Slots:
             if not self._changed.wait_for(lambda: self._content[slot] is None, deadline_s):
                 raise DeadlineError(f"slot {slot} still holds {self._content[slot]} after {deadline_s:g} s")
             self._content[slot] = expert
+            self._occupied[slot] += 1
             self.resident_max = max(self.resident_max, sum(expert is not None for expert in self._content))
             return self.buffers[slot]
+
+    def tenure(self, slot: int) -> tuple[int, int] | None:
+        """The slot, and how often it was occupied: the same as long as an expert stays in it. None before the first."""
+        return (slot, self._occupied[slot]) if self._occupied[slot] else None
 
     def release(self, slot: int) -> None:
         with self._changed:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from checkpoint import family
+from checkpoint.formats.published import published_format
+from checkpoint.sharding.quantised_weight import QuantisedWeight
 from checkpoint.sharding.source import Source
-from checkpoint.sharding.weights import Place, places
-from scheduler.errors import CorruptCheckpointError, MissingShardError
+from checkpoint.sharding.weights import DTYPES, Dense, Place, places
+from scheduler.errors import CorruptCheckpointError, MissingShardError, UnsupportedFormatError
 
 _PART_BYTES = 1 << 25
 _ALONG_ROWS = ("Concatenate", "Chunk", "Transpose")
+_PLAIN = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -23,23 +27,42 @@ class Group:
 
     places: dict[str, Place]
     converter: Any
+    dequantising: frozenset[str] = frozenset()
+    """Class names of operations that dequantise, and keep dimension 0 as it is."""
+
+    @property
+    def dequantises(self) -> bool:
+        return any(map(_dequantises, getattr(self.converter, "operations", ())))
 
     def experts(self, first: int, last: int, count: int) -> dict[str, Place] | None:
         """The tensors of experts first..last - 1 of `count`; None if they cannot be separated.
 
         They can if each tensor is one expert's and the rule stacks them, or if a tensor has an expert in each row and
-        no operation of the rule touches that dimension.
+        no operation of the rule touches that dimension. An operation that dequantises comes before all others, and
+        takes each tensor for itself.
         """
         rules = list(self.converter.operations) if self.converter else []
+        first_rule = rules.pop(0) if rules and _dequantises(rules[0]) else None
         stacks = bool(rules) and type(rules[0]).__name__ == "MergeModulelist" and rules[0].dim == 0
         if not all(_leaves_rows(rule) for rule in rules[1 if stacks else 0 :]):
             return None
         if stacks:
             return dict(list(self.places.items())[first:last]) if len(self.places) == count else None
+        if first_rule is not None and type(first_rule).__name__ not in self.dequantising:
+            return None
         held = list(self.places.items())
         if len(held) != 1 or not held[0][1].shape or held[0][1].shape[0] != count:
             return None
         return {held[0][0]: held[0][1].rows(first, last)}
+
+
+def _dequantises(rule: Any) -> bool:
+    return getattr(rule, "hf_quantizer", None) is not None
+
+
+def _keeps_dtype(rule: Any) -> bool:
+    """Whether it dequantises, and leaves a tensor that is not quantised in the dtype that it is stored in."""
+    return _dequantises(rule) and not getattr(rule, "casts", False)
 
 
 def _leaves_rows(rule: Any) -> bool:
@@ -64,25 +87,36 @@ class Conversion:
     """Which tensors of a checkpoint make up the experts of which layer, and which are the dense rest."""
 
     def __init__(self, source: Source, model: Any) -> None:
-        """Raises MissingShardError, CorruptCheckpointError, NotMoEError. Reads headers only."""
+        """Raises MissingShardError, CorruptCheckpointError, NotMoEError, UnsupportedFormatError. Reads headers only."""
         self.source = source
         self.model = model
+        self.format = published_format(source.config, source.path)
         self.modules = family.experts_modules(model)
         self.parameters = {
             layer: {key: value.detach() for key, value in family.expert_parameters(name, module).items()}
             for layer, (name, module) in self.modules.items()
         }
         self.places = places(source)
+        self.words: dict[str, str] = {}
+        self.targets: dict[str, str] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         self.groups: dict[int, dict[tuple[str, str | None], Group]] = {layer: {} for layer in self.modules}
-        self._sort()
-        experts = {key for layer in self.groups.values() for group in layer.values() for key in group.places}
-        self.dense = {key: place for key, place in self.places.items() if key not in experts}
+        self.dense: Mapping[str, Dense] = {}
+        self._find()
         for layer, groups in self.groups.items():
             if not groups and self.parameters[layer]:
                 raise MissingShardError(
                     f"{source.path} holds no expert weights for layer {layer}, its configuration does"
                 )
         self.groups = {layer: groups for layer, groups in self.groups.items() if groups}
+
+    def _find(self) -> None:
+        """Sort the checkpoint's tensors into `groups` and `dense`."""
+        self.quantizer = self.format.quantizer(self.model.config) if self.format else None
+        weights = self.format.weights(self.places) if self.format else {}
+        self.words.update({name: word for parts in weights.values() for word, name in parts.items()})
+        self._sort()
+        self.dense = self._dense(weights)
 
     def _sort(self) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -93,7 +127,7 @@ class Conversion:
             rename_source_key,
         )
 
-        mapping = get_model_conversion_mapping(self.model)
+        mapping = get_model_conversion_mapping(self.model, hf_quantizer=self.quantizer)
         renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
         converters = [m for m in mapping if isinstance(m, WeightConverter)]
         by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
@@ -102,14 +136,62 @@ class Conversion:
         for key in sorted(self.places, key=dot_natural_key):
             target, pattern = rename_source_key(key, renamings, converters, self.model.base_model_prefix, state)
             place = self.places[key]
+            if target in state:
+                self._check_readable(key, place, state[target])
+            stays = any(map(_keeps_dtype, getattr(by_pattern.get(pattern), "operations", ())))
+            if self.format and target in state and target not in owner and stays:
+                stored = DTYPES.get(place.dtype, torch.float64)
+                self.dtypes[target] = stored if key not in self.words else state[target].dtype
             if target in owner:
                 groups = self.groups[owner[target]]
-                group = groups.setdefault((target, pattern), Group({}, by_pattern.get(pattern)))
+                rowwise = self.format.operations if self.format else frozenset()
+                group = groups.setdefault((target, pattern), Group({}, by_pattern.get(pattern), rowwise))
                 group.places[key] = place
+            elif key in self.words and target in state:
+                self.targets[key] = target
             elif target in state and pattern is None and place.shape != tuple(state[target].shape):
                 raise CorruptCheckpointError(
                     f"{place.file}: {key} is {list(place.shape)}, config.json wants {list(state[target].shape)}"
                 )
+
+    def _check_readable(self, key: str, place: Place, parameter: torch.Tensor) -> None:
+        quantised = place.dtype not in _PLAIN and parameter.is_floating_point()
+        if quantised and key not in self.words:
+            why = f"{self.format.name} has no rule to dequantise" if self.format else "config.json has no format for"
+            raise UnsupportedFormatError(
+                f"{place.file}: {key} is {place.dtype}, which {why}; give a checkpoint in bfloat16"
+            )
+
+    def kept_dtypes(self) -> dict[str, torch.dtype]:
+        """Dense parameters whose dtype in the dequantised model is not the one a plain checkpoint would give them.
+
+        Transformers leaves a tensor as it is stored where a rule that dequantises takes it, quantised or not: a gate in
+        float32 stays so.
+        """
+        wide = self.model._get_dtype_plan(self.model.dtype)
+        state = self.model.state_dict()
+
+        def plain(target: str) -> torch.dtype:
+            found: torch.dtype = state[target].dtype
+            rules = (dtype for name, dtype in wide.items() if re.search(name.replace("*", ".*"), target))
+            return next(rules, found)
+
+        kept = {target: dtype for target, dtype in self.dtypes.items() if dtype in family.DTYPES.values()}
+        return {target: dtype for target, dtype in kept.items() if dtype != plain(target)}
+
+    def _dense(self, weights: dict[str, dict[str, str]]) -> dict[str, Dense]:
+        """All tensors that are no expert's. Where the model has a quantised one, it stands for its parts."""
+        experts = {key for layer in self.groups.values() for group in layer.values() for key in group.places}
+        found: dict[str, Dense] = {k: place for k, place in self.places.items() if k not in experts}
+        for name, words in weights.items():
+            target = next((self.targets[key] for key in words.values() if key in self.targets), None)
+            if self.format is None or target is None or not experts.isdisjoint(words.values()):
+                continue
+            parts = {word: self.places[key] for word, key in words.items()}
+            for key in words.values():
+                del found[key]
+            found[name] = QuantisedWeight(name, words, parts, target, self.model, self.format, self.quantizer)
+        return found
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -123,7 +205,8 @@ class Conversion:
         """A layer in parts of some 32 MiB, at least an expert each; in one part if its experts cannot be separated."""
         count = self.experts(layer)
         groups = self.groups[layer].values()
-        size = sum(place.nbytes for group in groups for place in group.places.values())
+        held = sum(place.nbytes for group in groups for place in group.places.values())
+        size = max(held, sum(value.nbytes for value in self.parameters[layer].values()))
         step = max(1, min(count, _PART_BYTES * count // max(size, 1)))
         for first in range(0, count, step):
             last = min(first + step, count)
@@ -135,6 +218,12 @@ class Conversion:
                 return
             yield Part(layer, first, last, {key: place for places in known for key, place in places.items()})
 
+    def check(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Check the values of published tensors. Raises CorruptCheckpointError."""
+        if self.format:
+            for key, tensor in tensors.items():
+                self.format.check(self.words.get(key, ""), key, tensor)
+
     def convert(self, part: Part, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The parameters of a part's experts, each [last - first, ...]; they may share memory with `tensors`.
 
@@ -144,11 +233,13 @@ class Conversion:
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
+        self.check(tensors)
         name, module = self.modules[part.layer]
         original = self.parameters[part.layer]
         _set(module, {key: value[part.first : part.last] for key, value in original.items()})
         settings = LoadStateDictConfig(
-            weight_mapping=get_model_conversion_mapping(self.model),
+            weight_mapping=get_model_conversion_mapping(self.model, hf_quantizer=self.quantizer),
+            hf_quantizer=self.quantizer,
             device_map={"": "cpu"},
             dtype=self.model.dtype,
             dtype_plan=self.model._get_dtype_plan(self.model.dtype),
@@ -156,9 +247,15 @@ class Conversion:
         try:
             info, _ = convert_and_load_state_dict_in_model(self.model, tensors, settings)
             found = {key: value.detach() for key, value in module.named_parameters()}
+            for target, _ in (place for place, group in self.groups[part.layer].items() if group.dequantises):
+                key = target.rpartition(".")[2]
+                found[key] = found[key].to(original[key].dtype)  # Transformers leaves it where it is not quantised
         finally:
             _set(module, original)
-        wrong = sorted(map(str, [*info.mismatched_keys, *info.conversion_errors, *info.error_msgs]))
+        for target, trace in sorted(info.conversion_errors.items()):
+            reason = trace.splitlines()[-2:][0]  # behind a traceback, and before what Transformers says of it
+            raise CorruptCheckpointError(f"{self.source.path}: {target} cannot be made: {reason}; fetch it again")
+        wrong = sorted(map(str, [*info.mismatched_keys, *info.error_msgs]))
         if wrong:
             raise CorruptCheckpointError(
                 f"{self.source.path}: the experts' weights do not have their family's shape: {wrong[0]}"

@@ -5,26 +5,35 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import xxhash
 
+from checkpoint.dense import KEPT_DTYPES
 from checkpoint.direct_io import Appender, sync_directory
+from checkpoint.family import without_quantisation
+from checkpoint.formats.gguf_file import write_settings
+from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.partial_store import Progress
 from checkpoint.sharding.source import INDEX, Source
-from checkpoint.sharding.weights import Pieces, Place, finite_bytes
-from checkpoint.store import file_checksum
+from checkpoint.sharding.weights import Dense, Pieces, Place, finite_bytes
+from checkpoint.store import ExpertStore, file_checksum
 from scheduler.errors import CorruptCheckpointError
 
 _PART_BYTES = 1 << 29
 
 
-def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report: Progress) -> dict[str, str]:
+def write_dense(
+    source: Source, tensors: Mapping[str, Dense], dtypes: dict[str, dict[str, str]], folder: Path, report: Progress
+) -> dict[str, str]:
     """Write the tensors in files of some 512 MiB, and the model's other files. Returns the files' checksums.
 
-    Memory: 16 MiB at a time. `report("dense", bytes done, of)`. Raises CorruptCheckpointError, OSError.
+    Quantised weights are written dequantised, and config.json without their format. `dtypes`: see
+    `checkpoint.dense.KEPT_DTYPES`. Memory: 16 MiB at a time, of a quantised weight some rows.
+    `report("dense", bytes done, of)`. Raises CorruptCheckpointError, OSError.
     """
     total, done = sum(place.nbytes for place in tensors.values()), 0
 
@@ -35,22 +44,53 @@ def write_dense(source: Source, tensors: dict[str, Place], folder: Path, report:
 
     folder.mkdir()
     sums: dict[str, str] = {}
+    if source.gguf is not None:
+        write_settings(source.gguf, folder)
+        for file in folder.iterdir():
+            _sync(file)
     for file in source.aux_files():
-        _copy(file, folder / file.name)
+        if file.name == "config.json" and source.config != (plain := without_quantisation(source.config)):
+            _write_text(folder / file.name, json.dumps(plain, indent=1))
+        else:
+            _copy(file, folder / file.name)
     weight_map: dict[str, str] = {}
     for number, part in enumerate(_parts(tensors)):
         name = f"dense-{number:05d}.safetensors"
         sums[name] = _write_part(part, folder / name, step)
         weight_map.update(dict.fromkeys(part, name))
-    _write_text(folder / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1))
+    metadata = {"total_size": total} | ({KEPT_DTYPES: dtypes} if dtypes else {})
+    _write_text(folder / INDEX, json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=1))
     sums |= {file.name: file_checksum(file) for file in folder.iterdir() if file.name not in sums}
     sync_directory(folder)
     return dict(sorted(sums.items()))
 
 
+def add_files(store: ExpertStore, source: Source) -> ExpertStore:
+    """Copy what has come to the checkpoint since the store was made, such as a tokenizer. Raises OSError."""
+    manifest, folder = store.manifest, store.dense
+    missing = [file for file in source.aux_files() if file.name not in manifest.dense]
+    if not missing:
+        return store
+    for file in missing:
+        fresh = folder / f".{file.name}.partial"
+        _copy(file, fresh)
+        fresh.replace(folder / file.name)
+    sync_directory(folder)
+    sums = manifest.dense | {file.name: file_checksum(folder / file.name) for file in missing}
+    fresh = store.path / f".{MANIFEST}.partial"
+    _write_text(fresh, replace(manifest, dense=dict(sorted(sums.items()))).to_json())
+    fresh.replace(store.path / MANIFEST)
+    sync_directory(store.path)
+    return ExpertStore.open(store.path)
+
+
 def _copy(file: Path, target: Path) -> None:
     shutil.copyfile(file, target)
-    with target.open("rb") as stream:
+    _sync(target)
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as stream:
         os.fsync(stream.fileno())
 
 
@@ -61,8 +101,8 @@ def _write_text(file: Path, text: str) -> None:
         os.fsync(stream.fileno())
 
 
-def _parts(tensors: dict[str, Place]) -> Iterator[dict[str, Place]]:
-    part: dict[str, Place] = {}
+def _parts(tensors: Mapping[str, Dense]) -> Iterator[dict[str, Dense]]:
+    part: dict[str, Dense] = {}
     for key, place in sorted(tensors.items(), key=lambda item: (item[1].file, item[0])):
         part[key] = place
         if sum(p.nbytes for p in part.values()) >= _PART_BYTES:
@@ -72,7 +112,7 @@ def _parts(tensors: dict[str, Place]) -> Iterator[dict[str, Place]]:
         yield part
 
 
-def _write_part(part: dict[str, Place], file: Path, step: Callable[[int], None]) -> str:
+def _write_part(part: dict[str, Dense], file: Path, step: Callable[[int], None]) -> str:
     """Write a safetensors file while reading it, which the library would hold in memory. Returns its checksum."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -89,8 +129,8 @@ def _write_part(part: dict[str, Place], file: Path, step: Callable[[int], None])
         digest.update(head)
         out.append(torch.frombuffer(bytearray(head), dtype=torch.uint8))
         for key, place in ordered:
-            for data in pieces.of(place):
-                if not finite_bytes(place, data):
+            for data in pieces.of(place) if isinstance(place, Place) else place.pieces():
+                if not finite_bytes(place.dtype, data):
                     raise CorruptCheckpointError(f"tensor {key} holds NaN or infinity; fetch the checkpoint again")
                 digest.update(data.numpy().data)
                 out.append(data)
@@ -98,7 +138,7 @@ def _write_part(part: dict[str, Place], file: Path, step: Callable[[int], None])
     return digest.hexdigest()
 
 
-def _alignment(place: Place) -> int:
+def _alignment(place: Dense) -> int:
     count = 1
     for size in place.shape:
         count *= size

@@ -27,6 +27,7 @@ import torch
 from checkpoint.direct_io import open_direct, read_at, sync_directory, write_at
 from checkpoint.forms import FORMS, GROUP, planned_form, quantise
 from checkpoint.manifest import FORM_FORMAT, Form, LayerSpec, checksum, seal
+from checkpoint.native.parameters import ExpertParameters, restoring_bytes
 from checkpoint.sharding.layers import one_thread
 from checkpoint.sharding.partial_store import Progress, claim, discard, journal_lines, layer_of
 from checkpoint.store import ExpertStore, blob_fault, form_manifest, same_places
@@ -85,9 +86,10 @@ def _threads(store: ExpertStore) -> int:
 
 def _memory_of(store: ExpertStore) -> int:
     """Bytes that quantising one expert takes: the expert, its form, the largest weight in float32 and as numbers."""
-    layers = store.manifest.layers.values()
+    manifest = store.manifest
+    layers = [manifest.restored(layer) for layer in manifest.layers]
     largest = max((math.prod(s.shape) for layer in layers for s in layer.tensors), default=0)
-    return 2 * store.manifest.blob_bytes + 5 * largest
+    return 2 * manifest.restored_bytes + 5 * largest + restoring_bytes(manifest, ("",), "cpu", 1)
 
 
 class _Layers:
@@ -101,7 +103,7 @@ class _Layers:
         self._report = report
         self._journal = folder / "journal"
         manifest = store.manifest
-        self._planned = {number: planned_form(layer, form) for number, layer in manifest.layers.items()}
+        self._planned = {number: planned_form(manifest.restored(number), form) for number in manifest.layers}
         self._total = sum(len(layer.blobs) for layer in manifest.layers.values())
         self._done = 0
         self._found: dict[int, LayerSpec] = {}
@@ -173,9 +175,11 @@ class _Layers:
         return replace(planned, blobs=tuple(blobs))
 
     def _blob(self, source: int, number: int, expert: int) -> torch.Tensor:
-        full = self._store.manifest.layers[number]
-        buffer = aligned_buffer(full.blob_bytes)
-        return quantise(_expert(source, full, number, expert, buffer), full, self._form)
+        manifest = self._store.manifest
+        layer = manifest.layers[number]
+        blob = _expert(source, layer, number, expert, aligned_buffer(layer.blob_bytes))
+        parameters = ExpertParameters(manifest, threads=1).of(blob, number)  # experts are made concurrently
+        return quantise(parameters, manifest.restored(number), self._form)
 
     def _note(self, entry: dict[str, Any]) -> None:
         with self._journal.open("a") as stream:
@@ -191,7 +195,7 @@ class _Layers:
         self._report(self._form, self._done, self._total)
 
 
-def _expert(source: int, layer: LayerSpec, number: int, expert: int, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+def _expert(source: int, layer: LayerSpec, number: int, expert: int, buffer: torch.Tensor) -> torch.Tensor:
     blob = layer.blobs[expert]
     data = read_at(source, blob.offset, blob.length, buffer)
     if len(data) != blob.length or checksum(data.numpy().data) != blob.checksum:
@@ -199,7 +203,7 @@ def _expert(source: int, layer: LayerSpec, number: int, expert: int, buffer: tor
             f"expert {expert} of layer {number} in {layer.file} fails its checksum; make the store again with "
             "odmoe shard"
         )
-    return layer.views(data)
+    return data
 
 
 def _publish(store: ExpertStore, form: str, folder: Path, layers: dict[int, LayerSpec]) -> None:

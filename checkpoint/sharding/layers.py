@@ -16,34 +16,38 @@ import torch
 
 from checkpoint import family
 from checkpoint.direct_io import open_direct, write_at
-from checkpoint.manifest import Blob, LayerSpec, TensorSpec, checksum
+from checkpoint.manifest import TENSOR_ALIGN, Blob, LayerSpec, TensorSpec, checksum, stored_name
 from checkpoint.sharding.convert import Conversion, Part
+from checkpoint.sharding.native_experts import NativeExperts
 from checkpoint.sharding.partial_store import Partial, Progress
 from checkpoint.sharding.weights import buffer_bytes, finite, read
 from checkpoint.tensors import aligned_buffer, round_up
 from scheduler.errors import CorruptCheckpointError
 
-_TENSOR_ALIGN = 64
 
-
-def planned_layer(plan: Conversion, layer: int) -> LayerSpec:
+def planned_layer(plan: Conversion, layer: int, native: NativeExperts) -> LayerSpec:
     """The layout of a layer's file, except for checksums and for dtypes that a family keeps wider."""
-    return _spec(plan, layer, plan.parameters[layer])
+    return _spec(plan, layer, native.examples.get(layer) or plan.parameters[layer])
+
+
+def full_tensors(plan: Conversion, native: NativeExperts) -> dict[int, tuple[TensorSpec, ...]]:
+    """The layout of a restored expert, for each encoded layer."""
+    return {layer: _spec(plan, layer, parameters).tensors for layer, parameters in native.full.items()}
 
 
 def _spec(plan: Conversion, layer: int, parameters: dict[str, torch.Tensor]) -> LayerSpec:
     """The place of each parameter (of some experts, [n, ...]) in a blob, and of the blobs in the file."""
     specs, end = [], 0
     for key, value in parameters.items():
-        start = round_up(end, _TENSOR_ALIGN)
-        specs.append(TensorSpec(key, family.dtype_name(value.dtype), tuple(value.shape[1:]), start))
+        start = round_up(end, TENSOR_ALIGN)
+        specs.append(TensorSpec(key, stored_name(value.dtype), tuple(value.shape[1:]), start))
         end = start + value[0].numel() * value.element_size()
     length = round_up(end)
     blobs = tuple(Blob(expert * length, length, "") for expert in range(plan.experts(layer)))
     return LayerSpec(plan.modules[layer][0], f"layer-{layer:05d}.experts", tuple(specs), blobs)
 
 
-def write_layers(plan: Conversion, partial: Partial, report: Progress) -> None:
+def write_layers(plan: Conversion, partial: Partial, report: Progress, native: NativeExperts) -> None:
     """Write every missing layer: its file, synced, then its line in the journal.
 
     `report("experts", experts done, of)`. Raises CheckpointError, OSError.
@@ -58,8 +62,10 @@ def write_layers(plan: Conversion, partial: Partial, report: Progress) -> None:
         try:
             for part, tensors in _read_ahead([part for layer in todo for part in plan.parts(layer)], reading):
                 report("experts", done, total)
-                parameters = plan.convert(part, tensors)
-                _check_finite(plan, part.layer, parameters)
+                parameters = native.tensors(plan, part, tensors)
+                if parameters is None:
+                    parameters = plan.convert(part, tensors)
+                    _check_finite(plan, part.layer, parameters)
                 file = file or _LayerFile(partial.store, _spec(plan, part.layer, parameters))
                 for row in range(part.last - part.first):
                     blobs.write(file, part.first + row, {key: value[row] for key, value in parameters.items()})

@@ -9,15 +9,20 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from checkpoint import family
+from checkpoint.formats.published import published_format
+from checkpoint.formats.settings import quantisation_settings
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
+from checkpoint.native.encodings import DEQUANTISED, NATIVE, encoding_of
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.dense_files import write_dense
-from checkpoint.sharding.layers import planned_layer, write_layers
+from checkpoint.sharding.gguf_conversion import GgufConversion
+from checkpoint.sharding.layers import full_tensors, planned_layer, write_layers
+from checkpoint.sharding.native_experts import plan_native
 from checkpoint.sharding.partial_store import Partial, Progress, begun
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import ExpertStore
@@ -39,8 +44,12 @@ def make_store(
     dtype: str | None = None,
     progress: Progress | None = None,
     check: Callable[[Source], None] | None = None,
+    experts: str | None = None,
 ) -> Made:
     """Write the expert store of a checkpoint. `dtype` is the experts'; None for the checkpoint's.
+
+    `experts`: `native` keeps quantised experts in their published numbers, where an encoding has them
+    (`checkpoint/native/`); `dequantised` does not. None: native, and a store that is there may have either.
 
     An existing store of the same checkpoint and dtype is returned unchanged. Layers that an interrupted run finished
     are kept. `progress(what, done, total)` reports verify, wait, resume, experts and dense. `check` gets the checkpoint
@@ -50,32 +59,32 @@ def make_store(
     `target`, or StoreWriteError. After a StoreWriteError or an interrupt finished layers stay for the next run.
     """
     config = family.config_from_dict(source.config)
-    if quantised := source.config.get("quantization_config"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise CheckpointError(f"{source.path} is quantised ({method}); give one in {', '.join(family.DTYPES)}")
-    torch_dtype = family.parse_dtype(dtype) if dtype else family.stored_dtype(config)
+    published_format(source.config, source.path)
+    torch_dtype = family.parse_dtype(dtype) if dtype else family.stored_dtype(config, source.dtype)
     name = family.dtype_name(torch_dtype)
     try:
         target = target.resolve()  # for `.`, or a link to the store's place
-        if found := _there(source, target, name):
+        if found := _there(source, target, name, experts):
             return Made(found, False, 0)
         report = progress or (lambda what, done, total: None)
-        plan = Conversion(source, family.meta_model(config, torch_dtype))
+        kind = GgufConversion if source.gguf else Conversion
+        plan = kind(source, family.meta_model(config, torch_dtype))
         family.shape_of(config, plan.layers, max(map(plan.experts, plan.layers)))
         if check is not None:
             check(source)
         identity = {"format": FORMAT, "fingerprint": source.fingerprint, "files": source.stamp, "dtype": name}
+        identity["experts"] = experts or NATIVE
         if not begun(target, identity):
             report("verify", 0, 1)
             _verified(source, report)
         partial = Partial.claim(target, report)
         if partial is None:
-            return Made(check_same(ExpertStore.open(target), source, name), False, 0)
+            return Made(check_same(ExpertStore.open(target), source, name, experts), False, 0)
         manifest = Manifest(FORMAT, source.fingerprint, config.model_type, name, source.config, {}, {})
-        resumed = _fill(plan, partial, identity, manifest, report)
+        resumed = _fill(plan, partial, identity, manifest, report, experts != DEQUANTISED)
     except OSError as error:
         raise StoreWriteError(f"cannot write the store {target}: {_reason(error)}; choose another place") from error
-    return Made(check_same(ExpertStore.open(target), source, name), True, resumed)
+    return Made(check_same(ExpertStore.open(target), source, name, experts), True, resumed)
 
 
 def _verified(source: Source, report: Progress) -> None:
@@ -85,8 +94,9 @@ def _verified(source: Source, report: Progress) -> None:
         raise CorruptCheckpointError(f"{error.filename or source.path} cannot be read: {error.strerror}") from error
 
 
-def check_same(store: ExpertStore, source: Source | None, dtype: str | None) -> ExpertStore:
-    """Raises StoreMismatchError unless `store` was made from `source` (None: any) in `dtype` (None: any)."""
+def check_same(store: ExpertStore, source: Source | None, dtype: str | None, experts: str | None = None) -> ExpertStore:
+    """Raises StoreMismatchError unless `store` was made from `source` (None: any) in `dtype` (None: any), with its
+    `experts` kept so (None: any)."""
     manifest = store.manifest
     if source and manifest.fingerprint != source.fingerprint:
         raise StoreMismatchError(
@@ -99,13 +109,28 @@ def check_same(store: ExpertStore, source: Source | None, dtype: str | None) -> 
             f"the store at {store.path} holds {manifest.dtype} experts, not {dtype}; "
             f"make another with: odmoe shard {source.path if source else 'MODEL'} STORE --dtype {dtype}"
         )
+    kept = _kept(manifest)
+    if experts and kept not in ("", experts):
+        raise StoreMismatchError(
+            f"the store at {store.path} holds {kept} experts, not {experts}; make another with: odmoe shard "
+            f"{source.path if source else 'MODEL'} STORE --experts {experts}"
+        )
     return store
 
 
-def _there(source: Source, target: Path, dtype: str) -> ExpertStore | None:
+def _kept(manifest: Manifest) -> str:
+    """How a store keeps the experts of a checkpoint that has an encoding; empty where there is no choice."""
+    if manifest.encoding:
+        return NATIVE
+    settings = quantisation_settings(manifest.config)
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    return DEQUANTISED if encoding_of(str(method)) and not manifest.plain_because else ""
+
+
+def _there(source: Source, target: Path, dtype: str, experts: str | None) -> ExpertStore | None:
     """The store at `target`; None if the place is free. Raises StoreError, OSError."""
     if (target / MANIFEST).exists():
-        return check_same(ExpertStore.open(target), source, dtype)
+        return check_same(ExpertStore.open(target), source, dtype, experts)
     if target.exists() and not target.is_dir():
         raise StoreWriteError(f"{target} is a file; choose another place")
     if target.exists() and any(target.iterdir()):
@@ -115,23 +140,42 @@ def _there(source: Source, target: Path, dtype: str) -> ExpertStore | None:
     return None
 
 
-def _fill(plan: Conversion, partial: Partial, identity: dict[str, Any], manifest: Manifest, report: Progress) -> int:
+def _fill(
+    plan: Conversion,
+    partial: Partial,
+    identity: dict[str, Any],
+    manifest: Manifest,
+    report: Progress,
+    keep_native: bool,
+) -> int:
     """Write what is missing and publish. Returns the number of resumed layers. Raises OSError, ODMoEError."""
-    planned = {layer: planned_layer(plan, layer) for layer in plan.layers}
+    planned: dict[int, LayerSpec] = {}
 
     def beat(what: str, done: int, total: int) -> None:
         partial.beat()
         report(what, done, total)
 
     try:
+        native = plan_native(plan, keep_native)
+        planned.update({layer: planned_layer(plan, layer, native) for layer in plan.layers})
         partial.resume(identity, planned, beat)
         resumed = len(partial.layers)
         _check_room(plan, partial, planned)
-        write_layers(plan, partial, beat)
+        write_layers(plan, partial, beat, native)
         if not partial.dense:
-            partial.add_dense(write_dense(plan.source, plan.dense, partial.store / DENSE, beat))
+            wide = {name: family.dtype_name(dtype) for name, dtype in plan.kept_dtypes().items()}
+            dtypes = {manifest.dtype: wide} if wide else {}
+            partial.add_dense(write_dense(plan.source, plan.dense, dtypes, partial.store / DENSE, beat))
         layers = {layer: partial.layers[layer] for layer in plan.layers}
-        partial.publish(Manifest(**{**vars(manifest), "layers": layers, "dense": partial.dense}).to_json())
+        finished = replace(
+            manifest,
+            layers=layers,
+            dense=partial.dense or {},
+            encoding=native.name,
+            full=full_tensors(plan, native),
+            plain_because=native.because,
+        )
+        partial.publish(finished.to_json())
     except BaseException as error:
         kept = bool(partial.layers) and not isinstance(error, CheckpointError)
         (partial.keep if kept else partial.discard)()

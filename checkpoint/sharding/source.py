@@ -1,4 +1,4 @@
-"""A Hugging Face model directory, whose files are checked before they are read."""
+"""A Hugging Face model directory, or a GGUF file, whose files are checked before they are read."""
 
 from __future__ import annotations
 
@@ -14,32 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.direct_io import pieces
+from checkpoint.formats.gguf_file import SUFFIX, GgufFile, is_gguf, read_gguf
 from checkpoint.hub import nearest
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _SAMPLES = 256
 _SAMPLE_BYTES = 512
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checked model directory. `files` maps a tensor's name to the file that holds it."""
+    """A checked model directory, or GGUF file. `files` maps a tensor's name to the file that holds it."""
 
     path: Path
     config: dict[str, Any]
     files: dict[str, Path]
     fingerprint: str
     stamp: str = field(repr=False)
+    dtype: str = "float32"
+    """That of most weights that are not quantised. gpt-oss-20b's config.json names none."""
+    gguf: GgufFile | None = field(default=None, repr=False)
+    """The file, if this is no directory."""
 
     def weight_files(self) -> list[Path]:
         """Every safetensors file, once, in name order."""
         return sorted(set(self.files.values()))
 
     def aux_files(self) -> list[Path]:
-        """Configuration, tokenizer and generation settings."""
+        """Configuration, tokenizer and generation settings. A GGUF file has them in itself."""
+        if self.gguf is not None:
+            return []
         return sorted(
             p
             for p in self.path.iterdir()
@@ -48,10 +56,14 @@ class Source:
 
 
 def open_source(path: Path) -> Source:
-    """Check a model directory: all files exist and have the length of their headers.
+    """Check a model directory: all files exist and have the length of their headers. Or a GGUF file.
 
-    Raises CheckpointError, MissingShardError or CorruptCheckpointError. Reads headers only.
+    Raises CheckpointError, MissingShardError, CorruptCheckpointError or UnsupportedFormatError. Reads headers only.
     """
+    if is_gguf(path):
+        return _open_gguf(path)
+    if path.suffix.lower() == SUFFIX and not path.exists():
+        raise CheckpointError(f"model {str(path)!r} is a GGUF file that does not exist; check the name")
     if not path.is_dir():
         near = nearest(path)
         hint = f"; did you mean {near}?" if near is not None else ""
@@ -63,6 +75,7 @@ def open_source(path: Path) -> Source:
     config = _read_json(path / "config.json")
     listed = _listed_files(path)
     files: dict[str, Path] = {}
+    sizes = dict.fromkeys(_DTYPES, 0)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     stamp = hashlib.sha256(str(path.resolve()).encode())
     for name in sorted(set(listed.values())):
@@ -72,11 +85,26 @@ def open_source(path: Path) -> Source:
         status = file.stat()
         stamp.update(f"{name}:{status.st_size}:{status.st_mtime_ns}".encode())
         files.update({key: file for key in header if key != "__metadata__"})
+        for entry in (value for key, value in header.items() if key != "__metadata__"):
+            if entry.get("dtype") in sizes:
+                sizes[entry["dtype"]] += entry["data_offsets"][1] - entry["data_offsets"][0]
     lost = sorted(key for key in listed if key != "*" and key not in files)
     if lost:
         raise MissingShardError(f"{path / INDEX} names tensor {lost[0]!r}, but {listed[lost[0]]} does not hold it")
     stamp.update(digest.digest())
-    return Source(path, config, files, digest.hexdigest()[:32], stamp.hexdigest()[:32])
+    dtype = _DTYPES[max(sizes, key=lambda word: sizes[word])]
+    return Source(path, config, files, digest.hexdigest()[:32], stamp.hexdigest()[:32], dtype)
+
+
+def _open_gguf(path: Path) -> Source:
+    found = read_gguf(path)
+    with path.open("rb") as stream:
+        digest = hashlib.sha256(stream.read(found.data_start) + _sample(path))
+    status = path.stat()
+    stamp = hashlib.sha256(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}".encode() + digest.digest())
+    files = dict.fromkeys(found.tensors, path)
+    names = digest.hexdigest()[:32], stamp.hexdigest()[:32]
+    return Source(path, found.config, files, *names, found.dtype, found)
 
 
 def _sample(file: Path) -> bytes:
@@ -130,7 +158,8 @@ def read_header(file: Path) -> tuple[dict[str, Any], bytes]:
         raw = stream.read(length)
     try:
         header = json.loads(raw)
-        end = max((operator.index(v["data_offsets"][1]) for k, v in header.items() if k != "__metadata__"), default=0)
+        spans = [[operator.index(at) for at in v["data_offsets"]] for k, v in header.items() if k != "__metadata__"]
+        end = max((span[1] for span in spans), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise CorruptCheckpointError(f"{file} has a damaged header ({error}); fetch it again") from error
     if 8 + length + end != size:
@@ -143,14 +172,15 @@ def read_header(file: Path) -> tuple[dict[str, Any], bytes]:
 def published_digests(source: Source) -> dict[Path, str]:
     """Published SHA-256 digests of the weight files: from SHA256SUMS, or from the names of Hub blobs."""
     found: dict[Path, str] = {}
-    sums = source.path / "SHA256SUMS"
+    sums = (source.path.parent if source.gguf else source.path) / "SHA256SUMS"
     if sums.is_file():
         for line in sums.read_text(errors="replace").splitlines():
             digest, _, name = line.partition(" ")
             if line.strip() and not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
                 raise CorruptCheckpointError(f"{sums} holds a line that is no SHA-256 and file name; fetch it again")
-            if line.strip():
-                found[source.path / name.strip().removeprefix("*")] = digest.lower()
+            file = sums.parent / name.strip().removeprefix("*")
+            if line.strip() and (file == source.path or not source.gguf):
+                found[file] = digest.lower()
     for file in source.weight_files():
         blob = file.resolve().name
         if file.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):

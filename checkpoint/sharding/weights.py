@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors
 import torch
@@ -17,7 +18,7 @@ from checkpoint.sharding.source import Source, read_header
 from checkpoint.tensors import PAGE, aligned_buffer
 from scheduler.errors import CheckpointError, CorruptCheckpointError
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -30,7 +31,9 @@ _DTYPES = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
+"""Torch's dtype for each of safetensors' that a checkpoint's weights can have."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,39 @@ class Place:
         return replace(self, shape=shape, start=self.start + first * row, nbytes=(last - first) * row)
 
 
+class DequantisedWeight(Protocol):
+    """A dense weight of the model that is dequantised when it is written, with the properties of a `Place`."""
+
+    @property
+    def file(self) -> Path: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The bytes of the weight as uint8, some rows at a time. Raises CheckpointError, CorruptCheckpointError."""
+        ...
+
+
+Dense = Place | DequantisedWeight
+
+
 def places(source: Source) -> dict[str, Place]:
     """Every tensor of a checkpoint, in the order of `source.files`. Raises CorruptCheckpointError.
 
-    The safetensors library has checked each header for lengths, order and gaps.
+    The safetensors library has checked each header for lengths, order and gaps. Tensors of a GGUF file are bytes (U8),
+    in rows as long as a row of the tensor.
     """
+    if source.gguf is not None:
+        return {
+            name: Place(
+                source.path, "U8", (*one.shape[:-1], one.nbytes // math.prod(one.shape[:-1])), one.start, one.nbytes
+            )
+            for name, one in source.gguf.tensors.items()
+        }
     found: dict[str, Place] = {}
     for file in source.weight_files():
         try:
@@ -78,13 +109,13 @@ def read(places: dict[str, Place], buffer: torch.Tensor) -> dict[str, torch.Tens
     with contextlib.ExitStack() as stack:
         files: dict[Path, int] = {}
         for key, place in places.items():
-            if place.dtype not in _DTYPES:
+            if place.dtype not in DTYPES:
                 raise CheckpointError(f"{place.file}: {key} has dtype {place.dtype}, which experts cannot have")
             if place.file not in files:
                 files[place.file] = _open(place.file, stack)
             data = _bytes(files[place.file], place, buffer[at:])
             at += room_for(place.start, place.nbytes)
-            dtype = _DTYPES[place.dtype]
+            dtype = DTYPES[place.dtype]
             aligned = data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
             found[key] = aligned.view(dtype).view(place.shape)
     return found
@@ -139,8 +170,8 @@ def finite(data: torch.Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def finite_bytes(place: Place, data: torch.Tensor) -> bool:
+def finite_bytes(dtype_word: str, data: torch.Tensor) -> bool:
     """The same for raw bytes (uint8) of a tensor; True for a dtype without NaN and infinity."""
-    dtype: Any = _DTYPES.get(place.dtype, torch.uint8)
+    dtype: Any = DTYPES.get(dtype_word, torch.uint8)
     aligned = data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
     return finite(aligned.view(dtype))

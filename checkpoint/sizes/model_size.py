@@ -39,7 +39,7 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str 
     experts_all = sum(by_layer.values())
     dense = _elements(model.parameters()) - experts_all
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = head is not None and bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    tied = head is not None and bool(getattr(config, "tie_word_embeddings", False))
     if tied:  # on the meta device they are two
         head_elements = _elements(head.parameters())
         dense -= head_elements if head.weight is not embedding.weight else 0

@@ -13,6 +13,7 @@ from checkpoint.direct_io import open_direct, read_at
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.manifest import checksum
+from checkpoint.native.parameters import ExpertParameters
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptStoreError
@@ -77,7 +78,8 @@ class Arbiter:
             os.close(descriptor)
         if len(data) != blob.length or checksum(data.numpy().data) != blob.checksum:
             raise CorruptStoreError(f"expert {expert.expert} of layer {expert.layer} in {file} fails its checksum")
-        return self._experts.bind(expert.layer, self._store.views(buffer, expert.layer))(hidden, weights)
+        parameters = ExpertParameters(self._store.manifest, threads=torch.get_num_threads()).of(buffer, expert.layer)
+        return self._experts.bind(expert.layer, parameters)(hidden, weights)
 
     def close(self) -> None:
         """Start nothing more. The job under way goes on to its end."""

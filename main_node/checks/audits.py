@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -21,6 +22,10 @@ MOST_DUE = 4.0
 """Audits that are made up for when a worker is idle again."""
 PATIENCE = 8
 """Audits of a worker that were dropped in a row, until the main node does one itself. Only where a share was set."""
+
+BUSY, LARGE, SMALLER = "busy", "large", "smaller form"
+"""Why a computation was not audited: neither a worker nor the main node had time, it has more than `MOST_BYTES` of rows
+(or those under way have), or the expert is in a smaller form."""
 
 _BOUNDS = {torch.bfloat16: 1.25 * 2**-7, torch.float16: 1.25 * 2**-10, torch.float32: 1e-4}
 """By dtype: how far outputs of the same rows may lie apart, as the norm of their difference over their norm, where the
@@ -43,7 +48,9 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.hidden, self.weights, *self.outputs.values()))
+        """Of rows and two outputs; the second one comes when the audit is done."""
+        first = next(iter(self.outputs.values()))
+        return self.hidden.nbytes + self.weights.nbytes + 2 * first.nbytes
 
 
 @dataclass(slots=True)
@@ -72,6 +79,8 @@ class Audits:
     """Of which computation an audit is made."""
     done: int = 0
     """Audits whose outputs were compared."""
+    missed: Counter[str] = field(default_factory=Counter)
+    """Attempts that came to nothing, by their reason."""
     _accounts: dict[Source, _Account] = field(default_factory=dict)
     _cases: dict[int, Case] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -97,8 +106,9 @@ class Audits:
         output: torch.Tensor,
     ) -> int | None:
         """Keep a computation's rows and output for an audit; returns its number. None where they are too many bytes."""
-        nbytes = hidden.nbytes + weights.nbytes + 2 * output.nbytes  # the second output comes yet
+        nbytes = hidden.nbytes + weights.nbytes + 2 * output.nbytes
         if nbytes + sum(case.nbytes for case in self._cases.values()) > MOST_BYTES:
+            self.missed[LARGE] += 1
             return None
         number = next(self._numbers)
         # copies: the model may change its rows and outputs in place, and a view would keep the whole layer's
@@ -114,10 +124,11 @@ class Audits:
         """No worker was idle for too long, so that the main node must do this one."""
         return not self.patient and self._account_of(case).dropped >= PATIENCE
 
-    def drop(self, audit: int) -> None:
+    def drop(self, audit: int, why: str = BUSY) -> None:
         """It is not done; a later computation of the worker is tried, after a pause that doubles."""
         case = self._cases.pop(audit, None)
         if case is not None:
+            self.missed[why] += 1
             account = self._account_of(case)
             account.dropped += 1
             account.pause = min(1 << min(account.dropped, 16), max(1, round(0.25 / self.share)))

@@ -60,6 +60,8 @@ class Deadlines:
         gets to its end at some time."""
         self._owed_s = 0.0
         """How long the shadow has owed predictions since it sent one."""
+        self._logged = ""
+        """The last error that was logged."""
         self._opened: dict[int, float] = {}
         """Open request -> when it was opened."""
         self._reading_s: dict[int, float] = {}
@@ -84,6 +86,12 @@ class Deadlines:
         self._closed.set()
         self.worker_wait_s = 0.0
         self._expire_at_once()
+
+    def join(self) -> None:
+        """Wait for the end of the thread, after `close`, for at most a few looks. Not with the engine's lock held."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(20 * LOOK_S)
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -172,8 +180,10 @@ class Deadlines:
         try:
             self._look_at_workers(passed_s)
             return self._look_at_shadow(passed_s) if shadowed else None
-        except Exception:  # noqa: BLE001 - a dead thread would leave requests waiting for ever
-            _log.exception("a deadline could not be kept")
+        except Exception as error:  # noqa: BLE001 - a dead thread would leave requests waiting for ever
+            if repr(error) != self._logged:  # it may come at every look
+                self._logged = repr(error)
+                _log.exception("a deadline could not be kept")
             return None
 
     def _look_at_workers(self, passed_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import Audits
@@ -16,6 +16,7 @@ from main_node.engine.peers import Peers
 from main_node.engine.sequence import Sequence, shadow_messages
 from main_node.engine.tracing import MainSpans, gather
 from main_node.reach import Reach
+from main_node.shadow_sender import ShadowSender
 from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
@@ -72,6 +73,7 @@ class Engine:
         self._now = 0.0
         self._requests: dict[int, Sequence] = {}
         self._layers = LayersInFlight()
+        self._to_shadow = ShadowSender(self.peers, threaded=not self.pace.emulated)
         self._failed: dict[int, tuple[type[RequestFailedError], str]] = {}
         """Request -> how and why it failed; until it is closed."""
         self._shared: set[int] = set()
@@ -189,13 +191,17 @@ class Engine:
             self.post(t.RequestClosed(request))
 
     def _act_on_shadow(self, command: t.Follow | t.Align | t.Unfollow) -> None:
-        self.peers.send_to_shadow(self._shadow_messages(command))
-
-    def _shadow_messages(self, command: t.Follow | t.Align | t.Unfollow) -> Iterator[w.Message]:
-        data = self._requests.get(command.request)
+        data, policy = self._requests.get(command.request), self.core.alignment
         if isinstance(command, t.Align):
             self.reach.announced(command.request, command.step)
-        for message in shadow_messages(command, data, self.core.alignment, self.lookahead, self.departure):
+        self._to_shadow.send(
+            lambda carrier: self._spanned(
+                shadow_messages(command, data, policy, self.lookahead, self.departure, carrier)
+            )
+        )
+
+    def _spanned(self, messages: Iterable[w.Message]) -> Iterator[w.Message]:
+        for message in messages:
             self.spans.sent_to_shadow(message)
             yield message
 
@@ -327,7 +333,9 @@ class Engine:
     def close(self) -> None:
         """End every stream, and take no new one. A request that still waits for a worker fails."""
         self.peers.close()
+        self._to_shadow.close()
         if self._arbiter is not None:
             self._arbiter.close()
         with self._lock:
             self.deadlines.close()
+        self.deadlines.join()

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from checkpoint.coroutine import in_coroutine
+from main_node.engine.device_layer import DeviceLayerWork
 from main_node.engine.engine import Engine
 from main_node.engine.gate_watch import GateWatch
 from main_node.engine.layer import LayerWork
@@ -28,15 +29,28 @@ class RemoteExperts:
         While workers of other processes compute, the main model works for the predictor; those of this process compute
         on this thread afterwards. In lock-step, other requests' passes go on meanwhile. Raises RequestFailedError.
         """
-        layer = LayerWork(hidden, index, weights, self._engine.lent)
-        if self.watch is not None:
-            self.watch.look(visit, layer)
+        layer = self._layer(visit, hidden, index, weights)
         if in_coroutine():  # then the step lends its thread
             self._run(visit, layer)
         else:
             with self._engine.lent.lent():
                 self._run(visit, layer)
         return layer.combine()
+
+    def _layer(self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> LayerWork:
+        if hidden.is_cpu:
+            layer = LayerWork(hidden, index, weights, self._engine.lent)
+            if self.watch is not None:
+                self.watch.look(visit, layer)
+            return layer
+        peers, device = self._engine.peers, hidden.device
+        scores = self.watch.scores(visit.layer) if self.watch is not None else None
+        leave = not all(peers.stays(number, device) for number in list(peers.workers))
+        stays = partial(peers.stays, device=device)
+        there = DeviceLayerWork(hidden, index, weights, self._engine.lent, stays, leave, scores)
+        if self.watch is not None:
+            self.watch.look(visit, there, there.gate_scores)
+        return there
 
     def _run(self, visit: t.Visit, layer: LayerWork) -> None:
         """From the gate to the last answer."""

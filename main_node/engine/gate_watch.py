@@ -56,11 +56,17 @@ class GateWatch:
         if isinstance(self._foresight, TokenForesight):
             self._foresight.closed(request)
 
-    def look(self, visit: t.Visit, layer: LayerWork) -> None:
-        """A gate has fired: keep its score of every expert, where a policy reads them."""
+    def scores(self, layer: int) -> torch.Tensor | None:
+        """[T, E] of the gate that has fired; None where no policy reads them."""
+        return self._gates.scores(layer) if self._scores else None
+
+    def look(self, visit: t.Visit, layer: LayerWork, scores: torch.Tensor | None = None) -> None:
+        """A gate has fired: keep its score of every expert, where a policy reads them. `scores`: on the CPU, as the
+        layer's index and weights are; the gate's own if not given."""
         if not self._scores:
             return
-        scores, index, weights = self._gates.scores(visit.layer), layer.index, layer.weights
+        scores = self._gates.scores(visit.layer) if scores is None else scores
+        index, weights = layer.index, layer.weights
         layer.scores = _floats(scores)
         layer.chosen = tuple(tuple(row) for row in index.tolist())
         gates, number = self._gates, visit.layer

@@ -101,19 +101,25 @@ class LayerWork:
             place, token = torch.where(by_choice == expert)
             self._counts[expert] = len(token)
             self._tokens[expert] = token
-            self._hidden[expert] = self.hidden[token]
             self._weights[expert] = weights[token, place]
+            self._gather_rows(expert, token)
+
+    def _gather_rows(self, expert: int, token: torch.Tensor) -> None:
+        self._hidden[expert] = self.hidden[token]
 
     def _gather_one(self, experts: list[int], weights: torch.Tensor) -> None:
         """A single token, as in decoding: every expert gets the same row. It is copied only where its address is not
         aligned as torch would align it, since the last bit of a float32 product depends on that."""
-        row = self._like.clone() if self._like.data_ptr() % _ALIGN else self._like
+        row = self._row()
         for expert, weight in sorted(zip(experts, weights[0].split(1), strict=True), key=itemgetter(0)):
             if expert >= 0:
                 self._counts[expert] = 1
                 self._tokens[expert] = _FIRST
                 self._hidden[expert] = row
                 self._weights[expert] = weight
+
+    def _row(self) -> torch.Tensor:
+        return self._like.clone() if self._like.data_ptr() % _ALIGN else self._like
 
     def route(self, experts: tuple[tuple[int, ...], ...], resident: tuple[int, ...]) -> None:
         """The scheduler has decided: `experts` of each row, empty where the gate's choice stands. The `resident` ones
@@ -196,8 +202,12 @@ class LayerWork:
             return functools.reduce(torch.add, outputs.values())
         result = torch.zeros_like(self._like)
         for expert, output in outputs.items():
-            result.index_add_(0, self._tokens[expert], output)
+            result.index_add_(0, self._numbers(expert), output)
         return result
+
+    def _numbers(self, expert: int) -> torch.Tensor:
+        """The numbers of an expert's rows, where the rows are."""
+        return self._tokens[expert]
 
     def _output(self, expert: int) -> torch.Tensor:
         parts = self._outputs[expert]

@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
+from checkpoint.devices.transfer import to_host
 from main_node.checks.arbiter import Arbiter
-from main_node.checks.audits import MOST_BYTES, Audits, Case, agree, in_doubt, liars
+from main_node.checks.audits import MOST_BYTES, SMALLER, Audits, Case, agree, in_doubt, liars
 from main_node.checks.outputs import is_finite, is_intact, read_output
 from main_node.checks.suspects import Source
 from main_node.engine.layer import LayerWork
@@ -103,7 +104,8 @@ class OutputChecks:
         if output is None:
             return DAMAGED
         before = layer.not_finite.pop((call.expert.expert, call.start), None)
-        if is_finite(output):
+        # To look at an output that stays on the main model's own device would cost a wait each: the logits tell.
+        if not output.is_cpu or is_finite(output):
             if before is not None:
                 self._mark(before, NOT_FINITE)
         elif before is not None:
@@ -156,12 +158,15 @@ class OutputChecks:
         if self.audits is None:
             return None
         source = self._peers.suspects.source(call.worker)
-        if not self.audits.wants(source) or (call.worker, call.slot) in self._smaller:
+        if not self.audits.wants(source):
             return None
-        output = layer.output_of(call)
+        if (call.worker, call.slot) in self._smaller:
+            self.audits.missed[SMALLER] += 1
+            return None
+        hidden, weights, output = to_host(*layer.rows_of(call), layer.output_of(call))
         if not is_finite(output):
             return None
-        number = self.audits.begin(call, source, *layer.rows_of(call), output)
+        number = self.audits.begin(call, source, hidden, weights, output)
         return None if number is None else t.AuditRequested(number, call.expert, call.stop - call.start, (call.worker,))
 
     def rows_of(self, command: t.Compute) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -193,7 +198,7 @@ class OutputChecks:
             self._mark(source, NOT_FINITE)
             return NOT_FINITE
         if (call.worker, call.slot) in self._smaller:
-            self.audits.drop(audit)
+            self.audits.drop(audit, SMALLER)
             return ""
         self.audits.end(audit)
         both = replace(case, outputs={**case.outputs, source: output})

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import torch
+
 from main_node.checks.suspects import Suspects
 from main_node.engine.owed_answers import OwedAnswers
 from main_node.engine.peer import PeerHandler, ask_usage, worker_of
-from main_node.engine.roster import NodeFacts, Roster
+from main_node.engine.roster import Membership, NodeFacts, Roster
 from scheduler import types as t
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError
 from scheduler.model_limits import ModelLimits
@@ -18,6 +20,7 @@ from wire import messages as w
 from wire.base import Channel, Handler, Role
 
 Connect = Callable[[Handler], Channel]
+CLOSED = "it closed its stream"
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +59,7 @@ class Peers:
         """Names of nodes that were lost, in order."""
         self.rejoined: list[str] = []
         """Names of nodes that came back, in order."""
+        self.membership = Membership()
         self.roster = Roster()
         self.suspects = Suspects()
         self.connects: dict[tuple[Role, int], Connect] = {}
@@ -68,6 +72,8 @@ class Peers:
         self._hello = hello
         self._limits = limits
         self._closed = False
+        self._near: dict[int, torch.device] = {}
+        """Worker of this process -> its device."""
         self._outgoing: dict[int, list[w.Message]] = {}
         self._flushing = False
 
@@ -100,6 +106,9 @@ class Peers:
             self._check_in(peer)
             self.connects["worker", number] = connect
             self.workers[number] = peer
+            self._near.pop(number, None)
+            if peer.traffic is None:
+                self._near[number] = torch.device(ready.device)
             self.roster.joined("worker", number, ready, round_trip_s, peer.traffic)
             self.suspects.joined(number, ready)
             self._listener.post(joined)
@@ -137,6 +146,7 @@ class Peers:
             raise LinkError(f"{peer.name} was ready, but {gone}")
         if peer.name in self.lost:
             self.rejoined.append(peer.name)
+            self.membership.returned(peer.name)
         self._changed.notify_all()
 
     # --- messages -----------------------------------------------------------------------------------------------
@@ -177,6 +187,15 @@ class Peers:
         peer = self.workers.get(number)
         return peer is not None and peer.traffic is not None
 
+    @property
+    def shadow_travels(self) -> bool:
+        """Whether messages for the shadow leave the process."""
+        return self.shadow is None or self.shadow.traffic is not None
+
+    def stays(self, number: int, device: torch.device) -> bool:
+        """Whether a worker is in this process and on this device, so that its rows and outputs stay there."""
+        return self._near.get(number) == device and number in self.workers
+
     def flush(self) -> None:
         """Send what was told, a worker's messages together, as far as its credit goes. A worker is lost where that
         cannot be."""
@@ -215,10 +234,10 @@ class Peers:
             for message in messages:
                 self._send(peer, [message])
 
-    def send_to_shadow(self, messages: Iterable[w.Message]) -> None:
-        """The shadow is lost where its stream has ended, or a message cannot be made."""
-        shadow = self.shadow
-        if shadow is None:
+    def send_to_shadow(self, messages: Iterable[w.Message], shadow: PeerHandler) -> None:
+        """The shadow is lost where its stream has ended, or a message cannot be made. Nothing is sent where another has
+        taken its place."""
+        if self.shadow is not shadow:
             return
         try:
             for message in messages:
@@ -264,11 +283,13 @@ class Peers:
             if self.workers.get(number) is not peer:
                 return False
             del self.workers[number]
-            _log.warning("worker %d is lost: %s", number, error or "it closed its stream")
+            why = str(error or CLOSED)
+            _log.warning("worker %d is lost: %s", number, why)
             self.lost.append(peer.name)
+            self.membership.lost(peer.name, why, len(self.workers))
             self.roster.lost("worker", number)
             self.owed.forgive(number)
-            self._listener.post(t.WorkerLost(number, str(error or "it closed its stream")))
+            self._listener.post(t.WorkerLost(number, why))
         return True
 
     def lose_shadow(self, peer: PeerHandler, error: ODMoEError) -> None:
@@ -286,7 +307,8 @@ class Peers:
             self.shadow = None
             self.lost.append(peer.name)
             self.roster.lost("shadow", 0)
-            _log.warning("the shadow is lost, going on without predictions: %s", error or "it closed its stream")
+            _log.warning("the shadow is lost, going on without predictions: %s", error or CLOSED)
+            self.membership.lost(peer.name, str(error or CLOSED), len(self.workers))
             self._listener.post(t.ShadowLost())
         peer.close()
         return True

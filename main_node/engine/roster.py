@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Literal
 
 from wire.base import Role
 from wire.messages import Align, Compute, Computed, Prediction, ShadowReady, WorkerReady
 from wire.traffic import Traffic
+
+LINES = 100
+"""Lines that are kept. A client asks for them each second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,20 @@ class Roster:
             entries = sorted(self._entries.items(), key=lambda item: (item[0][0] == "shadow", item[0][1]))
             return [_facts(role, number, entry) for (role, number), entry in entries]
 
+    def devices(self) -> dict[str, str | list[str]]:
+        """What `workers` and `shadow` compute on: the device as torch names it, and its model."""
+        with self._lock:
+            ready = [entry.ready for _, entry in sorted(self._entries.items())]
+        workers = [_device(one) for one in ready if isinstance(one, WorkerReady)]
+        shadow = [_device(one) for one in ready if isinstance(one, ShadowReady)]
+        return {"workers": workers, **({"shadow": shadow[0]} if shadow else {})}
+
+    def kinds(self) -> set[str]:
+        """The kinds of devices that workers compute on, see `kind_of`."""
+        with self._lock:
+            ready = [entry.ready for entry in self._entries.values()]
+        return {kind_of(_device(one)) for one in ready if isinstance(one, WorkerReady)}
+
     def carried(self) -> dict[str, int] | None:
         """Bytes so far of the messages that a token costs: embeddings to workers and back, with their headers,
         alignments to the shadow, predictions from it. None in one process."""
@@ -101,6 +118,55 @@ class Roster:
             for (role, _), entry in self._entries.items():
                 total.update(_carried(role, entry.traffic))
         return {name: total[name] for name in ("to_workers", "from_workers", "to_shadow", "from_shadow")}
+
+
+class Membership:
+    """Losses and returns of nodes as lines of text, numbered from 1, for clients that watch their answers. Thread-safe;
+    nothing here waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: deque[str] = deque(maxlen=LINES)
+        self._count = 0
+
+    def lost(self, name: str, why: str, workers: int) -> None:
+        """`name`: of the node, as `worker 1` or `shadow`. `workers`: those that are left."""
+        if name == "shadow":
+            self._add(f"the shadow is lost, tokens take longer without its predictions: {why}")
+        elif workers:
+            self._add(f"{name} is lost, {workers} left: {why}")
+        else:
+            self._add(f"{name} is lost, none left; answers wait for one (--worker-wait): {why}")
+
+    def returned(self, name: str) -> None:
+        self._add(f"{'the ' * (name == 'shadow')}{name} is back")
+
+    def _add(self, line: str) -> None:
+        with self._lock:
+            self._lines.append(line)
+            self._count += 1
+
+    def since(self, number: int | None) -> tuple[int, list[str]]:
+        """The number of the last line, and the lines after `number`; none of them for None, or where this main node is
+        another than the one that gave the number."""
+        with self._lock:
+            fresh = 0 if number is None else max(0, self._count - number)
+            return self._count, list(self._lines)[len(self._lines) - min(fresh, len(self._lines)) :]
+
+
+def kind_of(device: str) -> str:
+    """`cpu` of any processor, `cuda (NVIDIA H200)` of `cuda:1 (NVIDIA H200)`.
+
+    Devices of one kind are taken to round alike. For GPUs of two models a library chooses other kernels, which add in
+    another order.
+    """
+    name, _, model = device.partition(" ")
+    kind = name.partition(":")[0]
+    return kind if kind == "cpu" else f"{kind} {model}"
+
+
+def _device(ready: WorkerReady | ShadowReady) -> str:
+    return f"{ready.device} ({ready.device_name})"
 
 
 def _carried(role: Role, traffic: Traffic | None) -> dict[str, int]:
@@ -124,7 +190,7 @@ def _facts(role: Role, number: int, entry: _Entry) -> NodeFacts:
         host=ready.host,
         pid=ready.pid,
         device=ready.device_name,
-        device_bytes=worker.device_bytes if worker else None,
+        device_bytes=(worker.device_bytes or None) if worker else None,
         scheme=ready.scheme if isinstance(ready, ShadowReady) else None,
         loader=worker.loader if worker else None,
         slots=worker.slots if worker else None,

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from checkpoint import kv
+from checkpoint.devices.streams import HostCopies
 from checkpoint.tensors import tensor_bytes
 from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
+from scheduler.errors import LinkError
 from wire import messages as w
 
 ALIGN_PART_BYTES = 1 << 20
 """KV rows travel in parts of about this size: large messages are slow to encode and would delay the next ones."""
+
+
+MOST_BYTES = (2 << 30) - (16 << 20)
+"""Of KV rows in page-locked memory: as many as a shadow takes before it has read them (`shadow_node.node`), less what
+messages take beside their rows."""
+
+_log = logging.getLogger(__name__)
 
 
 class Sequence:
@@ -55,9 +68,80 @@ class Sequence:
         return kv.cache_bytes(self.cache)
 
 
+class Carrier:
+    """How an alignment's KV rows reach the shadow. `travels`: from a cache on an accelerator to another process, and so
+    by way of the host; else they are passed as they are. `most_bytes`: of the copies that may be on the host or on the
+    way to it, until `end`."""
+
+    def __init__(self, travels: bool = True, most_bytes: int = MOST_BYTES) -> None:
+        self.travels = travels
+        self.begun_bytes = 0
+        """Of all copies from an accelerator so far."""
+        self._ended_bytes = 0
+        self._counting = threading.Lock()
+        self._most_bytes = most_bytes
+        self._copies: HostCopies | None = None
+
+    def begin(self, tensors: list[torch.Tensor]) -> Callable[[], tuple[w.Tensor | w.LocalTensor, ...]]:
+        """Enqueue the copies of one part. The function that is returned waits for their end. Both raise LinkError where
+        rows cannot be copied."""
+        away = [tensor for tensor in tensors if tensor.numel() and not tensor.is_cpu]
+        if not away:
+            return lambda: tuple(w.Tensor(*tensor_bytes(tensor)) for tensor in tensors)
+        if not self.travels:
+            return lambda: tuple(w.LocalTensor(tensor, tensor_bytes) for tensor in tensors)
+        self._reserve(sum(tensor.nbytes for tensor in away))
+        with _copying():
+            self._copies = self._copies or HostCopies(away[0].device)
+            landing = self._copies.begin(away)
+
+        def landed() -> tuple[w.Tensor, ...]:
+            with _copying():
+                arrived = iter(landing.wait())
+            host = [next(arrived) if tensor.numel() and not tensor.is_cpu else tensor for tensor in tensors]
+            return tuple(w.Tensor(*tensor_bytes(tensor)) for tensor in host)
+
+        return landed
+
+    def has_room(self, nbytes: int, copied: bool) -> bool:
+        """Whether rows of so many bytes may be on the way at once. `copied`: from an accelerator, and so beside the
+        copies that wait already."""
+        waiting = self.begun_bytes - self._ended_bytes if copied and self.travels else 0
+        return waiting + nbytes <= self._most_bytes
+
+    def _reserve(self, nbytes: int) -> None:
+        """Raises LinkError."""
+        waiting = self.begun_bytes - self._ended_bytes
+        if waiting + nbytes > self._most_bytes:
+            raise LinkError(
+                f"{waiting} bytes of KV rows wait to be sent to the shadow, {self._most_bytes} may: it or the link "
+                "does not keep up; give --align-kv 0 or a smaller --shadow"
+            )
+        self.begun_bytes += nbytes
+
+    def end(self, nbytes: int) -> None:
+        """So many bytes of copies are sent or dropped."""
+        with self._counting:
+            self._ended_bytes += nbytes
+
+
+@contextlib.contextmanager
+def _copying() -> Iterator[None]:
+    """Raises LinkError for an error of the device, its driver or of page-locked memory: torch's are RuntimeErrors."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LinkError(f"KV rows were not copied from the accelerator: {type(error).__name__}: {error}") from error
+
+
 def shadow_messages(
-    command: t.Follow | t.Align | t.Unfollow, data: Sequence | None, policy: Alignment, lookahead: int, departure: str
-) -> list[w.Message]:
+    command: t.Follow | t.Align | t.Unfollow,
+    data: Sequence | None,
+    policy: Alignment,
+    lookahead: int,
+    departure: str,
+    carrier: Carrier | None = None,
+) -> Iterable[w.Message]:
     """The messages of a command. `data`: None for a request that the shadow need not follow any more."""
     if isinstance(command, t.Unfollow) or data is None:
         return [w.CloseRequest(command.request)]
@@ -66,14 +150,32 @@ def shadow_messages(
         late = departure == LATE
         return [w.OpenRequest(command.request, prompt, command.step, data.max_new_tokens, *periods, lookahead, late)]
     token = data.token_of(command.step) if command.token else None
-    return align_messages(command, token, data.kv_rows(command.kv_start, command.kv_stop))
+    rows, carrier = data.kv_rows(command.kv_start, command.kv_stop), carrier or Carrier()
+    if not command.kv_start and not _fits(rows, carrier):
+        _log.warning(
+            "request %d: the KV rows of its first %d tokens take %d bytes, too many to be sent to the shadow at once, "
+            "which keeps its own and predicts less well; give shorter prompts or fewer at once",
+            *(command.request, command.kv_stop, rows.nbytes),
+        )
+        rows = kv.CachePiece(command.kv_stop, command.kv_stop)
+    return _align_messages(command, token, rows, carrier)
+
+
+def _fits(rows: kv.CachePiece, carrier: Carrier) -> bool:
+    """Of a request's first rows. A shadow that was lost because of them would get them again, for ever."""
+    return carrier.has_room(rows.nbytes, not all(tensor.is_cpu for tensor in rows.tensors))
 
 
 def align_messages(command: t.Align, token: int | None, rows: kv.CachePiece) -> list[w.Message]:
     """An alignment as one message, or several where there are many KV rows."""
+    return list(_align_messages(command, token, rows, Carrier()))
+
+
+def _align_messages(command: t.Align, token: int | None, rows: kv.CachePiece, carrier: Carrier) -> Iterator[w.Message]:
+    """As `align_messages`. All copies are begun here; each message waits for its own when it is taken."""
     parts = list(rows.parts(ALIGN_PART_BYTES)) or [(command.kv_stop, [])]
-    messages: list[w.Message] = []
-    for number, (at, tensors) in enumerate(parts, 1):
-        kv_parts = tuple(w.Tensor(*tensor_bytes(tensor)) for tensor in tensors)
-        messages.append(w.Align(command.request, command.step, token, at, kv_parts, more=number < len(parts)))
-    return messages
+    begun = [(at, carrier.begin(tensors)) for at, tensors in parts]
+    return (
+        w.Align(command.request, command.step, token, at, ended(), more=number < len(begun))
+        for number, (at, ended) in enumerate(begun, 1)
+    )

@@ -35,7 +35,7 @@ def _generate(request: dict[str, Any]) -> int:
         run_generate(settings, request["prompts"], output, request["listed"], request.get("cluster_name"))
         return 0
 
-    return outcome(work)
+    return outcome(work, bool(request["output"]["json"]))
 
 
 def _follow_launcher() -> None:

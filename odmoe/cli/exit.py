@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from types import FrameType
 
 import typer
 
-from scheduler.errors import ConfigError, ODMoEError, PromptError
+from scheduler.errors import ConfigError, ODMoEError, PromptError, PromptsFailedError
 
 AGAIN_S = 3.0
 """Further interrupts within this time of the first are ignored."""
@@ -33,9 +34,13 @@ ADVICE = {
 """What to do about an error of the operating system."""
 
 
-def outcome(work: Callable[[], object]) -> int:
+def outcome(work: Callable[[], object], as_json: bool = False) -> int:
     """Run `work` and print its error, if any. Returns the exit code: 0 done, 1 failed, 2 wrong usage,
-    130 interrupted, 143 terminated."""
+    130 interrupted, 143 terminated.
+
+    `as_json`: also print `{"error": {"type": ..., "message": ...}}` on standard output, which otherwise has nothing
+    about an error.
+    """
     try:
         code = work()
     except SystemExit as stop:  # typer's, when the reader of a pipe has gone; Ray's, where SIGTERM came
@@ -43,10 +48,11 @@ def outcome(work: Callable[[], object]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = 128 + (_ended_by or signal.SIGINT)
     except ODMoEError as error:
-        _explain(type(error).__name__, str(error))
+        given_already = isinstance(error, PromptsFailedError)
+        _explain(type(error).__name__, str(error), as_json and not given_already)
         return 2 if isinstance(error, (ConfigError, PromptError)) else 1
     except OSError as error:
-        _explain(type(error).__name__, _described(error))
+        _explain(type(error).__name__, _described(error), as_json)
         return 1
     except Exception as error:
         usage = getattr(error, "exit_code", None)  # a usage error of the command line library
@@ -55,7 +61,7 @@ def outcome(work: Callable[[], object]) -> int:
         if message := error.format_message():
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "odmoe"
-            _explain("ConfigError", f"{message.rstrip('.')}; see {command} --help")
+            _explain("ConfigError", f"{message.rstrip('.')}; see {command} --help", as_json)
         return int(usage)
     if code == 130:  # typer's code for Ctrl-C
         code = 128 + (_ended_by or signal.SIGINT)
@@ -71,11 +77,27 @@ def _described(error: OSError) -> str:
     return f"{place}{error.strerror or error}{advice}"
 
 
-def _explain(name: str, message: str) -> None:
+def _explain(name: str, message: str, as_json: bool) -> None:
     """One line. With --debug, the traceback comes before it."""
-    if "--debug" in sys.argv:
+    if given("--debug"):
         traceback.print_exc()
-    _say(f"odmoe: {name}: {' '.join(message.split())}")
+    message = " ".join(message.split())
+    _say(f"odmoe: {name}: {message}")
+    if as_json:
+        print_error(name, message)
+
+
+def given(flag: str) -> bool:
+    """Whether the command line has this flag. Known also where the command line was not understood."""
+    arguments = sys.argv[1:]
+    return flag in arguments[: arguments.index("--") if "--" in arguments else None]
+
+
+def print_error(name: str, message: str) -> None:
+    """The object that --json prints of an error, on standard output."""
+    with contextlib.suppress(OSError, ValueError):  # nothing reads it any more
+        sys.stdout.write(json.dumps({"error": {"type": name, "message": message}}) + "\n")
+        sys.stdout.flush()
 
 
 def _say(line: str) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from odmoe.cli.bench import add_bench
-from odmoe.cli.exit import ENDINGS, one_interrupt, outcome
+from odmoe.cli.exit import ENDINGS, given, one_interrupt, outcome, print_error
 from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.cli.machines import add_commands
 from odmoe.cli.options import Json, LibrariesDebug
@@ -26,8 +26,9 @@ from odmoe.cli.systems import add_systems
 from odmoe.cli.trace import add_trace
 from odmoe.cli.train_predictor import add_train_predictor
 from odmoe.cli.verify import add_verify
-from odmoe.settings.settings import DTYPES, Settings
+from odmoe.settings.settings import DTYPES, EXPERTS, Settings
 from odmoe.settings.sources import dump, effective, merged
+from odmoe.settings.table import declared
 from scheduler.errors import ConfigError
 
 app = typer.Typer(
@@ -83,6 +84,8 @@ def generate(
 ) -> None:
     """Answer a prompt, or a file of prompts.
 
+    --cluster is embedded (in this process), local (a process for each node),
+    auto or host:port (a running Ray cluster), or a cluster FILE.yaml.
     odmoe systems lists systems and policies. odmoe config shows the settings.
     """
     settings = effective(flags, config).settings
@@ -128,6 +131,12 @@ def shard(
             metavar="TEXT",
         ),
     ] = None,
+    experts: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{declared(Settings, 'experts').about}: {', '.join(EXPERTS)}", show_default=False, metavar="TEXT"
+        ),
+    ] = None,
     forms: Annotated[
         str | None,
         typer.Option(
@@ -150,8 +159,10 @@ def shard(
 
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
+    if experts is not None and experts not in EXPERTS:
+        raise ConfigError(f"--experts is {experts!r}; allowed: {', '.join(EXPERTS)}")
     form_names = [name.strip() for name in forms.split(",")] if forms else []
-    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify)
+    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts)
 
 
 add_commands(app)
@@ -167,7 +178,7 @@ add_verify(app)
 def run() -> int:
     """Run the command line. Returns the exit code."""
     # A typer.Exit gives its code, which may stand for Ctrl-C.
-    return outcome(lambda: app(prog_name="odmoe", standalone_mode=False))
+    return outcome(lambda: app(prog_name="odmoe", standalone_mode=False), given("--json"))
 
 
 def main() -> NoReturn:
@@ -179,8 +190,10 @@ def main() -> NoReturn:
     code = 1
     try:
         code = run()
-    except Exception:  # noqa: BLE001 - a bug: show all that is known about it
+    except Exception as error:  # noqa: BLE001 - a bug: show all that is known about it
         traceback.print_exc()
+        if given("--json"):
+            print_error(type(error).__name__, str(error))
     for number in ENDINGS:
         signal.signal(number, signal.SIG_IGN)  # the process is ending already
     for stream in (sys.stdout, sys.stderr):

@@ -34,7 +34,7 @@ def plan(
 
     Shows whether loads keep up, tokens/s, memory, and which change would help most.
 
-    The exit code is 1 if --device-memory is too small.
+    The exit code is 1 if --worker-memory is too small.
     """
     settings = PlanSettings(**flags)
     settings.check_together()
@@ -51,7 +51,7 @@ def plan(
         raise ConfigError(f"--group-size is {settings.group_size}; allowed: 1 to --workers ({workers})")
     if settings.slots is not None:
         check_slots(workers, settings.slots)
-    hardware = Hardware(base, workers, settings.device_memory, settings.load_bandwidth, settings.link)
+    hardware = Hardware(base, workers, settings.worker_memory, settings.load_bandwidth, settings.link)
     policy = Policy(
         settings.shadow,
         settings.recall,
@@ -71,10 +71,11 @@ def _planned(settings: PlanSettings, hardware: Hardware, policy: Policy, termina
     from scheduler.planning.scaling import Setup
 
     name, context = settings.model, settings.context
-    fields, stored = read_config(name)  # before torch is imported, so that a wrong path is rejected at once
+    found = read_config(name)  # before torch is imported, so that a wrong path is rejected at once
     with simulation_pool() as each, terminal.status() as say:
         say("counting the model's parameters")
-        model = model_of(name, fields, settings.dtype or stored, context or CONTEXT)
+        dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
+        model = model_of(name, found.fields, dtype, context or CONTEXT, experts)
         if context is not None and model.context < context:
             raise ConfigError(f"--context is {context}; allowed: 1 to {model.context}, the model's limit")
         done = 0

@@ -49,7 +49,7 @@ def _one(name: str) -> list[str]:
 
 
 def _all() -> list[str]:
-    lines = ["--system: preset of policies (* the answer is approximate)"]
+    lines = ["--system: preset of policies (* the answer may be approximate)"]
     for name, preset in SYSTEMS.items():
         lines.append(f"  {name + ('' if is_exact(preset.config) else ' *'):<21} {preset.about}")
     for field, names in CHOICES.items():

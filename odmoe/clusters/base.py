@@ -49,6 +49,10 @@ class Cluster(Protocol):
         """Find the main node again after MainNodeLostError, and wait until it is ready. Raises LinkError if it is not
         there yet, LaunchError if it serves another model now."""
 
+    def changes(self, since: int | None) -> tuple[int, list[str]]:
+        """A number, and a line for each node that was lost or came back after `since`, the number of an earlier call;
+        None: no lines. Raises ODMoEError where the main node is not there."""
+
     def trace(self) -> list[Span]:
         """The spans of every node since the last call. Needs `settings.trace`."""
 

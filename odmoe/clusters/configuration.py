@@ -9,25 +9,24 @@ from pathlib import Path
 from checkpoint.family import parse_dtype
 from checkpoint.forms import planned_form
 from checkpoint.hub import find_model
+from checkpoint.native.parameters import restoring_bytes
 from checkpoint.prediction.token_predictor import FILE
 from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
+from odmoe.clusters.devices import check_devices
 from odmoe.clusters.slot_memory import slot_memory
-from odmoe.settings.settings import Settings
-from odmoe.settings.units import parse_memory
+from odmoe.settings.settings import CUDA, Settings
+from odmoe.settings.units import AUTO_SLOTS, parse_memory
 from odmoe.terminal import counted, megabytes
 from scheduler.core.dispatch import LEAST_ROWS
 from scheduler.errors import CheckpointError, ConfigError
+from scheduler.policies.precision import FULL
 from scheduler.policies.registry import caches, forms_of, is_read, keeps_all, residency_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.types import ModelShape
-from worker_node.restorer import restoring_bytes
 
 ACTIVATION_BYTES = 256 << 20
 """Memory for the rows that one expert computes at once, within a process."""
-
-DOUBLE = 2
-"""Slots of a worker with `auto`: one expert is loaded while another is computed. A third one gains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def _rows_at_once(store: ExpertStore, shape: ModelShape) -> int:
     """Within a process no row travels, so that mini-batches would only repeat the work for an expert: it computes all
     rows of a prompt at once, as many as `ACTIVATION_BYTES` allow."""
     itemsize = parse_dtype(store.manifest.dtype).itemsize
-    widths = store.manifest.blob_bytes // itemsize // shape.hidden + shape.hidden  # of what is computed for a row
+    widths = store.manifest.restored_bytes // itemsize // shape.hidden + shape.hidden  # of what is computed for a row
     return max(LEAST_ROWS, ACTIVATION_BYTES // (widths * itemsize))
 
 
@@ -85,6 +84,7 @@ def check_fits(settings: Settings, store: ExpertStore) -> None:
     experts = sum(len(layer.blobs) for layer in store.manifest.layers.values())
     if settings.slots_given and int(settings.slots) > experts:
         raise ConfigError(f"--slots is {settings.slots}; allowed: 1 to {experts}, the experts of the model")
+    check_devices(settings)
     settings = with_precision(settings, store)
     _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store), settings))
     if not settings.joined:
@@ -108,8 +108,8 @@ def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
 
 def resources(settings: Settings, store: ExpertStore, workers_here: int | None = None) -> Resources:
     """The number of slots: as given, or as many as fit in --device-memory, which all workers share, or one for every
-    expert if the residency keeps them all. A share of memory is a share of all experts in the full form. If experts are
-    loaded in a smaller form, more of them fit, less the memory to dequantise one.
+    expert if the residency keeps them all. If experts are loaded in a smaller form, more of them fit, less the memory
+    to restore one. See `_slot_room`.
 
     With --slots auto a worker has two slots where the residency keeps nothing and there is memory for both: it loads
     into one while it computes in the other. `workers_here`: those that share this machine's memory; None: all.
@@ -121,10 +121,11 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
     if settings.device_memory is not None:
         slots = _slots_in(settings.device_memory, settings, store, forms)
         if settings.slots == "auto" and not caches(settings.system_config):
-            slots = min(slots, DOUBLE)
+            slots = min(slots, AUTO_SLOTS)
     elif settings.slots == "auto" and not caches(settings.system_config):
         room = slot_memory(_device(settings), workers_here or settings.workers)
-        slots = DOUBLE if room >= DOUBLE * max(map(store.manifest.form_bytes, forms)) else 1
+        room -= _restoring_bytes(settings, store, forms)
+        slots = AUTO_SLOTS if room >= AUTO_SLOTS * max(map(store.manifest.form_bytes, forms)) else 1
     else:
         slots = _given_slots(settings, store)
     return Resources(workers, slots, forms, _full_slots(settings, store, slots))
@@ -141,9 +142,10 @@ def with_precision(settings: Settings, store: ExpertStore) -> Settings:
         return settings
     manifest = store.manifest
     if settings.device_memory is not None:
-        room = parse_memory(settings.device_memory, manifest.expert_bytes) // settings.workers
+        room = _slot_room(settings.device_memory, settings, store, (FULL,))
     else:
         room = _given_slots(settings, store) * max(_form_bytes(store, form) for form in forms)
+        room -= _restoring_bytes(settings, store, (FULL,))
     return settings.but(precision="full") if room // manifest.blob_bytes >= _share(settings, store) else settings
 
 
@@ -168,7 +170,7 @@ def _form_bytes(store: ExpertStore, form: str) -> int:
     """The size of a slot for a form that the store may not have yet."""
     if form in ("", *store.manifest.forms):
         return store.manifest.form_bytes(form)
-    return max(planned_form(layer, form).blob_bytes for layer in store.manifest.layers.values())
+    return max(planned_form(store.manifest.restored(layer), form).blob_bytes for layer in store.manifest.layers)
 
 
 def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
@@ -177,10 +179,11 @@ def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
     if not any(forms):
         return 0
     if settings.device_memory is not None:
-        room = parse_memory(settings.device_memory, manifest.expert_bytes) // settings.workers
+        room = _slot_room(settings.device_memory, settings, store, (FULL,))
     else:
-        room = slots * max(map(manifest.form_bytes, forms)) + restoring_bytes(store, forms, _device(settings))
-    found, shape = room // manifest.blob_bytes, model_shape(store)
+        room = slots * max(map(manifest.form_bytes, forms)) + _restoring_bytes(settings, store, forms)
+        room -= _restoring_bytes(settings, store, (FULL,))
+    found, shape = max(room // manifest.blob_bytes, 0), model_shape(store)
     if not settings.workers_given:
         return 0 if keeps_all(settings.system_config) else found
     found = min(found, _share(settings, store))
@@ -192,7 +195,11 @@ def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
 
 
 def _device(settings: Settings) -> str:
-    return "cuda" if settings.loader == "cuda" else "cpu"
+    """The workers' device by name. This machine need not have it: on a Ray cluster workers are on others."""
+    if settings.loader_used != CUDA:
+        return "cpu"
+    name = settings.device_of("worker")
+    return CUDA if name == "auto" else name
 
 
 def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings:
@@ -204,21 +211,58 @@ def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings
     return settings.but(slots=resources(sized, store).slots)
 
 
+def _restoring_bytes(settings: Settings, store: ExpertStore, forms: tuple[str, ...]) -> int:
+    """Device memory in which each worker restores experts."""
+    return restoring_bytes(store.manifest, forms, _device(settings), settings.threads_a_node)
+
+
+def _slot_room(memory: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...]) -> int:
+    """Bytes for the slots of each worker, of --device-memory.
+
+    A number of bytes also has the memory to restore experts. A share is one of all experts in the full form: the memory
+    to restore native ones comes on top of it. 100% is rounded up to whole slots of each worker, so that it holds them
+    all. A smaller share is not: with few experts a worker, the workers together would have much more than it.
+    """
+    whole = _whole(store)
+    size = parse_memory(memory, whole)
+    if _is_share(memory) and size == whole:
+        room = _share(settings, store) * store.manifest.blob_bytes
+    else:
+        room = size // settings.workers
+    return room - _beside_slots(memory, settings, store, forms)
+
+
+def _whole(store: ExpertStore) -> int:
+    """Bytes of a slot for each expert. Where layers differ, that is more than the experts have."""
+    return store.manifest.blob_bytes * sum(len(layer.blobs) for layer in store.manifest.layers.values())
+
+
+def _beside_slots(memory: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...]) -> int:
+    """The part of each worker's --device-memory that is not for slots."""
+    beside = _restoring_bytes(settings, store, forms)
+    if _is_share(memory) and FULL in forms:
+        beside -= _restoring_bytes(settings, store, (FULL,))
+    return beside
+
+
+def _is_share(memory: str) -> bool:
+    return memory.strip().endswith("%")
+
+
 def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...]) -> int:
     manifest = store.manifest
-    size = parse_memory(memory, manifest.expert_bytes)
     each = max(manifest.form_bytes(form) for form in forms)
-    beside = restoring_bytes(store, forms, _device(settings))
-    slots = min((size // settings.workers - beside) // each, _share(settings, store))
+    slots = min(_slot_room(memory, settings, store, forms) // each, _share(settings, store))
     if slots < 1:
+        size, beside = parse_memory(memory, _whole(store)), _beside_slots(memory, settings, store, forms)
         bare = memory.replace(".", "").isdigit()
         hint = f", or did you mean {memory}%?" if bare and float(memory) <= 100 else ""
         least = (each + beside) * settings.workers
-        percent = -(-100 * least // manifest.expert_bytes)
-        share = memory.strip().endswith("%") and percent <= 100
+        percent = -(-100 * least // _whole(store))
+        share = _is_share(memory) and percent <= 100
         raise ConfigError(
             f"--device-memory {memory} is {size} bytes for {counted(settings.workers, 'worker')}, but a worker with "
-            f"one expert needs {each + beside}{f', {beside} of them to dequantise it' if beside else ''}; "
+            f"one expert needs {each + beside}{f', {beside} of them to restore it' if beside else ''}; "
             f"give at least {f'{percent}% ({megabytes(least)})' if share else f'{least} bytes'}{hint}"
         )
     return slots

@@ -15,6 +15,8 @@ from main_node.sampling import How
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.base import Say
 from odmoe.clusters.configuration import configure
+from odmoe.clusters.device_choice import choice_text, choose_devices
+from odmoe.clusters.devices import check_devices
 from odmoe.clusters.event_log import make_recorder, taken
 from odmoe.clusters.host_place import make_host
 from odmoe.clusters.nodes import emulation_of, make_engine, make_main, make_shadow, make_worker, travelled, travelling
@@ -33,14 +35,17 @@ class EmbeddedCluster:
     """
 
     def __init__(self, settings: Settings, store: ExpertStore, say: Say = lambda text: None) -> None:
+        check_devices(settings)
         prepare_libraries(settings.threads_a_node)
         self._nodes: list[Node] = []
-        self._settings = settings
         self._store = store
         self._closed = False
-        say(f"loading the main model and {counted(settings.workers, 'worker')}")
-        emulation = self._emulation = emulation_of(settings)
         configuration = configure(settings, store)
+        chosen = choose_devices(settings, store)
+        where = choice_text(settings, chosen)
+        self._settings = settings = chosen
+        say(f"loading the main model and {counted(settings.workers, 'worker')}{where}")
+        emulation = self._emulation = emulation_of(settings)
         self._recorder = make_recorder(settings, store, configuration)
         engine = make_engine(settings, store, configuration, emulation, self._recorder)
         self._reconnector = keep_connected(engine, settings.launch_s)
@@ -78,6 +83,9 @@ class EmbeddedCluster:
 
     def rejoin(self, within_s: float) -> None:
         """The main node lives as long as this process."""
+
+    def changes(self, since: int | None) -> tuple[int, list[str]]:
+        return self.main.engine.peers.membership.since(since)
 
     def trace(self) -> list[Span]:
         return self.main.engine.trace()

@@ -40,7 +40,7 @@ def _about(settings: Settings, store: ExpertStore, slots: int) -> dict[str, Any]
         "workers": settings.workers,
         "slots": slots,
         "shadow": settings.shadow if settings.shadowed else "none",
-        "loader": settings.loader,
+        "loader": settings.loader_used,
         "profile": settings.profile,
         "versions": versions,
     }

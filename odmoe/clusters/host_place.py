@@ -23,7 +23,7 @@ def hosted(settings: Settings, profile: Profile | None) -> bool:
     placement = settings.system_config.placement
     if placement == "device" or settings.cluster != "embedded":
         return False
-    if profile.host_s is not None if profile is not None else settings.loader == "cuda":
+    if profile.host_s is not None if profile is not None else settings.loader_used == "cuda":
         return True
     if settings.given("placement"):
         raise ConfigError(

@@ -20,6 +20,7 @@ from main_node.engine.peers import Connect
 from main_node.node import MainNode
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.configuration import Configuration, Resources, find_token_predictor
+from odmoe.clusters.devices import device_of
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
 from odmoe.settings.settings import Settings
 from odmoe.text import make_stopper
@@ -110,15 +111,18 @@ def make_worker(
     """`lent`: the main model's threads, where they are in this process. Raises LaunchError if the loader has too little
     memory."""
     lent = lent if emulation is None else None  # emulated time is each thread's own
-    name = settings.loader if emulation is None else "emulated"
+    device = device_of(settings, "worker")
+    if device.type != "cpu" and (lent is None or device != device_of(settings, "main")):
+        lent = None  # a main node on another device gives its threads to workers on the processor alone
+    name = settings.loader_used if emulation is None else "emulated"
 
     def loader_of(forms: tuple[str, ...]) -> Loader:
-        return make_loader(name, store, emulation, settings.loader, forms)
+        return make_loader(name, store, emulation, settings.loader_used, forms, str(device))
 
     found = FormChoice(resources.forms, resources.slots)
     # In emulated time restoring costs nothing, so that every smaller form pays.
     if any(resources.forms) and emulation is None and settings.smaller_forms == "auto":
-        found = choose_forms(store, arithmetic, loader_of, found, resources.full_slots)
+        found = choose_forms(store, arithmetic, loader_of, found, resources.full_slots, settings.threads_a_node)
     loader = loader_of(found.forms)
     worker = Worker(
         f"worker {number}",
@@ -130,6 +134,7 @@ def make_worker(
         lent,
         found.costs,
         settings.check_loads,
+        settings.threads_a_node,
     )
     return travelling(worker, emulation)
 
@@ -139,18 +144,21 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
     from shadow_node.model import ShadowModel
     from shadow_node.node import Shadow
 
+    device = device_of(settings, "shadow")
     manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
-    shadow = Shadow("shadow", ShadowModel(store, settings.shadow), manifest.fingerprint, manifest.dtype, pace)
+    model = ShadowModel(store, settings.shadow, str(device))
+    shadow = Shadow("shadow", model, manifest.fingerprint, manifest.dtype, pace)
     return travelling(shadow, emulation)
 
 
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:
     """Raises ConfigError if --ctx-size exceeds the model's limit."""
+    device = device_of(settings, "main")
     dtype = parse_dtype(store.manifest.dtype)
     stopper = make_stopper(store.dense)
     token_file = find_token_predictor(settings, store)
     linear = linear_of(settings.kernel)
     sharing = Sharing(settings.parallel, settings.queue, settings.prefill_chunk, settings.batch_dense)
     return MainNode(
-        store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file, linear, sharing
+        store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file, linear, sharing, device
     )

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 
 from odmoe.clusters.hqq_import import postpone_hqq
 
+OUR_PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
+"""Their warnings are shown; of the libraries, only errors."""
+
 
 def prepare_process(debug: bool = False) -> None:
     """Silence the libraries, unless `debug`, and postpone those that a start does not need. Call it before
@@ -21,7 +24,7 @@ def prepare_process(debug: bool = False) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     level = logging.DEBUG if debug else logging.ERROR
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
-    for ours in ("main_node", "shadow_node", "worker_node", "wire", "odmoe"):
+    for ours in OUR_PACKAGES:
         logging.getLogger(ours).setLevel(logging.DEBUG if debug else logging.WARNING)
     if not debug:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -59,8 +62,11 @@ def prepare_libraries(threads: int) -> None:
     import torch
     from transformers.utils import logging as transformers_logging
 
+    from checkpoint.native.threads import start_threads
+
     torch.set_num_threads(threads)
     _resolve_vector_math()
+    start_threads(threads)
     transformers_logging.disable_progress_bar()
 
 

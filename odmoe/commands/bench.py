@@ -48,7 +48,7 @@ class Bench:
             found = ["--load-bandwidth", rate_text(self.disk.bytes_per_s)]
         else:
             found = ["--load-bandwidth", rate_text(self.device.loads.bytes_per_s)]
-            found += ["--device-memory", f"{int(self.device.free_bytes / 1e8) / 10:g}GB"]
+            found += ["--worker-memory", f"{int(self.device.free_bytes / 1e8) / 10:g}GB"]
         return found + ([] if self.link.loopback else ["--link", link_text(self.link.bits_per_s)])
 
 

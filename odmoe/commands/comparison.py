@@ -66,6 +66,8 @@ class Verdict:
     system: str
     cluster: str
     dtype: str
+    device: str
+    """Of Transformers' model, as torch names it: that of the main node."""
     approximate: str
     """Why answers may differ by design; empty where they may not."""
     prompts: list[Comparison]

@@ -16,15 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
 from odmoe.clusters.retries import RetriedAnswer
 from odmoe.commands.checks import check_early
 from odmoe.commands.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
-from odmoe.settings.system_settings import CHOSEN
+from odmoe.settings.system_settings import CHOSEN, system_name
 from odmoe.start import start_cluster
 from odmoe.terminal import Output, Terminal, counted
-from scheduler.errors import ODMoEError, PromptError, RequestError
+from scheduler.errors import ODMoEError, PromptError, PromptsFailedError, RequestError
 from scheduler.files import write_whole
 from scheduler.trace import write_trace
 
@@ -106,10 +107,11 @@ def run_generate(
         served = cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})
         job = Job(settings, served, prepared.tokenizer, cluster, prepared.store.manifest.dtype, terminal.notify)
         try:
-            if listed:
-                _answer_all(job, prepared.prompts, prompts, output, terminal)
-            else:
-                _answer_one(job, prepared.prompts[0], output, terminal)
+            with NodeWatch(cluster, terminal.notify):
+                if listed:
+                    _answer_all(job, prepared.prompts, prompts, output, terminal)
+                else:
+                    _answer_one(job, prepared.prompts[0], output, terminal)
         finally:
             _write_records(settings, job, prepared.store)  # most wanted where something went wrong
 
@@ -127,13 +129,18 @@ class _Prepared:
 
 def _start(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepared:
     """Prepare the model's store and start a cluster for it, or join one that serves it."""
+    from odmoe.clusters.devices import check_devices
+
+    check_devices(settings)
     with terminal.progress("opening the model") as progress:
         from odmoe.clusters.configuration import check_fits, forms_needed
         from odmoe.stores import prepare_store
         from odmoe.text import check_tokenizer
 
         needed = partial(forms_needed, settings)
-        store = prepare_store(settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer)
+        store = prepare_store(
+            settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
+        )
     check_fits(settings, store)
     with terminal.status() as say:
         tokenizer, ids = _tokens(settings, prompts, store, say)
@@ -191,12 +198,8 @@ def _write_records(settings: Settings, job: Job, store: ExpertStore) -> None:
 
 
 def system_of(settings: Settings) -> str:
-    """Its name, and what was chosen otherwise: `fate + residency lru`."""
-    chosen = dataclasses.asdict(settings.preset.config)
-    changed = [
-        f"{name} {value}" for name, value in dataclasses.asdict(settings.system_config).items() if value != chosen[name]
-    ]
-    return " + ".join([settings.system, *changed])
+    """As `system_name`."""
+    return system_name(settings.system, settings.system_config)
 
 
 def shadow_of(settings: Settings) -> str:
@@ -312,7 +315,7 @@ def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Ou
         show_answers(terminal, reports, texts, time.monotonic() - began, job.served, system_of(job.served))
     if failed:
         number, first = next(iter(failed.items()))
-        raise RequestError(f"{len(failed)} of {len(prompts)} prompts failed; prompt {number}: {first}")
+        raise PromptsFailedError(f"{len(failed)} of {len(prompts)} prompts failed; prompt {number}: {first}")
 
 
 class Batch:

@@ -96,7 +96,8 @@ def _served(settings: Settings, cluster: ClusterFile) -> bool:
         return False
     from odmoe.clusters.configuration import forms_needed
 
-    store = prepare_store(settings.model, settings.store, settings.dtype, forms_needed=partial(forms_needed, settings))
+    needed = partial(forms_needed, settings)
+    store = prepare_store(settings.model, settings.store, settings.dtype, forms_needed=needed, experts=settings.experts)
     if seen["fingerprint"] != store.manifest.fingerprint:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "

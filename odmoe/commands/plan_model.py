@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from checkpoint.formats.gguf_file import is_gguf, read_gguf
+from checkpoint.formats.settings import quantisation_settings, without_quantisation
 from checkpoint.hub import find_model
 from checkpoint.sizes.configured_size import configured_size
+from checkpoint.sizes.native_size import with_native_experts
 from scheduler.errors import CheckpointError, MissingShardError
 from scheduler.types import ModelSize
 
@@ -15,16 +18,28 @@ _CONFIG = "config.json"
 _STORE = "manifest.json"
 
 
-def read_config(name: str) -> tuple[dict[str, Any], str | None]:
-    """A model's configuration, and the dtype if it is a store. For a model on the Hub only config.json is fetched.
+class Described(NamedTuple):
+    """A model's configuration and, if it is a store, its experts' dtype and how it keeps them."""
+
+    fields: dict[str, Any]
+    dtype: str | None = None
+    experts: str | None = None
+    """`native` or `dequantised`."""
+
+
+def read_config(name: str) -> Described:
+    """Of a model, its config.json or a store. For a model on the Hub only config.json is fetched.
 
     Raises CheckpointError.
     """
     path = find_model(name, [_CONFIG])
     if (path / _STORE).is_file():
         manifest = _read(path / _STORE)
-        return manifest.get("config", {}), manifest.get("dtype")
-    return _read(path / _CONFIG if path.is_dir() else path), None
+        kept = "native" if manifest.get("encoding") else "dequantised"
+        return Described(manifest.get("config", {}), manifest.get("dtype"), kept)
+    if is_gguf(path):
+        return Described(read_gguf(path).config)
+    return Described(_read(path / _CONFIG if path.is_dir() else path))
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -41,15 +56,23 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def model_of(name: str, fields: dict[str, Any], dtype: str | None, context: int) -> ModelSize:
-    """Without torch where the configuration alone gives the sizes.
+def model_of(
+    name: str, fields: dict[str, Any], dtype: str | None, context: int, experts: str | None = None
+) -> ModelSize:
+    """Without torch where the configuration alone gives the sizes. `experts`: how a store keeps those of a quantised
+    model; None for native.
 
     Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError.
     """
     label = Path(name).name.removesuffix(".json") or name
-    found = configured_size(fields, dtype, context, label)
-    if found is not None:
-        return found
+    plain = without_quantisation(fields)
+    if quantisation_settings(fields) and dtype is None and not (fields.get("dtype") or fields.get("torch_dtype")):
+        dtype = "bfloat16"  # as published models are computed
+    found = configured_size(plain, dtype, context, label) or _counted(plain, dtype, context, label)
+    return found if experts == "dequantised" else with_native_experts(found, fields)
+
+
+def _counted(fields: dict[str, Any], dtype: str | None, context: int, label: str) -> ModelSize:
     from checkpoint.family import config_from_dict, parse_dtype, stored_dtype
     from checkpoint.sizes.model_size import count
 

@@ -210,6 +210,11 @@ def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
         "requests of models/deep-moe need 5.7 of 8 experts in a layer, random ones 7.2. So several requests share more "
         "loads than planned here"
     )
-    if policy.shadow != "none":
-        found.append("the shadow runs on a GPU (on a CPU, weights that are not quantised take twice the bytes)")
+    shadowed = policy.shadow != "none"
+    found.append(
+        f"devices: {'main node, shadow' if shadowed else 'main node'} and workers compute on devices as fast as those "
+        f"of {base.name}, each on its own (--device). A node on a processor is slower than planned"
+        + ", and a shadow there takes twice the bytes for weights that are not quantised"
+        * shadowed
+    )
     return found

@@ -21,6 +21,14 @@ _ENDED = {
     "context": ", ended because the context is full",
 }
 """`Report.finish` in words. An end-of-sequence token and --max-new-tokens need none."""
+_MISSED = {
+    "busy": "no worker was idle",
+    "large": "they had too many rows",
+    "smaller form": "their experts were in smaller forms",
+}
+"""`Report.audits_missed` in words: why computations were not audited."""
+LEAST_AUDITED = 0.95
+"""Share of the audits that are asked for, below which the reason is shown."""
 PROMPT_SHOWN = 60
 """Characters of a prompt that are shown beside its number."""
 WAIT_SHOWN_S = 0.05
@@ -45,7 +53,7 @@ def show_answer(terminal: Terminal, report: Report, served: Settings, system: st
     terminal.block(
         f"{system} ({served.cluster})",
         _shown([*_speed(report), *_result([report], served)], report),
-        _shown([*_prediction(report, served), *_loads([report]), *_nodes([report])], report),
+        _shown([*_prediction(report, served), *_loads([report]), *_nodes([report], served)], report),
     )
 
 
@@ -72,8 +80,8 @@ def show_answers(
     ]
     terminal.block(
         f"{system} ({served.cluster}), {len(found)} of {counted(len(prompts), 'prompt')} answered",
-        _shown([*speed, *_result(found, served)], found[0]),
-        _shown([*_loads(found), *_nodes(found)], found[0]),
+        _shown([*speed, _shadow_start(found), *_result(found, served)], found[0]),
+        _shown([*_loads(found), *_nodes(found, served)], found[0]),
     )
     terminal.console.print()
     terminal.block("prompts", [(str(number), _beginning(prompt)) for number, prompt in enumerate(prompts, 1)])
@@ -116,12 +124,17 @@ def _rate(report: Report) -> str:
 
 
 def _speed(report: Report) -> list[Line]:
-    wait = f"decoding waited {report.shadow_wait_s:.2f} s for it to start"
     return [
         Line("speed", f"{_rate(report)} tokens/s decoding, {report.tokens_per_s:.1f} overall", timed=True),
         Line("first token", f"{report.ttft_s:.2f} s", timed=True),
-        Line("shadow", wait, shown=report.shadow_wait_s > WAIT_SHOWN_S),
+        _shadow_start([report]),
     ]
+
+
+def _shadow_start(reports: Sequence[Report]) -> Line:
+    """Answers that began before the shadow was there waited for it at the same time: the longest wait counts."""
+    wait_s = max(report.shadow_wait_s for report in reports)
+    return Line("shadow", f"decoding waited {wait_s:.2f} s for it to start", shown=wait_s > WAIT_SHOWN_S)
 
 
 def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
@@ -160,6 +173,7 @@ def _exactness(reports: Sequence[Report], served: Settings) -> str:
     shared = any(report.requests_per_step > 1 and not report.exact for report in reports)
     causes += ["--batch-dense"] * (served.batch_dense and shared)
     causes += ["--prefill-chunk"] * any(report.prefill_passes > 1 for report in reports)
+    causes += ["devices of different kinds"] * (not all(report.one_kind for report in reports))
     causes += ["ignored generation settings"] * any(report.ignored for report in reports)
     causes += ["suspect workers"] * any(report.doubted for report in reports)
     return f"approximate, because of {' and '.join(causes)}"
@@ -169,7 +183,8 @@ def _shared(reports: Sequence[Report]) -> str:
     """How many requests shared a step, over all their steps."""
     mean = sum(report.requests_per_step for report in reports) / len(reports)
     chunked = sum(report.prefill_passes > 1 for report in reports)
-    return f"{mean:.1f} requests in a step" + f"; {counted(chunked, 'prompt')} read in chunks" * bool(chunked)
+    steps = f"{mean:.1f} requests in each step on average, which share its loads"
+    return steps + f"; {counted(chunked, 'prompt')} read in chunks" * bool(chunked)
 
 
 def _precision(report: Report) -> str:
@@ -222,21 +237,52 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
     prefill_stall = sum(r.prefill_stall_s for r in reports)
     hosted, named = sum(r.host_computed for r in reports), sum(r.named for r in reports)
     checked = max((r.loads_checked or 0.0 for r in reports), default=0.0)
+    each = f", mean of {len(reports)} prompts" * (len(reports) > 1)
+    stall, prefill_stall = stall / len(reports), prefill_stall / len(reports)
     moved = megabytes(sum(r.bytes_loaded for r in reports))
     return [
         Line("loads", f"{loads:,} experts, {moved}: {prefill:,} in prefill, {loads - prefill:,} in decoding"),
-        Line("checked", f"{checked:.0%} of all loads were compared with the store's checksums", shown=loads > 0),
+        Line(
+            "checked",
+            f"{checked:.0%} of loads compared with checksums{' (all: --check-loads all)' * (checked < 1)}",
+            shown=loads > 0,
+        ),
         Line(
             "not used",
             f"{counted(unused, 'load')} of experts that the gate did not choose",
             shown=unused > 0,
         ),
-        Line("stalls", f"{stall:.2f} s in decoding, {prefill_stall:.2f} s in prefill", timed=True),
+        Line("stalls", f"{stall:.2f} s in decoding, {prefill_stall:.2f} s in prefill{each}", timed=True),
         Line("on the host", f"{hosted:,} of {counted(named, 'expert')} computed there", shown=hosted > 0),
     ]
 
 
-def _nodes(reports: Sequence[Report]) -> list[Line]:
+def _audits(report: Report, served: Settings) -> list[Line]:
+    """The share that was done and the share that was asked for, and why the first is smaller."""
+    done, asked = report.audits / max(1, report.computations), report.audit_share
+    missed = report.audits_missed
+    why = _MISSED[max(missed, key=lambda reason: missed[reason])] if missed else ""
+    if why == _MISSED["busy"] and served.audit != "auto":
+        why += " and the main node was busy"
+    why = f"{'mostly ' * (len(missed) > 1)}because {why}" if why else ""
+    shown = report.audits > 0 or (served.audit != "auto" and asked > 0)
+    compared = f"{done:.1%} of {counted(report.computations, 'computation')} done twice and compared"
+    return [
+        Line("audits", f"{compared}, {100 * asked:.3g}% asked", shown=shown),
+        Line("not audited", why, shown=shown and bool(why) and done < LEAST_AUDITED * asked),
+    ]
+
+
+def _devices(report: Report) -> str:
+    """What each role computes on, in few words where it is the same."""
+    found = {role: [one] if isinstance(one, str) else list(dict.fromkeys(one)) for role, one in report.devices.items()}
+    text = {role: " and ".join(names) for role, names in found.items() if names}
+    if text and text.get("workers") == text["main"] and text.get("shadow", text["main"]) == text["main"]:
+        return f"{text['main']} for all nodes"
+    return ", ".join(f"{role} {names}" for role, names in text.items())
+
+
+def _nodes(reports: Sequence[Report], served: Settings) -> list[Line]:
     """The nodes' peak memory, from the answer with the highest one."""
     report = max(reports, key=_held)
     memory = report.memory_bytes
@@ -251,13 +297,10 @@ def _nodes(reports: Sequence[Report]) -> list[Line]:
     suspects = list(dict.fromkeys(name for one in reports for name in one.suspects))
     return [
         Line("nodes", nodes),
+        Line("devices", _devices(report), shown=bool(report.devices)),
         Line("each worker", most),
         Line("lost", ", ".join(lost), shown=bool(lost)),
         Line("reconnected", ", ".join(rejoined), shown=bool(rejoined)),
-        Line(
-            "audits",
-            f"{report.audits:,} of {counted(report.computations, 'computation')} done twice and compared",
-            shown=report.audits > 0,
-        ),
+        *_audits(report, served),
         Line("suspect", "; ".join(suspects), shown=bool(suspects)),
     ]

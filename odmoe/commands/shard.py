@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from odmoe.terminal import Output, Terminal
 
 if TYPE_CHECKING:
+    from checkpoint.manifest import Manifest
     from checkpoint.sharding.shard import Made
     from checkpoint.store import ExpertStore
     from odmoe.stores import Progress
@@ -28,7 +29,13 @@ LABELS = {
 
 
 def run_shard(
-    model: str, store: str, output: Output, dtype: str | None = None, forms: Sequence[str] = (), verify: bool = False
+    model: str,
+    store: str,
+    output: Output,
+    dtype: str | None = None,
+    forms: Sequence[str] = (),
+    verify: bool = False,
+    experts: str | None = None,
 ) -> None:
     """Make the store of a model at `store` unless it is there, add `forms` to it, and show what it holds.
 
@@ -41,6 +48,7 @@ def run_shard(
     from checkpoint.sharding.source import open_source
     from odmoe.clusters.process import prepare_process
     from odmoe.stores import make_or_open
+    from odmoe.text import has_vocabulary
 
     if dtype is not None:
         parse_dtype(dtype)
@@ -48,7 +56,13 @@ def run_shard(
     terminal = Terminal(output.quiet, output.debug)
     with terminal.progress("opening the model") as progress:
         with _timed() as writing:
-            made = make_or_open(open_source(find_model(model)), Path(os.path.expanduser(store)), dtype, progress)
+            source, target = open_source(find_model(model)), Path(os.path.expanduser(store))
+            if not has_vocabulary(source.path):
+                terminal.notify(
+                    f"{source.path} has no tokenizer (tokenizer.json, tokenizer.model, ...): odmoe generate will "
+                    "refuse its store; add the tokenizer files that the model was published with, and shard it again"
+                )
+            made = make_or_open(source, target, dtype, progress, experts=experts)
         facts = _finished(made, forms, verify, progress)
     if made.written:
         facts |= {"layers_resumed": made.resumed, "written_s": round(writing(), 2)}
@@ -92,12 +106,20 @@ def _facts(store: ExpertStore) -> dict[str, object]:
         "store": str(store.path),
         "family": manifest.family,
         "dtype": manifest.dtype,
+        **_encoding(manifest),
         "moe_layers": len(manifest.layers),
         "experts": manifest.experts,
         "expert_bytes": manifest.blob_bytes,
         "all_expert_bytes": manifest.expert_bytes,
         **{f"expert_bytes_{name}": manifest.form_bytes(name) for name in manifest.forms},
     }
+
+
+def _encoding(manifest: Manifest) -> dict[str, object]:
+    """How a quantised checkpoint's experts are kept; nothing for any other."""
+    if manifest.encoding:
+        return {"encoding": manifest.encoding, "restored_expert_bytes": manifest.restored_bytes}
+    return {"dequantised_because": manifest.plain_because} if manifest.plain_because else {}
 
 
 @contextmanager

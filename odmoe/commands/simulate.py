@@ -16,14 +16,16 @@ from odmoe.settings.bounds import check_experts, check_slots
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.system_settings import CHOSEN, check_read
 from odmoe.settings.table import flag
+from odmoe.settings.units import AUTO_SLOTS
 from odmoe.terminal import Terminal
 from scheduler.alignment import Alignment
 from scheduler.core.stats import RecallCounts
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
-from scheduler.policies.registry import keeps_all, strategy_of
-from scheduler.policies.system_config import CoreConfig
+from scheduler.policies.registry import caches, keeps_all, strategy_of
+from scheduler.policies.system_config import CoreConfig, SystemConfig
+from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_groups, recorded_workloads
 from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.scenario import RECALL, Scenario
@@ -44,6 +46,8 @@ class Run:
     """Requests to simulate together. `measured`: the recorded requests, if they are."""
 
     scenario: Scenario
+    system: str | None
+    """The preset's name. None: a recording's, whose preset is not known here."""
     arrivals: list[Arrival]
     measured: list[RecordedWorkload] | None = None
 
@@ -120,7 +124,7 @@ def _random_run(given: SimulateSettings) -> Run:
             f"{lacking}, which only a recorded run has; record a run first: odmoe generate {flags} --record FILE ..., "
             f"then odmoe simulate {flags} --routes FILE"
         )
-    return Run(scenario, arrivals)
+    return Run(scenario, given.system, arrivals)
 
 
 def _scenario(
@@ -136,8 +140,9 @@ def _scenario(
     forms = {} if recording is None or given.given("precision") or given.given("system") else _form_costs(recording)
     single = given.given("system") and given.preset.single_machine
     workers = given.workers or (1 if single else len(joined) or profile.workers)
-    if given.given("slots"):
-        check_slots(workers, given.slots)
+    slots = _slots(given, system)
+    if slots is not None:
+        check_slots(workers, slots)
     alignment = core.alignment if core else Alignment()
     scenario = Scenario(
         profile,
@@ -165,7 +170,22 @@ def _scenario(
             "no times for one; use a profile with a host, such as rtx3090-pcie3"
         )
     enough = -(-profile.layers * profile.experts // workers) if keeps_all(system) else 1
-    return replace(scenario, slots=given.slots if given.given("slots") else max([enough, *joined.values()]))
+    return replace(scenario, slots=slots or max([enough, *joined.values()]))
+
+
+def _slots(given: SimulateSettings, system: SystemConfig) -> int | None:
+    """None: the recording's, or those that the residency needs. A simulated worker has memory for two experts."""
+    if given.slots == "auto":
+        return None if caches(system) else AUTO_SLOTS
+    return given.slots if given.given("slots") else None
+
+
+def _preset(given: SimulateSettings, recording: Recording) -> str | None:
+    """The preset that is simulated, by name. None: the recording has another one's policies."""
+    if given.given("system"):
+        return given.system
+    name = recording.about.get("system")
+    return name if name in SYSTEMS else None
 
 
 def _group_size(given: SimulateSettings, core: CoreConfig | None, profile: Profile, workers: int) -> int | None:
@@ -224,7 +244,7 @@ def _recorded_run(
     scenario = _scenario(given, profile, recording, prompt, tokens)
     for one, arrival in zip(group, arrivals, strict=True):
         _check_predictions(replace(scenario, tokens=arrival.tokens), recording, one, file)
-    return Run(scenario, arrivals, group)
+    return Run(scenario, _preset(given, recording), arrivals, group)
 
 
 def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWorkload, file: Path) -> None:
@@ -268,6 +288,7 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
         "workers": scenario.worker_count,
         "slots": scenario.slots,
         "group_size": scenario.group,
+        "system": runs[0].system,
         **asdict(scenario.system),
         "host": scenario.host,
         "align_token": scenario.alignment.token_period,

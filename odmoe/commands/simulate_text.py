@@ -8,7 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from odmoe.settings.system_settings import CHOSEN, system_name
 from odmoe.terminal import counted
+from scheduler.policies.system_config import SystemConfig
 
 BAR = 30
 LEAST_LUCK = 0.0005
@@ -45,6 +47,9 @@ def show(facts: dict[str, Any]) -> None:
 def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     model, requests = facts["model"], facts["requests"]
     shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
+    if facts["system"] is not None:
+        config = SystemConfig(**{name: facts[name] for name in CHOSEN})
+        yield "system", system_name(facts["system"], config)
     yield "model", f"{shape}; layer and load times are the profile's, for any shape"
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from checkpoint.devices.names import return_memory
 from checkpoint.family import dtype_name, stored_dtype
 from checkpoint.hub import find_model
 from odmoe.clusters.process import prepare_libraries, prepare_process
@@ -40,33 +41,40 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     prepare_libraries(settings.threads_a_node)
     from main_node.shape import limited_context
     from odmoe.clusters.configuration import check_fits, forms_needed, with_precision
+    from odmoe.clusters.device_choice import choose_devices
+    from odmoe.clusters.devices import check_devices, device_of
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
+    check_devices(settings)
     # A store takes long to make: the prompts are checked before.
     tokenizer = load_tokenizer(path, CorruptCheckpointError)
     ids = encode_prompts(tokenizer, prompts, tokens, limited_context(size.context_max, settings.ctx_size))
     with terminal.progress() as progress:
         needed = partial(forms_needed, settings)
-        store = prepare_store(settings.model, settings.store, settings.dtype, progress, needed)
+        store = prepare_store(
+            settings.model, settings.store, settings.dtype, progress, needed, experts=settings.experts
+        )
         check_fits(settings, store)
-        settings = with_precision(settings, store)
+        settings = choose_devices(with_precision(settings, store), store)
+    device = device_of(settings, "main")  # others round differently
     if store.manifest.dtype != dtype:  # a store that was there may have another dtype than its checkpoint
         check_memory(path.name, config, store.manifest.dtype)
     with terminal.status() as say:
         say("loading the whole model with Transformers")
-        model = load_whole(path, store.manifest.dtype)
+        model = load_whole(path, store.manifest.dtype, device)
     total = len(ids) * tokens
     with terminal.progress() as progress:
         step = _counter(progress, "Transformers", total)
         expected = [reference(model, prompt, tokens, step) for prompt in ids]
     del model
+    return_memory()  # the nodes need the room
     with terminal.status() as say:
         cluster = start_cluster(settings, store, say)
     try:
         with terminal.progress() as progress:
             step = _counter(progress, "this engine", total)
-            found = [answer(cluster, prompt, tokens, step)[0] for prompt in ids]
+            answers = [answer(cluster, prompt, tokens, step) for prompt in ids]
     finally:
         cluster.close()
     verdict = Verdict(
@@ -74,8 +82,11 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         system=system_of(settings),
         cluster=settings.cluster,
         dtype=store.manifest.dtype,
-        approximate=_by_design(settings),
-        prompts=[compare(got, wanted, store.manifest.dtype) for got, wanted in zip(found, expected, strict=True)],
+        device=str(device),
+        approximate=" and ".join(filter(None, (_by_design(settings), _by_devices([report for _, report in answers])))),
+        prompts=[
+            compare(got, wanted, store.manifest.dtype) for (got, _), wanted in zip(answers, expected, strict=True)
+        ],
     )
     print(json.dumps(as_dict(verdict)) if as_json else as_text(verdict, tokenizer))
     return verdict.verdict != "different"
@@ -106,8 +117,8 @@ def reference(model: Any, prompt: list[int], tokens: int, step: Step = lambda: N
     try:
         with torch.inference_mode():
             out = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                torch.tensor([prompt], device=model.device),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=model.device),
                 max_new_tokens=tokens,
                 do_sample=False,
                 eos_token_id=None,
@@ -121,7 +132,7 @@ def reference(model: Any, prompt: list[int], tokens: int, step: Step = lambda: N
         raise ConfigError(
             f"Transformers refuses the settings in the model's generation_config.json: {error}; correct that file"
         ) from error
-    return Answer(out.sequences[0, len(prompt) :].tolist(), [logits[0].float() for logits in out.logits])
+    return Answer(out.sequences[0, len(prompt) :].tolist(), [logits[0].float().cpu() for logits in out.logits])
 
 
 class _Streamer:
@@ -160,6 +171,15 @@ def _by_design(settings: Settings) -> str:
     if not changing:
         return ""
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"
+
+
+def _by_devices(reports: Sequence[Any]) -> str:
+    """The same, of the devices that computed."""
+    apart = next((report.devices for report in reports if not report.one_kind), None)
+    if apart is None:
+        return ""
+    workers = " and ".join(dict.fromkeys(apart["workers"]))
+    return f"the main node on {apart['main']} and workers on {workers} round differently"
 
 
 def _counter(progress: Callable[[str, int, int], None], what: str, total: int) -> Step:

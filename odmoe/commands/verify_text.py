@@ -9,7 +9,7 @@ from odmoe.commands.comparison import Comparison, Verdict
 
 def as_text(verdict: Verdict, tokenizer: Any) -> str:
     """A line a prompt, then the verdict."""
-    lines = [f"{verdict.model}, {verdict.dtype}: {verdict.system}, {verdict.cluster}"]
+    lines = [f"{verdict.model}, {verdict.dtype} on {verdict.device}: {verdict.system}, {verdict.cluster}"]
     lines += [f"  prompt {n}: {_prompt(one, tokenizer)}" for n, one in enumerate(verdict.prompts, 1)]
     return "\n".join([*lines, _verdict(verdict)])
 

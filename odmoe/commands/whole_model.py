@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkpoint.formats.published import published_format
 from checkpoint.manifest import MANIFEST
-from checkpoint.sharding.source import open_source
+from checkpoint.sharding.source import Source, open_source
 from scheduler.errors import CheckpointError, ConfigError, DoesNotFitError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig
 
+    from checkpoint.formats.base import PublishedFormat
     from scheduler.types import ModelSize
 
 SPARE = 1 << 30
@@ -29,9 +32,12 @@ def checked_config(path: Path) -> PreTrainedConfig:
             f"{path} is an expert store, which Transformers cannot load; give the checkpoint it was made from, and "
             f"--store {path}"
         )
-    from checkpoint.family import config_from_dict
+    from checkpoint.family import config_from_dict, stored_dtype
 
-    return config_from_dict(open_source(path).config)
+    source = open_source(path)
+    config = config_from_dict(source.config)
+    config.dtype = stored_dtype(config, source.dtype)
+    return config
 
 
 def check_memory(name: str, config: PreTrainedConfig, dtype: str) -> ModelSize:
@@ -51,13 +57,49 @@ def check_memory(name: str, config: PreTrainedConfig, dtype: str) -> ModelSize:
     return counts
 
 
-def load_whole(path: Path, dtype: str) -> Any:
-    """Transformers' own model with `eager` experts. Raises CheckpointError."""
-    from transformers import AutoModelForCausalLM
+def load_whole(path: Path, dtype: str, device: str | torch.device = "cpu") -> Any:
+    """Transformers' own model, dequantised, with `eager` experts. Raises CheckpointError, DoesNotFitError where the
+    device has no room for it."""
+    import torch
 
+    from checkpoint.family import auto_class, config_from_dict
+
+    source = open_source(path)
+    auto = auto_class(config_from_dict(source.config))
+    format = published_format(source.config, path)
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, experts_implementation="eager", local_files_only=True
+        how: dict[str, Any] = {"config": _dequantising(path, format)} if format else {}
+        folder = path
+        if source.gguf is not None:
+            folder, how = path.parent, _from_gguf(source)
+        model = auto.from_pretrained(
+            folder, dtype=dtype, experts_implementation="eager", local_files_only=True, **how
         ).eval()
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, json.JSONDecodeError) as error:
         raise CheckpointError(f"Transformers cannot load {path}: {error}") from error
+    try:
+        return model if torch.device(device).type == "cpu" else model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFitError(
+            f"{device} has no room for all of {path.name} in {dtype}, which Transformers needs there ({error}); give "
+            "--device cpu"
+        ) from error
+
+
+def _from_gguf(source: Source) -> dict[str, Any]:
+    """What makes `from_pretrained` read this file, dequantised."""
+    from transformers import GgufConfig
+
+    from checkpoint.family import config_from_dict
+
+    how = {"config": config_from_dict(source.config), "quantization_config": GgufConfig(dequantize=True)}
+    return how | {"gguf_file": source.path.name}
+
+
+def _dequantising(path: Path, format: PublishedFormat) -> PreTrainedConfig:
+    """The checkpoint's configuration, which asks Transformers to dequantise."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config.quantization_config = format.loading_settings()
+    return config

@@ -46,7 +46,7 @@ RAY_KEYS = (
 PROVIDER_KEYS = ("type", "module", "hosts", "cache_stopped_nodes", "disable_node_updaters", "use_internal_ips")
 AUTH_KEYS = ("ssh_user", "ssh_private_key", "ssh_public_key", "ssh_proxy_command", "ssh_proxy_use_node_id")
 
-OWN_SETTINGS = ("slots", "loader", "threads")
+OWN_SETTINGS = ("slots", "loader", "threads", "device")
 """Settings that a cluster file may give for one machine alone."""
 
 
@@ -195,5 +195,8 @@ def _host(role: str, number: int, group: int | None, declared: Any, where: str) 
         raise ConfigError(
             f"{where}: {address} has the setting {strangers[0]!r}; allowed for one host: {', '.join(OWN_SETTINGS)}"
         )
-    Settings(named=lambda name: f"{where}: {name} of {address}", **settings)
+    own = f"{role.removesuffix('_node')}_device"
+    if "device" in settings:  # it comes before that of all hosts of its role
+        settings[own] = settings.pop("device")
+    Settings(named=lambda name: f"{where}: {'device' if name == own else name} of {address}", **settings)
     return Host(role, number, address, group, settings)

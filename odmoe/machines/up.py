@@ -64,6 +64,8 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
     if not settings.model:
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     cluster = read_cluster_file(file)
+    for host in cluster.hosts:
+        settings.but(**host.settings)  # a host's own may not go with those of all
     folder = cluster_dir(cluster.name)
     with only_one(folder), Ssh.of(cluster, folder) as ssh:
         _BringUp(ssh, cluster, folder, settings, terminal).run(timeout_s)
@@ -116,7 +118,9 @@ class _BringUp:
         needed = partial(forms_needed, self._settings)
         settings = self._settings
         with self._terminal.progress() as progress:
-            opened = prepare_store(settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer)
+            opened = prepare_store(
+                settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
+            )
         self._settings = with_slots(settings, opened, len(self._cluster.of("worker_node")))
         store = opened.path.resolve()
         self._turns.end("store here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from odmoe.clusters.credentials import credentials
 from odmoe.on_ray.answers import Answers
 from odmoe.on_ray.node_actor import NodeProcess, own_host
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
-from odmoe.settings.settings import Settings
+from odmoe.settings.settings import ROLES, Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError
 from scheduler.trace import Span
@@ -26,6 +26,7 @@ from wire.rpc.stream import check_access
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
     from main_node.engine.engine import Engine
+    from odmoe.machines.cluster_file import Host
     from odmoe.on_ray.fleet import Fleet
     from scheduler.eventlog.recording import Recorder
 
@@ -76,28 +77,39 @@ class Main(NodeProcess):
 
     def _start(self) -> None:
         from odmoe.clusters.configuration import configure
+        from odmoe.clusters.device_choice import choose_devices
+        from odmoe.clusters.devices import device_of
         from odmoe.clusters.event_log import make_recorder
         from odmoe.clusters.nodes import emulation_of, make_engine
         from odmoe.on_ray.fleet import Fleet
 
         check_access(own_host(self._settings), *credentials(self._settings))  # needed by every node
+        hosts = list(hosts_of_launcher().values()) if self._settings.joined else []
+        device_of(_of_main_host(self._settings, hosts), "main")  # before anything is loaded
         store, emulation = open_verified(self._store), emulation_of(self._settings)
-        size = group_size(hosts_of_launcher().values()) if self._settings.joined else None
+        size = group_size(hosts) if self._settings.joined else None
         if size and "group_size" not in self._settings.model_fields_set:
             self._settings = self._settings.but(group_size=size)
         configuration = configure(self._settings, store)
         self._recorder = make_recorder(self._settings, store, configuration)
         engine = make_engine(self._settings, store, configuration, emulation, self._recorder)
-        fleet = self._fleet = Fleet(engine, configuration.settings, self._store, emulation)
+        # The devices that were chosen here are no part of what the cluster serves with.
+        own = _of_main_host(self._settings, hosts)
+        own = choose_devices(own, store, ["main"] if own.joined else ROLES, beside_workers=not own.joined)
+        of_fleet = configuration.settings
+        if own.shadow_device != of_fleet.shadow_device:
+            of_fleet = of_fleet.but(shadow_device=own.shadow_device)
+        fleet = self._fleet = Fleet(engine, of_fleet, self._store, emulation)
         try:
-            self._main = self._begin(store, engine, fleet)
+            self._main = self._begin(own, store, engine, fleet)
         except BaseException:
             self._fleet = None
             fleet.close()
             engine.close()
             raise
 
-    def _begin(self, store: ExpertStore, engine: Engine, fleet: Fleet) -> MainNode:
+    def _begin(self, settings: Settings, store: ExpertStore, engine: Engine, fleet: Fleet) -> MainNode:
+        """`settings`: with the main node's device."""
         from main_node.shadow_start import ShadowStart
         from odmoe.clusters.nodes import make_main
 
@@ -110,7 +122,7 @@ class Main(NodeProcess):
             if not self._settings.joined:
                 start = ShadowStart(partial(fleet.join_first, "shadow", 0, begun))
         workers = [(number, fleet.begin(kind, number)) for kind, number in seats if kind == "worker"]
-        main = make_main(self._settings, store, engine, start)
+        main = make_main(settings, store, engine, start)
         if start is not None:
             start.begin()
         if self._settings.joined:  # a missing node is no failure here: the reconnector keeps trying
@@ -140,6 +152,10 @@ class Main(NodeProcess):
         """Cancel the answer to `key`, whether it has begun or not."""
         self._answers.cancel(key)
 
+    def changes(self, since: int | None) -> tuple[int, list[str]]:
+        """As `Cluster.changes`."""
+        return self._main.engine.peers.membership.since(since) if self._main is not None else (0, [])
+
     def trace(self) -> list[Span]:
         return self._main.engine.trace() if self._main is not None else []
 
@@ -163,3 +179,12 @@ class Main(NodeProcess):
             fleet.close()
         if main is not None:
             main.close()
+
+
+def _of_main_host(settings: Settings, hosts: Iterable[Host]) -> Settings:
+    """The settings with those of the cluster file for the main node's host alone."""
+    from odmoe.clusters.devices import with_workers_of
+
+    settings = with_workers_of(settings, [host.settings for host in hosts if host.role == "worker_node"])
+    device = next((host.settings.get("main_device") for host in hosts if host.role == "main_node"), None)
+    return settings if device is None else settings.but(main_device=device)

@@ -30,6 +30,7 @@ from odmoe.on_ray.shutdown import end_orphans, stop_nodes
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import CHOSEN
 from odmoe.settings.table import flag
+from odmoe.terminal import counted
 from scheduler.errors import LaunchError, LinkError, ODMoEError
 from scheduler.trace import Span
 
@@ -50,7 +51,12 @@ SERVED = (
     "align_token",
     "align_kv",
     "dtype",
+    "experts",
     "loader",
+    "device",
+    "main_device",
+    "shadow_device",
+    "worker_device",
     "check_loads",
     "smaller_forms",
     "profile",
@@ -67,7 +73,7 @@ SERVED = (
 """Settings that are fixed while the nodes run."""
 UP = ("parallel",)
 """As `SERVED` for `odmoe up`. For a command that asks, it is how many prompts it sends at once."""
-OPEN = ("workers", "group_size", "dtype")
+OPEN = ("workers", "group_size", "dtype", "experts")
 """Those of them that default to what the cluster or the store has."""
 
 
@@ -96,7 +102,8 @@ class RayCluster:
             if not self._attach(settings, store):
                 if store is None:
                     raise LaunchError("no model is served on this cluster; odmoe up starts its nodes")
-                say("starting the main node, workers and the shadow: some seconds each")
+                workers = counted(settings.workers, "worker") if settings.workers_given else "all workers"
+                say(f"starting the main node, {workers}{' and the shadow' * settings.shadowed}")
                 self._start(settings, str(store.path.resolve()))
         except BaseException:
             self.close()
@@ -273,6 +280,10 @@ class RayCluster:
         request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
         return RayAnswer(self._main, secrets.token_hex(8), request, self._answers, self._worker_wait_s)
 
+    def changes(self, since: int | None) -> tuple[int, list[str]]:
+        count, lines = get(self._main.changes.options(**QUICK).remote(since), CONTROL_S, "the main node")
+        return int(count), list(lines)
+
     def trace(self) -> list[Span]:
         return list(get(self._main.trace.options(**QUICK).remote(), RECORD_S, "the main node"))
 
@@ -312,7 +323,7 @@ def connect_ray(address: str) -> None:
         ray.init(address=address, **_common())
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use local") from error
+        raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use --cluster local") from error
     warn_of_strangers(ray.get_runtime_context().gcs_address)
 
 

@@ -18,6 +18,7 @@ from main_node.engine.engine import Engine
 from main_node.engine.peers import Connect
 from main_node.engine.reconnector import Reconnector
 from odmoe.clusters.credentials import credentials
+from odmoe.clusters.devices import with_workers_of
 from odmoe.clusters.nodes import travelled
 from odmoe.on_ray.calls import get
 from odmoe.on_ray.node_actor import NodeActor
@@ -129,8 +130,12 @@ class Fleet:
 
     def _settings_of(self, seat: Seat) -> Settings:
         """The settings, with those of the cluster file for this host alone."""
-        host = self._declared_hosts.get(seat.address)
-        return self._settings.but(**host.settings) if host else self._settings
+        settings, hosts = self._settings, self._declared_hosts
+        if seat.role == "shadow_node":
+            settings = with_workers_of(
+                settings, [host.settings for host in hosts.values() if host.role == "worker_node"]
+            )
+        return settings.but(**hosts[seat.address].settings) if seat.address in hosts else settings
 
     def facts(self) -> list[dict[str, Any]]:
         """For every seat: its host, its node's state, the node's own facts, its last error. Hosts of the cluster file

@@ -22,17 +22,24 @@ _log = logging.getLogger(__name__)
 
 def check_running(address: str | None) -> str:
     """The address that Ray gives for `auto`, if a Ray answers there. Raises LaunchError."""
-    advice = "odmoe up, or ray start, changes that"
+    advice = (
+        "start one (odmoe up FILE, or ray start), name one that runs with --cluster host:port, or use --cluster local"
+    )
+    named = os.environ.get("RAY_ADDRESS")
+    if named:
+        advice = f"unset that variable, {advice}"
     if address is None:
-        raise LaunchError(f"no Ray runs on this host; {advice}")
+        here = f"no Ray answers at {named}, which RAY_ADDRESS names" if named else "no Ray runs on this host"
+        raise LaunchError(f"{here}; {advice}")
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), HERE_S).close()  # where it is refused, at once
         check_reachable(address, HERE_S)
     except (LaunchError, OSError, ValueError) as error:
-        raise LaunchError(
-            f"no Ray runs on this host: nothing answers at {address}, its last address; {advice}"
-        ) from error
+        here = f"no Ray runs on this host: nothing answers at {address}, where its last one ran"
+        if named:
+            here = f"no Ray answers at {named}, which RAY_ADDRESS names"
+        raise LaunchError(f"{here}; {advice}") from error
     return address
 
 

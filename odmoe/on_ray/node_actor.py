@@ -56,13 +56,15 @@ class NodeActor(NodeProcess):
         from checkpoint.expert import ExpertArithmetic
         from checkpoint.kernels import linear_of
         from odmoe.clusters.configuration import resources
+        from odmoe.clusters.device_choice import choose_devices
         from odmoe.clusters.nodes import emulation_of, make_shadow, make_worker
         from wire.rpc.server import GrpcServer
 
         secret, identity = credentials(self._settings)
         store, emulation = open_verified(self._store), emulation_of(self._settings)
         if role == "shadow":
-            self._node = make_shadow(self._settings, store, emulation)
+            chosen = choose_devices(self._settings, store, ["shadow"], beside_workers=False)
+            self._node = make_shadow(chosen, store, emulation)
         else:
             manifest = store.manifest
             arithmetic = ExpertArithmetic(manifest.config, manifest.dtype, linear_of(self._settings.kernel))

@@ -20,6 +20,9 @@ class PlanSettings(Table):
 
     model: str = again(Settings, "model", about="Model directory, config.json or org/name")
     dtype: str | None = again(Settings, "dtype", about="Data type of the weights (default: that of config.json)")
+    experts: str | None = again(
+        Settings, "experts", about="How the store keeps the experts of a quantised model (default: native)"
+    )
     context: Count | None = count(
         None,
         f"Tokens that fit in the KV caches (default: {CONTEXT}, or the model's limit if that is lower)",
@@ -51,8 +54,8 @@ class PlanSettings(Table):
         le=1,
     )
 
-    device_memory: Bytes | None = setting(
-        None, SIZE, "Device memory of a worker: 1GB", heading="Memory", common=True, metavar="SIZE"
+    worker_memory: Bytes | None = setting(
+        None, SIZE, "Device memory of each worker: 1GB", heading="Memory", common=True, metavar="SIZE"
     )
     slots: Count | None = count(
         None, "Experts that fit on a worker (default: the best number)", heading="Memory", most=MAX_EXPERTS

@@ -12,7 +12,7 @@ from pydantic import Field
 from odmoe.settings.bounds import check_slots
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
-from odmoe.settings.units import AUDIT, MEMORY, SLOTS, Audit, Memory, Slots, parse_address
+from odmoe.settings.units import AUDIT, DEVICE, MEMORY, SLOTS, Audit, Device, Memory, Slots, parse_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS, MAX_WORKERS_HERE
@@ -27,7 +27,11 @@ SHADOWS = ("fp16", "int8", "nf4", "none")
 LOADERS = ("disk", "memory", "cuda")
 LOAD_CHECKS = ("auto", "all", "none")
 DTYPES = ("float32", "bfloat16", "float16")
+EXPERTS = ("native", "dequantised")
 KERNELS = ("exact", "fast")
+ROLES = ("main", "shadow", "worker")
+CUDA = "cuda"
+"""The loader onto a GPU, and torch's name of the GPU's type."""
 
 
 class Settings(SystemSettings):
@@ -38,11 +42,17 @@ class Settings(SystemSettings):
         None, "a path", "Expert store (default: found in the cache, or made there)", heading="Model"
     )
     dtype: str | None = one_of(None, DTYPES, "Data type of the weights (default: as stored)", heading="Model")
+    experts: str | None = one_of(
+        None,
+        EXPERTS,
+        "How a new store keeps the experts of a quantised model (default: native, as published)",
+        heading="Model",
+    )
 
     cluster: str = setting(
         "embedded",
         f"{', '.join(CLUSTERS)}, a Ray head's host:port or a cluster file (.yaml)",
-        "embedded (default), local or a file.yaml",
+        "Where the nodes run (default: embedded)",
         heading="Cluster",
         common=True,
     )
@@ -61,7 +71,7 @@ class Settings(SystemSettings):
     parallel: Count = setting(
         8,
         f"1, 2, ... {MAX_PARALLEL}",
-        "Requests answered at once, and prompts of --prompts (default: 8); further ones wait",
+        "Requests that a cluster answers at once, and prompts of --prompts that are sent at once",
         heading="Cluster",
         ge=1,
         le=MAX_PARALLEL,
@@ -69,7 +79,7 @@ class Settings(SystemSettings):
     queue: Count = setting(
         64,
         f"0, 1, ... {MAX_QUEUE}",
-        "Requests that may wait; further ones fail",
+        "Requests that may wait for one of the --parallel places; one more fails",
         heading="Cluster",
         ge=0,
         le=MAX_QUEUE,
@@ -83,12 +93,16 @@ class Settings(SystemSettings):
     audit: Audit = setting(
         "auto",
         AUDIT,
-        "Share of computations done twice and compared; auto: 0.01, by idle workers",
+        "Share of the computations that are done twice and compared (default: auto, 0.01 if workers are idle)",
         heading="Cluster",
         metavar="SHARE",
     )
     retry: Count = count(
-        0, "Times to send a request again when the main node is lost", heading="Cluster", least=0, most=1000
+        0,
+        "Times to send a request again when the main node of a lasting cluster is lost (default: 0)",
+        heading="Cluster",
+        least=0,
+        most=1000,
     )
     launch_timeout: Number = setting(
         600.0, "a number from 1 to 1000000", "Seconds to wait for a node to be ready", heading="Cluster", ge=1, le=1e6
@@ -150,15 +164,35 @@ class Settings(SystemSettings):
     slots: Slots = setting(
         1,
         SLOTS,
-        "Experts that fit on a worker; auto: two where its memory allows and none stays",
+        "Experts that a worker has room for; auto: 2 with --residency none and enough free memory, else 1",
         heading="Memory",
         metavar="N",
     )
     loader: str = one_of("disk", LOADERS, "Where experts are loaded from", heading="Memory")
+    device: Device = setting(
+        "auto",
+        DEVICE,
+        "Device of every node (default: auto, the processor, or with --loader cuda the GPU where it fits)",
+        heading="Cluster",
+        metavar="DEVICE",
+    )
+    main_device: Device | None = setting(
+        None, DEVICE, "Device of the main node (default: --device)", heading="Cluster", metavar="DEVICE"
+    )
+    shadow_device: Device | None = setting(
+        None, DEVICE, "Device of the shadow (default: --device)", heading="Cluster", metavar="DEVICE"
+    )
+    worker_device: Device | None = setting(
+        None,
+        DEVICE,
+        "Device of the workers (default: --device; auto: a GPU with --loader cuda, else cpu)",
+        heading="Cluster",
+        metavar="DEVICE",
+    )
     check_loads: str = one_of(
         "auto",
         LOAD_CHECKS,
-        "Loads that are compared with the store's checksums; auto: as many as take 2 % of the loads' time",
+        "Loads that are compared with the store's checksums (auto takes up to 2 % of their time)",
         heading="Memory",
     )
 
@@ -280,10 +314,37 @@ class Settings(SystemSettings):
                 f"{named('device_memory')} is given without {named('workers')}; all workers share it, and "
                 f"the number of workers of {named('cluster')} {self.cluster} is not known here"
             )
+        self._check_loader(named)
         if self.system_prompt is not None and not self.chat:
             raise ConfigError(
                 f"{named('system_prompt')} is given without {named('chat')}; a system message is part of a chat"
             )
+
+    def _check_loader(self, named: Callable[[str], str]) -> None:
+        """The loader moves experts to the device on which workers compute them."""
+        device, source = self.device_of("worker"), named("worker_device" if self.worker_device else "device")
+        if device == "cpu" and self.loader == CUDA:
+            raise ConfigError(
+                f"{source} is cpu with {named('loader')} cuda, which loads onto a GPU; give one of them alone"
+            )
+        if self.worker_device and device.partition(":")[0] not in ("auto", "cpu", CUDA):
+            raise ConfigError(f"{source} is {device!r}; allowed: auto, cpu, cuda, cuda:1, where workers can compute")
+        if self.loader_used == CUDA and self.loader != CUDA and self.given("loader"):
+            raise ConfigError(
+                f"{source} is {device} with {named('loader')} {self.loader}, which loads into ordinary memory; "
+                f"give {named('loader')} cuda, or {named('worker_device')} cpu"
+            )
+
+    def device_of(self, role: str) -> str:
+        """The device of `main`, `shadow` or `worker`, by name: its own setting, else that of all roles."""
+        own: str | None = getattr(self, f"{role}_device")
+        return own or self.device
+
+    @property
+    def loader_used(self) -> str:
+        """The setting `loader`, but `cuda` where the workers' device is a GPU. On an accelerator of another kind there
+        is none, and workers compute on the processor."""
+        return CUDA if self.device_of("worker").partition(":")[0] == CUDA else self.loader
 
     @property
     def threads_a_node(self) -> int:

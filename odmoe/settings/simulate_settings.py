@@ -7,6 +7,7 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, again, setting
+from odmoe.settings.units import Slots
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS, MAX_WORKERS
 from scheduler.simulation.scenario import PROFILE, RECALL
 from scheduler.simulation.workload import SAME_TOKEN
@@ -71,8 +72,10 @@ class SimulateSettings(SystemSettings):
     align_token: Count = again(Settings, "align_token")
     align_kv: Count = again(Settings, "align_kv")
 
-    slots: Count = _up_to(
-        MAX_EXPERTS, 1, "Experts that fit on a worker (default: 1, or as many as the residency keeps)", "Memory"
+    slots: Slots = again(
+        Settings,
+        "slots",
+        about="Experts that a worker has room for; auto: 2 with --residency none (default: 1, or all that stay)",
     )
     mini_batch: Count | None = again(Settings, "mini_batch")
     trace: str | None = again(Settings, "trace")

@@ -34,15 +34,22 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
+FLAG = 3
+"""The rank of a flag; see `Effective`."""
+ONLY_LASTING = ("retry",)
+"""Settings that apply only where nodes outlive the command. Of other clusters a flag is an error, and a variable or the
+file is ignored: many commands share it."""
 _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG"]
 
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
     """Like `merged`, without the settings that a more specific choice makes unread: a value in the file must not forbid
-    a system that is chosen with a flag. Raises ConfigError for any other setting that the system does not read."""
+    a system that is chosen with a flag, and one of `ONLY_LASTING` no other kind of cluster. Raises ConfigError for any
+    other setting that the system does not read."""
     found = merged(flags, file, environ)
     settings, origin, rank = found.settings, found.origin, found.rank
     ignored = {name for name in origin if rank[name] < _rank_of_choice(name, found)}
+    ignored |= {name for name in ONLY_LASTING if not settings.joined and rank.get(name, FLAG) < FLAG}
     if ignored:
         kept = settings.model_dump(exclude_unset=True, exclude=ignored)
         settings = Settings(lambda name: origin.get(name, flag(name)), **kept)
@@ -92,7 +99,7 @@ def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[s
         if text is not None:
             values[name], origin[name], rank[name] = _from_text(name, text), variable(name), 2
     for name, value in flags.items():
-        values[name], origin[name], rank[name] = value, flag(name), 3
+        values[name], origin[name], rank[name] = value, flag(name), FLAG
     return Effective(Settings(lambda name: origin.get(name, flag(name)), **values), origin, rank)
 
 

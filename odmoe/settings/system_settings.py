@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import Field, fields
+from dataclasses import Field, asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
@@ -53,6 +53,13 @@ class SystemSettings(_Chosen):
     def preset(self) -> Preset:
         """The preset that `system` names."""
         return SYSTEMS[self.system]
+
+
+def system_name(preset: str, config: SystemConfig) -> str:
+    """The preset, and what was chosen otherwise: `fate + residency lru`."""
+    chosen = asdict(SYSTEMS[preset].config)
+    changed = [f"{name} {value}" for name, value in asdict(config).items() if value != chosen[name]]
+    return " + ".join([preset, *changed])
 
 
 def check_read(given: Collection[str], values: Table, system: SystemConfig, named: Callable[[str], str]) -> None:

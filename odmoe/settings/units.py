@@ -16,6 +16,7 @@ _BYTES = re.compile(_NUMBER + r"(?:[Bb]|bytes)?", re.ASCII)
 _RATE = re.compile(_NUMBER + r"(?:B|bytes)?(?:/s|ps)?", re.ASCII)  # b would be bits
 _LINK = re.compile(_NUMBER + r"(?:b|bit|bits)?(?:/s|ps)?", re.ASCII)  # B would be bytes
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
+_DEVICE = re.compile(r"auto|cpu|(?!auto|cpu)[a-z]+(:(0|[1-9]\d{0,2}))?", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 SIZE = "a size such as 1GB, 512MiB or 704643072 (bytes)"
@@ -23,6 +24,7 @@ RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
 LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
 ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
+DEVICE = "auto, cpu, cuda, cuda:1, or another accelerator as torch names it"
 AUDIT = "auto, or a number from 0 to 1"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
@@ -78,6 +80,12 @@ def _slots(text: Any) -> int | str:
     return int(text)
 
 
+def _device(text: Any) -> str:
+    if not isinstance(text, str) or not _DEVICE.fullmatch(text):
+        raise ValueError(DEVICE)
+    return text
+
+
 def _audit(text: Any) -> float | str:
     if text == "auto":
         return "auto"
@@ -94,8 +102,13 @@ def _audit(text: Any) -> float | str:
 
 Audit = Annotated[float | Literal["auto"], BeforeValidator(_audit)]
 """The share of computations that are audited. `auto`: a small one where there are idle workers."""
+AUTO_SLOTS = 2
+"""Slots of a worker with `auto`, where it has the memory: one expert is loaded while another is computed. A third one
+gains nothing."""
 Slots = Annotated[int | Literal["auto"], BeforeValidator(_slots)]
 """Slots of a worker. `auto`: as its memory allows."""
+Device = Annotated[str, BeforeValidator(_device)]
+"""Where a role computes. Whether a machine has the device is found out there."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Rate = Annotated[float, BeforeValidator(parse_rate)]
 Link = Annotated[float, BeforeValidator(parse_link)]

@@ -57,7 +57,7 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
     fits = hardware.device_bytes is None or worker <= hardware.device_bytes
     yield (
         f"{slots + 1} slots per worker in place of {slots}",
-        f"{size_text(worker)} of device memory per worker" + ("" if fits else ", more than --device-memory"),
+        f"{size_text(worker)} of device memory per worker" + ("" if fits else ", more than --worker-memory"),
         setup,
         group_size,
         slots + 1,

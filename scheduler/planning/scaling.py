@@ -67,7 +67,7 @@ class Hardware:
         if found < 1:
             whole = size_text(model.expert_bytes + workspace_bytes(model))
             raise DoesNotFitError(
-                f"--device-memory is {size_text(self.device_bytes)}, but one expert of {model.name} takes {whole} "
+                f"--worker-memory is {size_text(self.device_bytes)}, but one expert of {model.name} takes {whole} "
                 f"({size_text(model.expert_bytes)} and room to compute {MINI_BATCH} rows); give workers that much, "
                 f"or choose a smaller dtype{' (bfloat16 halves it)' if model.item_bytes == 4 else ''}"
             )
@@ -124,8 +124,8 @@ class Change:
 
 
 def workspace_bytes(model: ModelSize) -> int:
-    """The memory that a worker needs beside its slots, to compute a mini-batch with an expert."""
-    return MINI_BATCH * (model.expert // model.hidden + model.hidden) * model.item_bytes
+    """The memory that a worker needs beside its slots, to restore an expert and compute a mini-batch with it."""
+    return model.restoring_bytes + MINI_BATCH * (model.expert // model.hidden + model.hidden) * model.item_bytes
 
 
 def scaled(setup: Setup) -> Profile:
@@ -146,7 +146,9 @@ def scaled(setup: Setup) -> Profile:
     main_s = _rest(base.main_layer_s, main_bytes, main_rate) * deeper + read * model.item_bytes / main_rate
     shadow_s = _rest(base.shadow_layer_s, shadow_bytes, shadow_rate) * deeper
     shadow_s += _shadow_read(model, setup.policy.shadow) / shadow_rate
-    expert_s = _rest(base.expert_s, expert_bytes, worker_rate) + model.expert_bytes / worker_rate
+    # Restoring reads what was loaded, and writes what the computation then reads.
+    computed_bytes = model.expert_bytes + 2 * model.restored_bytes
+    expert_s = _rest(base.expert_s, expert_bytes, worker_rate) + computed_bytes / worker_rate
     packing_s = _rest(base.hop_s, base.hidden_bytes * 8, base.link_bits_per_s)
     load_rate = hardware.load_bytes_per_s or (expert_bytes / base.load_s if base.load_s else math.inf)
     load_s = model.expert_bytes / load_rate
@@ -234,7 +236,7 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
         "worker": worker,
         "together": main + held + setup.hardware.workers * worker,
         "whole": (model.dense + model.experts_all) * model.item_bytes + cache,
-        "store": model.experts_all * model.item_bytes,
+        "store": model.store_bytes,
     }
 
 
@@ -325,7 +327,7 @@ def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = m
     room = setup.hardware.slots(setup.model)
     if policy.slots and setup.hardware.device_bytes is not None and policy.slots > room:
         raise DoesNotFitError(
-            f"--slots is {policy.slots}, but --device-memory {size_text(setup.hardware.device_bytes)} has room for "
+            f"--slots is {policy.slots}, but --worker-memory {size_text(setup.hardware.device_bytes)} has room for "
             f"{room} expert{'s' * (room > 1)} of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
         )
     groups = [policy.group_size] if policy.group_size else _sizes(workers, top_k)

@@ -37,7 +37,7 @@ class SystemConfig:
     placement: str = _choice("device", "Experiments", "Where experts are computed, if the host can compute too")
     precision: str = _choice("full", "Memory", "Precision of loaded experts; only full is exact")
     prefill: str = _choice("ahead", "Experiments", "Order of loads and computations in prefill")
-    departure: str = _choice(AT_ONCE, "Prediction", "When the shadow starts a token: at once, or after its alignment")
+    departure: str = _choice(AT_ONCE, "Prediction", "When the shadow starts a token (late: after its alignment)")
     alpha: float | None = _number(
         float,
         0,

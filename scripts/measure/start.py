@@ -82,7 +82,7 @@ class Timed:
 def commands(root: Path, model: str, threads: int, label: str = "") -> list[Timed]:
     """Those of the checkout at `root`."""
     answer = ("generate", "-m", model, "--system", "fully-cached", "-n", "1", "--json", "--threads", str(threads))
-    plan = ("plan", "-m", "tests/data/configs/mixtral-8x7b.json", "--workers", "8", "--device-memory", "1GB")
+    plan = ("plan", "-m", "tests/data/configs/mixtral-8x7b.json", "--workers", "8", "--worker-memory", "1GB")
     found = {
         FIRST_TOKEN: (*answer, PROMPT),
         "plan": plan,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,13 +144,17 @@ def shards(shape: Shape) -> Iterator[list[Tensor]]:
 
 def make_checkpoint(shape: Shape, folder: Path) -> Path:
     """The checkpoint's path beneath `folder`, written unless it is there already. Whole or not at all."""
-    path = folder / f"{shape.name}-{shape.digest()}"
+    return made_once(folder / f"{shape.name}-{shape.digest()}", lambda partial: _write(shape, partial))
+
+
+def made_once(path: Path, write: Callable[[Path], None]) -> Path:
+    """The folder `path`, filled by `write` unless it is there already. Whole or not at all."""
     if path.is_dir():
         return path
-    partial = folder / f".{path.name}.{os.getpid()}.partial"
+    partial = path.parent / f".{path.name}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _write(shape, partial)
+    write(partial)
     os.replace(partial, path)
     return path
 

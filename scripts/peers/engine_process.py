@@ -55,6 +55,10 @@ class EngineProcess:
             group.add(self._process.pid)
         self._send(engine)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def answer(self, task: Task) -> Turn:
         """Raises EngineFailed."""
         self._send(task)

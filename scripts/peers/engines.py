@@ -30,7 +30,7 @@ class Engine:
     kind: str
     """One of the names above."""
     model: Path
-    """A checkpoint, or a GGUF file."""
+    """A checkpoint, a GGUF file, or of `OURS` a store."""
     threads: int
     store: Path | None = None
     """Of `OURS` the expert store, of `ACCELERATE` the folder of the offloaded experts."""
@@ -189,7 +189,7 @@ class Ours:
         prepare_libraries(engine.threads)
         settings = Settings(
             model=str(engine.model),
-            store=str(engine.store),
+            store=None if engine.store is None else str(engine.store),
             dtype="bfloat16",
             threads=engine.threads,
             **{"workers": 1, "loader": "disk", **engine.settings},

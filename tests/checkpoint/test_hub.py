@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from checkpoint.hub import find_model, nearest
 from checkpoint.sharding.source import open_source
-from scheduler.errors import CheckpointError
+from scheduler.errors import CheckpointError, UnsupportedFormatError
 
 
 @pytest.fixture
@@ -52,3 +52,18 @@ def test_a_wrong_name_is_answered_with_the_nearest_directory(
     with pytest.raises(CheckpointError, match=r"is not a directory; .*did you mean .*deep-moe\?"):
         open_source(tmp_path / "models" / "deep-mo")
     assert nearest(tmp_path / "none" / "x") is None
+
+
+def test_gguf_is_named_as_what_it_is(tmp_path: Path, offline: list[str]) -> None:
+    """A file, a directory of files, a repository. A checkpoint that has one beside it is a checkpoint."""
+    (tmp_path / "Q4.gguf").write_bytes(b"GGUF")
+    assert find_model(str(tmp_path / "Q4.gguf")) == tmp_path / "Q4.gguf"
+    with pytest.raises(UnsupportedFormatError, match=r"is a directory of GGUF files; give the one .*Q4.gguf"):
+        find_model(str(tmp_path))
+    with pytest.raises(UnsupportedFormatError, match="repository of GGUF files"):
+        find_model("someone/Mixtral-8x7B-GGUF")
+    (tmp_path / "config.json").write_text("{}")
+    assert find_model(str(tmp_path)) == tmp_path
+    with pytest.raises(CheckpointError, match=r"models/nothing.gguf' is a GGUF file that does not exist"):
+        open_source(find_model("models/nothing.gguf"))
+    assert offline == []

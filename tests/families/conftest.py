@@ -45,12 +45,11 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
 
     def make(family: str, build: Callable[[], Any] | None = None) -> Tiny:
         if family not in made:
-            from transformers import AutoModelForCausalLM
-
             path = tmp_path_factory.mktemp(family)
             (build() if build else families.build(family)).save_pretrained(path / "model")
             store = shard(open_source(path / "model"), path / "store")
-            model = AutoModelForCausalLM.from_pretrained(path / "model", experts_implementation="eager").eval()
+            auto = families.auto_class(family)
+            model = auto.from_pretrained(path / "model", experts_implementation="eager").eval()
             with torch.inference_mode():
                 told = model.generate(torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False)
             answer = told[0, len(PROMPT) :].tolist()

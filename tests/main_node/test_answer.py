@@ -140,7 +140,7 @@ class SilentShadow:
 
     def on_message(self, message: w.Message) -> None:
         if isinstance(message, w.Hello):
-            self.reply.send(w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "none", 0, "box", 1, "a processor"))
+            self.reply.send(w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "none", 0, "box", 1, "a processor", "cpu"))
         elif isinstance(message, w.Echo):
             self.reply.send(message)
         elif isinstance(message, w.AskUsage):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from main_node.answer import Answer, collect
+from main_node.answer import Answer, Step, TokenLoops, collect
 from support.nodes.tapped_cluster import TappedCluster
 
 pytestmark = pytest.mark.timeout(90)
@@ -143,3 +143,27 @@ def test_an_error_in_a_with_block_closes_the_answer(cluster: TappedCluster) -> N
     with pytest.raises(Failed):
         client()
     cluster.nothing_left()
+
+
+def test_the_end_waits_for_loops_that_are_being_closed() -> None:
+    """So that no thread of a cluster is left when its end has returned."""
+    closed = threading.Event()
+
+    def steps() -> Iterator[Any]:
+        try:
+            yield Step(1)
+        finally:
+            time.sleep(0.2)
+            closed.set()
+
+    class Dropped:
+        number = 7
+
+    before = set(threading.enumerate())
+    loops, answer, loop = TokenLoops(), Dropped(), steps()
+    next(loop)
+    loops.add(answer, loop)  # type: ignore[arg-type]
+    del answer
+    loops.close()
+    assert closed.is_set()
+    assert set(threading.enumerate()) <= before

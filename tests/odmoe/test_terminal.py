@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
@@ -61,3 +62,43 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         move("int2", 2, 4)
     assert "quantising to int2" in err.text()
     assert "left" not in err.text()
+
+
+def spoken(err: Screen, count: int) -> list[str]:
+    """The lines so far, once there are `count`, or after ten seconds."""
+    end = time.monotonic() + 10
+    while err.text().count("\n") < count and time.monotonic() < end:
+        time.sleep(0.01)
+    return err.text().splitlines()
+
+
+def test_a_pipe_gets_a_line_now_and_then_of_what_has_no_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the seconds so far: a start of half a minute is not silent."""
+    monkeypatch.setattr(terminal, "LINE_S", 0.05)
+    monkeypatch.setattr(sys, "stderr", err := Screen())
+    with Terminal().status("starting Ray") as say:
+        assert spoken(err, 1)[0] == "starting Ray (0 s so far)"
+        say("starting the shadow")
+        assert spoken(err, len(spoken(err, 0)) + 2)[-1] == "starting the shadow (0 s so far)"
+    before = err.text()
+    time.sleep(0.2)
+    assert err.text() == before, "nothing after its end"
+
+
+def test_a_pipe_gets_a_line_of_a_task_that_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "LINE_S", 0.05)
+    monkeypatch.setattr(sys, "stderr", err := Screen())
+    with Terminal().progress("opening the model") as move:
+        assert spoken(err, 1)[0] == "opening the model (0 s so far)"
+        move("int4", 0, 9)
+        before = err.text()
+        time.sleep(0.2)
+        assert err.text() == before
+
+
+def test_quiet_has_no_such_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "LINE_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", err := Screen())
+    with Terminal(quiet=True).status():
+        time.sleep(0.1)
+    assert err.text() == ""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from odmoe.text import TextStream, encode, load_tokenizer
-from scheduler.errors import CorruptStoreError, PromptError, StoreNotFoundError
+from scheduler.errors import CorruptStoreError, NoTokenizerError, PromptError, StoreNotFoundError
 from support.paths import ROOT
 
 TEXTS = [
@@ -176,12 +176,12 @@ def test_prompts_that_cannot_be(prompt: str, says: str) -> None:
 def test_no_tokenizer_files(family: str, tmp_path: Path) -> None:
     """Transformers makes a tokenizer of no tokens for the first two, which would find every prompt empty."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    with pytest.raises(CorruptStoreError, match=r"no tokenizer can be read from .* files are complete"):
+    with pytest.raises(NoTokenizerError, match=r"has no tokenizer .* add the tokenizer files .* store again"):
         load_tokenizer(tmp_path)
 
 
 def test_broken_tokenizers(demo: Path, tmp_path: Path) -> None:
-    with pytest.raises(CorruptStoreError, match="no tokenizer can be read from"):
+    with pytest.raises(NoTokenizerError, match="has no tokenizer"):
         load_tokenizer(tmp_path)
     with pytest.raises(StoreNotFoundError, match="none was removed while this program ran"):
         load_tokenizer(tmp_path / "none")

@@ -34,7 +34,11 @@ both = pytest.mark.parametrize("scheme", ["fp16", "nf4"])
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"version": 9}, "protocol version"), ({"fingerprint": "xyz"}, "fingerprint"), ({"dtype": "float16"}, "dtype")],
+    [
+        ({"version": PROTOCOL_VERSION + 1}, "protocol version"),
+        ({"fingerprint": "xyz"}, "fingerprint"),
+        ({"dtype": "float16"}, "dtype"),
+    ],
 )
 def test_refuses_what_does_not_belong(changes: dict[str, Any], named: str, shadow_of: Any) -> None:
     main = ShadowClient(shadow_of())

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from checkpoint.forms import FORMS
+from checkpoint.native.parameters import restoring_bytes
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_from_bytes
@@ -27,7 +28,6 @@ from worker_node.loaders.emulated import EmulatedLoader
 from worker_node.loaders.make import make_loader
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.loaders.slab import HostSlab
-from worker_node.restorer import restoring_bytes
 
 PROFILE = find_profile("rtx3090-1gbe")
 forms = pytest.mark.parametrize("form", FORMS)
@@ -152,8 +152,8 @@ def test_memory_that_is_said_is_memory_that_is_held(forming: WorkerDesk, formed:
     largest = max(torch.Size(tensor.shape).numel() for tensor in manifest.layers[0].tensors)
     held = 3 * manifest.form_bytes("int4") + manifest.blob_bytes + 5 * largest
     assert main.usage().device_bytes_max == held
-    assert restoring_bytes(formed, ("", "int4", "int2")) == held - 3 * manifest.form_bytes("int4")
-    assert restoring_bytes(formed, ("",)) == 0
+    assert restoring_bytes(formed.manifest, ("", "int4", "int2"), "cpu", 1) == held - 3 * manifest.form_bytes("int4")
+    assert restoring_bytes(formed.manifest, ("",), "cpu", 1) == 0
     plain = forming.welcome(forming.worker(slots=3))
     assert plain.usage().device_bytes_max == 3 * manifest.blob_bytes
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.emulated import EmulatedLoader
 from worker_node.loaders.make import make_loader
 from worker_node.loaders.memory import MemoryLoader
-from worker_node.measure import load_bandwidth
+from worker_node.measure import load_bandwidth, restoring_seconds
 from worker_node.pace import RealPace
 
 PROFILE = find_profile("rtx3090-1gbe")
@@ -185,3 +186,36 @@ def test_a_profile_says_what_a_computation_takes(desk: WorkerDesk, store: Expert
     call_s, row_s = worker.costs
     assert call_s + row_s == pytest.approx(PROFILE.compute_s(1))
     assert call_s + 9 * row_s == pytest.approx(PROFILE.compute_s(9))
+
+
+def test_memory_of_an_accelerator_is_not_that_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where torch cannot say how much there is."""
+
+    def memory(device: torch.device) -> tuple[int, int]:
+        if device.type == "cuda":
+            return 1 << 30, 1 << 34
+        raise RuntimeError(f"no memory info for {device.type}")
+
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", memory)
+    assert measure.device_bytes("cuda:0") == 1 << 34
+    assert measure.device_bytes("xpu:0") == 0
+    assert measure.device_bytes("cpu") > 0
+
+
+@pytest.mark.parametrize(("lasting", "taken"), [(0.001, 6), (0.06, 3), (5.0, 2)])
+def test_the_first_restoring_is_not_measured(
+    demo_store: Callable[[str], ExpertStore], monkeypatch: pytest.MonkeyPatch, lasting: float, taken: int
+) -> None:
+    """It imports and compiles what restores."""
+    clock = SimpleNamespace(now=0.0)
+    restored: list[str] = []
+
+    def restore(slot: torch.Tensor, layer: int, form: str) -> None:
+        clock.now += lasting if restored else 30.0
+        restored.append(form)
+
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    loader = MemoryLoader(demo_store("bfloat16"))
+    found = restoring_seconds(SimpleNamespace(restore=restore), loader, torch.zeros(1), 0, "int4")  # type: ignore[arg-type]
+    assert found == pytest.approx(lasting)
+    assert restored == ["int4"] * taken

@@ -9,6 +9,8 @@ from scheduler.model_limits import ModelLimits
 from wire import messages as w
 
 Relation = Callable[[Any], str]
+MOST_UNKNOWN_BYTES = 1 << 40
+"""Of slots on an accelerator whose memory torch does not know: more than one has."""
 
 
 def relations_of(limits: ModelLimits) -> dict[type, Relation]:
@@ -50,8 +52,11 @@ def _ready(ready: w.WorkerReady, limits: ModelLimits) -> str:
     least = limits.least_slot_bytes or 1
     if ready.slot_bytes < least:
         return f"slots of {ready.slot_bytes} bytes; the smallest form of an expert takes {least}"
-    if ready.slots * ready.slot_bytes > ready.device_bytes:
-        return f"{ready.slots} slots of {ready.slot_bytes} bytes on a device of {ready.device_bytes} bytes"
+    if not ready.device_bytes and ready.device == "cpu":
+        return "a processor with 0 bytes of memory"
+    if ready.slots * ready.slot_bytes > (ready.device_bytes or MOST_UNKNOWN_BYTES):
+        size = f"{ready.device_bytes} bytes" if ready.device_bytes else "unknown size"
+        return f"{ready.slots} slots of {ready.slot_bytes} bytes on a device of {size}"
     lengths = {len(costs) for costs in (ready.forms, ready.form_load_s, ready.form_restore_s, ready.form_fits)}
     return f"{sorted(lengths)} values for its forms" if len(lengths) > 1 else ""
 

@@ -175,6 +175,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "host": name,
             "pid": whole(U32),
             "device_name": name,
+            "device": name,
         },
         w.Prediction: {
             "request": an_id,

@@ -33,14 +33,14 @@ class _Marks:
     loaded: torch.cuda.Event = field(default_factory=_event)
     """End of the copy, on the copying stream."""
     left: torch.cuda.Event = field(default_factory=_event)
-    """End of the computation, on the computing stream."""
+    """End of the computation, on the stream of its thread."""
 
 
 class CudaLoader:
     """All experts of the store, in the `forms` that will be loaded, are in page-locked host memory from the start. A
     load copies one into a slot, in pieces.
 
-    The copying stream waits for the last computation in the slot, the computing stream for the slot's copies; other
+    The copying stream waits for the last computation in the slot, a computation for the slot's copies; other
     slots are not affected. A load allocates nothing. A piece that was enqueued cannot be cancelled: a load that is
     given up returns when those in flight have ended, so that its slot is not used before. Raises ConfigError where
     there is no GPU, LaunchError where host memory does not suffice.
@@ -57,7 +57,7 @@ class CudaLoader:
         self.device = device
         self.pace: Pace = RealPace()
         self._slab: HostSlab | None = shared_slab(store, True, forms)
-        self._copying, self._computing = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._copying = torch.cuda.Stream(device)
         self._marks: dict[int, _Marks] = {}
         self._ends = [_event() for _ in range(IN_FLIGHT)]
         """Ends of the last pieces, on the copying stream."""
@@ -67,7 +67,7 @@ class CudaLoader:
             for slot in slots:
                 marks = self._marks[slot.data_ptr()] = _Marks()
                 marks.loaded.record(self._copying)  # an event exists from its first record on
-                marks.left.record(self._computing)
+                marks.left.record(torch.cuda.current_stream(self.device))
             torch.cuda.synchronize()  # the slots were filled on yet another stream
 
     def load(
@@ -113,19 +113,19 @@ class CudaLoader:
 
     @contextlib.contextmanager
     def computing(self, slot: torch.Tensor) -> Iterator[None]:
-        marks = self._marks[slot.data_ptr()]
-        with torch.cuda.stream(self._computing):
-            self._computing.wait_event(marks.loaded)
-            try:
-                yield
-            finally:
-                marks.left.record(self._computing)
+        """On the calling thread's stream: of a main node in this process that is its own, so that rows and outputs need
+        no further event."""
+        marks, stream = self._marks[slot.data_ptr()], torch.cuda.current_stream(self.device)
+        stream.wait_event(marks.loaded)
+        try:
+            yield
+        finally:
+            marks.left.record(stream)
 
     def reopen(self) -> None:
         """Nothing: no file is open."""
 
     def close(self) -> None:
         """Wait for copies and computations in flight. The memory is freed with the last loader of its store."""
-        self._copying.synchronize()
-        self._computing.synchronize()
+        torch.cuda.synchronize(self.device)
         self._slab = None

@@ -19,8 +19,10 @@ def make_loader(
     emulation: Emulation | None = None,
     moved_by: str = "disk",
     forms: tuple[str, ...] = ("",),
+    device: str = "cuda",
 ) -> Loader:
     """`emulation`: for the loader `emulated`, whose bytes are `moved_by` another one. `forms`: all that will be loaded.
+    `device`: for the loader `cuda`.
 
     Raises ConfigError for an unknown name, LaunchError where memory does not suffice.
     """
@@ -31,11 +33,11 @@ def make_loader(
     if name == "cuda":
         from worker_node.loaders.cuda import CudaLoader
 
-        return CudaLoader(store, forms=forms)
+        return CudaLoader(store, device, forms)
     if name == "emulated":
         if emulation is None:
             raise ConfigError("loader 'emulated' needs a profile for its times")
         if moved_by != "emulated":
-            return EmulatedLoader(make_loader(moved_by, store, forms=forms), emulation)
+            return EmulatedLoader(make_loader(moved_by, store, forms=forms, device=device), emulation)
         raise ConfigError("loader 'emulated' cannot move its own bytes; allowed: disk, memory, cuda")
     raise ConfigError(f"loader {name!r} is unknown; allowed: {', '.join(LOADERS)}")

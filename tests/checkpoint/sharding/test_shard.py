@@ -25,6 +25,7 @@ from scheduler.errors import (
     NotMoEError,
     StoreMismatchError,
     StoreWriteError,
+    UnsupportedFormatError,
 )
 from support.models.store_making import shard
 
@@ -276,10 +277,22 @@ def test_dtype_that_we_do_not_know(copied: Path, tmp_path: Path) -> None:
 def test_quantised_checkpoint_is_refused_not_misread(copied: Path, tmp_path: Path) -> None:
     """Its weights without their scales would load, and mean nothing."""
     config = json.loads((copied / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config["quantization_config"] = {"quant_method": "aqlm"}
     (copied / "config.json").write_text(json.dumps(config))
-    with nothing_left(tmp_path), pytest.raises(CheckpointError, match="fp8"):
+    with nothing_left(tmp_path), pytest.raises(UnsupportedFormatError, match="aqlm"):
         shard(open_source(copied), tmp_path / "store")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_dtype_of_the_weights_where_the_configuration_names_none(
+    tiny: Callable[..., Path], tmp_path: Path, dtype: str
+) -> None:
+    """As in openai/gpt-oss-20b."""
+    model = Path(shutil.copytree(tiny("mixtral", dtype), tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    del config["dtype"]
+    (model / "config.json").write_text(json.dumps(config))
+    assert shard(open_source(model), tmp_path / "store").manifest.dtype == dtype
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -184,3 +184,14 @@ def test_the_thread_ends_when_no_request_is_open(world: World, deadlines: Deadli
     deadlines.handled(t.RequestClosed(1))
     look(world, deadlines, module.IDLE_S + 1.0)
     assert deadlines._thread is None
+
+
+def test_an_error_at_every_look_is_logged_once(
+    world: World, deadlines: Deadlines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(passed_s: float) -> None:
+        raise RuntimeError("no time")
+
+    monkeypatch.setattr(deadlines, "_look_at_workers", fails)
+    look(world, deadlines, 20 * LOOK_S)
+    assert [repr(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["RuntimeError('no time')"]

@@ -223,6 +223,7 @@ def test_honest_workers_are_never_named_and_every_audit_is_done(desk_with: Any) 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.3])
 def test_as_many_are_audited_as_the_share_says(share: float, desk_with: Any) -> None:
     desk = desk_with(share=share)
+    desk.audits.random = random.Random(7)  # else one run in thousands ends with several audits due at every worker
     desk.workers(*[good] * 4)
     desk.open()
     desk.run(layers=300)
@@ -341,7 +342,9 @@ def test_where_no_worker_is_idle_audits_are_tried_seldom(desk_with: Any) -> None
     desk.open()
     desk.run(layers=600)
     assert (desk.audits.done, desk.arbiter.computed, desk.audits._cases) == (0, 0, {})
-    assert 10 < sum(isinstance(event, t.AuditRequested) for event in tried) < 80
+    attempts = sum(isinstance(event, t.AuditRequested) for event in tried)
+    assert 10 < attempts < 80
+    assert desk.audits.missed == {"busy": attempts}
 
 
 def test_without_a_verdict_the_answer_is_in_doubt_and_nobody_is_named(desk_with: Any, caplog: Any) -> None:
@@ -369,7 +372,10 @@ def test_rows_are_kept_within_a_bound(desk_with: Any) -> None:
     numbers = [audits.begin(call, source, rows, torch.zeros(1024), rows) for _ in range(20)]
     kept = [audits.case(number) for number in numbers if number is not None]
     assert 1 <= len(kept) < 20
+    assert audits.missed == {"large": 20 - len(kept)}
     assert sum(case.nbytes for case in kept if case) <= MOST_BYTES
+    whole = rows.nbytes * 3 + 1024 * 4  # the second outputs come yet
+    assert len(kept) == MOST_BYTES // whole
     audits.drop(1)
     assert audits.begin(call, source, rows, torch.zeros(1024), rows) is not None
 

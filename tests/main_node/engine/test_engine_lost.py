@@ -152,6 +152,16 @@ def test_whoever_is_lost_is_told_of_and_may_come_back(desk: Desk) -> None:
     assert told == [("worker", 0), ("shadow", 0), ("worker", 1)]
     assert desk.engine.peers.lost == ["worker 0", "shadow", "worker 1"]
     assert desk.engine.peers.rejoined == ["worker 0", "shadow"]
+    lines = [
+        "worker 0 is lost, 1 left: it closed its stream",
+        "the shadow is lost, tokens take longer without its predictions: it closed its stream",
+        "worker 0 is back",
+        "the shadow is back",
+        "worker 1 is lost, 1 left: it closed its stream",
+    ]
+    membership = desk.engine.peers.membership
+    assert [membership.since(0), membership.since(3)] == [(5, lines), (5, lines[3:])]
+    assert membership.since(None) == membership.since(9) == (5, [])  # 9: another main node's number
     desk.engine.close()
     assert len(told) == 3
     with pytest.raises(LinkError, match="the main node was closed"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from main_node.engine import peer
+from main_node.engine.roster import kind_of
 from scheduler.errors import ProtocolError
 from support.nodes.engine_world import (
     WAIT_S,
@@ -50,6 +51,52 @@ def test_every_node_in_its_own_words(desk: Desk, monkeypatch: pytest.MonkeyPatch
     assert (first.sent_bytes, first.received_bytes) == (None, None), "in memory nothing is encoded"
     told = json.loads(json.dumps([asdict(node) for node in desk.engine.peers.nodes()]))
     assert told[1]["slots"] == 3
+
+
+def test_memory_that_is_not_known_is_no_figure(desk: Desk) -> None:
+    ready = replace(worker_ready(1), device="xpu:0", device_bytes=0)
+    desk.workers(once(w.Hello, lambda fake, m: ready, always=True))
+    assert desk.engine.peers.nodes()[0].device_bytes is None
+
+
+def test_each_role_names_its_device(desk: Desk) -> None:
+    def on(device: str, model: str) -> Any:
+        ready = replace(worker_ready(1), device=device, device_name=model)
+        return once(w.Hello, lambda fake, m: ready, always=True)
+
+    def its_shadow(fake: Fake, message: w.Message) -> Say:
+        found = shadow(fake, message)
+        return replace(found, device="cuda:1", device_name="a card") if isinstance(found, w.ShadowReady) else found
+
+    desk.workers(on("cuda:0", "a card"), on("cpu", "a processor"))
+    desk.shadow(its_shadow)
+    assert desk.engine.peers.roster.devices() == {
+        "workers": ["cuda:0 (a card)", "cpu (a processor)"],
+        "shadow": "cuda:1 (a card)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "kinds"),
+    [
+        (["cuda:0 (NVIDIA H200)", "cuda:1 (NVIDIA H200)"], 1),
+        (["cuda:0 (NVIDIA H200)", "cuda:0 (NVIDIA GeForce RTX 3090)"], 2),
+        (["cuda:0 (a card)", "xpu:0 (a card)"], 2),
+        (["cpu (a processor)", "cuda:0 (a card)"], 2),
+        (["cpu (a processor)", "cpu (another)"], 1),
+    ],
+)
+def test_accelerators_of_one_model_are_of_one_kind(devices: list[str], kinds: int, desk: Desk) -> None:
+    """A report is exact where there is one."""
+    assert len({kind_of(device) for device in devices}) == kinds
+
+    def on(device: str) -> Any:
+        name, _, model = device.partition(" ")
+        ready = replace(worker_ready(1), device=name, device_name=model[1:-1])
+        return once(w.Hello, lambda fake, m: ready, always=True)
+
+    desk.workers(*map(on, devices))
+    assert desk.engine.peers.roster.kinds() == {kind_of(device) for device in devices}
 
 
 def test_a_round_trip_is_the_best_of_a_few(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint.devices.transfer import to_device
 from checkpoint.kv import CachePiece, Growing
-from checkpoint.tensors import tensor_from_bytes
+from checkpoint.tensors import received_tensor, tensor_from_bytes
 from main_node.engine import sequence
-from main_node.engine.sequence import Sequence, align_messages
+from main_node.engine.sequence import Carrier, Sequence, align_messages
 from scheduler import types as t
+from support.devices.counted_device import counted_device
 from wire import messages as w
 
 pytestmark = pytest.mark.timeout(60)
@@ -53,6 +55,34 @@ def test_alignment_parts_add_up(count: int, part_rows: int, monkeypatch: Any) ->
 def test_a_row_larger_than_a_part_travels_alone(monkeypatch: Any) -> None:
     monkeypatch.setattr(sequence, "ALIGN_PART_BYTES", 1)
     assert len(align_messages(t.Align(4, 9, True, 0, 5), 77, snapshot(kv(5), 0))) == 5
+
+
+def test_rows_on_an_accelerator_come_to_the_host_in_one_copy_a_part(monkeypatch: Any) -> None:
+    """All copies are begun before the first message is made, and the messages are those of rows on the host."""
+    rows = kv(7)
+    monkeypatch.setattr(sequence, "ALIGN_PART_BYTES", 3 * 6 * 2 * 4 * 4)
+    command = t.Align(4, 9, True, 30, 37)
+    wanted = align_messages(command, 77, snapshot(rows, 30))
+    with counted_device() as (device, crossings):
+        there = snapshot(list(to_device(device, *rows)), 30)
+        crossings.clear()
+        carrier = Carrier()
+        assert not carrier.begun_bytes
+        messages = sequence._align_messages(command, 77, there, carrier)
+        assert crossings.by_asker() == {"streams.py:begin": len(wanted)}
+        assert carrier.begun_bytes == sum(row.nbytes for row in rows)
+        assert list(messages) == wanted
+        assert crossings.by_asker() == {"streams.py:begin": len(wanted)}
+
+
+def test_rows_for_a_shadow_of_the_same_process_stay_where_they_are() -> None:
+    with counted_device() as (device, crossings):
+        (row,) = to_device(device, *kv(2)[:1])
+        crossings.clear()
+        messages = sequence._align_messages(t.Align(4, 9, True, 0, 2), 77, snapshot([row], 0), Carrier(travels=False))
+        kept = [received_tensor(part) for message in messages for part in message.kv]  # type: ignore[union-attr]
+        assert [one.data_ptr() for one in kept] == [row.data_ptr()]
+        assert not crossings.all
 
 
 def test_an_alignment_without_rows_is_one_message() -> None:

@@ -123,8 +123,11 @@ def test_shard(cli: CommandLine, tiny: Path, tmp_path: Path) -> None:
     assert (first.code, first.out) == (0, "")
     for word in (str(where), "mixtral", "float32"):
         assert word in first.err.replace("\n", "")
+    assert "has no tokenizer" in first.err
     again = cli("shard", "--json", str(tiny), str(where))
-    assert (again.code, again.err) == (0, "")
+    assert again.code == 0
+    assert again.err.startswith(f"{tiny} has no tokenizer")
+    assert again.err.count("\n") == 1
     facts = json.loads(again.out)
     assert (facts["store"], facts["dtype"], facts["moe_layers"], facts["experts"]) == (str(where), "float32", 2, 3)
     assert facts["all_expert_bytes"] == 6 * facts["expert_bytes"]

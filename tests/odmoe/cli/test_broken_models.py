@@ -48,8 +48,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
     ),
     "no tokenizer": (
         lambda m: (unpublish(m), (m / "tokenizer.json").unlink()),
-        "CorruptCheckpointError",
-        ["no tokenizer", "complete"],
+        "NoTokenizerError",
+        ["has no tokenizer", "tokenizer.json", "published"],
     ),
     "cut tokenizer": (
         lambda m: (unpublish(m), cut_text(m / "tokenizer.json")),

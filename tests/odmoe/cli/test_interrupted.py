@@ -56,6 +56,9 @@ class Cluster:
     def serves(self) -> Settings:
         return self.settings
 
+    def changes(self, since: int | None) -> tuple[int, list[str]]:
+        return 0, []
+
     def close(self) -> None:
         self.closed = True
 

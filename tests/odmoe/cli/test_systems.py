@@ -37,7 +37,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--workers", "65", "--device-memory", "10%"], "give at least 21565440 bytes\n"),
     (
         ["--system", "eap", "--precision", "int4", "--device-memory", "1%"],
-        "is 212336 bytes for 1 worker, but a worker with one expert needs 978944, 884736 of them to dequantise it; "
+        "is 212336 bytes for 1 worker, but a worker with one expert needs 978944, 884736 of them to restore it; "
         "give at least 5% (1.0 MB)\n",
     ),
     (

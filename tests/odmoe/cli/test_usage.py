@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,9 +145,39 @@ def test_no_ray_runs_here(left: str | None, cli: CommandLine, demo: Path, monkey
     else:
         monkeypatch.setenv("RAY_ADDRESS", left)
     monkeypatch.setattr(cluster.ray, "init", lambda **how: pytest.fail("Ray was asked"))
-    words = ["no Ray runs on this host", "odmoe up, or ray start, changes that"]
+    words = ["start one (odmoe up FILE, or ray start)", "--cluster host:port", "--cluster local"]
+    words += ["no Ray runs on this host"] if left is None else [f"no Ray answers at {left}, which", "RAY_ADDRESS"]
     for asked in (["-m", str(demo)], []):
         check_one_line(cli("generate", *asked, "--cluster", "auto", "hello"), 1, "LaunchError", words)
+
+
+# --- errors of commands with --json -----------------------------------------------------------------------------------
+
+JSON_ERRORS = [
+    (["generate", "-m", "nowhere", "--json", "hello"], 1, "CheckpointError", "nowhere"),
+    (["generate", "-m", "nowhere", "--json", "--nonsense"], 2, "ConfigError", "--nonsense"),
+    (["generate", "-m", "nowhere", "--json", "--prompts", "missing"], 2, "PromptError", "missing"),
+    (["plan", "-m", "nowhere", "--json"], 1, "MissingShardError", "nowhere"),
+    (["simulate", "--json", "--profile", "nowhere"], 2, "ConfigError", "nowhere"),
+]
+
+
+@pytest.mark.usefixtures("no_nodes")
+@pytest.mark.parametrize(("args", "code", "kind", "word"), JSON_ERRORS, ids=[" ".join(one[0]) for one in JSON_ERRORS])
+def test_an_error_is_an_object_too(args: list[str], code: int, kind: str, word: str, cli: CommandLine) -> None:
+    """The same error as on standard error, and the same exit code as without --json."""
+    found = cli(*args)
+    error = json.loads(found.out)["error"]
+    assert (found.code, error["type"]) == (code, kind)
+    assert word in error["message"]
+    assert found.err == f"odmoe: {kind}: {error['message']}\n"
+    plain = cli(*(word for word in args if word != "--json"))
+    assert (plain.code, plain.out, plain.err) == (code, "", found.err)
+
+
+def test_a_prompt_is_no_flag(cli: CommandLine) -> None:
+    """What stands after -- asks for no object."""
+    assert cli("generate", "-m", "nowhere", "--", "--json").out == ""
 
 
 # --- what --debug adds ------------------------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ def test_a_core_has_the_settings_own_system() -> None:
         ({"system": "fully-cached", "workers": 3}, Resources(3, 22, FULL)),
         ({"residency": "all", "workers": 2, "slots": 40}, Resources(2, 40, FULL)),
         ({"system": "fully-cached", "device_memory": "100%"}, Resources(8, 8, FULL)),
+        ({"system": "fully-cached", "device_memory": "100%", "workers": 3}, Resources(3, 22, FULL)),
+        ({"workers": 3, "device_memory": "99%"}, Resources(3, 21, FULL)),
         ({"workers": 4, "device_memory": "50%"}, Resources(4, 8, FULL)),
         ({"workers": 1, "device_memory": "100%"}, Resources(1, 64, FULL)),
         ({"cluster": "auto", "slots": 2}, Resources(None, 2, FULL)),

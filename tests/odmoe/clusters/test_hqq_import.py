@@ -9,17 +9,6 @@ import sys
 from support.paths import ROOT
 
 PREPARED = "import sys; from odmoe.clusters.process import prepare_process; prepare_process()\n"
-QUANTISED_CACHE = """
-import torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained("models/demo-moe")
-found = model.generate(
-    torch.tensor([[5, 6, 7, 8, 9]]), max_new_tokens=8, do_sample=False, cache_implementation="quantized",
-    cache_config={"backend": "hqq", "nbits": 4, "axis_key": 1, "axis_value": 1, "q_group_size": 16,
-                  "residual_length": 2},
-)
-print(found.tolist(), "hqq.core.quantize" in sys.modules)
-"""
 THREADS = """
 import importlib, threading
 names = ["transformers.cache_utils", "hqq.core.quantize"] * 2
@@ -49,12 +38,6 @@ def test_transformers_caches_do_not_import_hqq() -> None:
     code = "from transformers import cache_utils as c\nprint('hqq.core.quantize' in sys.modules, c.is_hqq_available())"
     assert output(PREPARED + code) == "False True"
     assert output("import sys\n" + code) == "True True", "Transformers imports it no more: hqq_import.py can go"
-
-
-def test_a_cache_quantised_by_hqq_is_the_same() -> None:
-    postponed = output(PREPARED + QUANTISED_CACHE)
-    assert postponed.endswith("True")
-    assert postponed == output("import sys" + QUANTISED_CACHE)
 
 
 def test_both_are_imported_by_several_threads_at_once() -> None:

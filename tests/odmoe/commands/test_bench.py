@@ -252,7 +252,7 @@ def test_a_plan_takes_the_flags(cli: CommandLine) -> None:
     """With a GPU loads are those from host memory, and a link is one to another host."""
     to_host = link.Link("10.0.0.5:7200", False, 0.94e9, 3e-4, 4e-4)
     found = Bench("host", "processor", "/disk", SLOW, Device("a GPU", 23_456_789_012, FAST), to_host)
-    expected = ["--load-bandwidth", "24.9GB/s", "--device-memory", "23.4GB", "--link", "940Mbit"]
+    expected = ["--load-bandwidth", "24.9GB/s", "--worker-memory", "23.4GB", "--link", "940Mbit"]
     assert found.flags() == expected
     assert as_text(found).endswith(f"  {' '.join(expected)}")
     answer = cli("plan", "-m", str(CONFIGS / "mixtral-8x7b.json"), *expected, "--json", "-q")

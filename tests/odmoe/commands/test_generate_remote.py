@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from odmoe.cli import at_head
 from odmoe.commands import generate_remote
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Output
-from scheduler.errors import HostError
+from scheduler.errors import HostError, RequestFailedError
 
 
 class Screen:
@@ -134,3 +135,19 @@ def test_the_main_host_is_asked_what_was_asked_here(tmp_path: Path, monkeypatch:
         there, prompts, *rest = runs[-1]
         assert (there.max_new_tokens, there.cluster, prompts) == (7, "auto", ["one", "two"])
         assert rest == [output, listed, "c.yaml"]
+
+
+def test_an_error_at_the_main_host_is_an_object_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its standard output is passed on."""
+
+    def failed(*given: Any) -> None:
+        raise RequestFailedError("a load failed three times")
+
+    monkeypatch.setattr("odmoe.commands.generate.run_generate", failed)
+    request: dict[str, Any] = {"settings": {}, "prompts": ["one"], "listed": False}
+    for as_json in (True, False):
+        assert at_head._generate({**request, "output": asdict(Output(json=as_json))}) == 1
+        out = capsys.readouterr().out
+        assert (json.loads(out)["error"]["type"] if as_json else out) == ("RequestFailedError" if as_json else "")

@@ -45,7 +45,7 @@ def planned(cli: CommandLine) -> Callable[..., dict[str, Any]]:
 
 
 def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
-    answer = cli("plan", "-m", MIXTRAL, "--workers", "8", "--device-memory", "1GB")
+    answer = cli("plan", "-m", MIXTRAL, "--workers", "8", "--worker-memory", "1GB")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith("Loads are too slow by 3.25 ms: an expert takes 25.0 ms to load")
     words, figures = answer.out.split("\n\n")[:2]
@@ -87,7 +87,7 @@ def test_what_is_said_is_no_longer_assumed(planned: Callable[..., dict[str, Any]
         MIXTRAL,
         "--dtype",
         "bfloat16",
-        "--device-memory",
+        "--worker-memory",
         "1GB",
         "--load-bandwidth",
         "10GB/s",
@@ -106,7 +106,7 @@ def test_what_is_said_is_no_longer_assumed(planned: Callable[..., dict[str, Any]
 def test_deepseek_v3_on_weak_machines(planned: Callable[..., dict[str, Any]]) -> None:
     few = ("--group-size", "8", "--slots", "1")  # otherwise all that are possible are simulated
     found = planned(
-        "-m", str(CONFIGS / "deepseek-v3.json"), "--device-memory", "200MB", "--load-bandwidth", "3GB/s", *few
+        "-m", str(CONFIGS / "deepseek-v3.json"), "--worker-memory", "200MB", "--load-bandwidth", "3GB/s", *few
     )
     assert found["model"]["layers"] == 58
     assert found["model"]["expert_bytes"] == 3 * 7168 * 2048 * 2
@@ -149,7 +149,7 @@ def test_a_planned_shadow_is_as_large_as_a_real_one(
         (("--slots", "65536"), "--slots is 65536 with 8 workers, 524,288 together; allowed: 1 to 16384"),
         (("--slots", "0"), "--slots is 0; allowed: 1, 2"),
         (("--group-size", "9"), "--group-size is 9; allowed: 1 to --workers (8)"),
-        (("--device-memory", "much"), "--device-memory is 'much'; allowed: a size such as 1GB"),
+        (("--worker-memory", "much"), "--worker-memory is 'much'; allowed: a size such as 1GB"),
         (("--link", "1GB/s"), "--link is '1GB/s'; allowed: bits a second"),
         (("--load-bandwidth", "25Gbit/s"), "--load-bandwidth is '25Gbit/s'; allowed: bytes a second"),
         (("--recall", "1.5"), "--recall is 1.5; allowed: a number from 0 to 1"),
@@ -174,10 +174,10 @@ def test_what_cannot_be_is_one_line(cli: CommandLine, flags: tuple[str, ...], sa
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--device-memory", "500MB"), "one expert of mixtral-8x7b (mixtral, float32) takes 728.8 MB"),
+        (("--worker-memory", "500MB"), "one expert of mixtral-8x7b (mixtral, float32) takes 728.8 MB"),
         (
-            ("--device-memory", "1GB", "--slots", "2"),
-            "--slots is 2, but --device-memory 1.00 GB has room for 1 expert of",
+            ("--worker-memory", "1GB", "--slots", "2"),
+            "--slots is 2, but --worker-memory 1.00 GB has room for 1 expert of",
         ),
     ],
 )

@@ -52,6 +52,8 @@ ON_DEMAND: dict[str, Any] = {
     "rejoined": [],
     "suspects": [],
     "audits": 0,
+    "audit_share": 0.0,
+    "audits_missed": {},
     "computations": 0,
     "doubted": False,
     "ignored": [],
@@ -142,6 +144,16 @@ def test_an_answer_that_may_differ_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["ignored"].startswith("num_beams=4 of generation_config.json")
 
 
+def test_it_names_the_device_of_each_role() -> None:
+    gpu, other = "cuda:0 (H200)", "cuda:1 (H200)"
+    both = {"main": gpu, "workers": [gpu, gpu]}
+    assert one(devices=both)["devices"] == one(devices=both | {"shadow": gpu})["devices"] == f"{gpu} for all nodes"
+    assert one(devices=both | {"shadow": other})["devices"] == f"main {gpu}, workers {gpu}, shadow {other}"
+    mixed = one(devices={"main": gpu, "workers": [gpu, "cpu (Xeon)"]}, exact=False, one_kind=False)
+    assert mixed["devices"] == f"main {gpu}, workers {gpu} and cpu (Xeon)"
+    assert mixed["output"] == "approximate, because of devices of different kinds"
+
+
 def test_the_forms_that_were_loaded_and_why_no_smaller_ones() -> None:
     def precision(system: str, **changed: Any) -> str:
         return one(served={"system": system}, **changed)["precision"]
@@ -172,6 +184,30 @@ def test_workers_with_wrong_outputs_are_named() -> None:
     assert one(suspects=["worker 2: is not finite"])["suspect"] == "worker 2: is not finite"
 
 
+def test_audits_say_what_was_asked_what_was_done_and_why_less() -> None:
+    half = {"audits": 527, "computations": 1603, "audit_share": 0.5, "audits_missed": {"busy": 407, "large": 3}}
+    found = one(served={"audit": 0.5}, **half)
+    assert found["audits"] == "32.9% of 1,603 computations done twice and compared, 50% asked"
+    assert found["not audited"] == "mostly because no worker was idle and the main node was busy"
+    assert one(**half)["not audited"] == "mostly because no worker was idle"
+    large = one(served={"audit": 0.5}, **(half | {"audits_missed": {"busy": 1, "large": 3}}))
+    assert large["not audited"] == "mostly because they had too many rows"
+    smaller = one(**(half | {"audits_missed": {"smaller form": 3}}))
+    assert smaller["not audited"] == "because their experts were in smaller forms"
+    few = one(served={"audit": 0.004}, **(half | {"audit_share": 0.004}))
+    assert few["audits"].endswith("compared, 0.4% asked")
+    none = one(served={"audit": 0.5}, **(half | {"audits": 0}))
+    assert none["audits"].startswith("0.0% of 1,603 computations")
+    whole = one(served={"audit": 0.5}, **(half | {"audits": 800}))
+    assert "not audited" not in whole
+    assert {"audits", "not audited"}.isdisjoint(one(computations=20, audit_share=0.01))
+
+
+def test_how_many_loads_were_checked_and_how_to_check_all() -> None:
+    assert one()["checked"] == "96% of loads compared with checksums (all: --check-loads all)"
+    assert one(loads_checked=1.0)["checked"] == "100% of loads compared with checksums"
+
+
 def test_a_node_that_did_not_report_its_memory() -> None:
     assert "did not report" in one(memory_of_whole=None)["memory"]
 
@@ -196,6 +232,8 @@ def test_several_answers_together_and_each() -> None:
     assert found["speed"] == "3.0 tokens/s, all answers together"
     assert found["first token"] == "0.50 to 1.50 s"
     assert found["loads"].startswith("352 experts, 112.0 MB: 128 in prefill, 224 in decoding")
+    assert "shadow" not in found
+    assert found["stalls"] == "0.12 s in decoding, 0.00 s in prefill, mean of 2 prompts"
     table = [line.split() for line in lines[-3:]]
     assert [row[0] for row in table] == ["prompt", "1", "3"]
     assert table[1][5:7] == ["4.0", "-"]
@@ -207,3 +245,12 @@ def test_several_answers_together_and_each() -> None:
     assert listed[2].endswith("...")
     assert (len(listed), len(listed[2]) <= 65) == (3, True)
     assert printed(lambda terminal: show_answers(terminal, {}, ["a"], 2.0, settings, "od-moe")) == []
+
+
+def test_several_answers_that_shared_steps_and_waited_for_the_shadow() -> None:
+    """They waited for it at the same time."""
+    reports = {number: report(shadow_wait_s=2.0, requests_per_step=1.5 + number) for number in (1, 2)}
+    lines = printed(lambda terminal: show_answers(terminal, reports, ["a", "b"], 2.0, Settings(model="m"), "od-moe"))
+    assert "  shadow       decoding waited 2.00 s for it to start" in lines
+    assert "  shared       3.0 requests in each step on average, which share its loads" in lines
+    assert all(len(line) <= 80 for line in lines)

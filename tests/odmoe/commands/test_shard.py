@@ -14,7 +14,8 @@ from checkpoint.sharding.partial_store import Partial
 from checkpoint.store import ExpertStore
 from odmoe.commands.shard import run_shard
 from odmoe.terminal import Output
-from scheduler.errors import ConfigError, CorruptStoreError, StoreMismatchError, StoreWriteError
+from odmoe.text import load_tokenizer
+from scheduler.errors import ConfigError, CorruptStoreError, NoTokenizerError, StoreMismatchError, StoreWriteError
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +139,30 @@ def test_forms_are_added_to_a_store_that_was_there(
     assert read == [], "what was just written is not read again"
     with pytest.raises(ConfigError, match="form 'int3' is unknown; allowed: int4, int2"):
         with_forms("int3")
+
+
+def test_a_model_without_a_tokenizer_is_sharded_with_a_warning(
+    tiny: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model, warned in ((tiny, True), (demo, False)):
+        run_shard(str(model), str(tmp_path / model.name), Output(json=True))
+        assert ("has no tokenizer (tokenizer.json" in capsys.readouterr().err) is warned
+    with pytest.raises(NoTokenizerError, match="make its store again"):
+        load_tokenizer(ExpertStore.open(tmp_path / tiny.name).dense)
+
+
+def test_a_tokenizer_that_came_later_is_added(
+    tiny: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, store = tmp_path / "model", tmp_path / "store"
+    shutil.copytree(tiny, model)
+    run_shard(str(model), str(store), Output(json=True))
+    weights = {file: file.stat().st_mtime_ns for file in store.rglob("*.experts")}
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo / name, model)
+    capsys.readouterr()
+    run_shard(str(model), str(store), Output(json=True), verify=True)
+    assert "tokenizer" not in capsys.readouterr().err
+    assert load_tokenizer(ExpertStore.open(store).dense)("Tom").input_ids == load_tokenizer(demo)("Tom").input_ids
+    assert {file: file.stat().st_mtime_ns for file in store.rglob("*.experts")} == weights
+    assert not list(store.rglob(".*"))

@@ -104,6 +104,24 @@ DRAWN = [
 """What can be simulated on routes that are drawn: nothing in it reads what a gate thinks."""
 
 
+def test_slots_auto_is_two_where_no_expert_stays(cli: CommandLine, log: Path) -> None:
+    """As in a cluster that has the memory."""
+    few = ("--tokens", "4", "--slots", "auto")
+    assert facts(cli, *few)["slots"] == facts(cli, "--slots", "auto", "--routes", str(log))["slots"] == 2
+    assert facts(cli, *few, "--residency", "lru")["slots"] == facts(cli, "--tokens", "4")["slots"] == 1
+    assert facts(cli, *few, "--system", "fully-cached")["slots"] == 32
+
+
+def test_the_system_is_named_with_what_is_not_its_own(cli: CommandLine, log: Path) -> None:
+    def named(*flags: str) -> list[str]:
+        return [line.split()[1:] for line in cli("simulate", *flags).out.splitlines() if line.startswith("  system")]
+
+    assert named("--tokens", "4") == [["od-moe"]]
+    assert named("--tokens", "4", "--departure", "late") == [["od-moe", "+", "departure", "late"]]
+    assert named("--tokens", "4", "--system", "on-demand") == [["on-demand"]]
+    assert named("--routes", str(log)) == [], "the log does not say which preset it is of"
+
+
 @pytest.mark.parametrize("system", DRAWN)
 def test_systems_choose_and_flags_choose_otherwise(cli: CommandLine, system: str) -> None:
     found = facts(cli, "--system", system, "--tokens", "4")
@@ -281,7 +299,7 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
         (["--layers", "0"], "--layers is 0; allowed: 1 to 65536"),
         (["--workers", "0"], "--workers is 0; allowed: 1 to 1024"),
         (["--workers", "1000000000"], "--workers is 1000000000; allowed: 1 to 1024"),
-        (["--slots", "1000000000"], "--slots is 1000000000; allowed: 1 to 65536"),
+        (["--slots", "1000000000"], "--slots is 1000000000; allowed: 1, 2, ... 65536, or auto"),
         (["--slots", "65536"], "--slots is 65536 with 8 workers, 524,288 together; allowed: 1 to 16384"),
         (["--experts", "65536"], "--experts is 65536 with 32 layers, 2,097,152 together; allowed: 1 to 4096"),
         (["--workers", "4", "--group-size", "5"], "--group-size is 5; allowed: 1 to --workers (4)"),

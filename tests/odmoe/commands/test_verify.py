@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import pytest
 import torch
 import xxhash
 from safetensors import safe_open
+from transformers import PreTrainedModel
 
 from checkpoint.manifest import seal
 from checkpoint.store import ExpertStore
+from main_node.engine.device_layer import DeviceLayerWork
 from main_node.sampling import Chooser
 from odmoe.commands.comparison import ROUNDING, Answer, Verdict, compare
 from odmoe.commands.verify import answer, reference
@@ -21,6 +23,8 @@ from odmoe.commands.verify_text import as_text
 from odmoe.commands.whole_model import SPARE, check_memory, checked_config, load_whole
 from odmoe.stores import prepare_store
 from scheduler.errors import ConfigError, DoesNotFitError
+from support.devices.counted_device import Crossings
+from support.devices.counted_machine import counted_machine, workers_there
 from support.machines.cli import CommandLine, check_one_line
 
 QUICK = ("--threads", "1", "--shadow", "none", "-n", "6")
@@ -112,6 +116,64 @@ def test_an_approximate_system_has_not_failed(verify: Any, cli: CommandLine, dem
     assert "Approximate: router expert-cache changes answers by design." in said.out
 
 
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[torch.device, Crossings]]:
+    with counted_machine(monkeypatch) as found:
+        yield found
+
+
+def test_on_a_device_the_reference_is_there_too(
+    verify: Any, machine: tuple[torch.device, Crossings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what rounds differently would look like a defect."""
+    device, crossings = machine
+    workers_there(monkeypatch, device)
+    code, found = verify("--device", device.type, "--slots", "2")
+    assert (code, found["verdict"], found["approximate"], found["device"]) == (0, "exact", "", str(device))
+    assert found["prompts"][0]["equal_tokens"] == 6
+    assert crossings.by_asker("to device")["whole_model.py:load_whole"] > 0
+
+
+def test_roles_on_devices_that_round_differently_are_no_defect(
+    cli: CommandLine, demo: Path, machine: tuple[torch.device, Crossings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where tokens differ: an output of the processor is off by a little here."""
+    gather = DeviceLayerWork.rows_of
+
+    def off(layer: DeviceLayerWork, command: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, weights = gather(layer, command)
+        return hidden, weights * 1.5
+
+    monkeypatch.setattr(DeviceLayerWork, "rows_of", off)
+    flags = (str(demo), PROMPT, *QUICK, "--device", machine[0].type)
+    found = cli("verify", *flags, "--json")
+    verdict = json.loads(found.out)
+    assert (found.code, verdict["verdict"]) == (0, "approximate")
+    assert verdict["prompts"][0]["bit_equal_logits"] == 0
+    assert verdict["approximate"].startswith("the main node on privateuseone:0 (privateuseone) and workers on cpu (")
+    assert verdict["approximate"].endswith("round differently")
+
+
+def test_a_device_that_is_not_there_is_refused_before_the_model_is_loaded(
+    cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("odmoe.commands.verify.load_whole", lambda *_: pytest.fail("the model was loaded"))
+    words = ["--main-device is 'xpu'", "which this machine does not have"]
+    check_one_line(cli("verify", str(demo), PROMPT, *QUICK, "--main-device", "xpu"), 2, "ConfigError", words)
+
+
+def test_a_device_without_room_for_the_reference_is_named(
+    cli: CommandLine, demo: Path, machine: tuple[torch.device, Crossings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 MiB")
+
+    monkeypatch.setattr(PreTrainedModel, "to", full)
+    words = ["privateuseone:0 has no room for all of", "in bfloat16", "give --device cpu"]
+    found = cli("verify", str(demo), PROMPT, *QUICK, "--device", machine[0].type)
+    check_one_line(found, 1, "DoesNotFitError", words)
+
+
 def test_the_reference_is_that_of_the_tests(demo: Path, gsm8k: list[str], reference: Any, embedded: Any) -> None:
     expected = reference("float32", 1, 5)
     steps: list[int] = []
@@ -170,7 +232,9 @@ def test_an_approximate_system_has_failed_where_logits_are_no_numbers() -> None:
     wanted = Answer([1, 1], [logits(1, 5), logits(1, 5)])
     for row, code in ((logits(2, float("nan")), "different"), (logits(2, 3), "approximate")):
         got = compare(Answer([0, 1], [logits(5, 1), row]), wanted, "float32")
-        found = Verdict("model", "importance", "embedded", "float32", "router expert-cache changes answers", [got])
+        found = Verdict(
+            "model", "importance", "embedded", "float32", "cpu", "router expert-cache changes answers", [got]
+        )
         assert found.verdict == code
         assert ("NaN" in as_text(found, Tokenizer())) is (code == "different")
 

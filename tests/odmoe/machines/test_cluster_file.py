@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from odmoe.machines.cluster_file import read_cluster_file
+from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from support.paths import ROOT
 
@@ -72,6 +73,42 @@ WORKER = {"worker_node": ["10.0.0.2"]}
     ],
 )
 def test_hosts_that_cannot_be(tmp_path: Path, hosts: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_cluster_file(write(tmp_path, hosts))
+
+
+def test_a_host_has_a_device_of_its_own(tmp_path: Path) -> None:
+    """It is that of its role, and so comes before the device of all hosts."""
+    hosts = {
+        "main_node": {"host": "10.0.0.1", "device": "cuda:1"},
+        "shadow_node": {"host": "10.0.0.2", "device": "cpu"},
+        "worker_node": [{"host": "10.0.0.3", "device": "cuda"}, "10.0.0.4"],
+    }
+    found = read_cluster_file(write(tmp_path, hosts)).hosts
+    assert [host.settings for host in found] == [
+        {"main_device": "cuda:1"},
+        {"shadow_device": "cpu"},
+        {"worker_device": "cuda"},
+        {},
+    ]
+    every = Settings(model="m", worker_device="cpu", main_device="cpu", shadow_device="cuda")
+    main, shadow, worker, other = (every.but(**host.settings) for host in found)
+    assert main.device_of("main") == "cuda:1"
+    assert shadow.device_of("shadow") == "cpu"
+    assert (worker.device_of("worker"), worker.loader_used) == ("cuda", "cuda")
+    assert other.device_of("worker") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"device": "GPU"}, "device of 10.0.0.3 is 'GPU'; allowed: auto, cpu, cuda"),
+        ({"device": "cpu", "loader": "cuda"}, "device of 10.0.0.3 is cpu with .*loader of 10.0.0.3 cuda"),
+        ({"device": "mps"}, "device of 10.0.0.3 is 'mps'; allowed: auto, cpu, cuda, cuda:1"),
+    ],
+)
+def test_a_hosts_device_that_cannot_be_is_named(tmp_path: Path, own: dict[str, str], message: str) -> None:
+    hosts = {"main_node": "10.0.0.1", "worker_node": [{"host": "10.0.0.3", **own}]}
     with pytest.raises(ConfigError, match=message):
         read_cluster_file(write(tmp_path, hosts))
 

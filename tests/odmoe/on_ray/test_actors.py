@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from odmoe.machines.cluster_file import Host
 from odmoe.on_ray import actors
 from odmoe.on_ray.actors import Main
+from odmoe.on_ray.cluster import _differs
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, LaunchError
 
@@ -40,13 +43,14 @@ class World:
 
     def fleet(self, *given: Any) -> Any:
         made: Any = Closable()
-        made.look = lambda: []
+        made.look, made.watch = lambda: [], lambda: None
         made.facts = lambda: [{"kind": "worker"}]
         made.settings = given[1]
         self.fleets.append(made)
         return made
 
-    def main(self, store: Any, engine: Any, start: Any) -> Any:
+    def main(self, settings: Settings, store: Any, engine: Any, start: Any) -> Any:
+        self.settings = settings
         if self.failure is not None:
             raise self.failure
         made: Any = Closable()
@@ -64,11 +68,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     context = SimpleNamespace(was_current_actor_reconstructed=False)
     monkeypatch.setattr(actors.ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(actors, "open_verified", lambda store: None)
+    manifest = SimpleNamespace(fingerprint="f", dtype="float32")
+    monkeypatch.setattr(actors, "open_verified", lambda store: SimpleNamespace(manifest=manifest))
     monkeypatch.setattr("odmoe.on_ray.fleet.Fleet", made.fleet)
     monkeypatch.setattr("odmoe.clusters.configuration.configure", lambda *_: SimpleNamespace(settings=RESOLVED))
     monkeypatch.setattr("odmoe.clusters.nodes.make_engine", made.engine)
-    monkeypatch.setattr("odmoe.clusters.nodes.make_main", lambda settings, *rest: made.main(*rest))
+    monkeypatch.setattr("odmoe.clusters.nodes.make_main", made.main)
     return made
 
 
@@ -127,3 +132,22 @@ def test_off_loopback_without_secret_and_certificate_no_node_is_begun(world: Wor
 def test_workers_have_the_precision_that_the_main_node_decided_on(world: World, main: Main) -> None:
     main.start()
     assert world.fleets[-1].settings == RESOLVED
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_up_again_finds_nothing_to_change_where_a_host_has_a_device(
+    device: str | None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main host's device is the main node's alone: the cluster serves with the settings that `up` gave."""
+    own = {"main_device": device} if device else {}
+    hosts = {"10.0.0.1": Host("main_node", 0, "10.0.0.1", settings=own), "10.0.0.2": Host("worker_node", 0, "10.0.0.2")}
+    monkeypatch.setattr(actors, "hosts_of_launcher", lambda: hosts)
+    monkeypatch.setattr(actors, "own_host", lambda settings: "127.0.0.1")
+    monkeypatch.setattr("odmoe.clusters.devices.find_device", lambda name, setting: torch.device(name, 0))
+    given = SETTINGS.but(cluster="auto")
+    made = Main(given, "store")
+    made.start()
+    assert world.settings.device_of("main") == (device or "auto")
+    store: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
+    assert _differs(made.serving(), given, store, whole=True) is None
+    made.stop()

@@ -47,17 +47,29 @@ def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:1", "nowhere", "host.invalid:6379"])
-def test_no_ray_at_the_address_of_this_host(address: str | None) -> None:
+def test_no_ray_at_the_address_of_this_host(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     began = time.monotonic()
     with pytest.raises(LaunchError, match="no Ray runs on this host"):
         check_running(address)
     assert time.monotonic() - began < 10  # Ray itself takes 40
 
 
-def test_something_else_at_the_address_of_this_host() -> None:
+def test_a_dead_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(
+        LaunchError, match=r"no Ray answers at 127\.0\.0\.1:1, which RAY_ADDRESS names; unset that variable, start"
+    ):
+        check_running("127.0.0.1:1")
+
+
+def test_something_else_at_the_address_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections and never answers."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
-        pytest.raises(LaunchError, match=r"no Ray runs on this host: nothing answers at 127\.0\.0\.1:\d+, its last"),
+        pytest.raises(
+            LaunchError, match=r"no Ray runs on this host: nothing answers at 127\.0\.0\.1:\d+, where its last"
+        ),
     ):
         check_running(f"127.0.0.1:{other.getsockname()[1]}")

@@ -165,6 +165,15 @@ def test_numbers_that_are_heeded(given: dict[str, Any]) -> None:
     assert {name: getattr(settings, name) for name in given} == given
 
 
+@pytest.mark.parametrize("cluster", ["embedded", "local"])
+def test_a_shared_retry_is_ignored_where_nodes_end_with_the_command(cluster: str, tmp_path: Path) -> None:
+    """A variable or a line of the file is there for every command; a flag is for this one alone."""
+    for file, environ in ((file_of(tmp_path, "retry: 3"), {}), (None, {"ODMOE_RETRY": "3"})):
+        assert effective({"cluster": cluster}, file, environ).settings.retry == 0
+        assert effective({"cluster": "auto"}, file, environ).settings.retry == 3
+    assert effective({"cluster": cluster, "retry": 2}, None, {"ODMOE_RETRY": "3"}).settings.retry == 2
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_a_system_chose_is_printed_and_stays_its_choice(name: str, tmp_path: Path) -> None:
     """A file made of it says the same: what nobody said is still unsaid, and can be said otherwise."""

@@ -200,7 +200,7 @@ def test_what_was_said_is_kept() -> None:
 
 def test_memory_that_holds_no_expert_is_refused_with_what_it_takes() -> None:
     with pytest.raises(
-        DoesNotFitError, match=r"--device-memory is 500\.0 MB, but one expert of .* takes 728\.8 MB"
+        DoesNotFitError, match=r"--worker-memory is 500\.0 MB, but one expert of .* takes 728\.8 MB"
     ) as caught:
         make_plan(on(PAPER, device_bytes=500e6))
     assert "bfloat16" in str(caught.value)

@@ -46,6 +46,7 @@ class CommandLine:
 
         out, err = Screen(), Screen(tty=tty)
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("odmoe.terminal.LINE_S", 600.0)  # no lines about the progress of a busy machine
             patch.setattr(sys, "argv", ["odmoe", *args])
             patch.setattr(sys, "stdin", Screen(stdin or b"", tty=stdin is None))
             patch.setattr(sys, "stdout", stdout or out)

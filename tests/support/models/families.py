@@ -71,8 +71,27 @@ _COMMON: dict[str, Any] = {
     "attn_layer_period": 2,
     "attn_layer_offset": 1,
 }
+_TOWER: dict[str, Any] = {
+    "depth": 1,
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+    "image_size": 32,
+    "patch_size": 8,
+    "deepstack_visual_indexes": [0],
+}
+"""The encoder of images of a model that also sees."""
 _HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"] * 2}
 _MLA = {"num_key_value_heads": 4, "head_dim": 8}
+_BLOCKS_OF_KEYS: dict[str, Any] = {
+    "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+    "index_block_size": 4,
+    "index_topk_blocks": 2,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "qwen2_moe": {},
@@ -120,11 +139,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mellum": {},
     "mimo_v2_flash": {},
     "minimax_m2": {},
-    "minimax_m3_vl_text": {
-        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
-        "index_block_size": 4,
-        "index_topk_blocks": 2,
-    },
+    "minimax_m3_vl_text": _BLOCKS_OF_KEYS,
     "nemotron_h": {
         "n_groups": 2,
         "moe_shared_expert_intermediate_size": 32,
@@ -141,17 +156,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "solar_open": {},
     "zaya": {"num_experts_per_tok": 1},
+    "aria": {},
+    "glm4v_moe": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [2, 3, 3],
+            "partial_rotary_factor": 1.0,
+        }
+    },
+    "kimi_k25": _MLA,
+    "minimax_m3_vl": _BLOCKS_OF_KEYS,
+    "mistral4": _MLA,
+    "mistral_large4": _MLA,
+    "qwen3_vl_moe": {},
 }
 
 
 TESTED = (
-    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "phimoe", "ernie4_5_moe", "minimax", "jamba"),
-    *("qwen3_next", "lfm2_moe", "deepseek_v4", "glm_moe_dsa", "granitemoehybrid", "nemotron_h", "inkling_text"),
+    *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next", "deepseek_v4"),
+    *("glm_moe_dsa", "nemotron_h", "inkling_text", "qwen3_vl_moe"),
 )
 """Those that every run of the tests takes: each kind of gate, of expert and of cache. `FAMILIES=all`: every family, as
 the system tests have it."""
 
 NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"
+TWO_KINDS = "two experts modules"
 REFUSED: dict[str, tuple[type[errors.ODMoEError], str]] = {
     "longcat_flash": (errors.NotMoEError, NO_DISPATCH),
     "llama4_text": (errors.NotMoEError, NO_DISPATCH),
@@ -160,29 +190,44 @@ REFUSED: dict[str, tuple[type[errors.ODMoEError], str]] = {
     "qwen3": (errors.NotMoEError, NO_DISPATCH),
     "switch_transformers": (errors.UnsupportedFamilyError, TWO_HALVES),
     "nllb-moe": (errors.UnsupportedFamilyError, TWO_HALVES),
-    "qwen3_vl_moe": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
-    "mistral4": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
+    "clip": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
+    "diffusion_gemma": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
+    "ernie4_5_vl_moe": (errors.NotMoEError, TWO_KINDS),
+    "qwen3_omni_moe": (errors.UnsupportedFamilyError, NO_LANGUAGE_MODEL),
 }
 """Families that cannot run, with the error and a part of its message."""
 
 
 def configuration(family: str) -> Any:
     """The family's own configuration object, of those settings that it has."""
-    from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     known = CONFIG_MAPPING[family]
+    if "text_config" not in known.sub_configs:
+        return _of_settings(known, _COMMON | FAMILIES[family])
+    usual = known()
+    text = _of_settings(type(usual.text_config), _COMMON | FAMILIES[family])
+    towers = {name: _of_settings(type(getattr(usual, name)), _TOWER) for name in known.sub_configs}
+    return known(**{name: tower.to_dict() for name, tower in towers.items()} | {"text_config": text.to_dict()})
+
+
+def _of_settings(known: Any, settings: dict[str, Any]) -> Any:
     names = {*known.__dataclass_fields__, *getattr(known, "attribute_map", {})}
-    chosen = _COMMON | FAMILIES[family]
-    fields = {name: value for name, value in chosen.items() if name in names}
-    return AutoConfig.for_model(family, **fields)
+    return known(**{name: value for name, value in settings.items() if name in names})
+
+
+def auto_class(family: str) -> Any:
+    """The class that loads a checkpoint of this family: of language models, or of models that also see."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[family] in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if known else AutoModelForImageTextToText
 
 
 def build(family: str, seed: int = 0) -> Any:
     """A model with every weight random: no bias, norm or correction is at its neutral value."""
-    from transformers import AutoModelForCausalLM
-
-    return randomise(AutoModelForCausalLM.from_config(configuration(family)), seed)
+    return randomise(auto_class(family).from_config(configuration(family)), seed)
 
 
 def build_dispatching(family: str) -> Any:

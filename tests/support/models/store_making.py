@@ -46,8 +46,14 @@ for line in sys.stdin:
 """
 
 
-def shard(source: Source, target: Path, dtype: str | None = None, progress: Progress | None = None) -> ExpertStore:
-    return make_store(source, target, dtype, progress).store
+def shard(
+    source: Source,
+    target: Path,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+    experts: str | None = None,
+) -> ExpertStore:
+    return make_store(source, target, dtype, progress, experts=experts).store
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -23,7 +23,7 @@ VOCABULARY = 3
 class ArithmeticModel:
     """Whole numbers below 1000 in float64: every row depends on all rows before it, and nothing is rounded."""
 
-    scheme, device, device_bytes, layers = "none", "cpu", 0, LAYERS
+    scheme, device, device_bytes, layers, stream = "none", "cpu", 0, LAYERS, None
     limits = ModelLimits(dict.fromkeys(range(LAYERS), EXPERTS))
 
     def __init__(self) -> None:
@@ -56,7 +56,8 @@ class ArithmeticModel:
             first = value % EXPERTS
             experts = [first, (first + 1 + value // EXPERTS % (EXPERTS - 1)) % EXPERTS]
             if in_coroutine():
-                suspend(Gate(layer, row.view(1, 1), torch.tensor([experts]), torch.tensor([[0.5, 0.5]])))
+                chosen, weights = torch.tensor([experts]), torch.tensor([[0.5, 0.5]])
+                suspend(Gate(layer, row.view(1, 1), chosen, weights, [0.5, 0.5]))
             elif self.routed is not None:
                 self.on_layer()
                 self.routed(layer, experts, [0.5, 0.5])

@@ -178,7 +178,7 @@ def once(kind: Any, act: Callable[[Fake, Any], Say], always: bool = False) -> Ca
 
 def shadow(fake: Fake, message: w.Message) -> Say:
     if isinstance(message, w.Hello):
-        return w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "nf4", 5, "box", 43, "a processor")
+        return w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "nf4", 5, "box", 43, "a processor", "cpu")
     if isinstance(message, w.Echo):
         return message
     return w.ShadowUsage(7) if isinstance(message, w.AskUsage) else None

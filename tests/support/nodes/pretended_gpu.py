@@ -83,6 +83,7 @@ class PretendedGpu:
             Stream=lambda device: self._stream(),
             device=lambda device: contextlib.nullcontext(),
             stream=self._on,
+            current_stream=lambda device: self.current,
             synchronize=self._synchronize,
         )
         patch.setattr("worker_node.loaders.cuda.torch", SimpleNamespace(cuda=cuda))

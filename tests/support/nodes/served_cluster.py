@@ -90,8 +90,14 @@ class ServedCluster:
     """A main node, `workers` workers and, with a `shadow` model, a shadow; lost ones are brought back."""
 
     def __init__(
-        self, store: ExpertStore, workers: int = 3, shadow: ShadowModel | None = None, worker_wait_s: float = WAIT_S
+        self,
+        store: ExpertStore,
+        workers: int = 3,
+        shadow: ShadowModel | None = None,
+        worker_wait_s: float = WAIT_S,
+        device: str = "cpu",
     ) -> None:
+        """`device`: of the main node."""
         manifest = store.manifest
         core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
         hello = w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main")
@@ -108,7 +114,7 @@ class ServedCluster:
         if shadow is not None:
             node = Shadow("shadow", shadow, manifest.fingerprint, manifest.dtype)
             self.engine.peers.add_shadow(self._served(node, "shadow"), WAIT_S)
-        self.main = MainNode(store, self.engine, torch.float32, None)
+        self.main = MainNode(store, self.engine, torch.float32, None, device=device)
 
     def _served(self, node: Node, kind: Role) -> Any:
         self._nodes.append(node)

@@ -21,6 +21,11 @@ pytestmark = pytest.mark.system
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many does he have?\nAnswer:"
 
 
+def without_progress(err: bytes) -> bytes:
+    """Less the lines about what takes long, as on a busy machine."""
+    return re.sub(rb"(?m)^.* \(\d+ s so far\)\n", b"", err)
+
+
 def test_the_answer_streams(start: Starter, demo: Path) -> None:
     """Over a pipe, in many pieces, the first while there is more to come."""
     running = start(
@@ -78,13 +83,13 @@ def test_a_full_disk(demo: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [ODMOE, "shard", demo, tmp_path / "here" / "store"],
         capture_output=True,
-        text=True,
         check=False,
         timeout=HANG_S,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
     )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-    assert done.stderr.startswith("odmoe: StoreWriteError: ")
+    err = without_progress(done.stderr)
+    assert (done.returncode, done.stdout, err.count(b"\n")) == (1, b"", 1), err
+    assert err.startswith(b"odmoe: StoreWriteError: ")
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -98,7 +103,7 @@ def test_standard_output_that_is_full(demo: Path) -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert done.stderr.count(b"\n") == 1, done.stderr
+    assert without_progress(done.stderr).count(b"\n") == 1, done.stderr
     assert b"No space left" in done.stderr
 
 
@@ -114,13 +119,15 @@ def test_no_ray_runs_here(start: Starter, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     began = time.monotonic()
     code, out, err = start("generate", "--cluster", "auto", "hello").finish()
+    err = without_progress(err)
     assert (code, out, err.count(b"\n")) == (1, b"", 1), err
-    assert re.match(rb"odmoe: LaunchError: no Ray runs on this host: nothing answers at [\d.]+:1, its last", err), err
+    assert re.match(rb"odmoe: LaunchError: no Ray answers at [\d.]+:1, which RAY_ADDRESS names", err), err
     assert time.monotonic() - began < 30  # Ray itself takes 80
 
 
 def test_nothing_answers_at_the_address(start: Starter, demo: Path) -> None:
     """Ray itself would try for minutes."""
     code, out, err = start("generate", "-m", str(demo), "--cluster", "127.0.0.1:1", "hello").finish()
+    err = without_progress(err)
     assert (code, out, err.count(b"\n")) == (1, b"", 1)
     assert err.startswith(b"odmoe: LaunchError: no Ray cluster answers at 127.0.0.1:1 within")

@@ -254,7 +254,7 @@ def test_a_main_node(store: Any, width: int, reference: Any, capsys: Any, monkey
     ready = w.WorkerReady(
         w.PROTOCOL_VERSION, "w", 2, store.manifest.blob_bytes, "cpu", "disk", "box", 7, "a processor", 1 << 33, 1e9
     )
-    shadow_ready = w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "nf4", 1000, "box", 7, "a processor")
+    shadow_ready = w.ShadowReady(w.PROTOCOL_VERSION, "shadow", "nf4", 1000, "box", 7, "a processor", "cpu")
     spans = w.TraceRecords("m", 1.0, ("load",), ("1.2",), (0.0,), (1.0,), False)
     from_worker: list[w.Message] = [
         *(w.Loaded(number, 100, 0.01) for number in (1, 50, 400)),

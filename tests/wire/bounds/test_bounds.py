@@ -44,14 +44,14 @@ GOOD: dict[type, Any] = {
     w.Beat: w.Beat(1000),
     w.Bundle: w.Bundle((b"abc",)),
     w.Echo: w.Echo(3),
-    w.Hello: w.Hello(8, "abc", "float32", "main"),
+    w.Hello: w.Hello(9, "abc", "float32", "main"),
     w.Load: w.Load(1, 0, 1, 3),
     w.Evict: w.Evict(3),
     w.Compute: w.Compute(1, 0, 1, 3, rows(2, 64), rows(2), True),
     w.AskUsage: w.AskUsage(),
     w.AskTrace: w.AskTrace(),
     w.WorkerReady: w.WorkerReady(
-        8, "w", 2, 900, "cpu", "disk", "box", 7, "a processor", 1800, 1e9, 1e-3, 1e-4, ("",), (0.1,), (0.0,), (True,)
+        9, "w", 2, 900, "cpu", "disk", "box", 7, "a processor", 1800, 1e9, 1e-3, 1e-4, ("",), (0.1,), (0.0,), (True,)
     ),
     w.Loaded: w.Loaded(1, 900, 0.1),
     w.Computed: w.Computed(1, rows(2, 64), 0.1),
@@ -61,7 +61,7 @@ GOOD: dict[type, Any] = {
     w.OpenRequest: w.OpenRequest(1, (5, 6, 7), 1, 20, 1, 1, 2, False),
     w.Align: w.Align(1, 3, 5, 4, (rows(1, 2, 3, 4), rows(0))),
     w.CloseRequest: w.CloseRequest(1),
-    w.ShadowReady: w.ShadowReady(8, "shadow", "nf4", 1000, "box", 7, "a processor"),
+    w.ShadowReady: w.ShadowReady(9, "shadow", "nf4", 1000, "box", 7, "a processor", "cpu"),
     w.Prediction: w.Prediction(1, 99, 3, (0, 3), (0.5, 0.5)),
     w.ShadowProgress: w.ShadowProgress(1, 3, True),
     w.ShadowUsage: w.ShadowUsage(1000),
@@ -148,6 +148,15 @@ def test_without_a_model_the_general_bounds_hold():
     GENERAL.check(replace(ready, slots=MAX_EXPERTS))
     with pytest.raises(ProtocolError, match=r"WorkerReady\.slots is 50000000; allowed: an integer from 0 to 65536"):
         GENERAL.check(replace(ready, slots=50_000_000))
+
+
+def test_slots_are_bounded_where_the_memory_of_a_device_is_not_known():
+    ready = replace(GOOD[w.WorkerReady], slots=MAX_EXPERTS, slot_bytes=1 << 20, device="xpu:0", device_bytes=0)
+    GENERAL.check(ready)
+    with pytest.raises(ProtocolError, match="65536 slots of 33554432 bytes on a device of unknown size"):
+        GENERAL.check(replace(ready, slot_bytes=1 << 25))
+    with pytest.raises(ProtocolError, match="a processor with 0 bytes of memory"):
+        GENERAL.check(replace(ready, device="cpu"))
 
 
 def test_tensors_of_this_process_are_not_looked_at():

@@ -1,0 +1,91 @@
+"""compressed-tensors, as Kimi-K2 and llm-compressor publish: packed integers of 1 to 8 bits, FP8, NVFP4, MXFP4, mixed.
+
+Its own package restores each weight; it is imported when such a checkpoint is opened.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from checkpoint.formats.base import PublishedFormat, by_suffix
+from scheduler.errors import CorruptCheckpointError, UnsupportedFormatError
+
+if TYPE_CHECKING:
+    from checkpoint.sharding.weights import Place
+
+_READ = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision"),
+)
+
+
+class CompressedTensors(PublishedFormat):
+    """`X.weight_packed` or `X.weight`, and `X.weight_scale`, `_zero_point`, `_global_scale`, `_shape` where needed."""
+
+    def make_quantizer(self, config: Any) -> Any:
+        groups = self._groups()
+        named = {str(one["format"]) for one in (self.settings, *groups) if one.get("format")}
+        if self.settings.get("sparsity_config") or not named <= set(_READ) or not groups:
+            raise UnsupportedFormatError(
+                f"{self.path} is stored by compressed-tensors as {', '.join(sorted(named)) or 'unknown'}"
+                f"{', sparse' if self.settings.get('sparsity_config') else ''}; these can be read: {', '.join(_READ)}. "
+                "Give one of those, or a checkpoint in bfloat16"
+            )
+        from checkpoint.formats.compressed_tensors_quantizer import PackedConfig, PackedQuantizer
+
+        return PackedQuantizer(PackedConfig.from_dict(self.loading_settings()), pre_quantized=True)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        found = self.settings.get("config_groups")
+        return [group for group in found.values() if isinstance(group, dict)] if isinstance(found, dict) else []
+
+    def loading_settings(self) -> dict[str, Any]:
+        from checkpoint.formats.compressed_tensors_quantizer import METHOD
+
+        return super().loading_settings() | {"quant_method": METHOD}
+
+    def grouped(self, places: dict[str, Place]) -> dict[str, dict[str, str]]:
+        order = next((name for name in places if name.endswith(".weight_g_idx")), None)
+        if order is not None:
+            raise UnsupportedFormatError(
+                f"{places[order].file}: {order} reorders the columns of a compressed-tensors weight, which cannot be "
+                "read; give a checkpoint that was quantised without actorder=group, or one in bfloat16"
+            )
+        found = by_suffix(places, self.quantizer(None).serialized_names)
+        return {plain: names for plain, names in found.items() if names.keys() != {"weight"}}
+
+    def check_parts(self, plain: str, names: dict[str, str], parts: dict[str, Place]) -> None:
+        data = next((word for word in ("weight_packed", "weight") if word in parts), "weight_packed")
+        for word in (data, "weight_scale"):
+            if word not in parts:
+                raise self.lost(plain.removesuffix("weight") + word, names, parts)
+        scale, weight = parts["weight_scale"], parts[data]
+        blocks = any((group.get("weights") or {}).get("strategy") == "block" for group in self._groups())
+        if scale.shape and scale.shape[0] not in (1, weight.shape[0]) and not blocks:
+            raise CorruptCheckpointError(
+                f"{scale.file}: {names['weight_scale']} is {list(scale.shape)}, its weight has {weight.shape[0]} rows; "
+                "fetch it again"
+            )
+
+    def shape(self, parts: dict[str, Place]) -> tuple[int, ...]:
+        if "weight_shape" in parts:
+            return _values(parts["weight_shape"])
+        if "weight" in parts:
+            return parts["weight"].shape
+        rows, columns = parts["weight_packed"].shape  # two values of 4 bits a byte
+        return rows, 2 * columns
+
+    def check(self, word: str, name: str, tensor: torch.Tensor) -> None:
+        if word.endswith("scale"):
+            self.check_finite(name, tensor)
+
+
+def _values(place: Place) -> tuple[int, ...]:
+    """The integers that a small tensor holds."""
+    with place.file.open("rb") as stream:
+        data = os.pread(stream.fileno(), place.nbytes, place.start)
+    kind = torch.int32 if place.dtype == "I32" else torch.int64
+    return tuple(torch.frombuffer(bytearray(data), dtype=kind).tolist())

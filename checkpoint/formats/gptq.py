@@ -1,0 +1,76 @@
+"""GPTQ with weights of 2, 4 or 8 bits, in the layouts of AutoGPTQ (`gptq`) and GPTQModel (`gptq_v2`).
+
+Their packages are not needed.
+Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022;
+AutoGPTQ/AutoGPTQ, its module `auto_gptq.nn_modules.qlinear.qlinear_cuda_old`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from checkpoint.formats.packed import PackedFormat
+from scheduler.errors import UnsupportedFormatError
+
+if TYPE_CHECKING:
+    from checkpoint.sharding.weights import Place
+
+_BITS = (2, 4, 8)
+_LAYOUTS = {"gptq": 1, "gptq_v2": 0}
+"""What is added to a stored zero point."""
+
+
+class Gptq(PackedFormat):
+    """`X.qweight` (int32 [in * bits / 32, out]), `X.qzeros` (int32 [groups, out * bits / 32]), `X.scales` ([groups,
+    out]) and `X.g_idx` (int32 [in], the group of each input)."""
+
+    words = needed = ("qweight", "qzeros", "scales", "g_idx")
+
+    def check_settings(self) -> None:
+        bits = self.setting("bits", 4)
+        layout = "marlin" if self.settings.get("is_marlin_format") else self.setting("checkpoint_format", "gptq")
+        if bits not in _BITS or layout not in _LAYOUTS:
+            raise UnsupportedFormatError(
+                f"{self.path} is quantised by GPTQ with {bits} bits in the layout {layout!r}, which cannot be read; "
+                f"give a checkpoint with {', '.join(map(str, _BITS))} bits in the layout {' or '.join(_LAYOUTS)}, or "
+                "one in bfloat16"
+            )
+
+    def check_shapes(self, names: dict[str, str], places: dict[str, Place]) -> None:
+        rows, columns = places["qweight"].shape
+        (inputs,) = places["g_idx"].shape
+        groups = places["scales"].shape[0]
+        bits = 32 * rows // inputs
+        self.expect(names["qweight"], places["qweight"], "I32", (inputs * bits // 32, places["scales"].shape[1]))
+        self.expect(names["qzeros"], places["qzeros"], "I32", (groups, columns * bits // 32))
+
+    def shape(self, parts: dict[str, Place]) -> tuple[int, ...]:
+        return parts["qweight"].shape[1], parts["g_idx"].shape[0]
+
+    def restore(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        return restored(**parts, added=_LAYOUTS[self.setting("checkpoint_format", "gptq")])
+
+
+def restored(
+    qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, g_idx: torch.Tensor, added: int
+) -> torch.Tensor:
+    """A weight [out, in] in the dtype of its scales: (value - zero point) * scale, each input in its group.
+
+    `added` to a stored zero point, which stays in its bits: AutoGPTQ stores one less. Raises ValueError for a group
+    that does not exist.
+    """
+    bits = 32 * len(qweight) // len(g_idx)
+    values = unpacked(qweight.T.contiguous(), bits).T  # [in, out]
+    zeros = (unpacked(qzeros, bits) + added) & (2**bits - 1)  # [groups, out]
+    group = g_idx.long()
+    if not 0 <= int(group.min()) <= int(group.max()) < len(scales):
+        raise ValueError(f"g_idx holds groups {int(group.min())} to {int(group.max())}, there are {len(scales)}")
+    return ((values - zeros[group]) * scales[group]).T.contiguous()
+
+
+def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [n, m] -> int16 [n, m * 32 / bits], the lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return ((packed.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.int16).flatten(1)

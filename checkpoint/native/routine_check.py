@@ -1,0 +1,52 @@
+"""Compiled routines are used where they give the bits of the torch way, which is compared once a process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+Routine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""As `Encoding.restore` on a CPU, without a size of pieces: target, codes, scales, scratch."""
+
+Found = TypeVar("Found")
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_routines: dict[str, Routine | None] = {}
+
+
+def checked_routine(name: str, make: Callable[[], Routine], is_equal: Callable[[Routine], bool]) -> Routine | None:
+    """The routine that `make` gives for the encoding `name`, if `is_equal`. None: torch restores.
+
+    The first call for a name compiles and compares it, which takes about a second.
+    """
+
+    def compare() -> Routine | None:
+        routine = make()
+        if is_equal(routine):
+            return routine
+        _log.warning(
+            "the compiled routine of %s gives other bits than torch, which restores several times slower", name
+        )
+        return None
+
+    with _lock:
+        if name not in _routines:
+            _routines[name] = first_use(compare, f"torch restores {name}, several times slower")
+        return _routines[name]
+
+
+def first_use(use: Callable[[], Found], instead: str) -> Found | None:
+    """What `use` returns, which loads and compiles a routine and calls it for the first time.
+
+    None where that fails, for whatever reason, with a warning that names what is done `instead`.
+    """
+    try:
+        return use()
+    except Exception as error:  # noqa: BLE001  numba, LLVM and the loader of libraries have no common error
+        _log.warning("numba cannot compile for this processor (%s: %s); %s", type(error).__name__, error, instead)
+        return None

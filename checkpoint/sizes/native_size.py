@@ -1,0 +1,126 @@
+"""What the experts of a model take where a store keeps them as published, from config.json alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from checkpoint.formats.settings import quantisation_settings
+from scheduler.errors import UnsupportedFormatError
+from scheduler.types import ModelSize
+
+_MX_VALUES = 32
+"""In a block of MXFP4, and of MXFP8 along a row."""
+
+_SCALE_BITS = {"mxfp4": 8, "fp8": 32, "mxfp8": 8}
+_DEFAULT_BLOCKS = {"fp8": [128, 128], "mxfp8": [1, _MX_VALUES]}
+"""Of a configuration that does not name its blocks."""
+
+_PIECE = 1 << 24
+"""Values that a GPU restores at a time."""
+
+_SCRATCH_BYTES = {"mxfp4": 3 + 2 / _MX_VALUES, "fp8": 10.0, "mxfp8": 10.0}
+"""For each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """The matrices of an expert: two of [inner, hidden], which are restored as one, and one of [hidden, inner]. Or one
+    of each."""
+
+    hidden: int
+    inner: int
+    up_rows: int
+    """Of the largest, which has `hidden` columns."""
+
+
+def with_native_experts(size: ModelSize, fields: Mapping[str, Any]) -> ModelSize:
+    """The size with `native_bits` and `restoring_scratch`, or as it is where sharding would dequantise experts: in
+    other formats (`checkpoint/native/`), in FP4, in blocks that do not divide the matrices, and where no expert is
+    quantised. Where those of some layers are, all are counted as large as the others, since the slots are.
+
+    `fields`: config.json. Biases, which are not encoded, are counted as if they were: less than a thousandth of an
+    expert. Scratch memory is that of a GPU. Raises UnsupportedFormatError.
+    """
+    settings = quantisation_settings(fields)
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    experts = _experts(size)
+    if not isinstance(method, str) or method not in _SCALE_BITS:
+        return size
+    if experts is None or _expert_dtype(fields, settings) not in (None, "fp8"):
+        return size
+    block = _block(method, settings)
+    left_out = _layers_left_out(settings, size)
+    if block is None or not _divides(block, experts) or left_out == size.layers:
+        return size
+    bits = (
+        8 * size.item_bytes
+        if left_out
+        else (4 if method == "mxfp4" else 8) + _SCALE_BITS[method] / (block[0] * block[1])
+    )
+    piece = min(_PIECE, experts.up_rows * experts.hidden)
+    return replace(size, native_bits=bits, restoring_scratch=round(piece * _SCRATCH_BYTES[method]))
+
+
+def _experts(size: ModelSize) -> _Experts | None:
+    """From the number of an expert's elements, with biases or without."""
+    for up in (2, 1):
+        for biases in (1, 0):  # those of gpt-oss have as many elements as one without biases and a row more
+            inner, rest = divmod(size.expert - biases * size.hidden, (up + 1) * size.hidden + biases * up)
+            if inner > 0 and not rest:
+                return _Experts(size.hidden, inner, up * inner)
+    return None
+
+
+def _expert_dtype(fields: Mapping[str, Any], settings: dict[str, Any]) -> Any:
+    """As DeepSeek-V4 names it, in either place."""
+    text = fields.get("text_config")
+    inner = text.get("expert_dtype") if isinstance(text, dict) else None
+    return settings.get("expert_dtype") or fields.get("expert_dtype") or inner
+
+
+def _block(method: str, settings: dict[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of the values that have a scale together. None where it is none of a fixed size."""
+    if method == "mxfp4":
+        return 1, _MX_VALUES
+    found = settings.get("weight_block_size", _DEFAULT_BLOCKS[method])
+    if not isinstance(found, list) or len(found) != 2 or not all(type(n) is int and n > 0 for n in found):
+        return None
+    return found[0], found[1]
+
+
+def _divides(block: tuple[int, int], experts: _Experts) -> bool:
+    rows, columns = block
+    sizes = (experts.hidden, experts.inner)
+    return all(size % rows == 0 and size % columns == 0 for size in sizes)
+
+
+def _layers_left_out(settings: dict[str, Any], size: ModelSize) -> int:
+    """How many layers' experts `modules_to_not_convert` names, by the rules of Transformers' `should_convert_module`.
+    The layers without experts are taken to be the first. Raises UnsupportedFormatError for another type than a list."""
+    named = settings.get("modules_to_not_convert") or []
+    if not isinstance(named, list):
+        raise UnsupportedFormatError(
+            f"modules_to_not_convert in the quantization_config of config.json is {named!r}; it must be a list of names"
+        )
+    patterns = [one for one in named if isinstance(one, str)]
+    return sum(
+        any(_matches(pattern, name) for name in _expert_modules(layer) for pattern in patterns)
+        for layer in range(size.depth - size.layers, size.depth)
+    )
+
+
+def _expert_modules(layer: int) -> Iterator[str]:
+    """Names that the experts' module of a layer has in published models."""
+    for model in ("model", "model.language_model", "language_model.model"):
+        for block in ("mlp", "block_sparse_moe", "feed_forward"):
+            yield f"{model}.layers.{layer}.{block}.experts"
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return name.endswith(pattern) or re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", name) is not None
+    except re.error:
+        return False

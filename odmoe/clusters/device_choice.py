@@ -1,0 +1,107 @@
+"""What the device `auto` is for the main node and the shadow: that of the workers, where a role's weights fit there."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection
+
+import torch
+from safetensors import safe_open
+
+from checkpoint.devices.names import AUTO, accelerator, accelerator_memory
+from checkpoint.family import parse_dtype
+from checkpoint.native.parameters import restoring_bytes
+from checkpoint.store import ExpertStore
+from odmoe.clusters.configuration import resources, with_precision
+from odmoe.clusters.devices import device_of
+from odmoe.settings.settings import CUDA, Settings
+from odmoe.settings.table import flag
+from odmoe.terminal import megabytes
+
+SPARE = 0.1
+"""Of an accelerator's memory: left to KV caches and rows."""
+
+_BY_ROLE = {"main": "main node", "shadow": "shadow"}
+_log = logging.getLogger(__name__)
+
+
+def choose_devices(
+    settings: Settings, store: ExpertStore, roles: Collection[str] = ("main", "shadow"), beside_workers: bool = True
+) -> Settings:
+    """The settings with a device in place of `auto` for each of the `roles`, which are on this machine.
+
+    With workers on the processor they are returned as they are: `auto` is the processor then. `beside_workers`: the
+    workers' slots are on this machine, too, and have not been made yet.
+    """
+    if settings.loader_used != CUDA:
+        return settings
+    taken: dict[torch.device, int] = {}
+    if beside_workers:
+        taken[device_of(settings, "worker")] = _worker_bytes(settings, store)
+    chosen = {}
+    for role in ("main", "shadow"):
+        device = device_of(settings, role)
+        if role not in roles or device.type == "cpu" or (role == "shadow" and not settings.shadowed):
+            continue
+        needed, held = role_bytes(store, role, settings.shadow), taken.get(device, 0)
+        if settings.device_of(role) == AUTO:
+            chosen[f"{role}_device"] = str(device) if _fits(role, device, needed, held) else "cpu"
+        if chosen.get(f"{role}_device") != "cpu":
+            taken[device] = held + needed
+    return settings.but(**chosen)
+
+
+def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:
+    """About the bytes of a role's weights on an accelerator; for the shadow with the precision `scheme`."""
+    from scheduler.planning.scaling import SHADOW_BYTES
+
+    manifest = store.manifest
+    itemsize = parse_dtype(manifest.dtype).itemsize
+    dense = _dense_elements(store)
+    if role == "main":
+        return dense * itemsize
+    experts = sum(len(spec.blobs) * manifest.restored(layer).blob_bytes for layer, spec in manifest.layers.items())
+    return int(experts // itemsize * SHADOW_BYTES[scheme]) + 2 * dense
+
+
+def _dense_elements(store: ExpertStore) -> int:
+    """From the files' headers."""
+    found = 0
+    for file in store.dense.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            found += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    return found
+
+
+def _worker_bytes(settings: Settings, store: ExpertStore) -> int:
+    """Of all workers' slots, and of restoring experts."""
+    found = resources(with_precision(settings, store), store)
+    slots = found.slots * max(store.manifest.form_bytes(form) for form in found.forms)
+    return settings.workers * (slots + restoring_bytes(store.manifest, found.forms, CUDA, settings.threads_a_node))
+
+
+def _fits(role: str, device: torch.device, needed: int, held: int) -> bool:
+    """`held`: bytes that other nodes are about to take."""
+    free, total = accelerator_memory(device)
+    room = max(0, int(free - SPARE * total) - held)
+    if needed <= room or not total:
+        return True
+    _log.warning(
+        "the %s computes on the processor: its weights take %s, and %s has room for %s; %s %s puts it there all the "
+        "same",
+        *(_BY_ROLE[role], megabytes(needed), device, megabytes(room), flag(f"{role}_device"), device),
+    )
+    return False
+
+
+def choice_text(settings: Settings, chosen: Settings) -> str:
+    """What `auto` has become, for the line that is shown while nodes start. Empty where it was not asked for, or this
+    machine has no accelerator."""
+    found = accelerator()
+    roles = ["main"] + ["shadow"] * settings.shadowed
+    if found is None or AUTO not in [settings.device_of(role) for role in roles]:
+        return ""
+    if settings.loader_used != CUDA:
+        return f" on the processor; --device {found.type} is for the accelerator"
+    return "; " + ", ".join(f"{_BY_ROLE[role]} on {device_of(chosen, role)}" for role in roles)

@@ -1,0 +1,55 @@
+"""The devices of a cluster's roles on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from checkpoint.devices.names import AUTO, accelerator, count, find_device
+from odmoe.settings.settings import CUDA, ROLES, Settings
+from odmoe.settings.table import flag
+
+
+def device_of(settings: Settings, role: str) -> torch.device:
+    """The device of `main`, `shadow` or `worker` on this machine. Raises ConfigError where it has no such device.
+
+    `auto` is a GPU for workers with the loader `cuda`, and follows the workers for other roles, whatever memory they
+    need: see `odmoe.clusters.device_choice`.
+    """
+    name = settings.device_of(role)
+    setting = flag(f"{role}_device" if getattr(settings, f"{role}_device") else "device")
+    if role == "worker":
+        if settings.loader_used != CUDA:
+            return torch.device("cpu")
+        return torch.device(CUDA, 0) if name == AUTO else find_device(name, setting)
+    return _like_workers(settings) if name == AUTO else find_device(name, setting)
+
+
+def _like_workers(settings: Settings) -> torch.device:
+    """The workers' device, or another of its kind where this machine has fewer; else the processor."""
+    found = accelerator()
+    if settings.loader_used != CUDA or found is None or found.type != CUDA:
+        return torch.device("cpu")
+    index = int(settings.device_of("worker").partition(":")[2] or 0)
+    return torch.device(CUDA, index if index < count() else 0)
+
+
+def with_workers_of(settings: Settings, hosts: Iterable[Mapping[str, Any]]) -> Settings:
+    """The settings that `auto` of the main node and the shadow follows. `hosts`: each worker host's settings of its own
+    in a cluster file. Where all workers are on GPUs by these, so are those of the settings."""
+    of_workers = [settings.but(**host) for host in hosts]
+    if of_workers and settings.loader_used != CUDA and all(one.loader_used == CUDA for one in of_workers):
+        return settings.but(worker_device=CUDA, loader=CUDA)
+    return settings
+
+
+def check_devices(settings: Settings) -> None:
+    """Check that this machine has every device that its nodes are to use. Raises ConfigError. Of a Ray cluster that is
+    joined, each node checks its own."""
+    if settings.joined:
+        return
+    for role in ROLES:
+        if role != "shadow" or settings.shadowed:
+            device_of(settings, role)

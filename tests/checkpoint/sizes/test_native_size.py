@@ -1,0 +1,169 @@
+"""What a plan counts for an expert as published, beside the bytes that a store of one has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.native.encodings import ENCODINGS
+from checkpoint.sharding.source import open_source
+from checkpoint.store import ExpertStore
+from checkpoint.tensors import PAGE
+from odmoe.commands.plan_model import model_of, read_config
+from scheduler.errors import UnsupportedFormatError
+from scheduler.types import ModelSize
+from support.models import families, published
+from support.models.checkpoints import build
+from support.models.store_making import shard
+from support.paths import ROOT
+
+CONFIGS = ROOT / "tests" / "data" / "configs"
+MXFP4 = {"quant_method": "mxfp4"}
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+MATRICES = {"gpt-oss-120b": ((2880, 5760), (2880, 2880)), "deepseek-v3": ((4096, 7168), (7168, 2048))}
+
+
+def planned(config: str, quantisation: dict[str, Any] | None, experts: str | None = None, **more: Any) -> ModelSize:
+    fields = json.loads((CONFIGS / f"{config}.json").read_text()) | more
+    fields |= {"quantization_config": quantisation} if quantisation else {}
+    return model_of(config, fields, "bfloat16", 4096, experts)
+
+
+@pytest.mark.parametrize(
+    ("config", "quantisation", "share"),
+    [
+        ("gpt-oss-120b", MXFP4, 0.27),
+        ("gpt-oss-120b", MXFP4 | {"modules_to_not_convert": published.MXFP4_SKIPPED}, 0.27),
+        ("deepseek-v3", FP8, 0.51),
+        ("deepseek-v3", {"quant_method": "fp8"}, 0.51),  # the same blocks, by default
+        ("deepseek-v3", FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.3.mlp.gate"]}, 0.51),
+        ("deepseek-v3", FP8 | {"modules_to_not_convert": ["model.layers.2.mlp"]}, 0.51),  # it has no experts
+        ("qwen3-30b-a3b", {"quant_method": "mxfp8", "weight_block_size": [1, 32]}, 0.52),
+    ],
+)
+def test_bytes_of_a_load_and_of_a_store(config: str, quantisation: dict[str, Any], share: float) -> None:
+    plain, native = planned(config, None), planned(config, quantisation)
+    assert native.expert_bytes / plain.expert_bytes < share
+    assert native.store_bytes / plain.store_bytes < share
+    assert (plain.restoring_bytes, native.restored_bytes) == (0, plain.expert_bytes)
+    assert planned(config, quantisation, "dequantised") == plain
+
+
+@pytest.mark.parametrize(("config", "quantisation"), [("gpt-oss-120b", MXFP4), ("deepseek-v3", FP8)])
+def test_memory_to_restore_on_a_gpu(config: str, quantisation: dict[str, Any]) -> None:
+    size, (_, scratch) = (
+        planned(config, quantisation),
+        ENCODINGS[quantisation["quant_method"]].scratch_for(MATRICES[config], "cuda", 1),
+    )
+    assert size.restoring_bytes - size.restored_bytes == pytest.approx(scratch, rel=0.01)
+    assert scratch > size.restored_bytes / 2, "it is worth counting"
+
+
+@pytest.mark.parametrize(
+    ("config", "quantisation"),
+    [
+        ("deepseek-v3", None),
+        ("deepseek-v3", {"quant_method": "gptq", "bits": 4}),
+        ("deepseek-v3", {"quant_method": "fp8", "weight_block_size": None}),
+        ("deepseek-v3", "fp8"),
+        ("deepseek-v3", {"quant_method": ["mxfp4"]}),
+        ("deepseek-v3", FP8 | {"expert_dtype": ["fp8"]}),
+        ("deepseek-v3", FP8 | {"expert_dtype": "fp4"}),
+        ("deepseek-v3", FP8 | {"weight_block_size": [128, 129]}),
+        ("deepseek-v3", FP8 | {"weight_block_size": [4096, 128]}),  # a projection has 2048 rows
+        ("deepseek-v3", FP8 | {"modules_to_not_convert": ["experts"]}),
+        ("deepseek-v3", FP8 | {"modules_to_not_convert": ["model.layers.*.mlp"]}),
+        ("gpt-oss-120b", MXFP4 | {"modules_to_not_convert": ["mlp.experts"]}),
+    ],
+)
+def test_experts_that_are_stored_dequantised(config: str, quantisation: Any) -> None:
+    assert planned(config, quantisation) == planned(config, None)
+
+
+@pytest.mark.parametrize("named", [True, "model.layers.3", {"model.layers.3": 1}])
+def test_modules_that_are_no_list_are_refused(named: Any) -> None:
+    with pytest.raises(UnsupportedFormatError, match=r"modules_to_not_convert .* must be a list of names"):
+        planned("deepseek-v3", FP8 | {"modules_to_not_convert": named})
+
+
+def test_slots_are_as_large_as_the_largest_experts() -> None:
+    size = planned("deepseek-v3", FP8 | {"modules_to_not_convert": ["model.layers.3"]})
+    assert size.expert_bytes == size.restored_bytes == planned("deepseek-v3", None).expert_bytes
+
+
+def test_fp4_experts_may_be_named_beside_the_settings() -> None:
+    """As DeepSeek-V4's config.json has them."""
+    assert planned("deepseek-v3", FP8, expert_dtype="fp4").native_bits == 0
+
+
+def test_settings_of_the_language_model(tmp_path: Path) -> None:
+    fields = json.loads((CONFIGS / "qwen3-30b-a3b.json").read_text())
+    settings = {"quant_method": "mxfp8", "weight_block_size": [1, 32]}
+    text = fields | {"num_hidden_layers": 2, "vocab_size": 64, "model_type": "qwen3_vl_moe_text", "dtype": "bfloat16"}
+    whole = {"model_type": "qwen3_vl_moe", "dtype": "bfloat16"}
+    plain = model_of("m", whole | {"text_config": text}, None, 64)
+    native = model_of("m", whole | {"text_config": text | {"quantization_config": settings}}, None, 64)
+    assert native.native_bits == 8.25
+    assert native.expert_bytes < 0.52 * plain.expert_bytes
+
+
+def gpt_oss(path: Path) -> Path:
+    return published.publish_mxfp4(build("gpt_oss", hidden_size=64, intermediate_size=96), path)
+
+
+def qwen(path: Path) -> Path:
+    return published.publish_fp8(build("qwen3_moe", hidden_size=256, moe_intermediate_size=128), path, (), (128, 128))
+
+
+def narrow_qwen(path: Path) -> Path:
+    """Half a block of the experts' rows is missing."""
+    return published.publish_fp8(build("qwen3_moe", hidden_size=256, moe_intermediate_size=192), path, (), (128, 128))
+
+
+def plain_qwen(path: Path) -> Path:
+    """Only attention is in FP8."""
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128)
+    return published.publish_fp8(model, path, ("experts",), (128, 128))
+
+
+def half_plain_qwen(path: Path) -> Path:
+    """One of two layers has its experts in bfloat16."""
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, mlp_only_layers=[0])
+    return published.publish_fp8(model, path, ("model.layers.2.mlp",), (128, 128))
+
+
+def deepseek_v4(path: Path) -> Path:
+    return published.publish_deepseek_v4(families.build("deepseek_v4"), path)
+
+
+@pytest.mark.parametrize(
+    ("publish", "encoding"),
+    [
+        (gpt_oss, "mxfp4"),
+        (qwen, "fp8"),
+        (narrow_qwen, ""),
+        (plain_qwen, ""),
+        (half_plain_qwen, "fp8"),
+        (deepseek_v4, ""),
+    ],
+)
+@pytest.mark.parametrize("experts", ["native", "dequantised"])
+def test_a_store_has_as_many(publish: Callable[[Path], Path], encoding: str, experts: str, tmp_path: Path) -> None:
+    path = publish(tmp_path / "model")
+    store = shard(open_source(path), tmp_path / "store", experts=experts)
+    assert store.manifest.encoding == (encoding if experts == "native" else "")
+    for given in (path, store.path):
+        check_size(given, store, experts)
+
+
+def check_size(given: Path, store: ExpertStore, experts: str) -> None:
+    """The plan of a store knows how it keeps experts; that of a checkpoint is asked for it."""
+    found = read_config(str(given))
+    size = model_of("tiny", found.fields, found.dtype, 64, found.experts or experts)
+    assert abs(size.expert_bytes - store.manifest.blob_bytes) <= PAGE
+    restored = store.manifest.restored_bytes if store.manifest.encoding else 0
+    assert abs(size.restored_bytes - restored) <= PAGE

@@ -1,0 +1,41 @@
+"""Every field that --json prints is in docs/reports.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from support.machines.cli import CommandLine
+from support.paths import ROOT
+
+FILE = ROOT / "docs" / "reports.md"
+MIXTRAL = str(ROOT / "tests" / "data" / "configs" / "mixtral-8x7b.json")
+
+
+def fields(section: str) -> set[str]:
+    """The names in the first column of the section's tables, or in its paragraphs."""
+    text = FILE.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.split(" | ")[0] if line.startswith("|") else line for line in text.splitlines()]
+    return set(re.findall(r"`([a-z_0-9]+)`", "\n".join(rows))) - {"null"}
+
+
+@pytest.mark.parametrize("command", ["generate", "simulate", "plan"])
+def test_every_field_is_explained_and_none_that_is_not_there(command: str, cli: CommandLine, demo: Path) -> None:
+    arguments = {
+        "generate": ["-m", str(demo), "-n", "2", "--shadow", "none", "--threads", "1", "HAMLET"],
+        "simulate": ["--tokens", "4"],
+        "plan": ["-m", MIXTRAL, "--workers", "2", "--group-size", "2", "--slots", "1"],
+    }[command]
+    answer = cli(command, "--json", *arguments)
+    assert answer.code == 0, answer.err
+    printed, explained = set(json.loads(answer.out)), fields(f"odmoe {command}")
+    assert printed <= explained, f"not explained: {sorted(printed - explained)}"
+    more = {
+        "generate": {"prompt"},  # with --prompts
+        "simulate": {"recording", "commands", "difference", "identical"},  # with --replay
+        "plan": set(),
+    }[command]
+    assert explained - printed == more, "explained, and not printed"
