@@ -104,6 +104,13 @@ class TappedCluster:
     def loads(self) -> int:
         return sum(isinstance(m, w.Load) for tap in self.taps for m in tap.sent)
 
+    def forget(self) -> None:
+        """Drop what was kept so far, which grows with each answer."""
+        for tap in self.taps:
+            tap.sent.clear()
+            tap.heard.clear()
+        self.gates.clear()
+
     def nothing_left(self) -> None:
         """No request, layer, load or call anywhere."""
         assert nothing_left(self.engine)

@@ -272,6 +272,7 @@ def test_a_main_node(store: Any, width: int, reference: Any, capsys: Any, monkey
         steps = [step.token_id for step in cluster.main.generate(list(expected.prompt), TOKENS, ignore_eos=True)]
         assert [token for token in steps if token is not None] == list(expected.tokens)
         assert sorted(peers.workers)[:4] == [0, 1, 2, 3], "a good worker was lost"
+        cluster.forget()
 
     def answer() -> None:
         """While frames come: an answer, or an error that has a name."""
