@@ -258,10 +258,15 @@ class ComputeFailed:
 
 @_message
 class TokenDecoded:
-    """Token number `index` of the answer (0: prefill's) exists; decode pass `index` will read it."""
+    """Token number `index` of the answer (0: prefill's) exists; decode pass `index` will read it. After a block, it is
+    the last of the tokens that the block gave.
+
+    `drafts`: passes that the shadow may run ahead of that pass, to draft the tokens after it; 0: it need not draft.
+    """
 
     request: int
     index: int
+    drafts: int = 0
 
 
 @_message
@@ -375,13 +380,14 @@ class Follow:
 @_message
 class Align:
     """Tell the shadow that decode pass `step` may start. If `token`, the main model's token is sent with it, and also
-    the main model's KV rows of positions [kv_start, kv_stop), if there are any."""
+    the main model's KV rows of positions [kv_start, kv_stop), if there are any. `drafts`: see `TokenDecoded`."""
 
     request: int
     step: int
     token: bool
     kv_start: int
     kv_stop: int
+    drafts: int = 0
 
 
 @_message

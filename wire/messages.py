@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -144,6 +144,8 @@ class Compute:
     """Whether to free the slot afterwards."""
     checksum: int = 0
     """xxh3-64 of the bytes of `hidden`, then of `weights`; 0: none was made."""
+    by_row: bool = False
+    """Each row is computed to the bits that it has alone: the rows are of different passes."""
 
 
 # --- worker -> main node ---------------------------------------------------------------------------------------
@@ -296,6 +298,9 @@ class Align:
     for each of the cache, in the order of `checkpoint.kv`, of shape [0] if this message has nothing of it."""
     more: bool = False
     """Whether more rows of this pass follow in another message; the pass starts after the last."""
+    drafts: int = 0
+    """Passes that the shadow may run ahead of this one, from its own tokens, and sends its tokens for. 0: it drafts
+    nothing, and is ahead by no more than `OpenRequest.lookahead`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +351,18 @@ class ShadowProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """The shadow's own token for a decode pass. It replaces one that was sent before, and those of later passes."""
+
+    request: int
+    step: int
+    """The pass that would read it."""
+    token: int
+    path: int
+    """`scheduler.drafts.path.extend` of the answer before it: a draft of another answer is of no use."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShadowUsage:
     """The peak size of the shadow's weights and caches since start, measured from its tensors."""
 
@@ -355,5 +372,5 @@ class ShadowUsage:
 ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat | Bundle
 FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat | Bundle
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
-FromShadow = ShadowReady | Prediction | ShadowProgress | ShadowUsage | TraceRecords | Failed | Echo | Beat
+FromShadow = ShadowReady | Prediction | ShadowProgress | Draft | ShadowUsage | TraceRecords | Failed | Echo | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow | Stamped

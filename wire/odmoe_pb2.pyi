@@ -78,13 +78,14 @@ class ToShadow(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., align: _Optional[_Union[Align, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromShadow(_message.Message):
-    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "shadow_progress", "echo", "beat", "stamp")
+    __slots__ = ("shadow_ready", "prediction", "shadow_usage", "failed", "trace_records", "shadow_progress", "draft", "echo", "beat", "stamp")
     SHADOW_READY_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     SHADOW_USAGE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     SHADOW_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
@@ -94,10 +95,11 @@ class FromShadow(_message.Message):
     failed: Failed
     trace_records: TraceRecords
     shadow_progress: ShadowProgress
+    draft: Draft
     echo: Echo
     beat: Beat
     stamp: Stamp
-    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., shadow_progress: _Optional[_Union[ShadowProgress, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., shadow_progress: _Optional[_Union[ShadowProgress, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
@@ -188,7 +190,7 @@ class Evict(_message.Message):
     def __init__(self, slot: _Optional[int] = ...) -> None: ...
 
 class Compute(_message.Message):
-    __slots__ = ("call_id", "slot", "layer", "expert", "hidden", "weights", "evict", "checksum")
+    __slots__ = ("call_id", "slot", "layer", "expert", "hidden", "weights", "evict", "checksum", "by_row")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +199,7 @@ class Compute(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    BY_ROW_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     slot: int
     layer: int
@@ -205,7 +208,8 @@ class Compute(_message.Message):
     weights: Tensor
     evict: bool
     checksum: int
-    def __init__(self, call_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., evict: _Optional[bool] = ..., checksum: _Optional[int] = ...) -> None: ...
+    by_row: bool
+    def __init__(self, call_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., evict: _Optional[bool] = ..., checksum: _Optional[int] = ..., by_row: _Optional[bool] = ...) -> None: ...
 
 class AskUsage(_message.Message):
     __slots__ = ()
@@ -346,20 +350,22 @@ class OpenRequest(_message.Message):
     def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_step: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., align_token: _Optional[int] = ..., align_kv: _Optional[int] = ..., lookahead: _Optional[int] = ..., late: _Optional[bool] = ...) -> None: ...
 
 class Align(_message.Message):
-    __slots__ = ("request", "step", "token", "kv_start", "kv", "more")
+    __slots__ = ("request", "step", "token", "kv_start", "kv", "more", "drafts")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_START_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request: int
     step: int
     token: int
     kv_start: int
     kv: _containers.RepeatedCompositeFieldContainer[Tensor]
     more: bool
-    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ..., token: _Optional[int] = ..., kv_start: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+    drafts: int
+    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ..., token: _Optional[int] = ..., kv_start: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., more: _Optional[bool] = ..., drafts: _Optional[int] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("request",)
@@ -410,6 +416,18 @@ class ShadowProgress(_message.Message):
     step: int
     idle: bool
     def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ..., idle: _Optional[bool] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("request", "step", "token", "path")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    step: int
+    token: int
+    path: int
+    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ..., token: _Optional[int] = ..., path: _Optional[int] = ...) -> None: ...
 
 class ShadowUsage(_message.Message):
     __slots__ = ("device_bytes_max",)

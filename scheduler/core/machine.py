@@ -239,7 +239,7 @@ class Core:
             self._passes.warm_up(event.request, request)
         elif request.in_block:
             self._passes.cut_back(request, event.index)
-        self._shadow.decoded(event.request, event.index)
+        self._shadow.decoded(event.request, event.index, event.drafts)
 
     def _step_started(self, event: t.StepStarted) -> None:
         load_s, layer_s = self._workers.costs.load_s, self._tempo.layer_s

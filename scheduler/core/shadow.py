@@ -15,6 +15,10 @@ class _Followed:
     """Tokens of the answer so far."""
     kv_aligned: int = 0
     """The shadow has the main model's KV rows up to this position."""
+    aligned: int = -1
+    """The last decode pass that it was told of."""
+    drafts: int = 0
+    """See `TokenDecoded`."""
 
 
 class ShadowFollower:
@@ -29,8 +33,8 @@ class ShadowFollower:
     def joined(self) -> None:
         self.present = True
         for number, followed in self._requests.items():
-            followed.kv_aligned = 0
             step = max(followed.decoded - 1, 0)
+            followed.kv_aligned, followed.aligned = 0, step - 1
             self._commands.follow(number, step)
             if followed.decoded:
                 self._align(number, step)
@@ -48,16 +52,21 @@ class ShadowFollower:
         if self.present:
             self._commands.unfollow(request)
 
-    def decoded(self, request: int, index: int) -> None:
+    def decoded(self, request: int, index: int, drafts: int = 0) -> None:
         """Token `index` exists: decode pass `index` of the shadow may start."""
-        self._requests[request].decoded = index + 1
+        followed = self._requests[request]
+        followed.decoded, followed.drafts = index + 1, drafts
         if self.present:
             self._align(request, index)
 
     def _align(self, request: int, step: int) -> None:
-        """Where KV rows are due: all that the shadow has not had, up to that pass."""
+        """Where KV rows are due: all that the shadow has not had, up to that pass. A block is aligned once: what was
+        due at any of its passes is due after it."""
         followed = self._requests[request]
+        passes = range(followed.aligned + 1, step + 1)
+        followed.aligned = step
         start = stop = followed.prompt_tokens + step
-        if self.alignment.kv_due(step):
+        if any(map(self.alignment.kv_due, passes)):
             start, followed.kv_aligned = followed.kv_aligned, stop
-        self._commands.align(request, step, self.alignment.token_due(step), start, stop)
+        token = any(map(self.alignment.token_due, passes))
+        self._commands.align(request, step, token, start, stop, followed.drafts)

@@ -93,6 +93,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "weights": tensor(rows),
             "evict": flag(),
             "checksum": an_id,
+            "by_row": flag(),
         },
         w.AskUsage: {},
         w.AskTrace: {},
@@ -164,6 +165,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "kv_start": position,
             "kv": many(cached, CACHE_TENSORS * (limits.depth or 1024)),
             "more": flag(),
+            "drafts": step,
         },
         w.CloseRequest: {"request": an_id},
         # shadow -> main node
@@ -184,6 +186,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "experts": wholes(experts - 1, experts),
             "scores": many(finite(), experts),
         },
+        w.Draft: {"request": an_id, "step": step, "token": token, "path": whole(U32)},
         w.ShadowProgress: {"request": an_id, "step": step, "idle": flag()},
         w.ShadowUsage: {"device_bytes_max": memory},
     }

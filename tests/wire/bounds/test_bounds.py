@@ -64,6 +64,7 @@ GOOD: dict[type, Any] = {
     w.ShadowReady: w.ShadowReady(9, "shadow", "nf4", 1000, "box", 7, "a processor", "cpu"),
     w.Prediction: w.Prediction(1, 99, 3, (0, 3), (0.5, 0.5)),
     w.ShadowProgress: w.ShadowProgress(1, 3, True),
+    w.Draft: w.Draft(1, 3, 5, 77),
     w.ShadowUsage: w.ShadowUsage(1000),
 }
 CODEC_OF = {kind: codec for codec in (TO_WORKER, FROM_WORKER, TO_SHADOW, FROM_SHADOW) for kind in codec._by_type}
