@@ -89,6 +89,18 @@ class ExpertArithmetic:
             return self._rowwise[kind]
 
 
+def each_row(compute: Compute, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`hidden` [n, H] and `weights` [n] through an expert, each row to the bits that it has alone: [n, H].
+
+    A row is copied: the last bit of a float32 product depends on whether its address is aligned.
+    """
+    if len(hidden) == 1:
+        return compute(hidden, weights)
+    return torch.cat(
+        [compute(row.clone(), weight) for row, weight in zip(hidden.split(1), weights.split(1), strict=True)]
+    )
+
+
 def _is_rowwise(module: Any, views: Views, linear: Linear) -> bool:
     """The products are compared with sums that show every difference; what stands between them, with random rows."""
     if module.is_transposed:

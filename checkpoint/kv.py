@@ -300,6 +300,13 @@ def _attributes(layer: Any, rows: bool) -> dict[str, Any]:
     return kept
 
 
+def attributes_now(layer: Any) -> dict[str, Any]:
+    """All attributes of a cache's layer, for a way back to where it is now: states are copied. Tensors with a row a
+    token are not: passes replace them, and write to none."""
+    rows, copies = {name for name, _ in _GROWING}, dict[int, torch.Tensor]()
+    return {name: value if name in rows else _copied(value, copies) for name, value in vars(layer).items()}
+
+
 def _copied(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return copies.setdefault(id(value), value.clone())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Generator
@@ -16,10 +17,12 @@ from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.kernels import EXACT, Linear
-from checkpoint.linear_batch import batch_linear
+from checkpoint.linear_batch import at_once, batch_linear
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
 from main_node.answer import Answer, Step, TokenLoops
+from main_node.block import Block, row_experts
+from main_node.drafting import Drafting, DraftSource
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
@@ -46,6 +49,7 @@ class _Current:
 
     visit: t.Visit
     cache: Any
+    in_block: bool
 
 
 class MainNode:
@@ -64,11 +68,14 @@ class MainNode:
         linear: Linear = EXACT,
         sharing: Sharing | None = None,
         device: torch.device | str = "cpu",
+        drafts: DraftSource | None = None,
     ) -> None:
         """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`:
         most tokens of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the
         token-wise predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear
-        layers. `sharing`: how requests share the node. `device`: of the model, its KV caches and its logits."""
+        layers. `sharing`: how requests share the node. `device`: of the model, its KV caches and its logits. `drafts`:
+        where drafts of the next tokens come from, None: nowhere. Raises ConfigError for drafts with a policy that reads
+        the scores of gates."""
         sharing = sharing or Sharing()
         self.store = store
         self.engine = engine
@@ -85,17 +92,22 @@ class MainNode:
         self.launch_s = launch_s
         self._shadow = shadow
         self._numbers = itertools.count(1)
-        if sharing.batch_dense:
+        self._batched = sharing.batch_dense
+        if sharing.batch_dense or drafts is not None:
             batch_linear(self.model)
+        self.drafting = Drafting(drafts)
+        engine.on_draft = self.drafting.offer
         self.admission = Admission(sharing, launch_s, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
-        self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave)
+        self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.stepped)
         self._current: _Current | None = None
         self._loops = TokenLoops()
         self._open: dict[int, Sequence] = {}
         """Requests whose tokens are being computed."""
         self._cache_bytes_max = 0
         strategy, watch = engine.core.strategy, None
+        if needs_watch(strategy) and drafts is not None:
+            raise ConfigError("--draft needs a system whose policies read no scores of gates, such as od-moe; give 0")
         if needs_watch(strategy):
             watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor)
         self.experts = RemoteExperts(engine, watch)
@@ -105,9 +117,9 @@ class MainNode:
         """The KV cache of the request whose pass is under way, None between passes."""
         return self._current.cache if self._current is not None else None
 
-    def _enter(self, visit: t.Visit, cache: Any, memory: PassMemory | None) -> None:
+    def _enter(self, visit: t.Visit, cache: Any, memory: PassMemory | None, in_block: bool) -> None:
         """A pass begins or goes on on this thread."""
-        self._current = _Current(visit, cache)
+        self._current = _Current(visit, cache, in_block)
         if self.experts.watch is not None and memory is not None:
             self.experts.watch.use(memory)
 
@@ -121,6 +133,8 @@ class MainNode:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             if self._current is None:
                 raise RuntimeError("the experts of a model belong to a pass; call MainNode.generate")
+            if self._current.in_block:
+                return row_experts(layer, hidden, index, weights)
             return self.experts.compute(self._current.visit._replace(layer=layer), hidden, index, weights)
 
         return experts
@@ -172,6 +186,7 @@ class MainNode:
             self.engine.open_request(number, request.sequence, len(request.sequence.prompt))
             self.steps.opened(number)
             self._open[number] = request.sequence
+            self.drafting.opened(number, request.sequence.prompt, request.sequence.max_new_tokens)
             try:
                 if request.cancelled.is_set():  # before the engine knew the request
                     raise RequestCancelledError(f"request {number} was cancelled")
@@ -193,28 +208,44 @@ class MainNode:
         """The token loop: the prompt, in one pass or in chunks, then a pass a token. Returns the last token and why it
         is the last. `began`: when the client asked for the first token."""
         sequence, number = request.sequence, request.number
-        token = self._read(request, sequence.prompt, 0, prefill=True)
+        gained = self._read(request, sequence.prompt, 0, prefill=True)
         first = time.perf_counter()
         carried = self.engine.carried(number)
         shadow_wait_s = longest_s = 0.0
         last = first
         if self._shadow is not None:
             self._shadow.begin()
-        while (finish := self._finish(request, token)) is None:
-            yield Step(token)
-            count = len(sequence.tokens)
-            if count == 1 and self._shadow is not None:
+        while True:
+            for token in gained:
+                finish = self._finish(request, token)
+                if finish is not None:
+                    decode_s = time.perf_counter() - first - shadow_wait_s
+                    return token, finish, Times(first - began, decode_s, shadow_wait_s, longest_s, carried)
+                yield Step(token)
+            if len(sequence.tokens) == 1 and self._shadow is not None:
                 waited = time.perf_counter()
                 self._shadow.wait(self.launch_s, request.cancelled)
                 last = time.perf_counter()
                 shadow_wait_s = last - waited
-            self.engine.pace.decoded(number)
-            self.engine.post(t.TokenDecoded(number, count - 1))
-            token = self._read(request, [token], len(sequence.prompt) + count - 1, prefill=False)
+            gained = self._decode(request, gained)
             now = time.perf_counter()
             longest_s, last = max(longest_s, now - last), now
-        end = time.perf_counter()
-        return token, finish, Times(first - began, end - first - shadow_wait_s, shadow_wait_s, longest_s, carried)
+
+    def _decode(self, request: Request, gained: tuple[int, ...]) -> tuple[int, ...]:
+        """A decoding pass. `gained`: by the pass before. It reads the last of these tokens, and drafts of the next."""
+        sequence, number = request.sequence, request.number
+        count = len(sequence.tokens)
+        position = len(sequence.prompt) + count - 1
+        self.engine.pace.decoded(number)
+        self.engine.post(t.TokenDecoded(number, count - 1, self.drafting.decoded(number, gained)))
+        most = min(sequence.max_new_tokens - count, self.shape.context - position)
+        drafts: tuple[int, ...] = ()
+        if self.drafting.on:
+            drafts = self.engine.pace.next_pass(number, lambda: self.drafting.take(number, most))
+        found = self._read(request, [sequence.tokens[-1], *drafts], position, prefill=False)
+        request.drafted += len(drafts)
+        request.accepted += len(found) - 1
+        return found
 
     def _computed(self, number: int) -> None:
         """No pass of a request follows: it has its last token, or has ended without."""
@@ -225,36 +256,40 @@ class MainNode:
         finally:
             del self._open[number]
             self.steps.closed(number)
+            self.drafting.closed(number)
             if self.experts.watch is not None:
                 self.experts.watch.closed(number)
             self.engine.answered(number)
 
-    def _read(self, request: Request, tokens: list[int], position: int, prefill: bool) -> int:
+    def _read(self, request: Request, tokens: list[int], position: int, prefill: bool) -> tuple[int, ...]:
         """Read tokens, the first of them at `position`, in one pass; a prompt perhaps in several. Returns the next
-        token."""
-        token = None
-        while token is None:
+        token; after a token with drafts, one more for each draft that was right."""
+        gained: tuple[int, ...] = ()
+        while not gained:
             job = self._job(request, tokens, position, prefill)
-            token = self.steps.run(job)
+            gained = self.steps.run(job)
             request.prefill_passes += prefill
             request.steps += 1
             request.passes += job.shared
             request.rounded |= job.rounded
             tokens, position = tokens[job.one.tokens :], position + job.one.tokens
-        return token
+        return gained
 
     def _job(self, request: Request, tokens: list[int], position: int, prefill: bool) -> PassJob:
         """A pass over `tokens`, or over the first of them; the first is at `position`."""
         sequence, visit = request.sequence, t.Visit(request.number, position, 0)
         memory: PassMemory | None = None
+        in_block = len(tokens) > 1 and not prefill
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
             if memory is None and self.experts.watch is not None:
                 memory = PassMemory(final=one.tokens == len(tokens))
-            self._enter(visit, sequence.cache, memory)
+            self._enter(visit, sequence.cache, memory, in_block)
 
-        def forward(one: t.Pass) -> int | None:
+        def forward(one: t.Pass) -> tuple[int, ...]:
+            if in_block:
+                return self._forward_block(request, tokens, visit)
             return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
 
         return PassJob(request.number, position, len(tokens), prefill, sequence, forward, enter)
@@ -275,18 +310,44 @@ class MainNode:
             return "context"
         return "length" if len(tokens) >= request.sequence.max_new_tokens else None
 
-    def _forward(self, request: Request, tokens: list[int], last: bool) -> int | None:
-        """One pass over `tokens`. Returns the next token, or None where these are not the `last` ones so far."""
-        ids = token_ids(tokens, self.device)
-        out = self.model(input_ids=ids, past_key_values=request.sequence.cache, use_cache=True, logits_to_keep=1)
-        token = None
-        if last:
-            logits = out.logits[0, -1].float()
-            if self.on_logits is not None:
-                self.on_logits(request.number, to_host(logits)[0])
-            token = request.chooser.choose(logits)
+    def _forward(self, request: Request, tokens: list[int], last: bool) -> tuple[int, ...]:
+        """One pass over `tokens`. Returns the next token; none where these are not the `last` ones so far."""
+        with contextlib.nullcontext() if self._batched else at_once():
+            logits = self._logits(tokens, request.sequence.cache)
+        gained = (self._choose(request, logits),) if last else ()
         self.engine.spans.end_pass(request.number)
-        return token
+        return gained
+
+    def _forward_block(self, request: Request, tokens: list[int], visit: t.Visit) -> tuple[int, ...]:
+        """One pass over a token and drafts of the next ones. Returns the tokens that follow as far as the drafts are
+        right, and the one after them."""
+
+        def experts(layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, by_row=True)
+
+        def forward(token: int, cache: Any) -> torch.Tensor:
+            return self._logits([token], cache)
+
+        block = Block(forward, tokens, request.sequence.cache, visit.position, experts, exact=not self._batched)
+        gained: list[int] = []
+        for logits, draft in zip(block.run(), [*tokens[1:], None], strict=True):
+            gained.append(self._choose(request, logits))
+            if gained[-1] != draft or draft in request.chooser.ends:
+                break
+        block.cut(len(gained))
+        self.engine.spans.end_pass(request.number)
+        return tuple(gained)
+
+    def _logits(self, tokens: list[int], cache: Any) -> torch.Tensor:
+        """Of the token after `tokens`: [V], float32."""
+        ids = token_ids(tokens, self.device)
+        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return out.logits[0, -1].float()  # type: ignore[no-any-return]
+
+    def _choose(self, request: Request, logits: torch.Tensor) -> int:
+        if self.on_logits is not None:
+            self.on_logits(request.number, to_host(logits)[0])
+        return request.chooser.choose(logits)
 
     def _note_cache_bytes(self) -> None:
         """The caches of open requests only grow: they take most when one of these ends."""

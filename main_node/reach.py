@@ -23,6 +23,8 @@ class _Open:
     stop: int
     announced: int = -1
     """The last decode pass that the shadow was told to start."""
+    drafts: int = 0
+    """Passes that it may be ahead of that one to draft, at most so far."""
     taken: int = 0
 
 
@@ -44,11 +46,12 @@ class Reach:
     def opened(self, request: int, prompt_tokens: int, max_new_tokens: int) -> None:
         self._requests[request] = _Open(prompt_tokens, prompt_tokens + max_new_tokens)
 
-    def announced(self, request: int, step: int) -> None:
-        """The shadow is told that decode pass `step` may start."""
+    def announced(self, request: int, step: int, drafts: int = 0) -> None:
+        """The shadow is told that decode pass `step` may start, and so many after it to draft."""
         mine = self._requests.get(request)
         if mine is not None:
             mine.announced = max(mine.announced, step)
+            mine.drafts = max(mine.drafts, drafts)
 
     def closed(self, request: int) -> None:
         if self._requests.pop(request, None) is not None:
@@ -71,7 +74,8 @@ class Reach:
         return False
 
     def _fits(self, mine: _Open, position: int) -> bool:
-        reached = mine.first + mine.announced + self._lookahead
-        passes = mine.announced + self._lookahead + 2
+        ahead = max(self._lookahead, mine.drafts)
+        reached = mine.first + mine.announced + ahead
+        passes = mine.announced + ahead + 2
         in_reach = mine.first <= position <= reached and position < mine.stop
         return in_reach and mine.taken < REPEATS * self._layers * passes

@@ -26,5 +26,9 @@ class Request:
     """Steps that ran a pass of it."""
     passes: int = 0
     """Passes in these steps, those of other requests too."""
+    drafted: int = 0
+    """Drafts that its passes have verified."""
+    accepted: int = 0
+    """Of those, the ones that were right."""
     rounded: bool = False
     """Some of its products were shared with other requests and may have lost the last bit by it."""

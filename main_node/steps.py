@@ -6,9 +6,10 @@ one thread, the model's, starts a step with every pass that is there when the st
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import torch
@@ -46,7 +47,7 @@ class PassJob:
         tokens: int,
         prefill: bool,
         sequence: Sequence,
-        forward: Callable[[t.Pass], int | None],
+        forward: Callable[[t.Pass], tuple[int, ...]],
         enter: Callable[[t.Pass], None],
     ) -> None:
         self.request = request
@@ -56,8 +57,8 @@ class PassJob:
         """Passes in its step. 0: it has not begun."""
         self.rounded = False
         """Products were shared that may have lost the last bit by it."""
-        self.token: int | None = None
-        """The next token. None after a chunk that does not end the prompt."""
+        self.gained: tuple[int, ...] = ()
+        """The next tokens: one, none after a chunk that does not end the prompt, several after a block."""
         self.ended = threading.Event()
         self._sequence = sequence
         self._forward, self._enter = forward, enter
@@ -74,18 +75,18 @@ class PassJob:
         self._enter(self.one)
 
     def forward(self) -> None:
-        self.token = self._forward(self.one)
+        self.gained = self._forward(self.one)
 
     def end(self, error: BaseException | None = None) -> None:
         self._error = error
         self._around.close()
         self.ended.set()
 
-    def outcome(self) -> int | None:
-        """Raises what the pass has raised."""
+    def outcome(self) -> tuple[int, ...]:
+        """The next tokens. Raises what the pass has raised."""
         error, self._error = self._error, None
         if error is None:
-            return self.token
+            return self.gained
         try:
             raise error
         finally:
@@ -95,14 +96,21 @@ class PassJob:
 class Steps:
     """Thread-safe. `deadline_s`: longest wait for a step. `chunk`: most tokens of prompts in a step in which others are
     answered; 0: no bound. `batched`: see `LockStep`. `leave`: called with no request's pass under way any more.
+    `stepped`: told of each step its rows, how long it took, and whether it read no prompt.
     """
 
     def __init__(
-        self, engine: Engine, deadline_s: float, chunk: int, batched: bool, leave: Callable[[], None] = lambda: None
+        self,
+        engine: Engine,
+        deadline_s: float,
+        chunk: int,
+        batched: bool,
+        leave: Callable[[], None] = lambda: None,
+        stepped: Callable[[int, float, bool], None] = lambda rows, seconds, decoding: None,
     ) -> None:
         self._engine = engine
         self._deadline_s, self._chunk, self._batched = deadline_s, chunk, batched
-        self._leave = leave
+        self._leave, self._stepped = leave, stepped
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ready: list[PassJob] = []
@@ -147,8 +155,9 @@ class Steps:
         if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSE_S)
 
-    def run(self, job: PassJob) -> int | None:
-        """Run a pass, or a chunk of it (then `job.one.tokens` says how much), in the next step. Returns its token.
+    def run(self, job: PassJob) -> tuple[int, ...]:
+        """Run a pass, or a chunk of it (then `job.one.tokens` says how much), in the next step. Returns the tokens that
+        it gives.
 
         Raises DeadlineError, and what the pass raises.
         """
@@ -178,7 +187,8 @@ class Steps:
                 try:
                     self._engine.begin_step((job.one,))
                     job.enter()
-                    job.forward()
+                    with self._timed([job]):
+                        job.forward()
                 except BaseException as error:
                     job.end(error)
                     raise
@@ -186,13 +196,20 @@ class Steps:
         finally:
             self._ended([job], began)
 
+    @contextlib.contextmanager
+    def _timed(self, jobs: list[PassJob]) -> Iterator[None]:
+        began = self._engine.pace.now()
+        yield
+        rows, seconds = sum(job.one.tokens for job in jobs), self._engine.pace.now() - began
+        self._stepped(rows, seconds, not any(job.prefill for job in jobs))
+
     def _ended(self, jobs: list[PassJob], began: float) -> None:
         """A step has ended."""
         self._leave()
         now = time.monotonic()
         with self._changed:
             self._busy = False
-            self._decoding |= {job.request for job in jobs if job.token is not None} & self._open
+            self._decoding |= {job.request for job in jobs if job.gained} & self._open
             back = {job.request for job in self._ready}
             self._expected = {job.request for job in jobs} & self._open - back
             longest_s = CREDIT_S if self._engine.pace.emulated else GRACE_S
@@ -288,7 +305,8 @@ class Steps:
         batched = self._batched and len(jobs) > 1
         try:
             self._engine.begin_step(tuple(job.one for job in jobs), batched)
-            LockStep(self._engine, jobs, batched).run()
+            with self._timed(jobs):
+                LockStep(self._engine, jobs, batched).run()
         except BaseException as error:  # noqa: BLE001 - a defect: every waiting thread must hear of it
             for job in jobs:
                 if not job.ended.is_set():

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from checkpoint.direct_io import open_direct, read_at
-from checkpoint.expert import ExpertArithmetic
+from checkpoint.expert import ExpertArithmetic, each_row
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.manifest import checksum
 from checkpoint.native.parameters import ExpertParameters
@@ -61,8 +61,11 @@ class Arbiter:
             with self._lock:
                 self._waiting -= 1
 
-    def compute(self, expert: ExpertId, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """`hidden` [n, H] and routing weights [n] through an expert: [n, H]. On the arbiter's thread.
+    def compute(
+        self, expert: ExpertId, hidden: torch.Tensor, weights: torch.Tensor, by_row: bool = False
+    ) -> torch.Tensor:
+        """`hidden` [n, H] and routing weights [n] through an expert: [n, H]. `by_row`: each row by itself. On the
+        arbiter's thread.
 
         Raises CorruptStoreError, OSError; RuntimeError or MemoryError where memory does not suffice.
         """
@@ -79,7 +82,8 @@ class Arbiter:
         if len(data) != blob.length or checksum(data.numpy().data) != blob.checksum:
             raise CorruptStoreError(f"expert {expert.expert} of layer {expert.layer} in {file} fails its checksum")
         parameters = ExpertParameters(self._store.manifest, threads=torch.get_num_threads()).of(buffer, expert.layer)
-        return self._experts.bind(expert.layer, parameters)(hidden, weights)
+        module = self._experts.bind(expert.layer, parameters)
+        return each_row(module, hidden, weights) if by_row else module(hidden, weights)
 
     def close(self) -> None:
         """Start nothing more. The job under way goes on to its end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import Audits
@@ -68,6 +68,8 @@ class Engine:
         self._arbiter = arbiter
         self.checks = OutputChecks(self.peers, self._changed, self._withdraw, audits, arbiter)
         self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s)
+        self.on_draft: Callable[[w.Draft], None] = lambda draft: None
+        """Called with each token that the shadow drafts, without the lock."""
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0
@@ -126,6 +128,9 @@ class Engine:
 
     def from_shadow(self, message: w.Message) -> None:
         """See `PeerListener`."""
+        if isinstance(message, w.Draft):
+            self.on_draft(message)
+            return
         predicted = prediction_of(message, self.core.shape, self.spans.came)
         if self.reach.takes(predicted):
             self.post(predicted)
@@ -193,7 +198,7 @@ class Engine:
     def _act_on_shadow(self, command: t.Follow | t.Align | t.Unfollow) -> None:
         data, policy = self._requests.get(command.request), self.core.alignment
         if isinstance(command, t.Align):
-            self.reach.announced(command.request, command.step)
+            self.reach.announced(command.request, command.step, command.drafts)
         self._to_shadow.send(
             lambda carrier: self._spanned(
                 shadow_messages(command, data, policy, self.lookahead, self.departure, carrier)
@@ -210,7 +215,8 @@ class Engine:
         rows = layer.rows_of(command) if layer is not None else self.checks.rows_of(command)
         if rows is None:  # interrupted: its request is about to be closed
             return
-        message = compute_message(command, rows, self.peers.travels(command.worker))
+        by_row = layer.by_row if layer is not None else self.checks.by_row(command)
+        message = compute_message(command, rows, self.peers.travels(command.worker), by_row)
         self.spans.sent(message)
         self.peers.ask(command.call_id, command, message)
 

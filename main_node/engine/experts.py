@@ -23,13 +23,22 @@ class RemoteExperts:
         self._engine = engine
         self._attention = engine.core.strategy.predictor.foresight == "attention"
 
-    def compute(self, visit: t.Visit, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H].
+    def compute(
+        self,
+        visit: t.Visit,
+        hidden: torch.Tensor,
+        index: torch.Tensor,
+        weights: torch.Tensor,
+        by_row: bool = False,
+    ) -> torch.Tensor:
+        """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H]. `by_row`: each row
+        to the bits that it has alone, as a pass of its own.
 
         While workers of other processes compute, the main model works for the predictor; those of this process compute
         on this thread afterwards. In lock-step, other requests' passes go on meanwhile. Raises RequestFailedError.
         """
         layer = self._layer(visit, hidden, index, weights)
+        layer.by_row = by_row
         if in_coroutine():  # then the step lends its thread
             self._run(visit, layer)
         else:

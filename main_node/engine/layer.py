@@ -73,6 +73,8 @@ class LayerWork:
         self.chosen: tuple[tuple[int, ...], ...] = ()
         self.scores: tuple[tuple[float, ...], ...] = ()
         """Both as in `GateFired`."""
+        self.by_row = False
+        """Rows are computed to the bits that each has alone: they are of different passes."""
         self.reweigh: Reweigh | None = None
         """Routing weights where the router replaces the gate's choice."""
         self._like = hidden
@@ -215,8 +217,11 @@ class LayerWork:
         return output if output.dtype == self._like.dtype else output.to(self._like)
 
 
-def compute_message(command: t.Compute, rows: tuple[torch.Tensor, torch.Tensor], travels: bool) -> w.Compute:
-    """A command with its rows, for the worker. `travels`: to another process, so that a checksum goes with them."""
+def compute_message(
+    command: t.Compute, rows: tuple[torch.Tensor, torch.Tensor], travels: bool, by_row: bool = False
+) -> w.Compute:
+    """A command with its rows, for the worker. `travels`: to another process, so that a checksum goes with them.
+    `by_row`: see `w.Compute`."""
     hidden, weights = (w.LocalTensor(tensor, tensor_bytes) for tensor in rows)
     checksum = tensor_checksum(hidden, weights) if travels else 0
-    return w.Compute(command.call_id, command.slot, *command.expert, hidden, weights, command.evict, checksum)
+    return w.Compute(command.call_id, command.slot, *command.expert, hidden, weights, command.evict, checksum, by_row)

@@ -111,7 +111,14 @@ class OutputChecks:
         elif before is not None:
             kept = output.clone()
             self._dispute(
-                Case(call.visit.request, call.expert, hidden.clone(), weights.clone(), {source: kept, before: kept})
+                Case(
+                    call.visit.request,
+                    call.expert,
+                    hidden.clone(),
+                    weights.clone(),
+                    {source: kept, before: kept},
+                    layer.by_row,
+                )
             )
         elif is_finite(hidden) and is_finite(weights):
             layer.not_finite[call.expert.expert, call.start] = source
@@ -166,13 +173,18 @@ class OutputChecks:
         hidden, weights, output = to_host(*layer.rows_of(call), layer.output_of(call))
         if not is_finite(output):
             return None
-        number = self.audits.begin(call, source, hidden, weights, output)
+        number = self.audits.begin(call, source, hidden, weights, output, layer.by_row)
         return None if number is None else t.AuditRequested(number, call.expert, call.stop - call.start, (call.worker,))
 
     def rows_of(self, command: t.Compute) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Hidden states [n, H] and routing weights [n] of an audit."""
         case = self.audits.case(-command.visit.request) if self.audits else None
         return None if case is None else (case.hidden, case.weights)
+
+    def by_row(self, command: t.Compute) -> bool:
+        """Whether the rows of an audit are computed one by one."""
+        case = self.audits.case(-command.visit.request) if self.audits else None
+        return case is not None and case.by_row
 
     def dropped(self, command: t.AuditDropped) -> None:
         """No worker does it: where that has happened too often, the main node does."""
@@ -231,7 +243,7 @@ class OutputChecks:
         truth: torch.Tensor | None = None
         found: dict[Source, float] = {}
         try:
-            truth = arbiter.compute(case.expert, case.hidden, case.weights)
+            truth = arbiter.compute(case.expert, case.hidden, case.weights, case.by_row)
             found = liars(case, truth, arbiter.arithmetic)
         except (ODMoEError, OSError, RuntimeError, MemoryError) as error:
             _log.warning("the main node cannot compute expert %d of layer %d: %s", *reversed(case.expert), error)

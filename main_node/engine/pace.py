@@ -29,6 +29,8 @@ class Pace(Protocol):
 
     def decoded(self, request: int) -> None: ...
 
+    def next_pass(self, request: int, take: Callable[[], T]) -> T: ...
+
     def gate(self, request: int, fired: Callable[[], T]) -> T: ...
 
     def foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None: ...
@@ -56,6 +58,9 @@ class RealPace:
 
     def decoded(self, request: int) -> None:
         pass
+
+    def next_pass(self, request: int, take: Callable[[], T]) -> T:
+        return take()
 
     def gate(self, request: int, fired: Callable[[], T]) -> T:
         return fired()
@@ -139,6 +144,10 @@ class MainPace:
         if self._emulation.clock() - times.ready > CREDIT_S:
             times.ready = self._emulation.clock()
         self._emulation.adopt(times.ready)
+
+    def next_pass(self, request: int, take: Callable[[], T]) -> T:
+        """The next pass is about to begin. `take` looks at what has come for it until then."""
+        return self._emulation.agenda.wait(self._of(request).ready, take)
 
     def gate(self, request: int, fired: Callable[[], T]) -> T:
         """The gate has fired. `fired` announces it when it is due, in order with everything else that is due; then this

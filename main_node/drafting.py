@@ -1,0 +1,154 @@
+"""Drafts of the next tokens: where they come from, how many a block verifies, and what became of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from scheduler.drafts.length import MOST_DRAFTS, DraftLength, DraftLengths
+from scheduler.drafts.table import DraftTable
+from wire.messages import Draft
+
+NGRAM = 3
+"""Tokens at the answer's end that drafts from the prompt begin with, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """How drafts come about. `draft`: how many a block verifies, see `DraftLengths`. `late`: the shadow departs late.
+    `prompt`: they come from the prompt and the answer so far, by Transformers' prompt lookup; else from the shadow."""
+
+    draft: int | str
+    late: bool = False
+    prompt: bool = False
+
+
+class _Drafter(Protocol):
+    """Drafts of one request."""
+
+    def decoded(self, tokens: Sequence[int]) -> bool | None:
+        """The answer goes on with these tokens. Whether the last of them had been drafted rightly; None: it had not
+        been drafted."""
+
+    def following(self, most: int) -> tuple[int, ...]:
+        """Drafts of the tokens after the last one."""
+
+
+class _ShadowDrafts:
+    """What the shadow has sent. Its messages come on another thread than the answer's."""
+
+    def __init__(self) -> None:
+        self._table = DraftTable()
+        self._lock = threading.Lock()
+
+    def decoded(self, tokens: Sequence[int]) -> bool | None:
+        with self._lock:
+            return self._table.decoded(tokens)
+
+    def offer(self, draft: Draft) -> None:
+        with self._lock:
+            self._table.offer(draft.step, draft.token, draft.path)
+
+    def following(self, most: int) -> tuple[int, ...]:
+        with self._lock:
+            return self._table.following()[:most]
+
+
+class _PromptDrafts:
+    """The tokens that followed when the last few occurred before."""
+
+    def __init__(self, prompt: Sequence[int], room: int) -> None:
+        self._tokens = torch.zeros(1, len(prompt) + room, dtype=torch.long)
+        self._tokens[0, : len(prompt)] = torch.tensor(prompt)
+        self._count = len(prompt)
+        self._last: tuple[int, ...] = ()
+
+    def decoded(self, tokens: Sequence[int]) -> bool | None:
+        drafts, self._last = self._last[: len(tokens)], ()
+        self._tokens[0, self._count : self._count + len(tokens)] = torch.tensor(tokens)
+        self._count += len(tokens)
+        if len(drafts) < len(tokens) or drafts[:-1] != tuple(tokens[:-1]):
+            return None
+        return drafts[-1] == tokens[-1]
+
+    def following(self, most: int) -> tuple[int, ...]:
+        from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+        lookup = PromptLookupCandidateGenerator(
+            num_output_tokens=most, max_matching_ngram_size=NGRAM, max_length=self._count + most + 1
+        )
+        found, _ = lookup.get_candidates(self._tokens[:, : self._count])
+        self._last = tuple(found[0, self._count :].tolist())
+        return self._last
+
+
+@dataclass(slots=True)
+class _Open:
+    """One request."""
+
+    drafter: _Drafter
+    length: DraftLength
+    rows: int = 1
+    """Of the block under way."""
+
+
+class Drafting:
+    """Of all requests of a main node. Thread-safe. `source`: None where nothing is drafted. Raises ConfigError."""
+
+    def __init__(self, source: DraftSource | None) -> None:
+        self.on = source is not None
+        self._prompt = source is not None and source.prompt
+        self._lengths = DraftLengths(source.draft, source.late) if source else DraftLengths(0, late=False)
+        self._open: dict[int, _Open] = {}
+        self._lock = threading.Lock()
+
+    def opened(self, request: int, prompt: Sequence[int], room: int) -> None:
+        """`room`: the most tokens of the answer."""
+        if not self.on:
+            return
+        drafter = _PromptDrafts(prompt, room) if self._prompt else _ShadowDrafts()
+        with self._lock:
+            self._open[request] = _Open(drafter, self._lengths.opened())
+
+    def closed(self, request: int) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+
+    def offer(self, draft: Draft) -> None:
+        """The shadow has drafted a token."""
+        one = self._open.get(draft.request)
+        if one is not None and isinstance(one.drafter, _ShadowDrafts):
+            one.drafter.offer(draft)
+
+    def decoded(self, request: int, tokens: Sequence[int]) -> int:
+        """The answer has gained these tokens. Returns how far the shadow is to draft, see `TokenDecoded.drafts`."""
+        with self._lock:
+            one = self._open.get(request)
+            if one is None:
+                return 0
+            right, rows, one.rows = one.drafter.decoded(tokens), one.rows, 1
+            if rows > 1:
+                one.length.verified(rows, len(tokens))
+            if right is not None and len(tokens) == rows:  # it was in no block
+                one.length.foretold(right)
+            return 0 if self._prompt else one.length.drafts()
+
+    def take(self, request: int, most: int) -> tuple[int, ...]:
+        """Drafts for the next block, which may have `most` rows."""
+        with self._lock:
+            one = self._open.get(request)
+            if one is None:
+                return ()
+            found = one.drafter.following(MOST_DRAFTS)
+            one.rows = one.length.rows(len(found), most)
+            return found[: one.rows - 1]
+
+    def stepped(self, rows: int, seconds: float, decoding: bool) -> None:
+        """A step has ended; `rows`: of all its passes. `decoding`: it read no prompt."""
+        if self.on:
+            with self._lock:
+                self._lengths.stepped(rows, seconds, decoding)
