@@ -34,6 +34,11 @@ class Alignment:
         """Are the main model's KV rows brought over before decode pass `step`?"""
         return self.kv_period > 0 and step % self.kv_period == 0
 
+    @property
+    def ever(self) -> bool:
+        """Is the shadow aligned at all?"""
+        return self.token_period > 0 or self.kv_period > 0
+
     def due(self, step: int) -> bool:
         """Is the shadow aligned in any way before decode pass `step`?"""
         return self.token_due(step) or self.kv_due(step)

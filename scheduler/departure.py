@@ -10,6 +10,11 @@ has begun without it,
 - and the token is the same, and there are no KV rows, the pass stands.
 
 Late: a pass waits for its alignment (OD-MoE section 3.2).
+
+Drafting, at either departure: the shadow runs as many passes ahead as the main model asks for. A block is aligned once,
+after it. KV rows are taken over, in flight or at rest, and no pass is repeated for them, since drafts must come soon. A
+cache with states goes back, though: they are of one position only. An alignment that asks for no more drafts is as any
+other, and the passes that are ahead by then stand or are repeated as above.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ class Turn(Enum):
 
     NONE = auto()
     TAKE_OVER = auto()
-    """The pass in flight takes the KV rows over."""
+    """The KV rows are taken over: by the pass in flight, or, when drafting, by a cache that is ahead."""
     BACK = auto()
     """The pass in flight ends. The cache goes back to before pass `step`, which is next."""
 
@@ -37,6 +42,8 @@ class Course:
         """The next pass, or the one in flight."""
         self.announced = -1
         """The last pass that the main model has announced."""
+        self.drafts = 0
+        """Passes after that one that the shadow may run to draft tokens; 0: it drafts none."""
         self.running = False
         """Pass `step` is in flight."""
         self.again = False
@@ -54,12 +61,14 @@ class Course:
         """May pass `step` begin?"""
         if self.running or self.step >= self._passes:
             return False
+        if self.drafts and 0 <= self.announced and self.step <= self.announced + self.drafts:
+            return True
         return self._alignment.may_start(self.step, self.announced, self._lookahead, self._departure)
 
     @property
     def unaligned(self) -> bool:
-        """Pass `step` begins ahead of an alignment of its own."""
-        return self.step > self.announced and self._alignment.due(self.step)
+        """Pass `step` begins ahead of what may send the shadow back to it."""
+        return self.step > self.announced and self._alignment.ever
 
     @property
     def urgent(self) -> bool:
@@ -78,20 +87,37 @@ class Course:
         self.step += 1
         return True
 
-    def aligned(self, step: int, other_token: bool, rows: bool, stateful: bool = False) -> Turn:
+    def aligned(
+        self,
+        step: int,
+        other_token: bool,
+        rows: bool,
+        stateful: bool = False,
+        drafts: int = 0,
+        first_other: int | None = None,
+    ) -> Turn:
         """The alignment of pass `step` has come. `other_token`: the pass has read another token than the main model's.
-        `rows`: there are KV rows. `stateful`: a pass in flight cannot take them over."""
-        self.announced = max(self.announced, step)
-        if step > self.step or (step == self.step and not self.running):
+        `rows`: there are KV rows. `stateful`: a pass in flight cannot take them over. `drafts`: see the attribute.
+        `first_other`: after a block, the first pass that has read another token, if that is not `step`."""
+        if step >= self.announced:
+            self.announced, self.drafts = step, drafts
+        if first_other is None and other_token:
+            first_other = step
+        if first_other is not None and self._begun(first_other):
+            return self._back(first_other, again=False)
+        if not rows or not self._begun(step):
             return Turn.NONE
-        if other_token or (rows and stateful and step == self.step):
+        if stateful and step == self.step:
             return self._back(step, again=False)
-        if not rows:
-            return Turn.NONE
+        if self.drafts and not stateful:
+            return Turn.TAKE_OVER
         if step == self.step:
             self._over_taken = True
             return Turn.TAKE_OVER
         return self._back(step, again=True)
+
+    def _begun(self, step: int) -> bool:
+        return step < self.step or (step == self.step and self.running)
 
     def ended(self) -> Turn:
         """Pass `step` has ended. BACK: it is to be repeated."""

@@ -167,3 +167,127 @@ def test_the_last_token_is_not_read() -> None:
     run(of, 0)
     of.aligned(1, other_token=False, rows=True)
     assert not of.may_start()
+
+
+# --- drafting -------------------------------------------------------------------------------------------------------
+
+
+def drafting(drafts: int = 4, until: int = 4, departure: str = AT_ONCE, alignment: Alignment = EVERY) -> Course:
+    """Passes 0 to `until` have been run, all after 0 as drafts."""
+    of = course(departure, alignment)
+    assert of.aligned(0, other_token=False, rows=True, drafts=drafts) == Turn.NONE
+    for step in range(until + 1):
+        run(of, step)
+    return of
+
+
+@pytest.mark.parametrize("departure", [AT_ONCE, LATE])
+@pytest.mark.parametrize("alignment", [EVERY, Alignment(3, 2), Alignment(0, 0)])
+def test_drafts_are_ahead_of_any_alignment(departure: str, alignment: Alignment) -> None:
+    of = drafting(departure=departure, alignment=alignment)
+    assert not of.may_start()
+    of.aligned(3, other_token=False, rows=False, drafts=4)
+    for step in (5, 6, 7):
+        run(of, step)
+    assert not of.may_start()
+
+
+def test_no_draft_is_made_before_prefill_has_ended() -> None:
+    of = course()
+    of.drafts = 3
+    assert not of.may_start()
+
+
+def test_one_draft_is_no_fewer_passes_than_none() -> None:
+    of = course(alignment=Alignment(4, 4), lookahead=2)
+    of.aligned(0, other_token=False, rows=True, drafts=1)
+    for step in (0, 1, 2):
+        run(of, step)
+    assert not of.may_start()
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_drafts_take_rows_over_and_are_not_repeated(step: int, running: bool) -> None:
+    of = drafting(until=3)
+    if running:
+        of.start()
+    assert of.aligned(step, other_token=False, rows=True, drafts=4) == Turn.TAKE_OVER
+    assert of.step == 4
+    if running:
+        assert of.ended() == Turn.NONE
+    else:
+        run(of, 4)
+    run(of, 5)
+
+
+def test_rows_are_put_before_a_pass_that_has_not_begun() -> None:
+    of = drafting(until=3)
+    assert of.aligned(4, other_token=False, rows=True, drafts=4) == Turn.NONE
+    assert of.aligned(6, other_token=False, rows=True, drafts=4) == Turn.NONE
+    assert [of.may_start(), of.step, of.urgent] == [True, 4, True]
+
+
+@pytest.mark.parametrize("other", [1, 2, 3])
+def test_a_block_goes_back_to_its_first_other_token(other: int) -> None:
+    of = drafting()
+    assert of.aligned(3, other_token=False, rows=True, drafts=4, first_other=other) == Turn.BACK
+    assert [of.step, of.again, of.announced] == [other, False, 3]
+    for step in range(other, 8):
+        run(of, step)
+    assert not of.may_start()
+
+
+def test_another_token_for_a_pass_that_has_not_begun_changes_nothing() -> None:
+    of = drafting(until=2)
+    assert of.aligned(5, other_token=True, rows=True, drafts=4, first_other=3) == Turn.NONE
+    run(of, 3)
+    of.start()
+    assert of.aligned(6, other_token=True, rows=False, drafts=4) == Turn.NONE
+    assert of.aligned(7, other_token=False, rows=False, drafts=4, first_other=4) == Turn.BACK
+    assert of.step == 4
+
+
+@pytest.mark.parametrize(("running", "again"), [(False, True), (True, True)])
+def test_a_cache_with_states_goes_back_even_when_drafting(running: bool, again: bool) -> None:
+    of = drafting(until=3)
+    if running:
+        of.start()
+    assert of.aligned(2, other_token=False, rows=True, stateful=True, drafts=4) == Turn.BACK
+    assert [of.step, of.again, of.last] == [2, again, False]
+
+
+def test_without_rows_drafts_stand_when_no_more_are_asked_for() -> None:
+    of = drafting()
+    for step in (1, 2, 3):
+        assert of.aligned(step, other_token=False, rows=False) == Turn.NONE
+        assert not of.may_start()
+    of.aligned(4, other_token=False, rows=False)
+    run(of, 5)
+    assert not of.may_start()
+
+
+def test_with_rows_drafts_are_repeated_when_no_more_are_asked_for() -> None:
+    of = drafting()
+    assert of.aligned(2, other_token=False, rows=True) == Turn.BACK
+    assert [of.step, of.again, of.last] == [2, True, False]
+    of.start()
+    assert not of.gives_up(3)
+    assert of.aligned(3, other_token=False, rows=True) == Turn.NONE
+    assert of.ended() == Turn.NONE
+    run(of, 3)
+    run(of, 4)
+    assert not of.may_start()
+    assert of.aligned(4, other_token=False, rows=True) == Turn.BACK  # from here on as without drafts
+    assert of.last
+
+
+def test_a_pass_that_has_taken_rows_over_is_not_repeated_once_drafts_are_asked_for() -> None:
+    of = course()
+    of.aligned(0, other_token=False, rows=True)
+    run(of, 0)
+    of.start()
+    assert of.aligned(1, other_token=False, rows=True) == Turn.TAKE_OVER
+    assert of.aligned(2, other_token=False, rows=True, drafts=2) == Turn.NONE
+    assert of.ended() == Turn.NONE
+    assert of.step == 2

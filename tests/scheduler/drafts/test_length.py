@@ -1,0 +1,198 @@
+"""How long blocks are: the rule against a search through all lengths, and over whole answers of given costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.drafts.length import AUTO, MOST_DRAFTS, MOST_ROWS, DraftLengths, StepCost, expected
+from scheduler.errors import ConfigError
+
+LOAD_BOUND = 0.2, 0.05
+"""Seconds of a step: of the step itself, and of each row."""
+ROW_BOUND = 0.0, 0.25
+
+
+class Decoding:
+    """Requests that decode together. Drafts are right at random, and there are always enough of them."""
+
+    def __init__(self, cost, requests=1, draft=AUTO, late=False, noise=0.0):
+        self.lengths = DraftLengths(draft, late)
+        self.open = [self.lengths.opened() for _ in range(requests)]
+        self.cost, self.noise, self.random = cost, noise, random.Random(1)
+        self.tokens, self.seconds, self.rows, self.steps = 0, 0.0, 0, 0
+
+    def run(self, tokens, right):
+        """Returns the rows of the last step."""
+        until = self.tokens + tokens
+        while self.tokens < until:
+            rows = [length.rows(MOST_ROWS, 1000) for length in self.open]
+            seconds = (self.cost[0] + self.cost[1] * sum(rows)) * self.random.uniform(1 - self.noise, 1 + self.noise)
+            for length, own in zip(self.open, rows, strict=True):
+                gained = 1
+                while gained < own and self.random.random() < right:
+                    gained += 1
+                length.verified(own, gained)
+                if gained == own:
+                    length.foretold(self.random.random() < right)
+                self.tokens += gained
+            self.lengths.stepped(sum(rows), seconds)
+            self.seconds += seconds
+            self.rows += sum(rows)
+            self.steps += 1
+        return rows
+
+    @property
+    def tokens_per_s(self):
+        return self.tokens / self.seconds
+
+
+def fastest(cost, requests, right):
+    """Tokens a second of the best fixed length."""
+    return max(
+        requests * expected(right, rows) / (cost[0] + cost[1] * rows * requests) for rows in range(1, MOST_ROWS + 1)
+    )
+
+
+def alone(cost, requests=1):
+    return requests / (cost[0] + cost[1] * requests)
+
+
+# --- fixed ------------------------------------------------------------------------------------------------------
+
+
+def test_a_given_number_takes_the_drafts_that_are_there():
+    length = DraftLengths(3, late=False).opened()
+    assert [length.rows(available, 100) for available in (0, 1, 3, 9)] == [1, 2, 4, 4]
+    assert length.rows(9, 2) == 2
+
+
+@pytest.mark.parametrize(("draft", "late", "ahead"), [(0, False, 0), (0, True, 0), (3, False, 7), (3, True, 3)])
+def test_a_shadow_that_departs_at_once_drafts_the_next_block_while_one_is_verified(draft, late, ahead):
+    assert DraftLengths(draft, late).opened().drafts() == ahead
+
+
+@pytest.mark.parametrize("draft", [-1, MOST_DRAFTS + 1, "many", 2.0])
+def test_any_other_number_is_refused(draft):
+    with pytest.raises(ConfigError, match="--draft is"):
+        DraftLengths(draft, late=False)
+
+
+# --- chosen live ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_verified_before_a_step_was_measured():
+    length = DraftLengths(AUTO, late=False).opened()
+    assert length.rows(MOST_ROWS, 100) == 1
+    assert length.drafts() == 0
+
+
+@pytest.mark.parametrize(("requests", "row_s"), [(1, 0.05), (8, 0.005)])
+def test_good_drafts_fill_a_block_where_loads_bound(requests, row_s):
+    of = Decoding((0.2, row_s), requests)
+    of.run(200, right=0.98)
+    assert max(of.run(200 * requests, right=1.0)) == MOST_ROWS
+    assert of.open[0].drafts() == 2 * MOST_ROWS - 1
+
+
+@pytest.mark.parametrize(("right", "cost"), [(0.1, LOAD_BOUND), (0.98, ROW_BOUND)])
+@pytest.mark.parametrize("requests", [1, 8])
+def test_drafts_that_do_not_pay_are_not_asked_for(right, cost, requests):
+    of = Decoding(cost, requests, noise=0.05)
+    assert of.run(2000, right) == [1] * requests
+    assert [length.drafts() for length in of.open] == [0] * requests
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize(("right", "cost"), [(0.1, LOAD_BOUND), (0.0, LOAD_BOUND), (0.1, ROW_BOUND), (0.9, ROW_BOUND)])
+def test_drafts_that_do_not_pay_cost_less_than_two_percent(right, cost, noise, requests):
+    """Over 2,000 tokens of each request, those at the start included."""
+    of = Decoding(cost, requests, noise=noise)
+    of.run(2000 * requests, right)
+    assert of.tokens_per_s >= 0.98 * alone(cost, requests)
+
+
+@pytest.mark.parametrize("requests", [1, 3, 8])
+@pytest.mark.parametrize("right", [0.5, 0.8, 0.9, 0.98])
+def test_it_comes_close_to_the_best_length(requests, right):
+    of = Decoding(LOAD_BOUND, requests, noise=0.05)
+    of.run(4000, right)
+    assert of.tokens_per_s >= 0.9 * fastest(LOAD_BOUND, requests, right)
+
+
+def test_it_follows_text_that_changes():
+    of = Decoding(LOAD_BOUND, noise=0.05)
+    of.run(1000, 0.98)
+    assert of.open[0].drafts() > 8
+    of.run(60, 0.1)
+    assert of.open[0].drafts() == 0
+    of.run(40, 0.98)
+    assert of.open[0].drafts() > 8
+
+
+def test_the_rows_of_others_count():
+    """Rows are cheap beside the step, but not beside what eight requests gain in it."""
+    lone, many = Decoding((0.1, 0.05)), Decoding((0.1, 0.05), requests=8)
+    lone.run(1000, 0.6)
+    many.run(8000, 0.6)
+    assert lone.rows / lone.steps > 1.5
+    assert many.rows / many.steps / 8 < 1.2
+
+
+@given(st.floats(0.001, 1), st.floats(0.0, 1), st.floats(0.0, 1))
+def test_the_lengths_of_a_lone_request_are_those_of_a_search(step_s, row_s, right):
+    of = DraftLengths(AUTO, late=False)
+    length = of.opened()
+    for rows in (1, 16) * 200:
+        of.stepped(rows, step_s + row_s * rows)
+    for _ in range(2000):
+        length.foretold(False)
+    for at in range(400):
+        length.foretold(right >= 1 - 1e-9 or int(at * right) != int((at + 1) * right))
+    p, rows = length.acceptance, length.rows(MOST_ROWS, 100)
+
+    def rate(rows):
+        return expected(p, rows) / of.cost.seconds(rows)
+
+    best = max(range(1, MOST_ROWS + 1), key=rate)
+    if rows == 1:
+        assert rate(best) <= rate(1) / 0.8
+    else:
+        assert rate(rows) == pytest.approx(rate(best))
+
+
+# --- what a step costs ------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.01, 1), st.floats(0.001, 1), st.integers(1, 40), st.integers(2, 40))
+def test_the_cost_of_a_row_is_found(step_s, row_s, first, more):
+    cost = StepCost()
+    for at in range(400):
+        rows = first + (at % 3) * more
+        cost.stepped(rows, step_s + row_s * rows)
+    assert cost.row_s == pytest.approx(row_s, rel=0.1, abs=0.02 * (step_s + row_s))
+    assert cost.seconds(first + more) == pytest.approx(step_s + row_s * (first + more), rel=0.2)
+
+
+def test_steps_of_one_row_do_not_make_it_forget_what_rows_cost():
+    cost = StepCost()
+    for at in range(100):
+        cost.stepped(1 + at % 8, 0.2 + 0.05 * (1 + at % 8))
+    for seconds in (0.25, 0.35):
+        for _ in range(200):
+            cost.stepped(1, seconds)
+    assert cost.seconds(1) == pytest.approx(0.35)
+    assert cost.row_s == pytest.approx(0.05, rel=0.25)
+
+
+def test_a_row_never_costs_more_than_its_share_of_a_step_nor_less_than_nothing():
+    dear, free = StepCost(), StepCost()
+    for at in range(100):
+        dear.stepped(1 + at % 2, 0.1 if at % 2 == 0 else 9.0)
+        free.stepped(1 + at % 2, 9.0 if at % 2 == 0 else 0.1)
+    assert dear.seconds(0) == pytest.approx(0, abs=1e-9)
+    assert free.row_s == 0
