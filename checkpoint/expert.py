@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,16 +90,19 @@ class ExpertArithmetic:
             return self._rowwise[kind]
 
 
-def each_row(compute: Compute, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`hidden` [n, H] and `weights` [n] through an expert, each row to the bits that it has alone: [n, H].
+def by_pass(compute: Compute, hidden: torch.Tensor, weights: torch.Tensor, passes: Sequence[int]) -> torch.Tensor:
+    """`hidden` [n, H] and `weights` [n] through an expert: [n, H]. `passes`: of each row, see `wire.messages.Compute`.
 
-    A row is copied: the last bit of a float32 product depends on whether its address is aligned.
+    Rows of a pass are copied: the last bit of a float32 product depends on whether their address is aligned.
     """
-    if len(hidden) == 1:
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(passes):
+        rows.setdefault(number, []).append(row)
+    if len(rows) < 2:
         return compute(hidden, weights)
-    return torch.cat(
-        [compute(row.clone(), weight) for row, weight in zip(hidden.split(1), weights.split(1), strict=True)]
-    )
+    order = torch.tensor(list(itertools.chain.from_iterable(rows.values())), device=hidden.device)
+    output = torch.cat([compute(hidden[some], weights[some]) for some in rows.values()])
+    return torch.empty_like(output).index_copy_(0, order, output)
 
 
 def _is_rowwise(module: Any, views: Views, linear: Linear) -> bool:

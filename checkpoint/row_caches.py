@@ -20,18 +20,27 @@ _CROPPED = (DynamicLayer, DynamicIndexedLayer)
 """Cache layers that grow by a row a token and nothing else: Transformers' own `crop` takes rows off again."""
 
 
+Attributes = dict[tuple[str, Any], Any]
+"""(Attribute, key where it is a dictionary, else None) -> value."""
+
+
 class RowCaches:
     """`position`: of the block's first row, so many tokens are in the cache. `rows`: of the block.
 
-    `reached` is called whenever a row stops, in the order of the rows; `cut` once all have ended.
+    `going_on` is called before a row goes on from a gate, `reached` when it has stopped at the next one or ended, row
+    by row; `cut` once all have ended.
     """
 
     def __init__(self, cache: Any, position: int, rows: int) -> None:
         self._cache = cache
         self._position = position
         self._rows = rows
-        self._kept: list[dict[int, dict[str, Any]]] = [{} for _ in range(rows)]
+        self._kept: list[dict[int, Attributes]] = [{} for _ in range(rows)]
         """Row -> cache layer -> its attributes after that row, where it cannot be cropped."""
+        self._before: Attributes = {}
+        """Of the layer in which a row stopped, before it goes on."""
+        self._behind: dict[int, set[tuple[str, Any]]] = {}
+        """Cache layer -> attributes that rows change behind the layer's gate."""
         self._states: list[dict[int, Any]] = [{} for _ in range(rows)]
         """Likewise, the states that are not in cache layers."""
         self._at = [-1] * rows
@@ -47,9 +56,17 @@ class RowCaches:
     def view(self, row: int) -> Any:
         """What the model is given as its cache for this row."""
         view = copy.copy(self._cache)
-        view.__class__ = _row_class(type(self._cache))
+        kind: type[Any] = type(self._cache)
+        view.__class__ = _row_class(kind)
         view.row_position = self._position + row
         return view
+
+    def going_on(self, row: int) -> None:
+        """A row goes on from the gate at which it has stopped: what its layer changes behind the gate is found by
+        comparison."""
+        number = self._at[row]
+        if row + 1 < self._rows and number in self._uncropped:
+            self._before = _flat(attributes_now(self._cache.layers[number]))
 
     def reached(self, row: int, layer: int | None) -> None:
         """A row has come to the gate of a layer; None: to its end."""
@@ -58,10 +75,19 @@ class RowCaches:
         first, self._at[row] = self._at[row], len(self._cache.layers) if layer is None else layer
         for number in self._uncropped:
             if first < number <= self._at[row]:
-                self._kept[row][number] = attributes_now(self._cache.layers[number])
+                self._kept[row][number] = _flat(attributes_now(self._cache.layers[number]))
+        if first in self._uncropped:
+            self._keep_behind(row, first)
         for number, state in enumerate(getattr(self._cache, "linear_cache", ())):
             if first < number <= self._at[row]:
                 self._states[row][number] = state.clone() if isinstance(state, torch.Tensor) else state
+
+    def _keep_behind(self, row: int, number: int) -> None:
+        """What a row has changed in a layer behind its gate. What a row before it has changed there counts, too: this
+        row may have left it as it was."""
+        now, behind = _flat(attributes_now(self._cache.layers[number])), self._behind.setdefault(number, set())
+        behind |= {name for name, value in now.items() if not _same(value, self._before.get(name))}
+        self._kept[row][number].update({name: now[name] for name in behind})
 
     def cut(self, rows: int) -> None:
         """Bring the cache to where it was after the first `rows` rows."""
@@ -71,16 +97,38 @@ class RowCaches:
         for layer in self._cache.layers:
             if type(layer) in _CROPPED:
                 layer.crop(-over)
-        for number, attributes in self._kept[rows - 1].items():
+        for number, kept in self._kept[rows - 1].items():
             own = vars(self._cache.layers[number])
-            own.clear()
-            own.update(attributes)
+            for (name, key), value in kept.items():
+                if key is None:
+                    own[name] = value
+                else:
+                    own[name][key] = value
         for number, state in self._states[rows - 1].items():
             self._cache.linear_cache[number] = state
 
 
+def _flat(attributes: dict[str, Any]) -> Attributes:
+    """A layer's attributes, with the values of dictionaries one by one."""
+    found: Attributes = {}
+    for name, value in attributes.items():
+        if isinstance(value, dict):
+            found |= {(name, key): one for key, one in value.items()}
+        else:
+            found[name, None] = value
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    return type(one) is type(other) and not isinstance(one, torch.Tensor) and bool(one == other)
+
+
 @cached
-def _row_class(cls: Any) -> Any:
+def _row_class(cls: type[Any]) -> Any:
     """A cache class whose lengths are those that a row will find. Same name and module."""
 
     def get_seq_length(self: Any, layer_idx: int = 0) -> int:

@@ -28,8 +28,8 @@ class RowGate(NamedTuple):
     layer: int
     hidden: torch.Tensor
     """[1, H]"""
-    index: torch.Tensor
-    """[1, k]"""
+    chosen: torch.Tensor
+    """Experts [1, k]."""
     weights: torch.Tensor
     """[1, k]"""
 
@@ -61,6 +61,7 @@ class Block:
         self._caches = RowCaches(cache, position, len(tokens))
         self._forward = forward
         self._rows = [Coroutine(partial(self._run_row, row, token)) for row, token in enumerate(tokens)]
+        self._stops: list[Any] = [None] * len(tokens)
         self._experts = experts
         self._exact = exact
 
@@ -73,7 +74,7 @@ class Block:
                 layer = gates[0].layer
                 if len(gates) < len(self._rows) or any(gate.layer != layer for gate in gates):
                     raise RuntimeError(f"rows of a block stand at different places: {[type(one) for one in stopped]}")
-                parts = zip(*((gate.hidden, gate.index, gate.weights) for gate in gates), strict=True)
+                parts = zip(*((gate.hidden, gate.chosen, gate.weights) for gate in gates), strict=True)
                 output = self._experts(layer, *(torch.cat(part) for part in parts))
                 stopped = self._go_on([row.clone() for row in output.split(1)])
             return [row.result for row in self._rows]
@@ -101,7 +102,9 @@ class Block:
         return [] if all(row.ended for row in self._rows) else stopped
 
     def _resume(self, row: int, value: torch.Tensor | None) -> Any:
-        stop = self._rows[row].resume(value)
+        if not isinstance(self._stops[row], LinearCall):
+            self._caches.going_on(row)
+        stop = self._stops[row] = self._rows[row].resume(value)
         if not isinstance(stop, LinearCall):
             self._caches.reached(row, stop.layer if isinstance(stop, RowGate) else None)
         return stop

@@ -323,7 +323,7 @@ class MainNode:
         right, and the one after them."""
 
         def experts(layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, by_row=True)
+            return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, is_block=True)
 
         def forward(token: int, cache: Any) -> torch.Tensor:
             return self._logits([token], cache)

@@ -46,6 +46,10 @@ class Report:
     """Correctly predicted before their gate, over all activated experts."""
     recall_by_token: list[float | None]
     """As `recall`, for each token after the first: equation (2) for this prompt."""
+    drafted: int
+    """Drafts of tokens that passes of decoding have verified."""
+    accepted: int
+    """Of `drafted`, those that the main model chose itself."""
     unpredicted: int
     """Activated experts of layers whose prediction had not come some seconds after the answer."""
     recall_complete: bool
@@ -202,6 +206,8 @@ def build_report(
         recall=recall.recall,
         recall_in_time=stats.in_time / activated if activated else None,
         recall_by_token=[counts.recall for counts in stats.by_index],
+        drafted=request.drafted,
+        accepted=request.accepted,
         unpredicted=stats.unpredicted,
         recall_complete=recall_complete,
         loads=stats.loads,

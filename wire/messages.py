@@ -144,8 +144,9 @@ class Compute:
     """Whether to free the slot afterwards."""
     checksum: int = 0
     """xxh3-64 of the bytes of `hidden`, then of `weights`; 0: none was made."""
-    by_row: bool = False
-    """Each row is computed to the bits that it has alone: the rows are of different passes."""
+    passes: tuple[int, ...] = ()
+    """Of a block, the number of the pass that each row is of: rows of one pass are computed to the bits that they have
+    without the others. Empty: all are of one pass."""
 
 
 # --- worker -> main node ---------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ class Evict(_message.Message):
     def __init__(self, slot: _Optional[int] = ...) -> None: ...
 
 class Compute(_message.Message):
-    __slots__ = ("call_id", "slot", "layer", "expert", "hidden", "weights", "evict", "checksum", "by_row")
+    __slots__ = ("call_id", "slot", "layer", "expert", "hidden", "weights", "evict", "checksum", "passes")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -199,7 +199,7 @@ class Compute(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    BY_ROW_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     slot: int
     layer: int
@@ -208,8 +208,8 @@ class Compute(_message.Message):
     weights: Tensor
     evict: bool
     checksum: int
-    by_row: bool
-    def __init__(self, call_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., evict: _Optional[bool] = ..., checksum: _Optional[int] = ..., by_row: _Optional[bool] = ...) -> None: ...
+    passes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, call_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., evict: _Optional[bool] = ..., checksum: _Optional[int] = ..., passes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AskUsage(_message.Message):
     __slots__ = ()

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from checkpoint import family
-from checkpoint.expert import ExpertArithmetic, each_row
+from checkpoint.expert import ExpertArithmetic, by_pass
 from checkpoint.manifest import checksum
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
@@ -80,10 +80,10 @@ class HostPlace:
         return self.sessions.add(_Session(self, reply))
 
     def compute(
-        self, layer: int, expert: int, hidden: torch.Tensor, weights: torch.Tensor, by_row: bool = False
+        self, layer: int, expert: int, hidden: torch.Tensor, weights: torch.Tensor, passes: tuple[int, ...] = ()
     ) -> torch.Tensor:
         """The expert on `hidden` [n, H] with routing weights `weights` [n], in the family's eager arithmetic: [n, H].
-        `by_row`: each row by itself.
+        `passes`: see `by_pass`.
 
         Called by one thread at a time. Raises StoreError, CorruptStoreError or OSError.
         """
@@ -91,7 +91,7 @@ class HostPlace:
         parameters = self._parameters.of(blob, layer)
         key = (layer, RESTORED if self._parameters.restores(layer) else expert)
         module = self._modules.get(key, lambda: self._arithmetic.bind(layer, parameters))
-        output = each_row(module, hidden, weights) if by_row else module(hidden, weights)
+        output = by_pass(module, hidden, weights, passes)
         self._checked(layer, expert)  # it may have been written to meanwhile
         return output
 
@@ -184,7 +184,7 @@ class _Session(ComputeSession):
                 message.expert,
                 received_tensor(message.hidden),
                 received_tensor(message.weights),
-                message.by_row,
+                message.passes,
             )
         except Exception as error:  # noqa: BLE001 - one computation fails, whatever it raises
             self.report(error, message)

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from checkpoint.devices.transfer import to_device, to_host
-from checkpoint.expert import ExpertArithmetic, each_row
+from checkpoint.expert import ExpertArithmetic, by_pass
 from checkpoint.kernels import SHARED_ROWS
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
@@ -157,10 +157,10 @@ class Worker:
         """The message's rows [n, H] through the expert in its slot, held in `form`: [n, H]; see `run`."""
         hidden, weights = received_tensor(message.hidden), received_tensor(message.weights)
         run = partial(self.run, message.slot, message.layer, form)
-        if not message.by_row or len(hidden) == 1:
+        if not message.passes:
             return run(hidden, weights)
         together = len(hidden) <= SHARED_ROWS and self.is_rowwise(message.slot, message.layer, form)
-        return run(hidden, weights) if together else each_row(run, hidden, weights)
+        return run(hidden, weights) if together else by_pass(run, hidden, weights, message.passes)
 
     def run(self, slot: int, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot`: [n, H], where `hidden` was."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from checkpoint.direct_io import open_direct, read_at
-from checkpoint.expert import ExpertArithmetic, each_row
+from checkpoint.expert import ExpertArithmetic, by_pass
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.manifest import checksum
 from checkpoint.native.parameters import ExpertParameters
@@ -62,10 +62,10 @@ class Arbiter:
                 self._waiting -= 1
 
     def compute(
-        self, expert: ExpertId, hidden: torch.Tensor, weights: torch.Tensor, by_row: bool = False
+        self, expert: ExpertId, hidden: torch.Tensor, weights: torch.Tensor, passes: tuple[int, ...] = ()
     ) -> torch.Tensor:
-        """`hidden` [n, H] and routing weights [n] through an expert: [n, H]. `by_row`: each row by itself. On the
-        arbiter's thread.
+        """`hidden` [n, H] and routing weights [n] through an expert: [n, H]. `passes`: see
+        `by_pass`. On the arbiter's thread.
 
         Raises CorruptStoreError, OSError; RuntimeError or MemoryError where memory does not suffice.
         """
@@ -83,7 +83,7 @@ class Arbiter:
             raise CorruptStoreError(f"expert {expert.expert} of layer {expert.layer} in {file} fails its checksum")
         parameters = ExpertParameters(self._store.manifest, threads=torch.get_num_threads()).of(buffer, expert.layer)
         module = self._experts.bind(expert.layer, parameters)
-        return each_row(module, hidden, weights) if by_row else module(hidden, weights)
+        return by_pass(module, hidden, weights, passes)
 
     def close(self) -> None:
         """Start nothing more. The job under way goes on to its end."""

@@ -45,8 +45,8 @@ class Case:
     """[n]"""
     outputs: Mapping[Source, torch.Tensor]
     """Each worker's output [n, H]. The first one is part of the request's answer."""
-    by_row: bool = False
-    """Each row is computed by itself."""
+    passes: tuple[int, ...] = ()
+    """Of its rows, see `wire.messages.Compute`."""
 
     @property
     def nbytes(self) -> int:
@@ -106,7 +106,7 @@ class Audits:
         hidden: torch.Tensor,
         weights: torch.Tensor,
         output: torch.Tensor,
-        by_row: bool = False,
+        passes: tuple[int, ...] = (),
     ) -> int | None:
         """Keep a computation's rows and output for an audit; returns its number. None where they are too many bytes."""
         nbytes = hidden.nbytes + weights.nbytes + 2 * output.nbytes
@@ -116,7 +116,7 @@ class Audits:
         number = next(self._numbers)
         # copies: the model may change its rows and outputs in place, and a view would keep the whole layer's
         self._cases[number] = Case(
-            call.visit.request, call.expert, hidden.clone(), weights.clone(), {worker: output.clone()}, by_row
+            call.visit.request, call.expert, hidden.clone(), weights.clone(), {worker: output.clone()}, passes
         )
         return number
 

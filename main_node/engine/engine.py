@@ -215,8 +215,8 @@ class Engine:
         rows = layer.rows_of(command) if layer is not None else self.checks.rows_of(command)
         if rows is None:  # interrupted: its request is about to be closed
             return
-        by_row = layer.by_row if layer is not None else self.checks.by_row(command)
-        message = compute_message(command, rows, self.peers.travels(command.worker), by_row)
+        passes = layer.passes_of(command) if layer is not None else self.checks.passes_of(command)
+        message = compute_message(command, rows, self.peers.travels(command.worker), passes)
         self.spans.sent(message)
         self.peers.ask(command.call_id, command, message)
 

@@ -29,16 +29,16 @@ class RemoteExperts:
         hidden: torch.Tensor,
         index: torch.Tensor,
         weights: torch.Tensor,
-        by_row: bool = False,
+        is_block: bool = False,
     ) -> torch.Tensor:
-        """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H]. `by_row`: each row
-        to the bits that it has alone, as a pass of its own.
+        """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H]. `is_block`: each
+        row is a pass of its own.
 
         While workers of other processes compute, the main model works for the predictor; those of this process compute
         on this thread afterwards. In lock-step, other requests' passes go on meanwhile. Raises RequestFailedError.
         """
         layer = self._layer(visit, hidden, index, weights)
-        layer.by_row = by_row
+        layer.is_block = is_block
         if in_coroutine():  # then the step lends its thread
             self._run(visit, layer)
         else:

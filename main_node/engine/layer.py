@@ -73,8 +73,8 @@ class LayerWork:
         self.chosen: tuple[tuple[int, ...], ...] = ()
         self.scores: tuple[tuple[float, ...], ...] = ()
         """Both as in `GateFired`."""
-        self.by_row = False
-        """Rows are computed to the bits that each has alone: they are of different passes."""
+        self.is_block = False
+        """Its rows are passes of their own."""
         self.reweigh: Reweigh | None = None
         """Routing weights where the router replaces the gate's choice."""
         self._like = hidden
@@ -159,6 +159,12 @@ class LayerWork:
             hidden, weights = hidden[rows], weights[rows]
         return hidden, weights
 
+    def passes_of(self, command: t.Compute) -> tuple[int, ...]:
+        """See `w.Compute`."""
+        if not self.is_block or command.stop - command.start == 1:
+            return ()
+        return tuple(self._tokens[command.expert.expert][command.start : command.stop].tolist())
+
     def keep(self, command: t.Compute, output: torch.Tensor) -> None:
         """A worker's answer [n, H]."""
         expert = command.expert.expert
@@ -218,10 +224,10 @@ class LayerWork:
 
 
 def compute_message(
-    command: t.Compute, rows: tuple[torch.Tensor, torch.Tensor], travels: bool, by_row: bool = False
+    command: t.Compute, rows: tuple[torch.Tensor, torch.Tensor], travels: bool, passes: tuple[int, ...] = ()
 ) -> w.Compute:
     """A command with its rows, for the worker. `travels`: to another process, so that a checksum goes with them.
-    `by_row`: see `w.Compute`."""
+    `passes`: see `w.Compute`."""
     hidden, weights = (w.LocalTensor(tensor, tensor_bytes) for tensor in rows)
     checksum = tensor_checksum(hidden, weights) if travels else 0
-    return w.Compute(command.call_id, command.slot, *command.expert, hidden, weights, command.evict, checksum, by_row)
+    return w.Compute(command.call_id, command.slot, *command.expert, hidden, weights, command.evict, checksum, passes)

@@ -117,7 +117,7 @@ class OutputChecks:
                     hidden.clone(),
                     weights.clone(),
                     {source: kept, before: kept},
-                    layer.by_row,
+                    layer.passes_of(call),
                 )
             )
         elif is_finite(hidden) and is_finite(weights):
@@ -173,7 +173,7 @@ class OutputChecks:
         hidden, weights, output = to_host(*layer.rows_of(call), layer.output_of(call))
         if not is_finite(output):
             return None
-        number = self.audits.begin(call, source, hidden, weights, output, layer.by_row)
+        number = self.audits.begin(call, source, hidden, weights, output, layer.passes_of(call))
         return None if number is None else t.AuditRequested(number, call.expert, call.stop - call.start, (call.worker,))
 
     def rows_of(self, command: t.Compute) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -181,10 +181,10 @@ class OutputChecks:
         case = self.audits.case(-command.visit.request) if self.audits else None
         return None if case is None else (case.hidden, case.weights)
 
-    def by_row(self, command: t.Compute) -> bool:
-        """Whether the rows of an audit are computed one by one."""
+    def passes_of(self, command: t.Compute) -> tuple[int, ...]:
+        """Of an audit's rows, see `w.Compute`."""
         case = self.audits.case(-command.visit.request) if self.audits else None
-        return case is not None and case.by_row
+        return () if case is None else case.passes
 
     def dropped(self, command: t.AuditDropped) -> None:
         """No worker does it: where that has happened too often, the main node does."""
@@ -243,7 +243,7 @@ class OutputChecks:
         truth: torch.Tensor | None = None
         found: dict[Source, float] = {}
         try:
-            truth = arbiter.compute(case.expert, case.hidden, case.weights, case.by_row)
+            truth = arbiter.compute(case.expert, case.hidden, case.weights, case.passes)
             found = liars(case, truth, arbiter.arithmetic)
         except (ODMoEError, OSError, RuntimeError, MemoryError) as error:
             _log.warning("the main node cannot compute expert %d of layer %d: %s", *reversed(case.expert), error)

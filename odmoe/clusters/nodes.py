@@ -14,6 +14,7 @@ from checkpoint.store import ExpertStore
 from main_node.admission import Sharing
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import AUTO_SHARE, Audits
+from main_node.drafting import DraftSource
 from main_node.engine.engine import Engine
 from main_node.engine.pace import MainPace
 from main_node.engine.peers import Connect
@@ -24,6 +25,7 @@ from odmoe.clusters.devices import device_of
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
 from odmoe.settings.settings import Settings
 from odmoe.text import make_stopper
+from scheduler.alignment import LATE
 from scheduler.build import make_core
 from scheduler.emulation.clock import Emulation
 from scheduler.emulation.expected_predictions import ExpectedPredictions
@@ -159,6 +161,21 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     token_file = find_token_predictor(settings, store)
     linear = linear_of(settings.kernel)
     sharing = Sharing(settings.parallel, settings.queue, settings.prefill_chunk, settings.batch_dense)
+    drafts = None
+    if settings.drafts:
+        late = settings.system_config.departure == LATE
+        drafts = DraftSource(settings.draft, late, prompt=settings.draft_from == "prompt")
     return MainNode(
-        store, engine, dtype, shadow, settings.launch_s, stopper, settings.ctx_size, token_file, linear, sharing, device
+        store,
+        engine,
+        dtype,
+        shadow,
+        settings.launch_s,
+        stopper,
+        settings.ctx_size,
+        token_file,
+        linear,
+        sharing,
+        device,
+        drafts,
     )

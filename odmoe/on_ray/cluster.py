@@ -50,6 +50,8 @@ SERVED = (
     "token_predictor",
     "align_token",
     "align_kv",
+    "draft",
+    "draft_from",
     "dtype",
     "experts",
     "loader",

@@ -12,11 +12,23 @@ from pydantic import Field
 from odmoe.settings.bounds import check_slots
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
-from odmoe.settings.units import AUDIT, DEVICE, MEMORY, SLOTS, Audit, Device, Memory, Slots, parse_address
+from odmoe.settings.units import (
+    AUDIT,
+    DEVICE,
+    DRAFT,
+    MEMORY,
+    SLOTS,
+    Audit,
+    Device,
+    Draft,
+    Memory,
+    Slots,
+    parse_address,
+)
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS, MAX_WORKERS_HERE
-from scheduler.policies.registry import inexact
+from scheduler.policies.registry import inexact, reads_scores
 from scheduler.policies.systems import SYSTEMS
 
 MAX_PARALLEL, MAX_QUEUE = 64, 1024
@@ -150,6 +162,16 @@ class Settings(SystemSettings):
     )
     align_kv: Count = setting(
         1, "0 (never), 1, 2, ...", "Align the shadow's KV cache every N tokens; 0: never", heading="Prediction", ge=0
+    )
+    draft: Draft = setting(
+        0,
+        DRAFT,
+        "Tokens that are drafted and then verified together; the answer stays the same (default: 0)",
+        heading="Prediction",
+        metavar="N",
+    )
+    draft_from: str = one_of(
+        "shadow", ("shadow", "prompt", "none"), "Where drafts come from; none: nowhere", heading="Prediction"
     )
     token_predictor: str | None = setting(
         None,
@@ -315,6 +337,7 @@ class Settings(SystemSettings):
                 f"the number of workers of {named('cluster')} {self.cluster} is not known here"
             )
         self._check_loader(named)
+        self._check_drafts(named)
         if self.system_prompt is not None and not self.chat:
             raise ConfigError(
                 f"{named('system_prompt')} is given without {named('chat')}; a system message is part of a chat"
@@ -333,6 +356,20 @@ class Settings(SystemSettings):
             raise ConfigError(
                 f"{source} is {device} with {named('loader')} {self.loader}, which loads into ordinary memory; "
                 f"give {named('loader')} cuda, or {named('worker_device')} cpu"
+            )
+
+    def _check_drafts(self, named: Callable[[str], str]) -> None:
+        if not self.drafts:
+            return
+        if self.draft_from == "shadow" and not self.shadowed:
+            raise ConfigError(
+                f"{named('draft')} is {self.draft}, and there is no shadow to draft; give {named('draft_from')} "
+                f"prompt, or {named('draft')} 0"
+            )
+        if reads_scores(self.system_config):
+            raise ConfigError(
+                f"{named('draft')} is {self.draft} with policies that read the scores of gates, which a block of "
+                f"drafts does not give them; give a system such as od-moe, or {named('draft')} 0"
             )
 
     def device_of(self, role: str) -> str:
@@ -379,6 +416,11 @@ class Settings(SystemSettings):
     def shadowed(self) -> bool:
         """Whether the system uses a shadow."""
         return self.system_config.predictor == "sep" and self.shadow != "none"
+
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens are drafted."""
+        return self.draft != 0 and self.draft_from != "none"
 
     @property
     def inexact(self) -> dict[str, str]:

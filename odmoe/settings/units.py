@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from scheduler.drafts.length import AUTO as DRAFT_AUTO
+from scheduler.drafts.length import MOST_DRAFTS, check_draft
+from scheduler.errors import ConfigError
 from scheduler.limits import MAX_EXPERTS
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([kKMmGgTt]i?)?"
@@ -26,6 +29,7 @@ ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
 DEVICE = "auto, cpu, cuda, cuda:1, or another accelerator as torch names it"
 AUDIT = "auto, or a number from 0 to 1"
+DRAFT = f"auto, 0 (no drafts), 1, ... {MOST_DRAFTS}"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
 
@@ -102,6 +106,21 @@ def _audit(text: Any) -> float | str:
 
 Audit = Annotated[float | Literal["auto"], BeforeValidator(_audit)]
 """The share of computations that are audited. `auto`: a small one where there are idle workers."""
+
+
+def _draft(text: Any) -> int | str:
+    if text == DRAFT_AUTO:
+        return DRAFT_AUTO
+    try:
+        count = int(text) if not isinstance(text, bool) else -1
+        check_draft(count)
+    except (TypeError, ValueError, ConfigError):
+        raise ValueError(DRAFT) from None
+    return count
+
+
+Draft = Annotated[int | Literal["auto"], BeforeValidator(_draft)]
+"""How many drafts a block verifies at most, see `scheduler.drafts.length`."""
 AUTO_SLOTS = 2
 """Slots of a worker with `auto`, where it has the memory: one expert is loaded while another is computed. A third one
 gains nothing."""

@@ -236,6 +236,12 @@ def forms_of(system: SystemConfig) -> tuple[str, ...]:
     return PRECISIONS[system.precision].forms
 
 
+def reads_scores(system: SystemConfig) -> bool:
+    """Whether a policy reads scores of gates, of those that have fired or of those to come."""
+    strategy = strategy_of(ModelShape((0,), 2, 1), system)
+    return strategy.wants_scores or strategy.predictor.foresight is not None
+
+
 def caches(system: SystemConfig) -> bool:
     """Whether experts stay in their slots after they were computed."""
     return system.residency != "none"

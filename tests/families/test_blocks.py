@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
 import torch
 
 from main_node.drafting import Drafting

@@ -28,6 +28,8 @@ def relations_of(limits: ModelLimits) -> dict[type, Relation]:
                 return f"{hidden.shape[0]} rows and {weights.shape[0]} weights"
             if widths and hidden.shape[1] not in widths[message.layer]:
                 return f"rows of {hidden.shape[1]}; the experts of layer {message.layer} take none of that width"
+            if message.passes and len(message.passes) != hidden.shape[0]:
+                return f"{hidden.shape[0]} rows of {len(message.passes)} passes"
         return of_layer(message.layer, message.expert)
 
     def prediction(message: w.Prediction) -> str:

@@ -93,7 +93,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "weights": tensor(rows),
             "evict": flag(),
             "checksum": an_id,
-            "by_row": flag(),
+            "passes": wholes(U32, min(context, MAX_MESSAGE_BYTES)),
         },
         w.AskUsage: {},
         w.AskTrace: {},

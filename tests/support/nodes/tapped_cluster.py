@@ -79,9 +79,11 @@ class TappedCluster:
         self.main = MainNode(store, self.engine, torch.float32, shadow)
         compute = self.main.experts.compute
 
-        def noted(visit: t.Visit, hidden: Any, index: torch.Tensor, weights: Any) -> torch.Tensor:
+        def noted(
+            visit: t.Visit, hidden: Any, index: torch.Tensor, weights: Any, is_block: bool = False
+        ) -> torch.Tensor:
             self.gates[visit] = set(torch.unique(index).tolist())
-            return compute(visit, hidden, index, weights)
+            return compute(visit, hidden, index, weights, is_block)
 
         self.main.experts.compute = noted  # type: ignore[method-assign]
 
