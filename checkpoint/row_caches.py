@@ -56,7 +56,7 @@ class RowCaches:
     def view(self, row: int) -> Any:
         """What the model is given as its cache for this row."""
         view = copy.copy(self._cache)
-        kind: type[Any] = type(self._cache)
+        kind: Any = type(self._cache)
         view.__class__ = _row_class(kind)
         view.row_position = self._position + row
         return view
@@ -128,7 +128,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @cached
-def _row_class(cls: type[Any]) -> Any:
+def _row_class(cls: Any) -> Any:
     """A cache class whose lengths are those that a row will find. Same name and module."""
 
     def get_seq_length(self: Any, layer_idx: int = 0) -> int:
