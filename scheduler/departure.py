@@ -103,9 +103,9 @@ class Course:
             self.announced, self.drafts = step, drafts
         if first_other is None and other_token:
             first_other = step
-        if first_other is not None and self._begun(first_other):
+        if first_other is not None and self.begun(first_other):
             return self._back(first_other, again=False)
-        if not rows or not self._begun(step):
+        if not rows or not self.begun(step):
             return Turn.NONE
         if stateful and step == self.step:
             return self._back(step, again=False)
@@ -116,7 +116,8 @@ class Course:
             return Turn.TAKE_OVER
         return self._back(step, again=True)
 
-    def _begun(self, step: int) -> bool:
+    def begun(self, step: int) -> bool:
+        """Has pass `step` begun, or ended?"""
         return step < self.step or (step == self.step and self.running)
 
     def ended(self) -> Turn:

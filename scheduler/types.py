@@ -380,7 +380,8 @@ class Follow:
 @_message
 class Align:
     """Tell the shadow that decode pass `step` may start. If `token`, the main model's token is sent with it, and also
-    the main model's KV rows of positions [kv_start, kv_stop), if there are any. `drafts`: see `TokenDecoded`."""
+    the main model's KV rows of positions [kv_start, kv_stop), if there are any. `drafts`: see `TokenDecoded`. `before`:
+    after a block, the number of passes just before `step` whose tokens are sent, too."""
 
     request: int
     step: int
@@ -388,6 +389,7 @@ class Align:
     kv_start: int
     kv_stop: int
     drafts: int = 0
+    before: int = 0
 
 
 @_message

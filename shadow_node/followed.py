@@ -11,6 +11,7 @@ from checkpoint.tensors import received_tensor
 from scheduler.alignment import AT_ONCE, LATE, Alignment
 from scheduler.departure import Course, Turn
 from scheduler.errors import ProtocolError
+from shadow_node.tokens import Tokens
 from wire.credit import message_bytes
 from wire.messages import Align, OpenRequest
 
@@ -37,14 +38,16 @@ class Followed:
         """When the last pass was announced."""
         self.idle_at = -1
         """The last pass after whose alignment the shadow has said that it waits for the next."""
-        self._tokens: dict[int, int] = {}
-        """Decode pass -> the token that it has read, or the shadow's own for it."""
+        self.tokens = Tokens(opened.request, self.prompt[self.prompt_tokens :])
         self._parts: dict[int, list[Align]] = {}
         """Decode pass -> its alignment, as far as it has come and may still be needed."""
         self.aligned_bytes = 0
-        """Of `_parts`. May be read from any thread."""
+        """Of `_parts` and `_taken_over`. May be read from any thread."""
         self._marks: dict[int, kv.Mark] = {}
         """Decode pass that began ahead of its alignment -> the cache before it."""
+        self._taken_over: list[tuple[int, int, list[Align]]] = []
+        """Decode pass, last mark at the time, and KV rows that were taken over while the cache was ahead: windows in
+        the marks after that pass are without them."""
         self._first_run: kv.Mark | None = None
         """The cache after the pass that is being repeated."""
         self._sent: dict[int, dict[int, set[int]]] = {}
@@ -56,8 +59,7 @@ class Followed:
         """A part of an alignment has come. `Turn.BACK`: the pass in flight is to be dropped, and the cache is where
         pass `course.step` begins. Raises ProtocolError if the alignment does not fit the cache."""
         step, course = message.step, self.course
-        begun = step < course.step or (step == course.step and course.running)
-        if (message.token is not None or message.kv) and (step in self._marks or not begun):
+        if (message.token is not None or message.kv) and self._counts(step):
             self._parts.setdefault(step, []).append(message)
             self.aligned_bytes += message_bytes(message)
         if message.more:
@@ -67,15 +69,36 @@ class Followed:
         if gave_up and self._first_run is not None:  # a repetition: the first run stands
             kv.go_to(self.cache, self._first_run)
             self._first_run = None
-        parts = self._parts.get(step, [])
-        other = any(part.token not in (None, self._tokens.get(step)) for part in parts)
-        turn = course.aligned(step, other, any(part.kv for part in parts), kv.states_held(self.cache))
+        rows = any(part.kv for part in self._parts.get(step, []))
+        in_blocks = bool(course.drafts or message.drafts)
+        other = self._told(message)
+        turn = course.aligned(step, other is not None, rows, kv.states_held(self.cache), message.drafts, other)
+        self.tokens.drafting |= message.drafts > 0
         if turn == Turn.BACK:
             self._go_back()
+            if in_blocks:  # the main model has used what was predicted for a block, its refused rows' too
+                self._sent = {before: sent for before, sent in self._sent.items() if before < course.step}
         elif turn == Turn.TAKE_OVER:
-            self._put(parts, step, kv.take_over)
+            self._take_over(step)
         self._forget()
         return Turn.BACK if gave_up else turn
+
+    def _counts(self, step: int) -> bool:
+        """Whether the shadow may still go to pass `step`, or back to it."""
+        return step in self._marks or not self.course.begun(step)
+
+    def _told(self, message: Align) -> int | None:
+        """Takes the main model's tokens. Returns the first pass that has read another one."""
+        if message.token is None:
+            return None
+        tokens = (*message.before, message.token)
+        other = None
+        for step, token in enumerate(tokens, message.step - len(message.before)):
+            if self._counts(step):
+                self.tokens.told(step, token)
+                if other is None and self.course.begun(step) and self.tokens.differ(step, token):
+                    other = step
+        return other
 
     def _go_back(self) -> None:
         """The cache goes back to before pass `course.step`."""
@@ -83,6 +106,17 @@ class Followed:
         self._first_run = kv.mark(self.cache, rows=True) if self.course.again and self.course.last else None
         kv.go_to(self.cache, self._marks.pop(step))
         self._marks = {before: mark for before, mark in self._marks.items() if before < step}
+        for aligned, _, parts in self._taken_over:
+            if aligned < step:
+                self._put(parts, aligned, kv.take_over)
+
+    def _take_over(self, step: int) -> None:
+        """The main model's KV rows up to pass `step`, which has begun."""
+        parts = self._parts[step]
+        self._put(parts, step, kv.take_over)
+        last = max(self._marks, default=step)
+        if last > step:
+            self._taken_over.append((step, last, self._parts.pop(step)))
 
     def _put(self, parts: list[Align], step: int, put: Any) -> None:
         """Replace KV rows by the main model's."""
@@ -106,18 +140,25 @@ class Followed:
 
     def _taken_parts(self, step: int) -> list[Align]:
         parts = self._parts.pop(step, [])
-        self.aligned_bytes -= sum(map(message_bytes, parts))
+        self._uncount(parts)
         return parts
+
+    def _uncount(self, parts: list[Align]) -> None:
+        self.aligned_bytes -= sum(map(message_bytes, parts))
 
     def _forget(self) -> None:
         """Drop what no way back needs any more."""
         step, announced = self.course.step, self.course.announced
-        for past in [one for one in self._tokens.keys() | self._sent.keys() if one < min(step, announced)]:
-            self._tokens.pop(past, None)
-            self._sent.pop(past, None)
+        self.tokens.forget(min(step, announced))
+        for past in [one for one in self._sent if one < min(step, announced)]:
+            del self._sent[past]
         for stands in [one for one in self._marks.keys() | self._parts.keys() if one <= announced and one < step]:
             self._marks.pop(stands, None)
             self._taken_parts(stands)
+        for over in self._taken_over.copy():
+            if not any(over[0] < marked <= over[1] for marked in self._marks):
+                self._taken_over.remove(over)
+                self._uncount(over[2])
 
     # --- passes -------------------------------------------------------------------------------------------------
 
@@ -138,22 +179,19 @@ class Followed:
         step = course.step
         parts = self._taken_parts(step)
         self._put(parts, step, kv.put)
-        for part in parts:
-            if part.token is not None:
-                self._tokens[step] = part.token
         if course.unaligned:
             self._marks[step] = kv.mark(self.cache)
         course.start()
-        return self._tokens[step], bool(parts)
+        return self.tokens.read(step), bool(parts)
 
     def prefill_ended(self, token: int) -> None:
         self.prefilled = True
-        self._tokens[self.course.step] = token
+        self.tokens.first(self.course.step, token)
 
     def ended(self, token: int) -> None:
         """The pass in flight has ended with its own next token."""
         course = self.course
-        self._tokens[course.step + 1] = token
+        self.tokens.ended(course.step, token)
         if course.ended() == Turn.BACK:
             self._go_back()
         else:

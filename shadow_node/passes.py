@@ -71,6 +71,11 @@ class Passes:
         """An alignment, or a part of one, has come. Raises ProtocolError if it does not fit."""
         if followed.receive(message) == Turn.BACK:
             self._drop(followed)
+        self._draft(followed)
+
+    def _draft(self, followed: Followed) -> None:
+        for draft in followed.tokens.take_drafts():
+            self._send(draft)
 
     def advance(self) -> bool:
         """Run one layer, or a lone pass. Returns False if no pass may run."""
@@ -98,7 +103,7 @@ class Passes:
     def _undisturbed_until(self) -> float:
         """In emulated time: before then no alignment can come that changes what follows."""
         requests = self._requests()
-        if len(requests) == 1 and requests[0].departure == LATE:
+        if len(requests) == 1 and requests[0].departure == LATE and not requests[0].tokens.drafting:
             return math.inf
         announced_at = min((followed.announced_at for followed in requests), default=-math.inf)
         return announced_at + self._model.layers * self._pace.main_layer_s
@@ -232,6 +237,7 @@ class Passes:
         self._spans().add("head", "", self._since, self._now())
         if followed.prefilled:
             followed.ended(token)
+            self._draft(followed)
         else:
             followed.prefill_ended(token)
         self._ended(followed)

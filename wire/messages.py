@@ -302,6 +302,9 @@ class Align:
     drafts: int = 0
     """Passes that the shadow may run ahead of this one, from its own tokens, and sends its tokens for. 0: it drafts
     nothing, and is ahead by no more than `OpenRequest.lookahead`."""
+    before: tuple[int, ...] = ()
+    """After a block: the main model's tokens that the passes just before `step` read, as many as there are. Empty
+    unless token alignment is due."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,7 @@ def shadow_messages(
         late = departure == LATE
         return [w.OpenRequest(command.request, prompt, command.step, data.max_new_tokens, *periods, lookahead, late)]
     token = data.token_of(command.step) if command.token else None
+    before = tuple(data.tokens[command.step - command.before : command.step])
     rows, carrier = data.kv_rows(command.kv_start, command.kv_stop), carrier or Carrier()
     if not command.kv_start and not _fits(rows, carrier):
         _log.warning(
@@ -158,7 +159,7 @@ def shadow_messages(
             *(command.request, command.kv_stop, rows.nbytes),
         )
         rows = kv.CachePiece(command.kv_stop, command.kv_stop)
-    return _align_messages(command, token, rows, carrier)
+    return _align_messages(command, token, rows, carrier, before)
 
 
 def _fits(rows: kv.CachePiece, carrier: Carrier) -> bool:
@@ -171,11 +172,13 @@ def align_messages(command: t.Align, token: int | None, rows: kv.CachePiece) -> 
     return list(_align_messages(command, token, rows, Carrier()))
 
 
-def _align_messages(command: t.Align, token: int | None, rows: kv.CachePiece, carrier: Carrier) -> Iterator[w.Message]:
+def _align_messages(
+    command: t.Align, token: int | None, rows: kv.CachePiece, carrier: Carrier, before: tuple[int, ...] = ()
+) -> Iterator[w.Message]:
     """As `align_messages`. All copies are begun here; each message waits for its own when it is taken."""
     parts = list(rows.parts(ALIGN_PART_BYTES)) or [(command.kv_stop, [])]
     begun = [(at, carrier.begin(tensors)) for at, tensors in parts]
     return (
-        w.Align(command.request, command.step, token, at, ended(), more=number < len(begun))
+        w.Align(command.request, command.step, token, at, ended(), number < len(begun), command.drafts, before)
         for number, (at, ended) in enumerate(begun, 1)
     )

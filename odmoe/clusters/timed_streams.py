@@ -24,6 +24,7 @@ from wire.messages import (
     CloseRequest,
     Compute,
     Computed,
+    Draft,
     Message,
     OpenRequest,
     Prediction,
@@ -83,12 +84,12 @@ class MainStreamEnd(StreamEnd):
     def arrives(self, message: Message, at: float) -> float:
         if isinstance(message, Computed):
             return self._links.answered(at, message.output.shape[0])
-        if isinstance(message, Prediction):
+        if isinstance(message, Prediction | Draft):
             return self._links.predicted(at)
         return at
 
     def received(self, message: Message, at: float) -> None:
-        if isinstance(message, Prediction):
+        if isinstance(message, Prediction | Draft):
             self._expected.progressed(message.request, None, at)
         elif isinstance(message, ShadowProgress):
             self._expected.progressed(message.request, message.step if message.idle else None, at)

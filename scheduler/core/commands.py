@@ -62,8 +62,8 @@ class Commands:
     def follow(self, request: int, step: int) -> None:
         self._commands.append(t.Follow(request, step))
 
-    def align(self, request: int, step: int, token: bool, kv_start: int, kv_stop: int, drafts: int = 0) -> None:
-        self._commands.append(t.Align(request, step, token, kv_start, kv_stop, drafts))
+    def align(self, align: t.Align) -> None:
+        self._commands.append(align)
 
     def unfollow(self, request: int) -> None:
         self._commands.append(t.Unfollow(request))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.commands import Commands
 
@@ -61,7 +62,7 @@ class ShadowFollower:
 
     def _align(self, request: int, step: int) -> None:
         """Where KV rows are due: all that the shadow has not had, up to that pass. A block is aligned once: what was
-        due at any of its passes is due after it."""
+        due at any of its passes is due after it, and a token of all of them."""
         followed = self._requests[request]
         passes = range(followed.aligned + 1, step + 1)
         followed.aligned = step
@@ -69,4 +70,5 @@ class ShadowFollower:
         if any(map(self.alignment.kv_due, passes)):
             start, followed.kv_aligned = followed.kv_aligned, stop
         token = any(map(self.alignment.token_due, passes))
-        self._commands.align(request, step, token, start, stop, followed.drafts)
+        before = len(passes) - 1 if token else 0
+        self._commands.align(t.Align(request, step, token, start, stop, followed.drafts, before))

@@ -37,7 +37,13 @@ def relations_of(limits: ModelLimits) -> dict[type, Relation]:
             return f"{len(message.experts)} experts and {len(message.scores)} scores"
         return of_layer(message.layer, max(message.experts, default=0))
 
+    def align(message: w.Align) -> str:
+        if len(message.before) > message.step:
+            return f"{len(message.before)} tokens of passes before pass {message.step}"
+        return ""
+
     return {
+        w.Align: align,
         w.Load: lambda message: of_layer(message.layer, message.expert),
         w.Compute: compute,
         w.Prediction: prediction,

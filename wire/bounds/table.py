@@ -166,6 +166,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "kv": many(cached, CACHE_TENSORS * (limits.depth or 1024)),
             "more": flag(),
             "drafts": step,
+            "before": wholes(tokens - 1, context),
         },
         w.CloseRequest: {"request": an_id},
         # shadow -> main node

@@ -11,8 +11,9 @@ from checkpoint.devices.transfer import to_device
 from checkpoint.kv import CachePiece, Growing
 from checkpoint.tensors import received_tensor, tensor_from_bytes
 from main_node.engine import sequence
-from main_node.engine.sequence import Carrier, Sequence, align_messages
+from main_node.engine.sequence import Carrier, Sequence, align_messages, shadow_messages
 from scheduler import types as t
+from scheduler.alignment import AT_ONCE, Alignment
 from support.devices.counted_device import counted_device
 from wire import messages as w
 
@@ -103,3 +104,17 @@ def test_a_sequence_tells_its_rows_and_tokens() -> None:
     assert torch.equal(told.kv_rows(2, 5).rows[1].tensor, values[:, :, 2:5])
     assert told.kv_rows(4, 4) == CachePiece(4, 4)
     assert told.cache_bytes() == keys.nbytes + values.nbytes
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (t.Align(4, 2, True, 5, 5, 6, 2), w.Align(4, 2, 6, 5, (), drafts=6, before=(4, 5))),
+        (t.Align(4, 2, True, 5, 5, 6), w.Align(4, 2, 6, 5, (), drafts=6)),
+        (t.Align(4, 2, False, 5, 5), w.Align(4, 2, None, 5, ())),
+    ],
+)
+def test_after_a_block_the_tokens_of_its_passes_are_sent(command: t.Align, expected: w.Align) -> None:
+    told = Sequence([1, 2, 3], 9, None)
+    told.tokens += [4, 5, 6, 7]
+    assert list(shadow_messages(command, told, Alignment(), 2, AT_ONCE)) == [expected]

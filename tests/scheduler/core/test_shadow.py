@@ -100,3 +100,34 @@ def test_alignments_bring_every_kv_row_exactly_once(token_period: int, kv_period
     due = [s for s in range(first, passes) if kv_period and not s % kv_period]
     assert brought == list(range(prompt + due[-1] if due else 0))
     assert [a.step for a in aligns if a.kv_start < a.kv_stop] == due
+
+
+BLOCKS = {
+    (1, 1): [(0, True, 0, 5, 0), (3, True, 5, 8, 2), (4, True, 8, 9, 0), (9, True, 9, 14, 4)],
+    (4, 4): [(0, True, 0, 5, 0), (3, False, 8, 8, 0), (4, True, 5, 9, 0), (9, True, 9, 14, 4)],
+    (3, 2): [(0, True, 0, 5, 0), (3, True, 5, 8, 2), (4, False, 8, 9, 0), (9, True, 9, 14, 4)],
+    (0, 5): [(0, False, 0, 5, 0), (3, False, 8, 8, 0), (4, False, 9, 9, 0), (9, False, 5, 14, 0)],
+}
+"""Periods -> step, token, KV rows, and passes before whose tokens are sent, too."""
+
+
+@pytest.mark.parametrize(("periods", "expected"), BLOCKS.items(), ids=str)
+def test_a_block_is_aligned_once(periods: tuple[int, int], expected: list[tuple[int, bool, int, int, int]]) -> None:
+    d = Driver(periods=periods)
+    d.open(prompt=5, decode=False)
+    got = []
+    for index in (0, 3, 4, 9):
+        d.do(t.TokenDecoded(1, index, drafts=7))
+        got += [c for c in d.raw if isinstance(c, t.Align)]
+    assert got == [t.Align(1, step, token, start, stop, 7, before) for step, token, start, stop, before in expected]
+
+
+def test_a_shadow_that_joins_amid_blocks_is_told_the_next_from_there_on() -> None:
+    d = Driver(periods=(1, 1), shadow=False)
+    d.open(prompt=5, decode=False)
+    d.do(t.TokenDecoded(1, 0))
+    d.do(t.TokenDecoded(1, 4, drafts=3))
+    d.do(t.ShadowJoined())
+    assert t.Align(1, 4, True, 0, 9, 3) in d.raw
+    d.do(t.TokenDecoded(1, 6))
+    assert t.Align(1, 6, True, 9, 11, before=1) in d.raw

@@ -134,6 +134,7 @@ REFUSED = {
     "a time that is none": changed(w.Computed, "seconds", math.nan),
     "spans of unequal parts": changed(w.TraceRecords, "labels", ()),
     "beyond the context": changed(w.OpenRequest, "max_new_tokens", 99),
+    "more tokens than passes before": changed(w.Align, "before", (5, 6, 5, 6)),
     "no prompt before its first pass": changed(w.OpenRequest, "first_step", 3),
 }
 
