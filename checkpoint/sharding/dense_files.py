@@ -14,8 +14,8 @@ import xxhash
 
 from checkpoint.dense import KEPT_DTYPES
 from checkpoint.direct_io import Appender, sync_directory
-from checkpoint.family import without_quantisation
 from checkpoint.formats.gguf_file import write_settings
+from checkpoint.formats.settings import without_quantisation
 from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.partial_store import Progress
 from checkpoint.sharding.source import INDEX, Source
