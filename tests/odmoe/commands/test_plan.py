@@ -115,6 +115,13 @@ def test_deepseek_v3_on_weak_machines(planned: Callable[..., dict[str, Any]]) ->
     assert found["memory_bytes"]["whole"] == pytest.approx(671e9 * 2, rel=0.002)
 
 
+def test_a_gguf_file_that_is_not_there_is_refused_as_elsewhere(cli: CommandLine) -> None:
+    planned, answered = cli("plan", "-m", "models/no.gguf"), cli("generate", "-m", "models/no.gguf", "hi")
+    assert "'models/no.gguf' is a GGUF file that does not exist; check the name" in planned.err
+    assert (planned.code, planned.err) == (answered.code, answered.err)
+    assert "GGUF file" in cli("plan", "--help").out
+
+
 def test_the_whole_model_has_its_experts_as_stored(cli: CommandLine, tmp_path: Path) -> None:
     """As in the report of an answer. What it takes dequantised has a name of its own."""
     fields = json.loads((CONFIGS / "gpt-oss-120b.json").read_text())
