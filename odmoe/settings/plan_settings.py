@@ -18,7 +18,7 @@ class PlanSettings(Table):
     """A model, machines that need not exist yet, and the policies to run on them. Raises ConfigError naming the
     setting, its value and what is allowed."""
 
-    model: str = again(Settings, "model", about="Directory, config.json, GGUF file or org/name")
+    model: str = again(Settings, "model", about="Directory, config.json, GGUF or org/name")
     dtype: str | None = again(Settings, "dtype", about="Data type of the weights (default: that of config.json)")
     experts: str | None = again(
         Settings, "experts", about="How the store keeps the experts of a quantised model (default: native)"

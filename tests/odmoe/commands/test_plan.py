@@ -119,7 +119,7 @@ def test_a_gguf_file_that_is_not_there_is_refused_as_elsewhere(cli: CommandLine)
     planned, answered = cli("plan", "-m", "models/no.gguf"), cli("generate", "-m", "models/no.gguf", "hi")
     assert "'models/no.gguf' is a GGUF file that does not exist; check the name" in planned.err
     assert (planned.code, planned.err) == (answered.code, answered.err)
-    assert "GGUF file" in cli("plan", "--help").out
+    assert "GGUF" in cli("plan", "--help").out
 
 
 def test_the_whole_model_has_its_experts_as_stored(cli: CommandLine, tmp_path: Path) -> None:
