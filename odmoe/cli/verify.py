@@ -26,6 +26,7 @@ SETTINGS = (
     "device_memory",
     "shadow",
     "dtype",
+    "experts",
     "loader",
     "device",
     "main_device",
