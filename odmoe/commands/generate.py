@@ -263,7 +263,7 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
             nonlocal tokens
             tokens += 1
             if output.json:
-                say(f"answering: {counted(tokens, 'token')}")
+                say(progress_of(tokens, job.served))
             elif piece:
                 waiting.close()
                 _write(piece)
@@ -281,6 +281,13 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
     else:
         _write("\n")
         show_answer(terminal, report, job.served, job.system)
+
+
+def progress_of(tokens: int, served: Settings) -> str:
+    """What is shown of an answer after so many tokens. Where the nodes start with the command, the second token waits
+    for the shadow."""
+    waits = tokens == 1 and served.shadowed and not served.joined
+    return f"answering: {counted(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits
 
 
 def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Output, terminal: Terminal) -> None:
