@@ -129,6 +129,14 @@ class Appender:
             os.close(self._descriptor)
 
 
+def write_synced(file: Path, text: str) -> None:
+    """Write a file that survives a power cut once its directory is synced. Raises OSError."""
+    with file.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def sync_directory(folder: Path) -> None:
     """Make creations and renames in a directory survive a power cut, as far as the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from checkpoint.formats.settings import without_quantisation
 from scheduler.errors import CheckpointError, ConfigError, NotMoEError, UnsupportedFamilyError
 from scheduler.types import ModelShape
 
@@ -58,14 +59,6 @@ def config_from_dict(fields: dict[str, Any]) -> PreTrainedConfig:
         raise CheckpointError(
             f"model_type {model_type!r} in config.json is not one that Transformers knows or can build: {error}"
         ) from error
-
-
-def without_quantisation(fields: dict[str, Any]) -> dict[str, Any]:
-    """config.json of the dequantised model."""
-    found = {key: value for key, value in fields.items() if key != "quantization_config"}
-    if isinstance(text := found.get("text_config"), dict):
-        found["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
-    return found
 
 
 def _language_part(config: PreTrainedConfig) -> PreTrainedConfig:

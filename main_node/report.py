@@ -78,8 +78,8 @@ class Report:
     memory_bytes: dict[str, int | list[int]]
     """By role: `main`, `shadow`, and `workers` as a list: most bytes of weights, slots and caches, from the buffers."""
     memory_of_whole: float | None
-    """The sum of `memory_bytes` over the weights of the model with every expert in memory. None where a node did not
-    report."""
+    """The sum of `memory_bytes` over the weights of the model with every expert in memory, as the store keeps it. None
+    where a node did not report."""
     loads_checked: float | None
     """Of all loads of the workers since they started, the share that was compared with the store's checksums. None
     before the first load."""
@@ -164,7 +164,7 @@ class MainMemory:
     weight_bytes: int
     """Of that, weights and buffers."""
     expert_bytes: int
-    """All experts of the model, in full form, wherever they are."""
+    """All experts of the model, in full form as the store keeps it, wherever they are."""
 
 
 def build_report(

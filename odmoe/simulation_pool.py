@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 
 from scheduler.errors import SimulationError
-from scheduler.planning.scaling import Each
+from scheduler.planning.scaling import Each, Run
 
 _MOST = 8
 """A plan has about twenty simulations."""
@@ -31,7 +32,7 @@ def simulation_pool() -> Iterator[Each]:
         yield map
         return
     try:
-        yield pool.map
+        yield partial(_results, pool)
     except BrokenProcessPool as error:
         raise SimulationError(
             "a process that simulates was killed, most likely because this machine has too little free memory; end "
@@ -39,6 +40,17 @@ def simulation_pool() -> Iterator[Each]:
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)  # waits, at most for the simulations that have begun
+
+
+def _results(pool: ProcessPoolExecutor, function: Callable[[Run], float], runs: Iterable[Run]) -> Iterator[float]:
+    """As `pool.map`, but cancels nothing when it is interrupted: `shutdown` has the pool's own thread do that.
+
+    Ctrl-C and SIGTERM reach the processes too. Where one ends of that, the pool's thread fails every simulation without
+    a result, and in Python 3.11 ends with a traceback at one that `map` has cancelled meanwhile.
+    """
+    futures = [pool.submit(function, run) for run in runs]
+    for future in futures:
+        yield future.result()
 
 
 def _made() -> ProcessPoolExecutor | None:

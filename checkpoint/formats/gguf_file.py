@@ -62,12 +62,14 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is, by its name, a GGUF file."""
-    return path.suffix.lower() == SUFFIX and path.is_file()
+    """Whether a path is, by its name, a GGUF file, which may not exist."""
+    return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Check a file and read its header. Raises UnsupportedFormatError, CorruptCheckpointError."""
+    """Check a file and read its header. Raises CheckpointError, UnsupportedFormatError, CorruptCheckpointError."""
+    if not path.exists():
+        raise CheckpointError(f"model {str(path)!r} is a GGUF file that does not exist; check the name")
     metadata, tensors, data_start = _whole(path, lambda: _header(path))
     architecture = metadata["general.architecture"]
     parts = metadata.get("split.count", 1)

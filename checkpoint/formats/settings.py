@@ -16,7 +16,7 @@ def quantisation_settings(config: Mapping[str, Any]) -> Any:
 
 
 def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the same model in plain floats."""
+    """config.json of the dequantised model."""
     found = {key: value for key, value in config.items() if key != KEY}
     if isinstance(text := found.get("text_config"), dict):
         found["text_config"] = {key: value for key, value in text.items() if key != KEY}

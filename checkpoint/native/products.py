@@ -73,11 +73,12 @@ def multiply(row: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scrat
     """
     from checkpoint.native import routines
 
+    row = row.contiguous()
     if not _is_in_range(row, scales):
         raise OutOfRangeError
     inputs, columns = row.shape[1], scales.shape[1]
     found = torch.empty(1, columns, dtype=torch.bfloat16)
-    bits = row.contiguous().view(torch.uint16).view(-1).numpy()
+    bits = row.view(torch.uint16).view(-1).numpy()
     given = found.view(torch.uint16).view(-1).numpy(), bits, codes.view(inputs, columns // 2).numpy(), scales.numpy()
     each = -(-columns // 2 // len(scratch))
     jobs = []
@@ -96,7 +97,7 @@ def _is_in_range(row: torch.Tensor, scales: torch.Tensor) -> bool:
     number of it zero or of 2^-40 to 2^40, and scales are 2^-60 to 2^60."""
     if row.dtype is not torch.bfloat16:
         return False
-    bits, grid = row.contiguous().view(torch.int16).numpy(), scales.numpy()
+    bits, grid = row.view(torch.int16).numpy(), scales.numpy()
     exponents = bits >> 7 & 0xFF
     inside = (exponents >= 87) & (exponents <= 167) | (bits & 0x7FFF == 0)
     return bool(inside.all()) and int(grid.min()) >= 67 and int(grid.max()) <= 187

@@ -13,9 +13,9 @@ import torch
 import xxhash
 
 from checkpoint.dense import KEPT_DTYPES
-from checkpoint.direct_io import Appender, sync_directory
-from checkpoint.family import without_quantisation
+from checkpoint.direct_io import Appender, sync_directory, write_synced
 from checkpoint.formats.gguf_file import write_settings
+from checkpoint.formats.settings import without_quantisation
 from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.partial_store import Progress
 from checkpoint.sharding.source import INDEX, Source
@@ -50,7 +50,7 @@ def write_dense(
             _sync(file)
     for file in source.aux_files():
         if file.name == "config.json" and source.config != (plain := without_quantisation(source.config)):
-            _write_text(folder / file.name, json.dumps(plain, indent=1))
+            write_synced(folder / file.name, json.dumps(plain, indent=1))
         else:
             _copy(file, folder / file.name)
     weight_map: dict[str, str] = {}
@@ -59,7 +59,7 @@ def write_dense(
         sums[name] = _write_part(part, folder / name, step)
         weight_map.update(dict.fromkeys(part, name))
     metadata = {"total_size": total} | ({KEPT_DTYPES: dtypes} if dtypes else {})
-    _write_text(folder / INDEX, json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=1))
+    write_synced(folder / INDEX, json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=1))
     sums |= {file.name: file_checksum(file) for file in folder.iterdir() if file.name not in sums}
     sync_directory(folder)
     return dict(sorted(sums.items()))
@@ -78,7 +78,7 @@ def add_files(store: ExpertStore, source: Source) -> ExpertStore:
     sync_directory(folder)
     sums = manifest.dense | {file.name: file_checksum(folder / file.name) for file in missing}
     fresh = store.path / f".{MANIFEST}.partial"
-    _write_text(fresh, replace(manifest, dense=dict(sorted(sums.items()))).to_json())
+    write_synced(fresh, replace(manifest, dense=dict(sorted(sums.items()))).to_json())
     fresh.replace(store.path / MANIFEST)
     sync_directory(store.path)
     return ExpertStore.open(store.path)
@@ -91,13 +91,6 @@ def _copy(file: Path, target: Path) -> None:
 
 def _sync(file: Path) -> None:
     with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def _write_text(file: Path, text: str) -> None:
-    with file.open("w") as stream:
-        stream.write(text)
-        stream.flush()
         os.fsync(stream.fileno())
 
 

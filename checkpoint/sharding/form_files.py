@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from checkpoint.direct_io import open_direct, read_at, sync_directory, write_at
+from checkpoint.direct_io import open_direct, read_at, sync_directory, write_at, write_synced
 from checkpoint.forms import FORMS, GROUP, planned_form, quantise
 from checkpoint.manifest import FORM_FORMAT, Form, LayerSpec, checksum, seal
 from checkpoint.native.parameters import ExpertParameters, restoring_bytes
@@ -214,10 +214,7 @@ def _publish(store: ExpertStore, form: str, folder: Path, layers: dict[int, Laye
     manifest = store.manifest
     form_spec = Form(FORM_FORMAT, form, manifest.fingerprint, manifest.dtype, FORMS[form], GROUP, layers)
     fresh = folder / "manifest"
-    with fresh.open("w") as stream:
-        stream.write(form_spec.to_json())
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_synced(fresh, form_spec.to_json())
     sync_directory(store.path)
     fresh.replace(form_manifest(store.path, form))
     sync_directory(store.path)

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from checkpoint.direct_io import sync_directory
+from checkpoint.direct_io import sync_directory, write_synced
 from checkpoint.manifest import MANIFEST, LayerSpec, layer_from, possible, possible_dense, seal
 from checkpoint.store import ExpertStore, blob_fault, dense_fault
 from scheduler.errors import StoreWriteError
@@ -149,10 +149,7 @@ class Partial:
 
     def publish(self, manifest: str) -> None:
         """Rename the complete store into its place. Raises OSError, or StoreError if something else is there."""
-        with (self.store / MANIFEST).open("w") as stream:
-            stream.write(manifest)
-            stream.flush()
-            os.fsync(stream.fileno())
+        write_synced(self.store / MANIFEST, manifest)
         sync_directory(self.store)
         try:
             self.store.rename(self.target)  # takes the place of an empty directory

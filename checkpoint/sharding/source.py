@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.direct_io import pieces
-from checkpoint.formats.gguf_file import SUFFIX, GgufFile, is_gguf, read_gguf
+from checkpoint.formats.gguf_file import GgufFile, is_gguf, read_gguf
 from checkpoint.hub import nearest
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
 
@@ -62,8 +62,6 @@ def open_source(path: Path) -> Source:
     """
     if is_gguf(path):
         return _open_gguf(path)
-    if path.suffix.lower() == SUFFIX and not path.exists():
-        raise CheckpointError(f"model {str(path)!r} is a GGUF file that does not exist; check the name")
     if not path.is_dir():
         near = nearest(path)
         hint = f"; did you mean {near}?" if near is not None else ""

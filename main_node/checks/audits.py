@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
@@ -47,6 +47,12 @@ class Case:
     """Each worker's output [n, H]. The first one is part of the request's answer."""
     passes: tuple[int, ...] = ()
     """Of its rows, see `wire.messages.Compute`."""
+
+    def copy(self) -> Case:
+        """The same in memory of its own: the model may change its rows and outputs in place, and a view would keep the
+        whole layer's."""
+        outputs = {source: output.clone() for source, output in self.outputs.items()}
+        return replace(self, hidden=self.hidden.clone(), weights=self.weights.clone(), outputs=outputs)
 
     @property
     def nbytes(self) -> int:
@@ -109,15 +115,12 @@ class Audits:
         passes: tuple[int, ...] = (),
     ) -> int | None:
         """Keep a computation's rows and output for an audit; returns its number. None where they are too many bytes."""
-        nbytes = hidden.nbytes + weights.nbytes + 2 * output.nbytes
-        if nbytes + sum(case.nbytes for case in self._cases.values()) > MOST_BYTES:
+        case = Case(call.visit.request, call.expert, hidden, weights, {worker: output}, passes)
+        if case.nbytes + sum(kept.nbytes for kept in self._cases.values()) > MOST_BYTES:
             self.missed[LARGE] += 1
             return None
         number = next(self._numbers)
-        # copies: the model may change its rows and outputs in place, and a view would keep the whole layer's
-        self._cases[number] = Case(
-            call.visit.request, call.expert, hidden.clone(), weights.clone(), {worker: output.clone()}, passes
-        )
+        self._cases[number] = case.copy()
         return number
 
     def case(self, audit: int) -> Case | None:

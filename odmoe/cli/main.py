@@ -121,7 +121,7 @@ def config(flags: dict[str, Any], config: Config = None) -> None:
 
 @app.command()
 def shard(
-    model: Annotated[str, typer.Argument(help="Model directory or org/name on the Hub")],
+    model: Annotated[str, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")],
     store: Annotated[str, typer.Argument(help="Directory of the new expert store")],
     dtype: Annotated[
         str | None,

@@ -26,6 +26,7 @@ SETTINGS = (
     "device_memory",
     "shadow",
     "dtype",
+    "experts",
     "loader",
     "device",
     "main_device",
@@ -50,7 +51,7 @@ def add_verify(app: typer.Typer) -> None:
 @with_settings(Settings, SETTINGS)
 def verify(
     flags: dict[str, Any],
-    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub")],
+    model: Annotated[str, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")],
     prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts)")] = None,
     prompts: Annotated[
         Path | None,

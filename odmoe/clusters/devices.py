@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
 from checkpoint.devices.names import AUTO, accelerator, count, find_device
 from odmoe.settings.settings import CUDA, ROLES, Settings
 from odmoe.settings.table import flag
+
+if TYPE_CHECKING:
+    from odmoe.machines.cluster_file import Host
 
 
 def device_of(settings: Settings, role: str) -> torch.device:
@@ -36,10 +39,10 @@ def _like_workers(settings: Settings) -> torch.device:
     return torch.device(CUDA, index if index < count() else 0)
 
 
-def with_workers_of(settings: Settings, hosts: Iterable[Mapping[str, Any]]) -> Settings:
-    """The settings that `auto` of the main node and the shadow follows. `hosts`: each worker host's settings of its own
-    in a cluster file. Where all workers are on GPUs by these, so are those of the settings."""
-    of_workers = [settings.but(**host) for host in hosts]
+def with_workers_of(settings: Settings, hosts: Iterable[Host]) -> Settings:
+    """The settings that `auto` of the main node and the shadow follows. `hosts`: those of a cluster file. Where all
+    workers are on GPUs by their hosts' own settings, so are those of the settings."""
+    of_workers = [settings.but(**host.settings) for host in hosts if host.role == "worker_node"]
     if of_workers and settings.loader_used != CUDA and all(one.loader_used == CUDA for one in of_workers):
         return settings.but(worker_device=CUDA, loader=CUDA)
     return settings

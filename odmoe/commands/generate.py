@@ -54,6 +54,11 @@ class Job:
     given_up: threading.Event = field(default_factory=threading.Event)
     """Set when nobody wants the answers any more."""
 
+    @property
+    def system(self) -> str:
+        """Its name, with the policies that differ from its preset."""
+        return system_name(self.served.system, self.served.system_config)
+
     def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
         """One answer. `show` gets the text that each token completes, often empty."""
         from odmoe.text import StoppedText
@@ -197,11 +202,6 @@ def _write_records(settings: Settings, job: Job, store: ExpertStore) -> None:
             raise
 
 
-def system_of(settings: Settings) -> str:
-    """As `system_name`."""
-    return system_name(settings.system, settings.system_config)
-
-
 def shadow_of(settings: Settings) -> str:
     """The precision of the shadow that runs; none where nothing asks it."""
     return settings.shadow if settings.shadowed else "none"
@@ -263,7 +263,7 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
             nonlocal tokens
             tokens += 1
             if output.json:
-                say(f"answering: {counted(tokens, 'token')}")
+                say(progress_of(tokens, job.served))
             elif piece:
                 waiting.close()
                 _write(piece)
@@ -280,7 +280,14 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
         _write(json.dumps(job.facts(text, report)) + "\n")
     else:
         _write("\n")
-        show_answer(terminal, report, job.served, system_of(job.served))
+        show_answer(terminal, report, job.served, job.system)
+
+
+def progress_of(tokens: int, served: Settings) -> str:
+    """What is shown of an answer after so many tokens. Where the nodes start with the command, the second token waits
+    for the shadow."""
+    waits = tokens == 1 and served.shadowed and not served.joined
+    return f"answering: {counted(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits
 
 
 def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Output, terminal: Terminal) -> None:
@@ -312,7 +319,7 @@ def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Ou
             else:
                 _write(f"[{number}]\n{text}\n\n")
     if not output.json:
-        show_answers(terminal, reports, texts, time.monotonic() - began, job.served, system_of(job.served))
+        show_answers(terminal, reports, texts, time.monotonic() - began, job.served, job.system)
     if failed:
         number, first = next(iter(failed.items()))
         raise PromptsFailedError(f"{len(failed)} of {len(prompts)} prompts failed; prompt {number}: {first}")

@@ -46,7 +46,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_bytes())
     except FileNotFoundError as error:
-        raise MissingShardError(f"{file} does not exist; give a model directory, its config.json or a store") from error
+        raise MissingShardError(
+            f"{file} does not exist; give a model directory, its config.json, a GGUF file or a store"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); give a model's config.json") from error
     if not isinstance(found, dict) or not ("model_type" in found or "config" in found):

@@ -133,7 +133,8 @@ def _figures(plan: Plan) -> dict[str, str]:
         "shadow": f"{megabytes(memory['shadow'])} ({plan.setup.policy.shadow})" if memory["shadow"] else "none",
         "a worker": f"{megabytes(memory['worker'])} on its device: {plan.slots} slot{'s' * (plan.slots > 1)} and room "
         f"to compute; {megabytes(memory['store'])} of host memory or disk for all experts",
-        "together": f"{megabytes(memory['together'])} on devices; the whole model on one: {megabytes(memory['whole'])}",
+        "together": f"{megabytes(memory['together'])} on devices; the whole model on one: {megabytes(memory['whole'])}"
+        + f", {megabytes(memory['whole_dequantised'])} dequantised" * (model.native_bits > 0),
     }
 
 

@@ -69,7 +69,11 @@ def run_shard(
     if output.json:
         print(json.dumps(facts))
     else:
-        terminal.facts("expert store", {LABELS.get(name, name.replace("_", " ")): facts[name] for name in facts})
+        there = not made.written and "quantised_s" not in facts
+        terminal.facts(
+            f"expert store{' (already complete)' * there}",
+            {LABELS.get(name, name.replace("_", " ")): facts[name] for name in facts},
+        )
 
 
 def _finished(made: Made, forms: Sequence[str], verify: bool, progress: Progress) -> dict[str, object]:

@@ -15,10 +15,10 @@ from checkpoint.hub import find_model
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.checks import check_early
 from odmoe.commands.comparison import Answer, Verdict, as_dict, compare
-from odmoe.commands.generate import system_of
 from odmoe.commands.verify_text import as_text
 from odmoe.commands.whole_model import check_memory, checked_config, load_whole
 from odmoe.settings.settings import Settings
+from odmoe.settings.system_settings import system_name
 from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
@@ -79,7 +79,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         cluster.close()
     verdict = Verdict(
         model=settings.model,
-        system=system_of(settings),
+        system=system_name(settings.system, settings.system_config),
         cluster=settings.cluster,
         dtype=store.manifest.dtype,
         device=str(device),

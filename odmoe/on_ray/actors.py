@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -181,10 +181,10 @@ class Main(NodeProcess):
             main.close()
 
 
-def _of_main_host(settings: Settings, hosts: Iterable[Host]) -> Settings:
+def _of_main_host(settings: Settings, hosts: Sequence[Host]) -> Settings:
     """The settings with those of the cluster file for the main node's host alone."""
     from odmoe.clusters.devices import with_workers_of
 
-    settings = with_workers_of(settings, [host.settings for host in hosts if host.role == "worker_node"])
+    settings = with_workers_of(settings, hosts)
     device = next((host.settings.get("main_device") for host in hosts if host.role == "main_node"), None)
     return settings if device is None else settings.but(main_device=device)

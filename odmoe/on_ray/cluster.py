@@ -16,6 +16,7 @@ from typing import Any, Unpack
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # of a compiled module
 from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from checkpoint.store import ExpertStore
@@ -24,7 +25,7 @@ from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get
-from odmoe.on_ray.host import check_reachable, check_running, kill_half_started, warn_of_strangers
+from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
 from odmoe.settings.settings import Settings
@@ -321,12 +322,21 @@ def connect_ray(address: str) -> None:
         address = check_running(_address_here())
     else:
         check_reachable(address)
+    check_token(address, _token())
     try:
         ray.init(address=address, **_common())
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use --cluster local") from error
     warn_of_strangers(ray.get_runtime_context().gcs_address)
+
+
+def _token() -> dict[str, str]:
+    """The headers by which Ray's clients here say their token; none where they have none."""
+    try:
+        return dict(AuthenticationTokenLoader.instance().get_token_for_http_header())
+    except RayError:  # RAY_AUTH_MODE=token, and no token
+        return {}
 
 
 def _address_here() -> str | None:

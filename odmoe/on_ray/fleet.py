@@ -132,9 +132,7 @@ class Fleet:
         """The settings, with those of the cluster file for this host alone."""
         settings, hosts = self._settings, self._declared_hosts
         if seat.role == "shadow_node":
-            settings = with_workers_of(
-                settings, [host.settings for host in hosts.values() if host.role == "worker_node"]
-            )
+            settings = with_workers_of(settings, hosts.values())
         return settings.but(**hosts[seat.address].settings) if seat.address in hosts else settings
 
     def facts(self) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -16,6 +17,9 @@ from wire.rpc.stream import is_loopback
 REACH_S = 5.0
 HERE_S = 1.5
 """As `REACH_S`, for the cluster of this host, whose address an ended Ray may have left."""
+
+_ASKED = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""What a client asks a Ray first."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +60,24 @@ def check_reachable(address: str, within_s: float | None = None) -> None:
                 f"no Ray cluster answers at {address} within {reach_s:g} s; check host and port (ray status), "
                 "or use --cluster local"
             ) from error
+
+
+def check_token(address: str, headers: Mapping[str, str]) -> None:
+    """Raises LaunchError if the Ray at `address` refuses these headers, as its clients send them. Ray itself would try
+    for a minute, and not say why. Any other answer is left to it."""
+    if os.environ.get("RAY_USE_TLS") == "1":
+        return
+    with grpc.insecure_channel(address) as channel:
+        try:
+            ask = channel.unary_unary(_ASKED, request_serializer=None, response_deserializer=None)
+            ask(b"", timeout=REACH_S, metadata=tuple(headers.items()))
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                given = "this token" if headers else "a client without a token"
+                raise LaunchError(
+                    f"the Ray cluster at {address} refuses {given}; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the "
+                    "token that it was started with (or keep that in ~/.ray/auth_token)"
+                ) from error
 
 
 def warn_of_strangers(address: str) -> None:

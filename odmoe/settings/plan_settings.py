@@ -18,7 +18,7 @@ class PlanSettings(Table):
     """A model, machines that need not exist yet, and the policies to run on them. Raises ConfigError naming the
     setting, its value and what is allowed."""
 
-    model: str = again(Settings, "model", about="Model directory, config.json or org/name")
+    model: str = again(Settings, "model", about="Directory, config.json, GGUF or org/name")
     dtype: str | None = again(Settings, "dtype", about="Data type of the weights (default: that of config.json)")
     experts: str | None = again(
         Settings, "experts", about="How the store keeps the experts of a quantised model (default: native)"
@@ -67,6 +67,8 @@ class PlanSettings(Table):
         """Raises ConfigError."""
         check(SystemConfig(prefill=self.prefill))
         if not self.model:
-            raise ConfigError("--model is not given; give a model directory, its config.json, a store or org/name")
+            raise ConfigError(
+                "--model is not given; give a model directory, its config.json, a GGUF file, a store or org/name"
+            )
         if self.recall is not None and self.shadow == "none":
             raise ConfigError("--recall is given with --shadow none; without a shadow there are no predictions")

@@ -49,7 +49,7 @@ CUDA = "cuda"
 class Settings(SystemSettings):
     """One cluster and how it answers. Raises ConfigError naming the setting, its value and what is allowed."""
 
-    model: str = setting("", "text", "Model directory or org/name on the Hub", "-m", heading="Model", common=True)
+    model: str = setting("", "text", "Model directory, GGUF file or org/name", "-m", heading="Model", common=True)
     store: str | None = setting(
         None, "a path", "Expert store (default: found in the cache, or made there)", heading="Model"
     )

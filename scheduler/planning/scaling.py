@@ -219,9 +219,9 @@ def workers_needed(budget: LoadBudget) -> int:
 
 
 def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str, int]:
-    """Bytes of device memory: main node, shadow, each worker, all nodes together, and one device for the whole model.
-    `store`: host memory or disk of each worker. `rest_bytes`: bytes per element of what the shadow does not quantise,
-    and of its cache; 4 on a CPU."""
+    """Bytes of device memory: main node, shadow, each worker, all nodes together, and one device for the whole model,
+    with its experts as stored (`whole`) or `whole_dequantised`. `store`: host memory or disk of each worker.
+    `rest_bytes`: bytes per element of what the shadow does not quantise, and of its cache; 4 on a CPU."""
     model, shadow = setup.model, setup.policy.shadow
     cache = model.cache * model.item_bytes
     main = model.dense * model.item_bytes + cache
@@ -235,7 +235,8 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
         "shadow": held,
         "worker": worker,
         "together": main + held + setup.hardware.workers * worker,
-        "whole": (model.dense + model.experts_all) * model.item_bytes + cache,
+        "whole": main + model.store_bytes,
+        "whole_dequantised": main + model.experts_all * model.item_bytes,
         "store": model.store_bytes,
     }
 

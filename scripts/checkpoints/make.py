@@ -1,6 +1,7 @@
 """Random checkpoints as wide as published models, in the format in which those are published.
 
-Written shard by shard: no more than one is in memory. They have no tokenizer, so all tokens are given as numbers.
+Written shard by shard: no more than one is in memory. They have no tokenizer: `odmoe generate` refuses them, and
+scripts/measure/formats/published.py asks them with random tokens.
 
     .venv/bin/python -m scripts.checkpoints.make gpt-oss-20b --layers 6
     .venv/bin/python -m scripts.checkpoints.make deepseek-v3 --experts 64 --vocabulary 32768

@@ -16,15 +16,13 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sharding import convert, gguf_conversion
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.commands.whole_model import load_whole
-from odmoe.settings.settings import Settings
 from odmoe.text import load_tokenizer
 from support.models import families, gguf_files
 from support.models.checkpoints import build, randomise
 from support.models.published import aligned
 from support.models.store_making import shard
-from support.nodes.exact import answers
+from support.nodes.exact import check_as_transformers
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
 TOKENS = 12
@@ -105,19 +103,6 @@ class Case:
             patch.setattr(gguf_conversion, "_PIECE_BYTES", 1 << 12)
             self.store: ExpertStore = shard(source, folder / "store", dtype)
 
-    def answer(self) -> tuple[list[int], list[torch.Tensor]]:
-        """Greedy tokens and their logits, from Transformers."""
-        self.model.generation_config.eos_token_id = None
-        with torch.inference_mode():
-            found = self.model.generate(
-                torch.tensor([PROMPT]),
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-        return found.sequences[0, len(PROMPT) :].tolist(), [row[0] for row in found.logits]
-
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0].__name__}-{case[1].name}-{case[2]}")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
@@ -149,16 +134,7 @@ def test_the_dense_part_that_transformers_loads(case: Case) -> None:
 def test_tokens_and_logits_of_the_dequantised_model(case: Case, record_property: Any) -> None:
     record_property("family", case.store.manifest.family)
     record_property("published as", "GGUF")
-    tokens, logits = case.answer()
-    assert len(set(tokens)) > 3, "the model says nothing: a comparison would prove nothing"
-    cluster = EmbeddedCluster(Settings(model=str(case.path), workers=3, threads=1, mini_batch=4096), case.store)
-    try:
-        report, found = answers(cluster, PROMPT, TOKENS)
-    finally:
-        cluster.close()
-    assert report.token_ids == tokens
-    for position, (ours, theirs) in enumerate(zip(found, logits, strict=True)):
-        assert torch.equal(ours.flatten().float(), theirs.float()), f"logits of token {position}"
+    check_as_transformers(case.model, case.path, case.store, PROMPT, TOKENS)
 
 
 def test_the_tokenizer_of_transformers(case: Case) -> None:

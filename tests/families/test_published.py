@@ -16,12 +16,11 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sharding import convert, quantised_weight
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-from odmoe.clusters.embedded import EmbeddedCluster
-from odmoe.settings.settings import EXPERTS, Settings
+from odmoe.settings.settings import EXPERTS
 from support.models import families, packed, published
 from support.models.checkpoints import build
 from support.models.store_making import shard
-from support.nodes.exact import answers
+from support.nodes.exact import check_as_transformers
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
 TOKENS = 12
@@ -208,19 +207,6 @@ class Case:
             patch.setattr(quantised_weight, "_PIECE_BYTES", 1)
             self.store: ExpertStore = shard(open_source(self.path), folder / "store", experts=experts)
 
-    def answer(self) -> tuple[list[int], list[torch.Tensor]]:
-        """Greedy tokens and their logits, from Transformers."""
-        self.model.generation_config.eos_token_id = None
-        with torch.inference_mode():
-            found = self.model.generate(
-                torch.tensor([PROMPT]),
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-        return found.sequences[0, len(PROMPT) :].tolist(), [row[0] for row in found.logits]
-
 
 def stored(store: ExpertStore, layer: int, expert: int) -> dict[str, torch.Tensor]:
     """An expert's parameters, from the store's file, in memory of their own."""
@@ -260,16 +246,7 @@ def test_the_dense_part_of_the_dequantised_model(case: Case) -> None:
 def test_tokens_and_logits_of_the_dequantised_model(case: Case, record_property: Any) -> None:
     record_property("family", case.store.manifest.family)
     record_property("published as", published.format_name(case.path))
-    tokens, logits = case.answer()
-    assert len(set(tokens)) > 3, "the model says nothing: a comparison would prove nothing"
-    cluster = EmbeddedCluster(Settings(model=str(case.path), workers=3, threads=1, mini_batch=4096), case.store)
-    try:
-        report, found = answers(cluster, PROMPT, TOKENS)
-    finally:
-        cluster.close()
-    assert report.token_ids == tokens
-    for position, (ours, theirs) in enumerate(zip(found, logits, strict=True)):
-        assert torch.equal(ours.flatten().float(), theirs.float()), f"logits of token {position}"
+    check_as_transformers(case.model, case.path, case.store, PROMPT, TOKENS)
 
 
 def test_mxfp4_in_float32(tmp_path: Path) -> None:

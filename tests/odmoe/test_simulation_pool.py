@@ -14,7 +14,7 @@ import pytest
 from odmoe import simulation_pool
 from scheduler.errors import SimulationError
 from scheduler.planning.plan import make_plan
-from scheduler.planning.scaling import Hardware, Policy, Run, Setup
+from scheduler.planning.scaling import Each, Hardware, Policy, Run, Setup
 from scheduler.timing.profile import find_profile
 from scheduler.types import ModelSize
 
@@ -39,6 +39,14 @@ def killed(run: Run) -> float:
     return 0.0
 
 
+def terminated(run: Run) -> float:
+    """As by `kill` of the whole group. The first simulation has ended before."""
+    if run.group_size > 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+    return 0.0
+
+
 def test_a_plan_is_the_same() -> None:
     with simulation_pool.simulation_pool() as each:
         assert make_plan(SETUP, each=each) == make_plan(SETUP)
@@ -56,6 +64,26 @@ def test_a_process_that_is_killed_ends_the_plan() -> None:
     with pytest.raises(SimulationError, match="too little free memory"), simulation_pool.simulation_pool() as each:
         list(each(killed, [Run(SETUP, 1, 1)]))
     assert time.monotonic() - began < 60
+
+
+def test_an_interrupt_whose_signal_ends_the_processes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool's thread, which fails what they were doing, has nothing to say."""
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+
+    def interrupted(each: Each) -> None:
+        results = each(terminated, [Run(SETUP, number, 1) for number in range(1, 21)])
+        next(results)
+        del results
+        end = time.monotonic() + 60
+        while multiprocessing.active_children():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), simulation_pool.simulation_pool() as each:
+        interrupted(each)
+    assert not raised
 
 
 @pytest.mark.parametrize(("cores", "threads"), [({0}, 1), ({0, 1}, 2)])

@@ -36,7 +36,7 @@ class Hosts:
     """Ten hosts in a network of their own, so that nobody's testbed is disturbed."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "cluster.yaml"
+        self.file, self.temporary = folder / "cluster.yaml", folder / "temporary"
         text = (ROOT / "cluster.yaml").read_text().replace("10.77.0.", "10.79.47.")
         text = text.replace("cluster_name: odmoe", "cluster_name: odmoe-ten").replace(
             "~/.ssh/odmoe", str(folder / "key")
@@ -55,7 +55,11 @@ class Hosts:
         return self.call([str(BIN / "odmoe"), *words], deadline_s)
 
     def ray(self, verb: str) -> str:
-        return self.call([str(BIN / "ray"), verb, "-y", str(self.file)], 240)
+        """In a directory for temporary files of its own: in the common one, `ray up` may find the configuration of an
+        earlier run, kept under a hash of the cluster file, and take that."""
+        self.temporary.mkdir(exist_ok=True)
+        command = [str(BIN / "ray"), verb, "-y", str(self.file)]
+        return self.call(command, 240, TMPDIR=str(self.temporary))
 
     def ask(self, text: str, count: int, *flags: str) -> dict[str, Any]:
         answer = self.odmoe(
@@ -83,9 +87,15 @@ class Hosts:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=self.environment)
         return {row["name"]: row["state"] for row in json.loads(done.stdout)["hosts"]}
 
-    def call(self, command: list[str], deadline_s: float) -> str:
+    def call(self, command: list[str], deadline_s: float, **environment: str) -> str:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=deadline_s, check=False, env=self.environment, cwd=ROOT
+            command,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+            env=self.environment | environment,
+            cwd=ROOT,
         )
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
         return done.stdout

@@ -115,6 +115,27 @@ def test_deepseek_v3_on_weak_machines(planned: Callable[..., dict[str, Any]]) ->
     assert found["memory_bytes"]["whole"] == pytest.approx(671e9 * 2, rel=0.002)
 
 
+def test_a_gguf_file_that_is_not_there_is_refused_as_elsewhere(cli: CommandLine) -> None:
+    planned, answered = cli("plan", "-m", "models/no.gguf"), cli("generate", "-m", "models/no.gguf", "hi")
+    assert "'models/no.gguf' is a GGUF file that does not exist; check the name" in planned.err
+    assert (planned.code, planned.err) == (answered.code, answered.err)
+    assert "GGUF" in cli("plan", "--help").out
+
+
+def test_the_whole_model_has_its_experts_as_stored(cli: CommandLine, tmp_path: Path) -> None:
+    """As in the report of an answer. What it takes dequantised has a name of its own."""
+    fields = json.loads((CONFIGS / "gpt-oss-120b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
+    command = ("plan", "-m", str(tmp_path), "--workers", "4", "--group-size", "4", "--slots", "1")
+    found = json.loads(cli(*command, "--json").out)["memory_bytes"]
+    text = " ".join(cli(*command).out.split())
+    assert found["whole"] == found["main"] + found["store"]
+    assert found["whole_dequantised"] - found["main"] == pytest.approx(found["store"] * 16 / 4.25, rel=0.01)
+    native, dequantised = found["whole"] / 1e9, found["whole_dequantised"] / 1e9
+    assert f"the whole model on one: {native:.2f} GB, {dequantised:.2f} GB dequantised" in text
+    assert f"{found['together'] / found['whole']:.0%} of what one machine with all experts needs" in text
+
+
 def test_a_directory_or_a_store_serves_as_well(
     planned: Callable[..., dict[str, Any]], demo: Path, demo_store: Callable[[str], Any]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from main_node.report import Report
+from odmoe.commands.generate import progress_of
 from odmoe.commands.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
@@ -254,3 +255,11 @@ def test_several_answers_that_shared_steps_and_waited_for_the_shadow() -> None:
     assert "  shadow       decoding waited 2.00 s for it to start" in lines
     assert "  shared       3.0 requests in each step on average, which share its loads" in lines
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_progress_says_what_decoding_waits_for() -> None:
+    """Of a cluster that was joined, the shadow was there before."""
+    ours, joined = Settings(model="m"), Settings(model="m", cluster="auto")
+    assert progress_of(1, ours) == "answering: 1 token; decoding begins when the shadow is ready"
+    assert progress_of(2, ours) == "answering: 2 tokens"
+    assert progress_of(1, ours.but(shadow="none")) == progress_of(1, joined) == "answering: 1 token"

@@ -55,6 +55,17 @@ def test_made_then_found(shard: Any, tmp_path: Path, read: list[Path]) -> None:
     assert read == [], "a new store is not read again without --verify"
 
 
+def test_a_store_that_was_complete_is_called_so(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def title(*forms: str) -> str:
+        run_shard(str(tiny), str(tmp_path / "store"), Output(), forms=forms)
+        return next(line for line in capsys.readouterr().err.splitlines() if line.startswith("expert store"))
+
+    assert title() == "expert store"
+    assert title() == "expert store (already complete)"
+    assert title("int4") == "expert store"
+    assert title("int4") == "expert store (already complete)"
+
+
 @pytest.mark.parametrize("fresh", [True, False])
 def test_verify_says_what_it_has_read(shard: Any, tmp_path: Path, read: list[Path], fresh: bool) -> None:
     if not fresh:

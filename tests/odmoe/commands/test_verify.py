@@ -317,6 +317,19 @@ def test_prompts_are_checked_before_a_store_is_made(
         assert all(word in answer.err for word in words), answer.err
 
 
+def test_it_makes_the_store_that_generate_would(
+    cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*given: Any, experts: str | None = None, **more: Any) -> ExpertStore:
+        raise ConfigError(f"experts: {experts}")
+
+    monkeypatch.setattr("odmoe.stores.prepare_store", made)
+    for experts in ("native", "dequantised"):
+        answer = cli("verify", str(demo), PROMPT, *QUICK, "--experts", experts)
+        check_one_line(answer, 2, "ConfigError", [f"experts: {experts}"])
+    check_one_line(cli("verify", str(demo), "--experts", "other"), 2, "ConfigError", ["--experts", "native"])
+
+
 def test_what_cannot_be_is_said_before_anything_is_loaded(
     cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 
 from odmoe.on_ray import host as ray_host
-from odmoe.on_ray.host import check_reachable, check_running, warn_of_strangers
+from odmoe.on_ray.host import check_reachable, check_running, check_token, warn_of_strangers
 from scheduler.errors import LaunchError
 
 
@@ -61,6 +64,35 @@ def test_a_dead_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         LaunchError, match=r"no Ray answers at 127\.0\.0\.1:1, which RAY_ADDRESS names; unset that variable, start"
     ):
         check_running("127.0.0.1:1")
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """The address of a server that takes `Bearer right` alone, as a Ray with a token."""
+
+    class Guard(grpc.GenericRpcHandler):
+        def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            right = ("authorization", "Bearer right") in call.invocation_metadata
+            return grpc.unary_unary_rpc_method_handler(lambda data, context: answer(context, right))
+
+    def answer(context: grpc.ServicerContext, right: bool) -> bytes:
+        if not right:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+        return b""
+
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, handlers=[Guard()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        server.stop(0).wait(5)
+
+
+def test_a_ray_that_refuses_the_token(guarded: str) -> None:
+    check_token(guarded, {"authorization": "Bearer right"})
+    for headers, words in (({}, "a client without a token"), ({"authorization": "Bearer wrong"}, "this token")):
+        with pytest.raises(LaunchError, match=f"the Ray cluster at {guarded} refuses {words}; set RAY_AUTH_MODE"):
+            check_token(guarded, headers)
 
 
 def test_something_else_at_the_address_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:

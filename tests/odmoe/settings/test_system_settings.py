@@ -35,7 +35,7 @@ registry.CHOICES["dice"] = {name: registry.Choice(name, lambda shape, c: c) for 
 
 import click.testing, contextlib, io
 from odmoe.cli.main import app
-from odmoe.commands.generate import about, system_of
+from odmoe.commands.generate import Job, about
 from odmoe.on_ray.cluster import SERVED
 from odmoe.settings.settings import Settings
 from scheduler.eventlog.recording import Recorder
@@ -56,7 +56,7 @@ log = Recorder({}, CoreConfig(ModelShape((0,), 2, 1), 1, system=settings.system_
 print(json.dumps({
     "settings": settings.system_config.dice,
     "trace": about(settings, 1)["dice"],
-    "report": system_of(settings),
+    "report": Job(settings, settings, None, None, "float32").system,
     "served": "dice" in SERVED,
     "recorded": b"dice" in log and b"twelve" in log,
     "config": printed("config", "--dice", "twelve"),
