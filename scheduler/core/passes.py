@@ -80,12 +80,15 @@ class PassTracker:
     def _locate(self, request: Request, one: t.Pass) -> bool:
         """Where the request is now. Whether what is predicted for it is due at another time than was expected."""
         lead = self._state.step.number - (one.position + one.tokens - 1)
-        moved = lead != request.lead or one.tokens > 1
+        moved = lead != request.lead or one.tokens > 1 or request.block > 1
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
         request.prefilling, request.planned = one.prefill, 0
         if request.in_block:
             self._join_rows(request, one)
-        return moved and self._set_due(request)
+        moved = moved and self._set_due(request)
+        if request.in_block:
+            self._spread_rows(one)
+        return moved
 
     def cut_back(self, request: Request, index: int) -> None:
         """The next pass begins with token `index` of the answer: the rows of the block from there on were wrong, and
@@ -121,6 +124,33 @@ class PassTracker:
                 into.unloadable += row.unloadable
                 for expert, demand in row.demands.items():
                     self._join(into, expert, demand)
+
+    def _spread_rows(self, one: t.Pass) -> None:
+        """Rows that were expected one after the other have queued a layer's experts at the workers of one group: what
+        is not loading yet is queued anew, layer by layer, where there is least to load."""
+        opened = [
+            self._state.visits.get(t.Visit(one.request, one.position, layer)) for layer in self._state.shape.layers
+        ]
+        visits = [visit for visit in opened if visit is not None]
+        queued = [
+            (visit, [demand for demand in visit.demands.values() if demand.state == "queued" and demand.worker >= 0])
+            for visit in visits
+        ]
+        for visit, demands in queued:
+            self._state.spread.pop(visit.due, None)
+            for demand in demands:
+                self._slots.detach(demand)
+        for visit, demands in queued:
+            for demand in demands:
+                self._slots.place(demand, self._worker_of(visit, 0))
+
+    def drafting(self, request: Request, drafts: int) -> None:
+        """The shadow is to run so many passes ahead: those that it has drafted are verified together."""
+        block = drafts // 2 + 1
+        if block != request.block:
+            request.block = block
+            if self._set_due(request):
+                self._slots.reorder()
 
     def _join(self, into: LayerVisit, expert: int, demand: Demand) -> None:
         """One demand for an expert is enough: one that has its expert, if there is any."""
@@ -186,7 +216,7 @@ class PassTracker:
     def _worker_of(self, opened: LayerVisit, number: int) -> int | None:
         """Where the `number`-th expert of a prediction is loaded: in the group of this turn (OD-MoE section 3.1). A
         layer that needs experts for several rows would need too many of a group: then where there is least to load."""
-        if len(self._state.step.passes) > 1 or opened.request.in_block:
+        if len(self._state.step.passes) > 1 or opened.request.in_block or opened.request.block > 1:
             return self._workers.spread(opened) if self._workers.live else None
         group = self._workers.group(opened.turn)
         return group[number % len(group)] if group else None

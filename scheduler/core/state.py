@@ -43,8 +43,9 @@ class Request:
     rows: int = 1
     """How many rows that pass has."""
     lead: int = 0
-    """The number of the step minus the position of its pass's last row: a row at position q is expected in step q +
-    `lead`."""
+    """The number of the step minus the position of its pass's last row."""
+    block: int = 1
+    """Rows that later passes are expected to have."""
     absent: bool = False
     """It is not in the step that is under way: its client has not asked for the next token."""
     planned: int = 0
@@ -56,6 +57,11 @@ class Request:
     def position(self) -> int:
         """Of the first row of the pass under way."""
         return self.reached[0]
+
+    def step_of(self, position: int) -> int:
+        """The step in which a row after the pass under way is expected."""
+        last = self.position + self.rows - 1
+        return self.lead + last + 1 + (position - last - 1) // self.block
 
     @property
     def in_block(self) -> bool:
