@@ -213,8 +213,9 @@ class Predicted:
 class GateFired:
     """The main model's gate: (expert, rows) of `layer`, ascending by expert, rows > 0.
 
-    If the scheduler needs scores (`Strategy.wants_scores`), `chosen` has for each row the experts that the gate chose,
-    best first, and `scores` for each row the score of every expert, to which the routing weights are proportional.
+    In a block, and if the scheduler needs scores (`Strategy.wants_scores`), `chosen` has for each row the experts that
+    the gate chose, best first. In the latter case `scores` has for each row the score of every expert, to which the
+    routing weights are proportional.
     """
 
     visit: Visit

@@ -38,7 +38,8 @@ class RemoteExperts:
         on this thread afterwards. In lock-step, other requests' passes go on meanwhile. Raises RequestFailedError.
         """
         layer = self._layer(visit, hidden, index, weights)
-        layer.is_block = is_block
+        if is_block:
+            layer.is_block, layer.chosen = True, tuple(map(tuple, layer.index.tolist()))
         if in_coroutine():  # then the step lends its thread
             self._run(visit, layer)
         else:

@@ -82,7 +82,9 @@ class KnownTruth(Arbiter):
         super().__init__(None)  # type: ignore[arg-type]
         self.computed = 0
 
-    def compute(self, expert: t.ExpertId, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def compute(
+        self, expert: t.ExpertId, hidden: torch.Tensor, weights: torch.Tensor, passes: Any = ()
+    ) -> torch.Tensor:
         self.computed += 1
         return arithmetic(*expert, hidden, weights)
 
@@ -271,7 +273,9 @@ def test_while_the_arbiter_computes_the_answer_is_not_called_exact(desk_with: An
     gate = threading.Event()
 
     class Slow(KnownTruth):
-        def compute(self, expert: t.ExpertId, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        def compute(
+            self, expert: t.ExpertId, hidden: torch.Tensor, weights: torch.Tensor, passes: Any = ()
+        ) -> torch.Tensor:
             assert gate.wait(WAIT_S)
             return super().compute(expert, hidden, weights)
 
@@ -349,7 +353,9 @@ def test_where_no_worker_is_idle_audits_are_tried_seldom(desk_with: Any) -> None
 
 def test_without_a_verdict_the_answer_is_in_doubt_and_nobody_is_named(desk_with: Any, caplog: Any) -> None:
     class Damaged(KnownTruth):
-        def compute(self, expert: t.ExpertId, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        def compute(
+            self, expert: t.ExpertId, hidden: torch.Tensor, weights: torch.Tensor, passes: Any = ()
+        ) -> torch.Tensor:
             raise CorruptStoreError("the main node's disk is worn")
 
     desk = desk_with(arbiter=Damaged())
