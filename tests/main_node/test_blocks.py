@@ -1,0 +1,168 @@
+"""Answers with drafts: the tokens and logits are those without, whatever is drafted, lost or given up on the way."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from main_node.answer import collect
+from main_node.sampling import Sampling
+from scheduler.errors import ClusterError, ConfigError, RequestCancelledError
+from support.nodes.engine_world import Later
+from support.nodes.exact import WHOLE, answers, answers_together, check_together
+from support.nodes.scripted_drafts import ScriptedDrafts
+
+pytestmark = pytest.mark.timeout(180)
+TOKENS = 24
+DRAW = Sampling(temperature=0.9, top_k=40, top_p=0.95, seed=7)
+LISTED = [5, 6, 7, 8, 9, 10, 11, 12] * 3
+
+
+def scripted(cluster: Any, expected: list[Any], taken: Any = lambda count: None) -> ScriptedDrafts:
+    drafts = cluster.main.drafting = ScriptedDrafts({tuple(one.prompt): one.tokens for one in expected}, taken)
+    return drafts
+
+
+@pytest.mark.parametrize(("shadow", "slots"), [("none", 1), ("int8", 1), ("nf4", 2)])
+@pytest.mark.parametrize("count", [1, 3])
+def test_drafts_right_and_wrong(count: int, shadow: str, slots: int, embedded: Any, reference: Any) -> None:
+    cluster = embedded(shadow=shadow, slots=slots, **WHOLE)
+    expected = [reference("float32", number, TOKENS) for number in range(count)]
+    drafts = scripted(cluster, expected)
+    reports = [one.report for one in check_together(cluster.main, expected)]
+    assert drafts.wrong > count
+    assert all(0 < report.accepted < report.drafted for report in reports)
+    assert all(report.exact for report in reports)
+
+
+@pytest.mark.parametrize(
+    ("shadow", "draft", "departure"), [("int8", 1, "at-once"), ("int8", 8, "late"), ("nf4", 4, "at-once")]
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_drafts_of_the_shadow(
+    count: int, shadow: str, draft: int, departure: str, embedded: Any, reference: Any
+) -> None:
+    cluster = embedded(shadow=shadow, draft=draft, departure=departure, **WHOLE)
+    expected = [reference("float32", number, TOKENS) for number in range(count)]
+    for report in [one.report for one in check_together(cluster.main, expected)]:
+        assert report.recall > 0.9
+        assert report.drafted <= draft * TOKENS
+    assert cluster.main.engine.peers.lost == []
+
+
+def test_drafts_by_the_live_rule(embedded: Any, reference: Any) -> None:
+    cluster = embedded(shadow="int8", draft="auto", **WHOLE)
+    check_together(cluster.main, [reference("float32", number, TOKENS) for number in range(3)])
+
+
+def test_bfloat16(embedded: Any, reference: Any) -> None:
+    cluster = embedded("bfloat16", shadow="none", slots=2, **WHOLE)
+    expected = [reference("bfloat16", number, TOKENS) for number in (0, 4)]
+    scripted(cluster, expected)
+    check_together(cluster.main, expected)
+
+
+def test_drafts_from_the_prompt(embedded: Any, reference: Any) -> None:
+    """Transformers' own prompt lookup; with the answer that repeats itself, most are right."""
+    plain = embedded(shadow="none", **WHOLE)
+    expected, _ = answers(plain, LISTED, TOKENS)
+    cluster = embedded(shadow="none", draft=4, draft_from="prompt", **WHOLE)
+    report, _ = answers(cluster, LISTED, TOKENS)
+    assert report.token_ids == expected.token_ids
+    assert report.drafted > 0
+    assert cluster.main.engine.idle()
+
+
+@pytest.mark.parametrize("shadow", ["none", "int8"])
+def test_drawn_tokens_are_those_of_the_same_seed(shadow: str, embedded: Any, reference: Any) -> None:
+    prompt = reference("float32", 0, TOKENS).prompt
+    cluster = embedded(shadow=shadow, **WHOLE)
+    tokens, _ = collect(cluster.main.generate(prompt, TOKENS, ignore_eos=True, sampling=DRAW))
+    drafts = cluster.main.drafting = ScriptedDrafts({tuple(prompt): tokens})
+    again, report = collect(cluster.main.generate(prompt, TOKENS, ignore_eos=True, sampling=DRAW))
+    assert again == tokens
+    assert 0 < report.accepted
+    assert drafts.wrong
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_an_answer_ends_within_a_block(count: int, embedded: Any, reference: Any) -> None:
+    """By its length, and by a text in it; no draft is read beyond its last token."""
+    cluster = embedded(shadow="none", **WHOLE)
+    expected = reference("float32", 0, TOKENS)
+    drafts = scripted(cluster, [expected])
+    assert collect(cluster.main.generate(expected.prompt, count, ignore_eos=True))[0] == expected.tokens[:count]
+    seen = itertools.count(1)
+    cluster.main.stopper = lambda texts: lambda token: next(seen) == count
+    tokens, report = collect(cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True, stop=("a text",)))
+    assert (tokens, report.finish) == (expected.tokens[:count], "stop_text")
+    assert drafts.blocks
+    assert cluster.main.engine.idle()
+
+
+def test_a_request_is_cancelled_within_a_block(embedded: Any, reference: Any) -> None:
+    cluster = embedded(shadow="int8", **WHOLE)
+    expected = [reference("float32", number, TOKENS) for number in (0, 4)]
+    scripted(cluster, expected)
+    first, second = (cluster.main.generate(one.prompt, TOKENS, ignore_eos=True) for one in expected)
+    begun = next(first).token_id
+    fired, layers = cluster.main.engine.gate_fired, itertools.count()
+
+    def cancelling(visit: Any, layer: Any) -> None:
+        fired(visit, layer)
+        if visit.request == second.number and layer.is_block and next(layers) == 1:
+            second.cancel()
+
+    cluster.main.engine.gate_fired = cancelling
+    other = Later(lambda: collect(second))
+    assert [begun, *collect(first)[0]] == list(expected[0].tokens)
+    with pytest.raises(RequestCancelledError):
+        other.result()
+    assert next(layers) > 1
+
+
+@pytest.mark.parametrize("role", ["worker", "shadow"])
+def test_a_node_is_lost_within_a_block(role: str, embedded: Any, reference: Any) -> None:
+    cluster = embedded(shadow="int8", workers=4, **WHOLE)
+    expected = [reference("float32", number, TOKENS) for number in (0, 4, 8)]
+    scripted(cluster, expected)
+    engine, layers = cluster.main.engine, itertools.count()
+    fired = engine.gate_fired
+
+    def losing(visit: Any, layer: Any) -> None:
+        fired(visit, layer)
+        if layer.is_block and next(layers) == 1:
+            lost = engine.peers.workers[2] if role == "worker" else engine.peers.shadow
+            lost.on_close(ClusterError("its cable was cut"))
+
+    engine.gate_fired = losing
+    check_together(cluster.main, expected)
+    assert engine.peers.lost == (["worker 2"] if role == "worker" else ["shadow"])
+
+
+def test_a_batched_step_shares_products_within_a_block(embedded: Any, reference: Any) -> None:
+    cluster = embedded(shadow="none", batch_dense=True, **WHOLE)
+    expected = [reference("float32", number, TOKENS) for number in (0, 4)]
+    scripted(cluster, expected)
+    got = answers_together(cluster.main, [one.prompt for one in expected], [TOKENS] * 2)
+    for mine, wanted in zip(got, expected, strict=True):
+        assert mine.tokens == wanted.tokens
+        for row, other in zip(mine.logits, wanted.logits, strict=True):
+            torch.testing.assert_close(row, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"shadow": "none", "draft": 2}, "there is no shadow to draft"),
+        ({"system": "fate", "draft": "auto", "draft_from": "prompt"}, "policies that read the scores of gates"),
+        ({"draft": 64}, "allowed: auto, 0"),
+        ({"draft": "many"}, "allowed: auto, 0"),
+    ],
+)
+def test_drafts_that_cannot_be(settings: dict[str, Any], wrong: str, embedded: Any) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        embedded(**settings)
