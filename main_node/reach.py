@@ -41,7 +41,6 @@ class Reach:
         self._layers = layers
         self._requests: dict[int, _Open] = {}
         self._strays = 0
-        self._most = STRAYS + REPEATS * layers * (lookahead + 2)
 
     def opened(self, request: int, prompt_tokens: int, max_new_tokens: int) -> None:
         self._requests[request] = _Open(prompt_tokens, prompt_tokens + max_new_tokens)
@@ -65,11 +64,12 @@ class Reach:
             return True
         self.dropped += 1
         self._strays += 1
-        if self._strays > self._most:
+        ahead = max([self._lookahead, *(one.drafts for one in self._requests.values())])
+        if self._strays > STRAYS + REPEATS * self._layers * (ahead + 2):
             strays, self._strays = self._strays, 0  # the next shadow may be another
             raise ProtocolError(
                 f"it has sent {strays} predictions of no use, the last one for position {prediction.position} of "
-                f"request {prediction.request}; it may be {self._lookahead} passes ahead"
+                f"request {prediction.request}; it may be {ahead} passes ahead"
             )
         return False
 

@@ -34,7 +34,7 @@ def test_drafts_right_and_wrong(count: int, shadow: str, slots: int, embedded: A
     drafts = scripted(cluster, expected)
     reports = [one.report for one in check_together(cluster.main, expected)]
     assert drafts.wrong > count
-    assert all(0 < report.accepted < report.drafted for report in reports)
+    assert 0 < sum(report.accepted for report in reports) < sum(report.drafted for report in reports)
     assert all(report.exact for report in reports)
 
 
