@@ -14,6 +14,7 @@ from checkpoint.tensors import tensor_bytes
 from scheduler.model_limits import ModelLimits
 from shadow_node.model import Gate
 from shadow_node.node import Shadow
+from shadow_node.pace import Pace
 from wire.messages import PROTOCOL_VERSION, Align, Failed, Hello, Message, OpenRequest, Prediction, Tensor
 
 LAYERS, EXPERTS = 3, 6
@@ -130,10 +131,10 @@ class Followed:
 class Bench:
     """A shadow on the test's thread. `on_layer` is called at each layer of a pass."""
 
-    def __init__(self, window: int = 0, states: bool = False) -> None:
+    def __init__(self, window: int = 0, states: bool = False, pace: Pace | None = None) -> None:
         self.model = ArithmeticModel(window, states)
         self.got: list[Message] = []
-        self.session = Shadow("shadow", self.model, "abc", "float32").accept(self)  # type: ignore[arg-type]
+        self.session = Shadow("shadow", self.model, "abc", "float32", pace).accept(self)  # type: ignore[arg-type]
         self.session._thread.close()
         self.session._thread = _Jobs()  # type: ignore[assignment]
         self.session.on_message(Hello(PROTOCOL_VERSION, "abc", "float32", "main"))
