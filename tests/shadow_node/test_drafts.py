@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -159,3 +160,30 @@ def test_two_requests_draft_side_by_side(main_of: Any, answers: list[MainAnswer]
     for number in (1, 2):
         found = [(m.step, m.token, m.path) for m in main.of(Draft) if m.request == number]
         assert found == expected_drafts(answers[number - 1].tokens, 1, 5)
+
+
+def test_rows_of_a_block_in_parts_count_with_the_last(main_of: Any, answers: list[MainAnswer]) -> None:
+    """And so do its tokens: until then nothing goes back, and no draft is asked for."""
+    main = main_of("fp16")
+    answer, end = answers[0], PROMPT_TOKENS + 3
+    main.open(1, answer)
+    main.channel.send(Align(1, 0, answer.tokens[0], 0, answer.rows(0, PROMPT_TOKENS), drafts=3))
+    main.settle()
+    other = (answer.tokens[2] + 7) % 2048
+    tokens = [*answer.tokens[:2], other]
+    more = greedy(main.shadow.model, answer.prompt, tokens, 4)
+    cuts, before = (PROMPT_TOKENS, PROMPT_TOKENS + 1, end), len(main.of(Draft))
+    for start, stop in itertools.pairwise(cuts):
+        main.channel.send(
+            Align(1, 3, more[3], start, answer.rows(start, stop), stop < end, drafts=1, before=tuple(more[1:3]))
+        )
+        main.settle()
+        if stop < end:
+            assert len(main.of(Draft)) == before
+    found = drafts_of(main)[before:]
+    assert [step for step, _, _ in found] == [3, 4, 5]
+    assert found[1][2] == extend(START, more[:4])
+    for mine, told in zip(main.cache(1), answer.kv, strict=True):
+        assert torch.equal(mine[:, :, :end], told[:, :, :end].to(mine.dtype))
+        assert mine.shape[2] == end + 2
+    assert main.of(Failed) == []
