@@ -201,8 +201,8 @@ def take_over(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
         if not kept.whole and tensor.dim() == kept.tensor.dim():
             first = stop - tensor.shape[kept.axis]
             place = kept.between(first, stop)
-            gone = max(kept.first - first, 0)
-            tensor = tensor.narrow(kept.axis, gone, max(tensor.shape[kept.axis] - gone, 0))
+            gone = min(max(kept.first - first, 0), tensor.shape[kept.axis])
+            tensor = tensor.narrow(kept.axis, gone, tensor.shape[kept.axis] - gone)
         else:
             place = kept.between(start, stop)
         _check(place, tensor, start, optional=stop == start or not kept.whole)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+from random import Random
+
 import pytest
 
 from scheduler.alignment import AT_ONCE, LATE, Alignment
@@ -167,6 +170,32 @@ def test_the_last_token_is_not_read() -> None:
     run(of, 0)
     of.aligned(1, other_token=False, rows=True)
     assert not of.may_start()
+
+
+def walk(seed: int) -> str:
+    """What a course does where alignments come at any moment, and no drafts are asked for."""
+    chance = Random(seed)
+    policy = Alignment(chance.randint(0, 3), chance.randint(0, 3))
+    of = Course(policy, chance.choice(["at-once", "late"]), chance.randint(0, 3), 0, 12)
+    told, step = [], -1
+    for _ in range(60):
+        what = chance.random()
+        if what < 0.35 and of.may_start():
+            of.start()
+        elif what < 0.7 and of.running:
+            told.append(of.ended().name)
+        elif step < 12:
+            step += 1
+            told.append(f"{of.gives_up(step)}")
+            other = policy.token_due(step) and chance.random() < 0.3
+            rows = policy.kv_due(step) and chance.random() < 0.8
+            told.append(of.aligned(step, other, rows, chance.random() < 0.2).name)
+        told.append(f"{of.step} {of.announced} {of.running} {of.again} {of.last} {of.may_start()} {of.urgent}")
+    return " ".join(told)
+
+
+def test_without_drafts_every_turn_is_as_it_was_before_there_were_any() -> None:
+    assert zlib.crc32("".join(map(walk, range(500))).encode()) == 2703981201  # of commit 40bca57
 
 
 # --- drafting -------------------------------------------------------------------------------------------------------

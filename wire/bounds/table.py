@@ -32,6 +32,9 @@ from wire.tracing import PART
 MAX_BUNDLED = 4096
 """Messages that travel as one."""
 
+MAX_BLOCK = 4096
+"""Tokens of a block before its last."""
+
 MAX_FORMS = 16
 """Forms of a store."""
 
@@ -166,7 +169,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "kv": many(cached, CACHE_TENSORS * (limits.depth or 1024)),
             "more": flag(),
             "drafts": step,
-            "before": wholes(tokens - 1, context),
+            "before": wholes(tokens - 1, min(context, MAX_BLOCK)),
         },
         w.CloseRequest: {"request": an_id},
         # shadow -> main node

@@ -6,6 +6,7 @@ The clock is the test's own and stands still until it is moved.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Iterator
@@ -14,20 +15,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odmoe.clusters.timed_streams import StreamEnd, TimedHandler
+from odmoe.clusters.timed_streams import MainStreamEnd, StreamEnd, TimedHandler
 from scheduler.emulation.clock import CREDIT_S
+from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.timing.links import MainLinks
 from support.nodes.timed_streams import HERE, PROFILE, WAIT_S, End, World, load, main_end, rows, stamped
 from wire.messages import (
     Align,
     AskUsage,
     Compute,
     Computed,
+    Draft,
     Evict,
     Hello,
     Loaded,
     Message,
+    OpenRequest,
     Prediction,
+    ShadowProgress,
     Stamped,
     Tensor,
 )
@@ -51,6 +57,7 @@ def world() -> Iterator[World]:
         (Computed(1, rows(1), 0.0), 0.0, 0.00045),
         (Computed(1, rows(64), 0.0), 0.0, 0.008388608),
         (Prediction(1, 5, 0, (1, 2), (0.5, 0.5)), 0.0, 0.00045),
+        (Draft(1, 5, 3, 7), 0.0, 0.00045),
         (Align(1, 0, 7, 0, ()), 0.00045, 0.0),
         (load(1), 0.0, 0.0),
         (Evict(0), 0.0, 0.0),
@@ -65,6 +72,20 @@ def test_each_message_takes_what_the_profile_says(message: Message, leaves: floa
     assert main_end().sent(message, 10.0) == pytest.approx(10 + leaves)
     assert main_end().arrives(message, 10.0) == pytest.approx(10 + comes)
     assert StreamEnd().sent(message, 10.0) == StreamEnd().arrives(message, 10.0) == 10.0
+
+
+@pytest.mark.parametrize("message", [Prediction(1, 5, 0, (1, 2), (0.5, 0.5)), Draft(1, 5, 3, 7)])
+def test_what_the_shadow_sends_says_how_far_it_is(message: Message) -> None:
+    expected = ExpectedPredictions(PROFILE)
+    end = MainStreamEnd(MainLinks(PROFILE), expected)
+    step_s = PROFILE.shadow_layer_s + PROFILE.hop_s
+    end.sent(OpenRequest(1, (5, 6), 0, 9, 1, 1, 2, False), 9.0)
+    reaches = end.sent(Align(1, 0, 7, 2, (), drafts=4), 10.0)
+    assert expected.until() == pytest.approx(reaches + step_s)
+    end.received(message, 10.5)
+    assert expected.until() == pytest.approx(10.5 + step_s)
+    end.received(ShadowProgress(1, 0, idle=True), 10.6)
+    assert expected.until() == math.inf
 
 
 def test_alignment_in_parts_shares_its_link() -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.tensors import tensor_bytes
 from scheduler.model_limits import ModelLimits
 from shadow_node.model import Gate
 from shadow_node.node import Shadow
+from shadow_node.pace import Pace
 from wire.messages import PROTOCOL_VERSION, Align, Failed, Hello, Message, OpenRequest, Prediction, Tensor
 
 LAYERS, EXPERTS = 3, 6
@@ -21,17 +23,27 @@ VOCABULARY = 3
 
 
 class ArithmeticModel:
-    """Whole numbers below 1000 in float64: every row depends on all rows before it, and nothing is rounded."""
+    """Whole numbers below 1000 in float64: every row depends on all rows before it, and nothing is rounded.
+
+    `window`: layer 1 keeps a sliding window of so many rows, 0: all. `states`: layer 2 has a state beside its rows.
+    """
 
     scheme, device, device_bytes, layers, stream = "none", "cpu", 0, LAYERS, None
     limits = ModelLimits(dict.fromkeys(range(LAYERS), EXPERTS))
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 0, states: bool = False) -> None:
+        self._window, self._states = window, states
         self.routed: Callable[[int, list[int], list[float]], None] | None = None
         self.on_layer: Callable[[], None] = lambda: None
 
     def new_cache(self) -> Any:
-        return DynamicCache()
+        cache = DynamicCache()
+        if self._window or self._states:
+            windowed = DynamicSlidingWindowLayer(self._window) if self._window else DynamicLayer()
+            cache.layers = [DynamicLayer(), windowed, DynamicLayer()]
+        if self._states:
+            cache.layers[2].conv_states = {0: torch.zeros(1, 1, dtype=torch.float64)}
+        return cache
 
     def forward(self, tokens: list[int], cache: Any) -> int:
         value = 0
@@ -53,6 +65,10 @@ class ArithmeticModel:
             keys, _ = cache.update(row, row + 1, layer)
             weights = torch.arange(1, keys.shape[2] + 1, dtype=torch.float64)
             value = int((keys.flatten() * weights).sum() + 7 * layer) % 997
+            if self._states and layer == 2:
+                state = cache.layers[layer].conv_states[0]
+                value = (value + int(state)) % 997
+                cache.layers[layer].conv_states = {0: torch.full_like(state, value)}
             first = value % EXPERTS
             experts = [first, (first + 1 + value // EXPERTS % (EXPERTS - 1)) % EXPERTS]
             if in_coroutine():
@@ -80,6 +96,7 @@ class Followed:
     def __init__(self, number: int, prompt: list[int], tokens: list[int], rows: list[int], **opened: Any) -> None:
         self.number, self.prompt, self.tokens, self.rows = number, prompt, tokens, rows
         self.token, self.kv = opened["token"], opened["kv"]
+        self._window, self._states = opened.get("window", 0), opened.get("states", False)
         self.message = OpenRequest(
             number, tuple(prompt), 0, len(tokens) + 1, self.token, self.kv, opened.get("lookahead", 2), opened["late"]
         )
@@ -87,29 +104,37 @@ class Followed:
         """Alignments that were sent."""
         self._aligned = 0
 
-    def align(self) -> Align:
-        """The next one."""
-        step, end = self.told, len(self.prompt) + self.told
-        self.told += 1
-        token = self.tokens[step] if self.token and step % self.token == 0 else None
-        if not self.kv or step % self.kv:
-            return Align(self.number, step, token, end, ())
+    def align(self, passes: int = 1, drafts: int = 0) -> Align:
+        """The next one. `passes`: of a block, which is aligned once."""
+        block = range(self.told, self.told + passes)
+        step, end = block[-1], len(self.prompt) + block[-1]
+        self.told += passes
+        due = self.token and any(one % self.token == 0 for one in block)
+        token = self.tokens[step] if due else None
+        before = tuple(self.tokens[one] for one in block[:-1]) if due else ()
+        if not self.kv or all(one % self.kv for one in block):
+            return Align(self.number, step, token, end, (), drafts=drafts, before=before)
         start, self._aligned = self._aligned, end
-        return Align(self.number, step, token, start, tuple(self._kv(start, end)))
+        return Align(self.number, step, token, start, tuple(self._kv(start, end)), drafts=drafts, before=before)
 
     def _kv(self, start: int, end: int) -> list[Tensor]:
-        rows = torch.tensor(self.rows[start:end], dtype=torch.float64).view(1, 1, -1, 1)
-        shifted = [rows + one for layer in range(LAYERS) for one in (layer, layer + 1)]
-        return [Tensor(*tensor_bytes(each.float())) for each in shifted]
+        found = []
+        for layer in range(LAYERS):
+            first = max(start, end - self._window + 1) if self._window and layer == 1 else start
+            rows = torch.tensor(self.rows[first:end], dtype=torch.float64).view(1, 1, -1, 1)
+            found += [rows + layer, rows + layer + 1]
+        if self._states:
+            found.append(torch.full((1, 1), self.rows[end - 1] + 100.0))
+        return [Tensor(*tensor_bytes(each.float())) for each in found]
 
 
 class Bench:
     """A shadow on the test's thread. `on_layer` is called at each layer of a pass."""
 
-    def __init__(self) -> None:
-        self.model = ArithmeticModel()
+    def __init__(self, window: int = 0, states: bool = False, pace: Pace | None = None) -> None:
+        self.model = ArithmeticModel(window, states)
         self.got: list[Message] = []
-        self.session = Shadow("shadow", self.model, "abc", "float32").accept(self)  # type: ignore[arg-type]
+        self.session = Shadow("shadow", self.model, "abc", "float32", pace).accept(self)  # type: ignore[arg-type]
         self.session._thread.close()
         self.session._thread = _Jobs()  # type: ignore[assignment]
         self.session.on_message(Hello(PROTOCOL_VERSION, "abc", "float32", "main"))
