@@ -80,7 +80,7 @@ class PassTracker:
     def _locate(self, request: Request, one: t.Pass) -> bool:
         """Where the request is now. Whether what is predicted for it is due at another time than was expected."""
         lead = self._state.step.number - (one.position + one.tokens - 1)
-        moved = lead != request.lead or one.tokens > 1
+        moved = lead != request.lead or one.tokens > 1 or request.in_block
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
         request.prefilling, request.planned = one.prefill, 0
         if request.in_block:

@@ -57,6 +57,12 @@ class Request:
         """Of the first row of the pass under way."""
         return self.reached[0]
 
+    def step_of(self, position: int) -> int:
+        """The step in which a row after the pass under way is expected: with as many rows as this one has."""
+        first = self.position + self.rows
+        number = first - 1 + self.lead
+        return number + 1 + (position - first) // self.rows if self.in_block else position + self.lead
+
     @property
     def in_block(self) -> bool:
         """The pass under way is a decoding pass of several rows."""
