@@ -71,6 +71,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if several:
             gap = facts["token_gap_s"]
             yield "next token", f"after {gap['median']:.3f} s (median), {gap['worst']:.3f} s at worst"
+        if facts["rows_a_pass"] is not None:
+            yield "drafts", _drafts(facts)
         yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
         if several and facts["experts_a_layer"] is not None:
             each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {model['experts']}"
@@ -87,6 +89,12 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def by_luck(share: float | None) -> str:
     """The standard error over random routes and mispredictions; empty if it is negligible."""
     return f" ± {share:.1%} (standard error)" if share and share >= LEAST_LUCK else ""
+
+
+def _drafts(facts: dict[str, Any]) -> str:
+    each = f"{facts['rows_a_pass']:.1f} rows a pass give {facts['tokens_a_pass']:.1f} tokens"
+    share = "" if facts["accepted"] is None else f", {facts['accepted']:.0%} of the drafts accepted"
+    return f"--draft {facts['draft']}: {each}{share}"
 
 
 def _requests(facts: dict[str, Any]) -> str:

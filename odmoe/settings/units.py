@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from scheduler.drafts.length import AUTO, MOST_DRAFTS
 from scheduler.limits import MAX_EXPERTS
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([kKMmGgTt]i?)?"
@@ -24,6 +25,7 @@ RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
 LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
 ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
+DRAFTS = f"{AUTO}, 0 (none), 1, ... {MOST_DRAFTS}"
 DEVICE = "auto, cpu, cuda, cuda:1, or another accelerator as torch names it"
 AUDIT = "auto, or a number from 0 to 1"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
@@ -80,6 +82,16 @@ def _slots(text: Any) -> int | str:
     return int(text)
 
 
+def _drafts(text: Any) -> int | str:
+    if text == AUTO:
+        return AUTO
+    if isinstance(text, bool) or not str(text).isascii() or not str(text).isdigit() or len(str(text)) > 9:
+        raise ValueError(DRAFTS)
+    if int(text) > MOST_DRAFTS:
+        raise ValueError(DRAFTS)
+    return int(text)
+
+
 def _device(text: Any) -> str:
     if not isinstance(text, str) or not _DEVICE.fullmatch(text):
         raise ValueError(DEVICE)
@@ -107,6 +119,8 @@ AUTO_SLOTS = 2
 gains nothing."""
 Slots = Annotated[int | Literal["auto"], BeforeValidator(_slots)]
 """Slots of a worker. `auto`: as its memory allows."""
+Drafts = Annotated[int | Literal["auto"], BeforeValidator(_drafts)]
+"""Drafts of a block. `auto`: chosen live."""
 Device = Annotated[str, BeforeValidator(_device)]
 """Where a role computes. Whether a machine has the device is found out there."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 from scheduler import types as t
@@ -64,6 +65,8 @@ class PassTracker:
             moved |= self._locate(state.requests[one.request], one)
         if moved:
             self._slots.reorder()
+        if any(state.requests[number].in_block for number in step.passes):
+            self._spread_rows()
         for one in step.passes.values():
             self._begin_pass(state.requests[one.request], one)
 
@@ -121,6 +124,18 @@ class PassTracker:
                 into.unloadable += row.unloadable
                 for expert, demand in row.demands.items():
                     self._join(into, expert, demand)
+
+    def _spread_rows(self) -> None:
+        """The rows of a block were predicted one by one. Where some workers would load more for a layer than others,
+        what is queued for it is spread anew."""
+        state, live = self._state, len(self._workers.live)
+        for layer in state.shape.layers if live and self._workers.homes is None else ():
+            keys = [t.Visit(one.request, one.position, layer) for one in state.step.passes.values()]
+            visits = [state.visits[key] for key in keys if key in state.visits]
+            places = {demand.expert: demand.worker for visit in visits for demand in visit.demands.values()}
+            counts = Counter(places.values())
+            if counts and max(counts.values()) > -(-len(places) // live):
+                self._slots.spread_anew(visits)
 
     def _join(self, into: LayerVisit, expert: int, demand: Demand) -> None:
         """One demand for an expert is enough: one that has its expert, if there is any."""

@@ -98,7 +98,7 @@ class Scenario:
 
     def draft_lengths(self) -> DraftLengths:
         """New ones, for all requests. Raises ConfigError."""
-        return DraftLengths(self.draft, self.system.departure == LATE)
+        return DraftLengths(self.draft, self.system.departure == LATE, self.profile.experts, self.profile.top_k)
 
     @property
     def worker_count(self) -> int:

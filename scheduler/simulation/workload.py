@@ -92,7 +92,7 @@ class RandomWorkload:
         seed: int | str,
         same_token: float = SAME_TOKEN,
     ) -> None:
-        for name, value in (("--recall", recall), ("--same-token", same_token)):
+        for name, value in (("--recall", recall), ("--acceptance", same_token)):
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name} is {value:g}; allowed: a number from 0 to 1")
         if not 1 <= top_k <= experts:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.drafts.length import AUTO, MOST_DRAFTS, MOST_ROWS, DraftLengths, StepCost, expected
+from scheduler.drafts.cost import StepCost
+from scheduler.drafts.length import AUTO, MOST_DRAFTS, MOST_ROWS, DraftLengths, expected
 from scheduler.errors import ConfigError
 
 LOAD_BOUND = 0.2, 0.05
@@ -20,7 +21,7 @@ class Decoding:
     """Requests that decode together. Drafts are right at random, and there are always enough of them."""
 
     def __init__(self, cost, requests=1, draft=AUTO, late=False, noise=0.0):
-        self.lengths = DraftLengths(draft, late)
+        self.lengths = DraftLengths(draft, late, experts=8, top_k=2)
         self.open = [self.lengths.opened() for _ in range(requests)]
         self.cost, self.noise, self.random = cost, noise, random.Random(1)
         self.tokens, self.seconds, self.rows, self.steps = 0, 0.0, 0, 0
@@ -65,27 +66,27 @@ def alone(cost, requests=1):
 
 
 def test_a_given_number_takes_the_drafts_that_are_there():
-    length = DraftLengths(3, late=False).opened()
+    length = DraftLengths(3, late=False, experts=8, top_k=2).opened()
     assert [length.rows(available, 100) for available in (0, 1, 3, 9)] == [1, 2, 4, 4]
     assert length.rows(9, 2) == 2
 
 
 @pytest.mark.parametrize(("draft", "late", "ahead"), [(0, False, 0), (0, True, 0), (3, False, 7), (3, True, 3)])
 def test_a_shadow_that_departs_at_once_drafts_the_next_block_while_one_is_verified(draft, late, ahead):
-    assert DraftLengths(draft, late).opened().drafts() == ahead
+    assert DraftLengths(draft, late, experts=8, top_k=2).opened().drafts() == ahead
 
 
 @pytest.mark.parametrize("draft", [-1, MOST_DRAFTS + 1, "many", 2.0])
 def test_any_other_number_is_refused(draft):
     with pytest.raises(ConfigError, match="--draft is"):
-        DraftLengths(draft, late=False)
+        DraftLengths(draft, late=False, experts=8, top_k=2)
 
 
 # --- chosen live ------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_verified_before_a_step_was_measured():
-    length = DraftLengths(AUTO, late=False).opened()
+    length = DraftLengths(AUTO, late=False, experts=8, top_k=2).opened()
     assert length.rows(MOST_ROWS, 100) == 1
     assert length.drafts() == 0
 
@@ -145,7 +146,7 @@ def test_the_rows_of_others_count():
 
 @given(st.floats(0.001, 1), st.floats(0.0, 1), st.floats(0.0, 1))
 def test_the_lengths_of_a_lone_request_are_those_of_a_search(step_s, row_s, right):
-    of = DraftLengths(AUTO, late=False)
+    of = DraftLengths(AUTO, late=False, experts=8, top_k=2)
     length = of.opened()
     for rows in (1, 16) * 200:
         of.stepped(rows, step_s + row_s * rows)
@@ -170,7 +171,7 @@ def test_the_lengths_of_a_lone_request_are_those_of_a_search(step_s, row_s, righ
 
 @given(st.floats(0.01, 1), st.floats(0.001, 1), st.integers(1, 40), st.integers(2, 40))
 def test_the_cost_of_a_row_is_found(step_s, row_s, first, more):
-    cost = StepCost()
+    cost = StepCost(8, 2)
     for at in range(400):
         rows = first + (at % 3) * more
         cost.stepped(rows, step_s + row_s * rows)
@@ -179,7 +180,7 @@ def test_the_cost_of_a_row_is_found(step_s, row_s, first, more):
 
 
 def test_steps_of_one_row_do_not_make_it_forget_what_rows_cost():
-    cost = StepCost()
+    cost = StepCost(8, 2)
     for at in range(100):
         cost.stepped(1 + at % 8, 0.2 + 0.05 * (1 + at % 8))
     for seconds in (0.25, 0.35):
@@ -190,7 +191,7 @@ def test_steps_of_one_row_do_not_make_it_forget_what_rows_cost():
 
 
 def test_a_row_never_costs_more_than_its_share_of_a_step_nor_less_than_nothing():
-    dear, free = StepCost(), StepCost()
+    dear, free = StepCost(8, 2), StepCost(8, 2)
     for at in range(100):
         dear.stepped(1 + at % 2, 0.1 if at % 2 == 0 else 9.0)
         free.stepped(1 + at % 2, 9.0 if at % 2 == 0 else 0.1)
