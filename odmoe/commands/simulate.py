@@ -308,7 +308,9 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
         "ttft_worst_s": max(answer.ttft_s for answer in answers),
         "decode_tokens_per_s": decoded / sum(outcome.decode_s for outcome in outcomes) if decoded else None,
         "token_gap_s": {"median": median(gaps), "worst": gaps[-1]} if gaps else None,
-        "luck": luck(answers[0].ttft_s, answers[0].token_s) if given.routes is None and len(answers) == 1 else None,
+        "luck": luck(answers[0].ttft_s, answers[0].token_s)
+        if given.routes is None and len(answers) == 1 and not scenario.draft
+        else None,
         "tokens_per_s": tokens / sum(outcome.tokens_s for outcome in outcomes),
         "loads_a_token": sum(answer.stats.decode_loads for answer in answers) / decoded if decoded else None,
         "reloads_a_token": sum(answer.stats.reloads for answer in answers) / decoded if decoded else None,

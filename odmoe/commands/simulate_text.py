@@ -35,7 +35,7 @@ def show(facts: dict[str, Any]) -> None:
     for name, value in rows:
         console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {value}", soft_wrap=True)
     if facts["bound"] is not None:
-        what = "token" if len(facts["requests"]) == 1 else "step"
+        what = "token" if len(facts["requests"]) == 1 and not facts["draft"] else "step"
         for line in _where(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
             console.print(line, soft_wrap=True)
     if "recorded_ttft_s" in facts["requests"][0]:

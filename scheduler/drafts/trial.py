@@ -7,7 +7,7 @@ _MEASURED = 3
 _RATE = 1 / 8
 _LOST, _WON = 4.0, 8.0
 """Steps without drafts that drafts may lose before they are put off, and that they may have won in advance."""
-_PAUSE, _LONGEST = 128, 1024
+_PAUSE, _LONGEST = 192, 1024
 """Steps for which they are put off: twice as many each time, until they have won."""
 _BETTER = 0.2
 """They come back at once where that many more of them are right."""

@@ -175,9 +175,9 @@ def simulate_requests(
     answers = tuple([_answer(world, request) for request in world.queue.requests])
     steps = world.breakdown.steps
     where = {cause: seconds / max(1, steps) for cause, seconds in world.breakdown.seconds.items()}
-    drafted = [(one.blocks, one.rows, one.gained) for r in world.queue.requests if (one := r.drafts) is not None]
-    sums = tuple(map(sum, zip(*drafted, strict=True))) if drafted else (0, 0, 0)
-    return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count, sums)
+    drafts = [request.drafts for request in world.queue.requests if request.drafts is not None]
+    drafted = sum(one.blocks for one in drafts), sum(one.rows for one in drafts), sum(one.gained for one in drafts)
+    return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count, drafted)
 
 
 def _answer(world: World, request: SimulatedRequest) -> Answer:
