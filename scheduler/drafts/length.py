@@ -102,7 +102,7 @@ class DraftLengths:
         self.last = Planned()
         """The last step."""
         self.gained = 0
-        """Tokens that the step under way has given."""
+        """Right drafts of the step under way."""
         self._draft = draft
         self._next = Planned()
 
@@ -120,7 +120,7 @@ class DraftLengths:
         if decoding:
             self.cost.stepped(total_rows, seconds)
             if now.requests:
-                self.trial.stepped(now.requests, now.drafted, now.right, self.gained, seconds)
+                self.trial.stepped(now.requests, now.drafted, now.right, now.requests + self.gained, seconds)
         self.last, self._next, self.gained = now, Planned(), 0
 
 
@@ -154,7 +154,7 @@ class AutoLength:
         return self._asked
 
     def verified(self, rows: int, gained: int) -> None:
-        self._all.gained += gained
+        self._all.gained += gained - 1
         for _ in range(gained - 1):
             self.foretold(True)
         if gained < rows:
