@@ -99,10 +99,12 @@ class _Open:
 class Drafting:
     """Of all requests of a main node. Thread-safe. `source`: None where nothing is drafted. Raises ConfigError."""
 
-    def __init__(self, source: DraftSource | None) -> None:
+    def __init__(self, source: DraftSource | None, experts: int = 1, top_k: int = 1) -> None:
+        """`experts`, `top_k`: of a layer."""
         self.on = source is not None
         self._prompt = source is not None and source.prompt
-        self._lengths = DraftLengths(source.draft, source.late) if source else DraftLengths(0, late=False)
+        draft, late = (source.draft, source.late) if source else (0, False)
+        self._lengths = DraftLengths(draft, late, experts, top_k)
         self._open: dict[int, _Open] = {}
         self._lock = threading.Lock()
 

@@ -95,7 +95,7 @@ class MainNode:
         self._batched = sharing.batch_dense
         if sharing.batch_dense or drafts is not None:
             batch_linear(self.model)
-        self.drafting = Drafting(drafts)
+        self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         engine.on_draft = self.drafting.offer
         self.admission = Admission(sharing, launch_s, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0

@@ -12,6 +12,7 @@ from odmoe.commands.simulate_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
 from scheduler.planning.plan import Plan
 from scheduler.planning.scaling import RECALLS, Change, Hardware, Policy, Together, best, workers_needed
+from scheduler.simulation.workload import SAME_TOKEN
 from scheduler.timing.profile import Profile
 
 _NOTHING = 0.01
@@ -42,6 +43,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 *_at_once(plan),
             ]
         ],
+        "drafts_at_once": [{"requests": count, "tokens_per_s": rate} for count, rate in sorted(plan.drafted.items())],
         "decode_tokens_per_s_if_loads_took_no_time": plan.ideal_tokens_per_s,
         "ttft_s": {str(tokens): seconds for tokens, seconds in plan.ttft_s.items()},
         "bound": plan.bound,
@@ -128,6 +130,7 @@ def _figures(plan: Plan) -> dict[str, str]:
         "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}; {plan.bound}-bound",
         "a token": times,
         "requests": "; ".join(_together(plan)),
+        **_drafts(plan),
         "first token": ", ".join(f"{s:.2f} s for a prompt of {n} tokens" for n, s in plan.ttft_s.items()),
         "main node": f"{megabytes(memory['main'])}: dense weights, and the cache of {model.context} tokens",
         "shadow": f"{megabytes(memory['shadow'])} ({plan.setup.policy.shadow})" if memory["shadow"] else "none",
@@ -144,6 +147,17 @@ def _together(plan: Plan) -> Iterator[str]:
     for count in sorted({one.requests for one in plan.together}):
         own, batched = (plan.together[Together(count, way)] for way in (False, True))
         yield f"{count} at once: {own:.2f} tokens/s together, {batched:.2f} with --batch-dense"
+
+
+def _drafts(plan: Plan) -> dict[str, str]:
+    """Tokens/s of one request and of several where the shadow drafts."""
+    if not plan.drafted:
+        return {}
+    each = [
+        f"{'1 alone' if count == 1 else f'{count} at once'}: {rate:.2f} tokens/s"
+        for count, rate in sorted(plan.drafted.items())
+    ]
+    return {"drafts": f"--draft auto, where {SAME_TOKEN:.0%} of drafts are right: {'; '.join(each)}"}
 
 
 def _helps(plan: Plan) -> list[str]:

@@ -37,7 +37,7 @@ from scheduler.timing.profile import Profile, find_profile
 from scheduler.trace import write_trace
 from scheduler.types import FormCost, WorkerJoined
 
-_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k", "same_token", "requests", "interval", "prefill_chunk")
+_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k", "acceptance", "requests", "interval", "prefill_chunk")
 """Settings that a recording determines."""
 
 
@@ -116,7 +116,7 @@ def _random_run(given: SimulateSettings) -> Run:
     check_experts(profile.layers, profile.experts)
     scenario = _scenario(given, profile, None, given.prompt_tokens, given.tokens)
     recall = RECALL if given.recall is None and scenario.system.predictor == "sep" else given.recall
-    same_token = SAME_TOKEN if given.same_token is None else given.same_token
+    same_token = SAME_TOKEN if given.acceptance is None else given.acceptance
     arrivals = random_arrivals(scenario, recall, given.seed, same_token)
     if lacking := unscored(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
         flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.given(name))
@@ -163,6 +163,7 @@ def _scenario(
         parallel=given.parallel,
         prefill_chunk=given.prefill_chunk,
         batch_dense=given.batch_dense,
+        draft=given.draft,
     )
     if given.given("placement") and system.placement != "device" and not scenario.host:
         raise ConfigError(
@@ -301,11 +302,15 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
         "interval": given.interval,
         "prefill_chunk": scenario.prefill_chunk,
         "batch_dense": scenario.batch_dense,
+        "draft": scenario.draft,
+        **_drafted(outcomes),
         "ttft_s": sum(answer.ttft_s for answer in answers) / len(answers),
         "ttft_worst_s": max(answer.ttft_s for answer in answers),
         "decode_tokens_per_s": decoded / sum(outcome.decode_s for outcome in outcomes) if decoded else None,
         "token_gap_s": {"median": median(gaps), "worst": gaps[-1]} if gaps else None,
-        "luck": luck(answers[0].ttft_s, answers[0].token_s) if given.routes is None and len(answers) == 1 else None,
+        "luck": luck(answers[0].ttft_s, answers[0].token_s)
+        if given.routes is None and len(answers) == 1 and not scenario.draft
+        else None,
         "tokens_per_s": tokens / sum(outcome.tokens_s for outcome in outcomes),
         "loads_a_token": sum(answer.stats.decode_loads for answer in answers) / decoded if decoded else None,
         "reloads_a_token": sum(answer.stats.reloads for answer in answers) / decoded if decoded else None,
@@ -319,6 +324,17 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
         "events": sum(outcome.events for outcome in outcomes),
         "wall_s": took_s,
         "simulated_tokens_per_s": tokens / took_s,
+    }
+
+
+def _drafted(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Means over passes that decode; the share of verified drafts that were right. None without drafts."""
+    blocks, rows, gained = (sum(column) for column in zip(*(outcome.drafted for outcome in outcomes), strict=True))
+    drafts = rows - blocks
+    return {
+        "rows_a_pass": rows / blocks if blocks else None,
+        "tokens_a_pass": gained / blocks if blocks else None,
+        "accepted": (gained - blocks) / drafts if drafts else None,
     }
 
 

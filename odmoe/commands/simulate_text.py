@@ -35,7 +35,7 @@ def show(facts: dict[str, Any]) -> None:
     for name, value in rows:
         console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {value}", soft_wrap=True)
     if facts["bound"] is not None:
-        what = "token" if len(facts["requests"]) == 1 else "step"
+        what = "token" if len(facts["requests"]) == 1 and not facts["draft"] else "step"
         for line in _where(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
             console.print(line, soft_wrap=True)
     if "recorded_ttft_s" in facts["requests"][0]:
@@ -71,6 +71,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if several:
             gap = facts["token_gap_s"]
             yield "next token", f"after {gap['median']:.3f} s (median), {gap['worst']:.3f} s at worst"
+        if facts["rows_a_pass"] is not None:
+            yield "drafts", _drafts(facts)
         yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
         if several and facts["experts_a_layer"] is not None:
             each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {model['experts']}"
@@ -87,6 +89,12 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def by_luck(share: float | None) -> str:
     """The standard error over random routes and mispredictions; empty if it is negligible."""
     return f" ± {share:.1%} (standard error)" if share and share >= LEAST_LUCK else ""
+
+
+def _drafts(facts: dict[str, Any]) -> str:
+    each = f"{facts['rows_a_pass']:.1f} rows a pass give {facts['tokens_a_pass']:.1f} tokens"
+    share = "" if facts["accepted"] is None else f", {facts['accepted']:.0%} of the drafts accepted"
+    return f"--draft {facts['draft']}: {each}{share}"
 
 
 def _requests(facts: dict[str, Any]) -> str:

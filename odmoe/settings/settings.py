@@ -15,12 +15,11 @@ from odmoe.settings.table import Count, Number, count, declared, flag, one_of, s
 from odmoe.settings.units import (
     AUDIT,
     DEVICE,
-    DRAFT,
+    DRAFTS,
     MEMORY,
     SLOTS,
     Audit,
     Device,
-    Draft,
     Memory,
     Slots,
     parse_address,
@@ -163,9 +162,9 @@ class Settings(SystemSettings):
     align_kv: Count = setting(
         1, "0 (never), 1, 2, ...", "Align the shadow's KV cache every N tokens; 0: never", heading="Prediction", ge=0
     )
-    draft: Draft = setting(
+    draft: Drafts = setting(
         0,
-        DRAFT,
+        DRAFTS,
         "Tokens that are drafted and then verified together; the answer stays the same (default: 0)",
         heading="Prediction",
         metavar="N",

@@ -7,7 +7,7 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, again, setting
-from odmoe.settings.units import Slots
+from odmoe.settings.units import DRAFTS, Drafts, Slots
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS, MAX_WORKERS
 from scheduler.simulation.scenario import PROFILE, RECALL
 from scheduler.simulation.workload import SAME_TOKEN
@@ -61,7 +61,14 @@ class SimulateSettings(SystemSettings):
         ge=0,
         le=1,
     )
-    same_token: Number | None = setting(
+    draft: Drafts = setting(
+        0,
+        DRAFTS,
+        "Tokens that the shadow drafts, verified in one pass; auto: chosen live",
+        heading="Prediction",
+        common=True,
+    )
+    acceptance: Number | None = setting(
         None,
         "a number from 0 to 1",
         f"Share of the shadow's own tokens that are the main model's (default: {SAME_TOKEN})",

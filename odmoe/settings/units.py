@@ -9,9 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from scheduler.drafts.length import AUTO as DRAFT_AUTO
-from scheduler.drafts.length import MOST_DRAFTS, check_draft
-from scheduler.errors import ConfigError
+from scheduler.drafts.length import AUTO, MOST_DRAFTS
 from scheduler.limits import MAX_EXPERTS
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([kKMmGgTt]i?)?"
@@ -27,9 +25,9 @@ RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
 LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
 ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
+DRAFTS = f"{AUTO}, 0 (none), 1, ... {MOST_DRAFTS}"
 DEVICE = "auto, cpu, cuda, cuda:1, or another accelerator as torch names it"
 AUDIT = "auto, or a number from 0 to 1"
-DRAFT = f"auto, 0 (no drafts), 1, ... {MOST_DRAFTS}"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
 
@@ -84,6 +82,16 @@ def _slots(text: Any) -> int | str:
     return int(text)
 
 
+def _drafts(text: Any) -> int | str:
+    if text == AUTO:
+        return AUTO
+    if isinstance(text, bool) or not str(text).isascii() or not str(text).isdigit() or len(str(text)) > 9:
+        raise ValueError(DRAFTS)
+    if int(text) > MOST_DRAFTS:
+        raise ValueError(DRAFTS)
+    return int(text)
+
+
 def _device(text: Any) -> str:
     if not isinstance(text, str) or not _DEVICE.fullmatch(text):
         raise ValueError(DEVICE)
@@ -108,24 +116,13 @@ Audit = Annotated[float | Literal["auto"], BeforeValidator(_audit)]
 """The share of computations that are audited. `auto`: a small one where there are idle workers."""
 
 
-def _draft(text: Any) -> int | str:
-    if text == DRAFT_AUTO:
-        return DRAFT_AUTO
-    try:
-        count = int(text) if not isinstance(text, bool) else -1
-        check_draft(count)
-    except (TypeError, ValueError, ConfigError):
-        raise ValueError(DRAFT) from None
-    return count
-
-
-Draft = Annotated[int | Literal["auto"], BeforeValidator(_draft)]
-"""How many drafts a block verifies at most, see `scheduler.drafts.length`."""
 AUTO_SLOTS = 2
 """Slots of a worker with `auto`, where it has the memory: one expert is loaded while another is computed. A third one
 gains nothing."""
 Slots = Annotated[int | Literal["auto"], BeforeValidator(_slots)]
 """Slots of a worker. `auto`: as its memory allows."""
+Drafts = Annotated[int | Literal["auto"], BeforeValidator(_drafts)]
+"""Drafts of a block. `auto`: chosen live."""
 Device = Annotated[str, BeforeValidator(_device)]
 """Where a role computes. Whether a machine has the device is found out there."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

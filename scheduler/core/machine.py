@@ -239,7 +239,6 @@ class Core:
             self._passes.warm_up(event.request, request)
         elif request.in_block:
             self._passes.cut_back(request, event.index)
-        self._passes.drafting(request, event.drafts)
         self._shadow.decoded(event.request, event.index, event.drafts)
 
     def _step_started(self, event: t.StepStarted) -> None:

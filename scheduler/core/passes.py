@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 from scheduler import types as t
@@ -64,6 +65,8 @@ class PassTracker:
             moved |= self._locate(state.requests[one.request], one)
         if moved:
             self._slots.reorder()
+        if any(state.requests[number].in_block for number in step.passes):
+            self._spread_rows()
         for one in step.passes.values():
             self._begin_pass(state.requests[one.request], one)
 
@@ -80,15 +83,12 @@ class PassTracker:
     def _locate(self, request: Request, one: t.Pass) -> bool:
         """Where the request is now. Whether what is predicted for it is due at another time than was expected."""
         lead = self._state.step.number - (one.position + one.tokens - 1)
-        moved = lead != request.lead or one.tokens > 1 or request.block > 1
+        moved = lead != request.lead or one.tokens > 1 or request.in_block
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
         request.prefilling, request.planned = one.prefill, 0
         if request.in_block:
             self._join_rows(request, one)
-        moved = moved and self._set_due(request)
-        if request.in_block:
-            self._spread_rows(one)
-        return moved
+        return moved and self._set_due(request)
 
     def cut_back(self, request: Request, index: int) -> None:
         """The next pass begins with token `index` of the answer: the rows of the block from there on were wrong, and
@@ -125,32 +125,17 @@ class PassTracker:
                 for expert, demand in row.demands.items():
                     self._join(into, expert, demand)
 
-    def _spread_rows(self, one: t.Pass) -> None:
-        """Rows that were expected one after the other have queued a layer's experts at the workers of one group: what
-        is not loading yet is queued anew, layer by layer, where there is least to load."""
-        opened = [
-            self._state.visits.get(t.Visit(one.request, one.position, layer)) for layer in self._state.shape.layers
-        ]
-        visits = [visit for visit in opened if visit is not None]
-        queued = [
-            (visit, [demand for demand in visit.demands.values() if demand.state == "queued" and demand.worker >= 0])
-            for visit in visits
-        ]
-        for visit, demands in queued:
-            self._state.spread.pop(visit.due, None)
-            for demand in demands:
-                self._slots.detach(demand)
-        for visit, demands in queued:
-            for demand in demands:
-                self._slots.place(demand, self._worker_of(visit, 0))
-
-    def drafting(self, request: Request, drafts: int) -> None:
-        """The shadow is to run so many passes ahead: those that it has drafted are verified together."""
-        block = drafts // 2 + 1
-        if block != request.block:
-            request.block = block
-            if self._set_due(request):
-                self._slots.reorder()
+    def _spread_rows(self) -> None:
+        """The rows of a block were predicted one by one. Where some workers would load more for a layer than others,
+        what is queued for it is spread anew."""
+        state, live = self._state, len(self._workers.live)
+        for layer in state.shape.layers if live and self._workers.homes is None else ():
+            keys = [t.Visit(one.request, one.position, layer) for one in state.step.passes.values()]
+            visits = [state.visits[key] for key in keys if key in state.visits]
+            places = {demand.expert: demand.worker for visit in visits for demand in visit.demands.values()}
+            counts = Counter(places.values())
+            if counts and max(counts.values()) > -(-len(places) // live):
+                self._slots.spread_anew(visits)
 
     def _join(self, into: LayerVisit, expert: int, demand: Demand) -> None:
         """One demand for an expert is enough: one that has its expert, if there is any."""
@@ -216,7 +201,7 @@ class PassTracker:
     def _worker_of(self, opened: LayerVisit, number: int) -> int | None:
         """Where the `number`-th expert of a prediction is loaded: in the group of this turn (OD-MoE section 3.1). A
         layer that needs experts for several rows would need too many of a group: then where there is least to load."""
-        if len(self._state.step.passes) > 1 or opened.request.in_block or opened.request.block > 1:
+        if len(self._state.step.passes) > 1 or opened.request.in_block:
             return self._workers.spread(opened) if self._workers.live else None
         group = self._workers.group(opened.turn)
         return group[number % len(group)] if group else None

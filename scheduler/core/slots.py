@@ -9,6 +9,7 @@ layer of the same step, or where a gate has chosen it and it is there anyway. It
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -16,7 +17,7 @@ from operator import attrgetter
 from scheduler.core.audits import AuditTable
 from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
-from scheduler.core.state import Demand, SlotEntry, State, Worker
+from scheduler.core.state import Demand, LayerVisit, SlotEntry, State, Worker
 from scheduler.core.workers import WorkerTable
 from scheduler.policies.precision import FULL, form_taken
 from scheduler.policies.strategy import Strategy
@@ -101,6 +102,18 @@ class SlotTable:
         room = worker.free or worker.idle or self._audits.loading(number)
         if room or demand.confirmed or self._state.step.absent:  # else it pre-empts nothing
             self._state.touched.add(number)
+
+    def spread_anew(self, visits: list[LayerVisit]) -> None:
+        """What is queued for these visits, which are due together, goes to the workers that have least to load for
+        them."""
+        demands = [demand for visit in visits for demand in visit.demands.values()]
+        queued = [demand for demand in demands if demand.state == "queued" and demand.worker >= 0]
+        for demand in queued:
+            self._withdraw(demand)
+        placed = {demand.expert: demand.worker for demand in demands if demand.entry is not None}
+        self._state.spread[visits[0].due] = Counter(placed.values())
+        for demand in queued:
+            self.place(demand, self._workers.spread(demand.visit))
 
     def attach(self, demand: Demand) -> None:
         """If it is queued and its expert is in a slot, share that."""

@@ -43,9 +43,8 @@ class Request:
     rows: int = 1
     """How many rows that pass has."""
     lead: int = 0
-    """The number of the step minus the position of its pass's last row."""
-    block: int = 1
-    """Rows that later passes are expected to have."""
+    """The number of the step minus the position of its pass's last row: a row at position q is expected in step q +
+    `lead`."""
     absent: bool = False
     """It is not in the step that is under way: its client has not asked for the next token."""
     planned: int = 0
@@ -59,9 +58,10 @@ class Request:
         return self.reached[0]
 
     def step_of(self, position: int) -> int:
-        """The step in which a row after the pass under way is expected."""
-        last = self.position + self.rows - 1
-        return self.lead + last + 1 + (position - last - 1) // self.block
+        """The step in which a row after the pass under way is expected: with as many rows as this one has."""
+        first = self.position + self.rows
+        number = first - 1 + self.lead
+        return number + 1 + (position - first) // self.rows if self.in_block else position + self.lead
 
     @property
     def in_block(self) -> bool:

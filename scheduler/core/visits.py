@@ -29,7 +29,9 @@ class VisitTable:
         ordinal = self.ordinal.get(visit.layer)
         if ordinal is None:
             return -1
-        step = self._state.step.number if visit.position == request.position else request.step_of(visit.position)
+        step = self._state.step.number
+        if visit.position != request.position:
+            step = request.step_of(visit.position)
         return step * len(self.ordinal) + ordinal
 
     def demand(self, opened: LayerVisit, expert: int, origin: Origin) -> Demand:

@@ -131,7 +131,6 @@ class WorkerTable:
         """
         counts, workers = self._state.spread.setdefault(visit.due, Counter()), self._state.workers
         rows = sum(one.tokens for one in self._state.step.passes.values() if not one.prefill)
-        rows = max(rows, visit.request.block)
         experts = min(self._state.shape.experts, max(1, rows) * self._state.shape.top_k)
         turns = max(1, len(self.live) // experts)
 

@@ -1,6 +1,6 @@
 """How many drafts a block verifies: `--draft N` or `--draft auto`.
 
-lengths = DraftLengths("auto", late=False)     one for all requests
+lengths = DraftLengths("auto", False, 8, 2)    one for all requests
 length = lengths.opened()                      one for each
 rows = length.rows(available, most)            before each pass that decodes
 length.verified(rows, gained)                  after it; `foretold` where the table had a draft that was in no block
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from scheduler.drafts.cost import StepCost
+from scheduler.drafts.trial import Trial
 from scheduler.errors import ConfigError
 
 AUTO = "auto"
@@ -20,17 +22,15 @@ MOST_ROWS = 16
 MOST_DRAFTS = 63
 """Drafts of a block whose length is given."""
 
-_RIGHT, _TRIALS = 0.8, 4
+_RIGHT, _TRIALS = 0.8, 1
 """Acceptance before anything is known, and how many drafts' worth this counts."""
 _RATE = 1 / 16
-"""Weight of the newest draft in the mean acceptance, and of the newest step in the mean step."""
+"""Weight of the newest draft in the mean acceptance."""
+_LEAST = 0.25
+"""Drafts of which fewer are right gain too little, whatever rows cost."""
 _CAUTION = 0.8
 """Share of the tokens that drafts promise, which must be worth their rows before any are verified: near the threshold,
 noise in the acceptance must not switch them on."""
-_ROW_SHARE, _ROW_WEIGHT = 0.15, 1.0
-"""A further row's time over that of a step of one row, before it was measured, and its weight in squared rows."""
-_STALE = 1 / 2048
-"""Share of what is known of a row's time that is forgotten with each step, so that it is measured again some day."""
 
 
 class DraftLength(Protocol):
@@ -69,47 +69,6 @@ class FixedLength:
         pass
 
 
-class StepCost:
-    """The seconds of a step by its number of rows, of all requests together: mean + slope * (rows - mean rows).
-
-    The mean follows the last steps. The slope is a least-squares fit, which forgets as steps with another number of
-    rows come: those of always the same number say nothing about it.
-    """
-
-    def __init__(self) -> None:
-        self._rows = self._seconds = 0.0  # means
-        self._square = self._product = 0.0  # sums over steps: rows * rows, rows * seconds, both from the mean
-
-    @property
-    def known(self) -> bool:
-        """A step was measured."""
-        return self._seconds > 0
-
-    def stepped(self, rows: int, seconds: float) -> None:
-        """A step that only decodes has ended."""
-        if not self.known:
-            self._rows, self._seconds = rows, seconds
-            return
-        off_rows, off_seconds = rows - self._rows, seconds - self._seconds
-        keep = 1 - (_RATE if abs(off_rows) >= 0.5 else _STALE)
-        self._square = keep * self._square + off_rows * off_rows
-        self._product = keep * self._product + off_rows * off_seconds
-        self._rows += _RATE * off_rows
-        self._seconds += _RATE * off_seconds
-
-    @property
-    def row_s(self) -> float:
-        """Seconds of a further row; at least 0, and no more than a row's share of a step."""
-        most = self._seconds / self._rows
-        first = self._seconds / (1 + _ROW_SHARE * (self._rows - 1))
-        product = self._product + _ROW_WEIGHT * _ROW_SHARE * first
-        return min(max(product / (self._square + _ROW_WEIGHT), 0.0), most)
-
-    def seconds(self, rows: int) -> float:
-        """Of a step of so many rows. There must have been one."""
-        return self._seconds + self.row_s * (rows - self._rows)
-
-
 class Planned(NamedTuple):
     """Of some requests in a step."""
 
@@ -117,9 +76,14 @@ class Planned(NamedTuple):
     rows: int = 0
     tokens: float = 0.0
     """Expected of the rows."""
+    right: float = 0.0
+    """The best acceptance."""
+    drafted: bool = False
+    """Some drafts were verified or asked for."""
 
     def plus(self, other: Planned) -> Planned:
-        return Planned(self.requests + other.requests, self.rows + other.rows, self.tokens + other.tokens)
+        sums = self.requests + other.requests, self.rows + other.rows, self.tokens + other.tokens
+        return Planned(*sums, max(self.right, other.right), self.drafted or other.drafted)
 
     def without(self, other: Planned) -> Planned:
         rest = self.requests - other.requests, self.rows - other.rows, self.tokens - other.tokens
@@ -127,15 +91,18 @@ class Planned(NamedTuple):
 
 
 class DraftLengths:
-    """Those of all requests. `draft`: `AUTO`, or a number of drafts. `late`: the shadow departs late. Raises
-    ConfigError."""
+    """Those of all requests. `draft`: `AUTO`, or a number of drafts. `late`: the shadow departs late. `experts`: of a
+    layer; `top_k`: of a token. Raises ConfigError."""
 
-    def __init__(self, draft: int | str, late: bool) -> None:
+    def __init__(self, draft: int | str, late: bool, experts: int, top_k: int) -> None:
         check_draft(draft)
         self.late = late
-        self.cost = StepCost()
+        self.cost = StepCost(experts, top_k)
+        self.trial = Trial()
         self.last = Planned()
         """The last step."""
+        self.gained = 0
+        """Right drafts of the step under way."""
         self._draft = draft
         self._next = Planned()
 
@@ -149,9 +116,12 @@ class DraftLengths:
 
     def stepped(self, total_rows: int, seconds: float, decoding: bool = True) -> None:
         """A step has ended. `decoding`: it read no prompt."""
+        now = self._next
         if decoding:
             self.cost.stepped(total_rows, seconds)
-        self.last, self._next = self._next, Planned()
+            if now.requests:
+                self.trial.stepped(now.requests, now.drafted, now.right, now.requests + self.gained, seconds)
+        self.last, self._next, self.gained = now, Planned(), 0
 
 
 class AutoLength:
@@ -165,6 +135,7 @@ class AutoLength:
         self._all = of_all
         self._right, self._trials = _RIGHT, _TRIALS
         self._last = Planned()
+        self._asked = 0
 
     @property
     def acceptance(self) -> float:
@@ -172,15 +143,18 @@ class AutoLength:
         return self._right
 
     def rows(self, available: int, most: int) -> int:
-        rows = min(self._best(), 1 + available, most)
-        self._last = Planned(1, rows, expected(self._right, rows))
+        rows = self._best(min(1 + available, most, MOST_ROWS))
+        drafted = rows > 1 or self._asked > 0
+        self._last = Planned(1, rows, expected(self._right, rows), self._right, drafted)
         self._all.planned(self._last)
         return rows
 
     def drafts(self) -> int:
-        return _ahead(self._best(), self._all.late)
+        self._asked = _ahead(self._best(MOST_ROWS), self._all.late)
+        return self._asked
 
     def verified(self, rows: int, gained: int) -> None:
+        self._all.gained += gained - 1
         for _ in range(gained - 1):
             self.foretold(True)
         if gained < rows:
@@ -190,15 +164,15 @@ class AutoLength:
         self._trials += 1
         self._right += (right - self._right) * max(_RATE, 1 / self._trials)
 
-    def _best(self) -> int:
-        """Rows that would be best if there were drafts enough."""
+    def _best(self, limit: int) -> int:
+        """The best number of rows, at most `limit`."""
         cost, others = self._all.cost, self._all.last.without(self._last)
-        if not cost.known:
+        if self._right < _LEAST or not cost.known or not self._all.trial.allows(self._right):
             return 1
         none = (1 + others.requests) / cost.seconds(1 + others.requests)  # where nobody has drafts
         best, most = 1, (1 + others.tokens) / cost.seconds(1 + others.rows)
         tokens = 1.0
-        for rows in range(2, MOST_ROWS + 1):
+        for rows in range(2, limit + 1):
             tokens += self._right ** (rows - 1)
             rate = (tokens + others.tokens) / cost.seconds(rows + others.rows)
             sure = 1 + _CAUTION * (tokens - 1) + others.requests

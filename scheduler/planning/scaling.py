@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from scheduler.alignment import Alignment
+from scheduler.drafts.length import AUTO
 from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.requests import random_arrivals
@@ -35,6 +36,7 @@ _REST_BYTES = 2  # bytes per element of what a shadow on a GPU does not quantise
 _VISITS = 4096  # expert computations that a simulated answer should have, for a stable figure
 _LEAST, _MOST = 16, 64  # tokens of such an answer
 _LEAST_TOGETHER = 7  # of each of several answers
+_LEAST_DRAFTED = 48  # likewise, where the length of blocks is found first
 _LOOK = 8  # tokens of an answer that only ranks group sizes
 _KEPT = 3
 _EVEN = 0.005  # speeds that differ by a smaller share count as equal
@@ -268,19 +270,25 @@ class Together:
     requests: int
     batch_dense: bool
     """The main node computes its layers for all of them together, rather than for each by itself."""
+    draft: int | str = 0
+    """As `Scenario.draft`."""
 
 
 TOGETHER = tuple(Together(requests, batched) for requests in (16, 4) for batched in (False, True))
 """Those that a plan has figures for; the longest simulation first."""
+DRAFTED = tuple(Together(requests, False, AUTO) for requests in (16, 4, 1))
+"""Likewise with drafts, where there is a shadow."""
 
 
 def speed_together(setup: Setup, group_size: int, slots: int, together: Together) -> float:
     """Simulated decode tokens/s of all requests. Prompts have a single token: they only delay what is measured."""
-    tokens = max(_VISITS // (setup.model.layers * setup.model.top_k * together.requests), _LEAST_TOGETHER)
+    least = _LEAST_DRAFTED if together.draft else _LEAST_TOGETHER
+    tokens = max(_VISITS // (setup.model.layers * setup.model.top_k * together.requests), least)
     scenario = replace(
         _scenario(setup, group_size, slots, tokens, prompt_tokens=1),
         requests=together.requests,
         batch_dense=together.batch_dense,
+        draft=together.draft,
     )
     return simulate_requests(scenario, random_arrivals(scenario, setup.policy.expected, _SEED)).decode_tokens_per_s or 0
 

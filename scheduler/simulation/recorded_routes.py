@@ -93,6 +93,10 @@ class RecordedWorkload:
         before = self.replaced.get((index, layer)) if self.recall is None else None
         return self.predict(index, layer) if before is None else before
 
+    def misled(self, index: int, layer: int) -> tuple[int, ...]:
+        """No token is another."""
+        return self.routes(index, layer)
+
 
 def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
     """Every request with a complete prefill, in the order in which they were opened. The first incomplete pass, and all

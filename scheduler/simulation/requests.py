@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from scheduler.simulation.drafts import RequestDrafts
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.workload import SAME_TOKEN, Rows, Workload, random_workload
 from scheduler.types import Pass
@@ -54,6 +55,8 @@ class SimulatedRequest:
     """Passes over the prompt so far."""
     done: list[float] = field(default_factory=list)
     """The time of each token of the answer, beginning with the one that prefill gives."""
+    drafts: RequestDrafts | None = None
+    """None: the shadow drafts nothing."""
 
     @property
     def complete(self) -> bool:
@@ -70,6 +73,8 @@ class StepPass:
     prefill: bool
     order: int
     """Its place in the step."""
+    right: int = 0
+    """Right drafts among its rows."""
     main_s: float = 0.0
     """Seconds of one of its layers on the main node."""
 
@@ -91,8 +96,13 @@ class StepPass:
             return workload.prompt(layer, self.position, self.position + self.tokens), ()
         if self.tokens == 1:
             return tuple(zip(sorted(workload.routes(self.index, layer)), _ONE_EACH, strict=False)), ()
-        first = self.index
-        chosen = tuple([workload.routes(first + row, layer) for row in range(self.tokens)])
+        first, right = self.index, self.tokens if self.request.drafts is None else 1 + self.right
+        chosen = tuple(
+            [
+                workload.routes(first + row, layer) if row < right else workload.misled(first + row, layer)
+                for row in range(self.tokens)
+            ]
+        )
         counts: dict[int, int] = {}
         for experts in chosen:
             for expert in experts:
@@ -108,10 +118,12 @@ class StepPass:
             request.read += self.tokens
             request.chunks += 1
             gained = int(request.read >= arrival.prompt_tokens)
-        elif self.tokens > 1:
-            first = self.index
-            while gained < self.tokens and arrival.workload.same_token(first + gained):
-                gained += 1
+            if gained and request.drafts is not None:
+                request.drafts.prefilled()
+        else:
+            gained += self.right
+            if request.drafts is not None:
+                request.drafts.read(self.tokens, gained)
         request.done += [now] * gained
         return gained
 
@@ -179,8 +191,14 @@ class RequestQueue:
 
     def _decode(self, request: SimulatedRequest, order: int) -> StepPass:
         arrival, count = request.arrival, len(request.done)
-        rows = min(self._block, arrival.tokens - count) if self._block > 1 else 1
-        return StepPass(request, arrival.prompt_tokens + count - 1, rows, False, order)
+        rows, right, most = 1, 0, arrival.tokens - count
+        if request.drafts is not None:
+            rows, right = request.drafts.block(most)
+        elif self._block > 1:
+            rows = min(self._block, most)
+            while right < rows - 1 and arrival.workload.same_token(count + right):
+                right += 1
+        return StepPass(request, arrival.prompt_tokens + count - 1, rows, False, order, right)
 
     def _unread(self, request: SimulatedRequest) -> int:
         """Tokens of its prompt that its next pass may read."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler import types as t
-from scheduler.alignment import Alignment
+from scheduler.alignment import LATE, Alignment
+from scheduler.drafts.length import DraftLengths
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import check
 from scheduler.policies.system_config import CoreConfig, SystemConfig
@@ -59,7 +60,10 @@ class Scenario:
     batch_dense: bool = False
     """The main node computes its layers for all requests of a step at once, rather than for each by itself."""
     block: int = 1
-    """Rows of a decode pass: the last token, and drafts of the next ones. Right drafts are tokens of the answer."""
+    """Rows of a decode pass: the last token, and drafts of the next ones, which cost nothing. Right drafts are tokens
+    of the answer."""
+    draft: int | str = 0
+    """The shadow drafts: a decode pass has as many rows as there are drafts, at most this many; `auto`: chosen live."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -68,6 +72,7 @@ class Scenario:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; allowed: 1, 2, ...")
         check(self.system)
         self._check_arrivals()
+        self._check_draft()
         if self.group_size is not None and self.group_size > self.worker_count:
             raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.worker_count})")
 
@@ -79,6 +84,21 @@ class Scenario:
             raise ConfigError(f"arrivals are {self.arrivals} for {self.requests} requests; give a time for each")
         if list(self.arrivals) != sorted(self.arrivals) or any(not 0 <= at < math.inf for at in self.arrivals):
             raise ConfigError(f"arrivals are {self.arrivals}; allowed: seconds of at least 0, ascending")
+
+    def _check_draft(self) -> None:
+        """Raises ConfigError."""
+        self.draft_lengths()
+        if self.draft and self.system.predictor != "sep":
+            raise ConfigError(
+                f"--draft is {self.draft}, and --predictor is {self.system.predictor}; drafts come from a shadow "
+                "(--predictor sep)"
+            )
+        if self.draft and self.block > 1:
+            raise ConfigError(f"--draft is {self.draft}, and a block has {self.block} rows; give one of the two")
+
+    def draft_lengths(self) -> DraftLengths:
+        """New ones, for all requests. Raises ConfigError."""
+        return DraftLengths(self.draft, self.system.departure == LATE, self.profile.experts, self.profile.top_k)
 
     @property
     def worker_count(self) -> int:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
 from scheduler.departure import Course, Turn
 from scheduler.simulation.events import EventHeap
+from scheduler.simulation.own_tokens import OwnTokens
 from scheduler.simulation.workload import Workload
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import Profile
@@ -20,6 +22,15 @@ from scheduler.trace import Span
 
 LOOKAHEAD = 2
 """Passes by which a shadow may be ahead of the main model, as in the engine."""
+
+
+class Draft(NamedTuple):
+    """As `wire.messages.Draft`."""
+
+    request: int
+    step: int
+    token: int
+    path: int
 
 
 @dataclass(slots=True, eq=False)
@@ -50,10 +61,18 @@ class _Followed:
     idle_since: float = 0.0
     sent: dict[int, dict[int, frozenset[int]]] = field(default_factory=dict)
     """Decode pass -> layer -> the experts that were predicted last."""
+    own: OwnTokens | None = None
+    """Once the main model has asked for drafts."""
+    told: int = -1
+    """The last pass whose alignment has come."""
+
+    def begun(self, step: int) -> bool:
+        """Whether a pass has begun, and was not taken back."""
+        return step < self.course.step or (step == self.course.step and self.course.running)
 
 
 class SimulatedShadow:
-    """The shadow of all requests. `predicted`: receives its predictions as they arrive."""
+    """The shadow of all requests. `predicted`, `drafted`: receive its predictions and drafts as they arrive."""
 
     def __init__(
         self,
@@ -63,6 +82,7 @@ class SimulatedShadow:
         alignment: Alignment,
         departure: str,
         predicted: Callable[[t.Predicted], object],
+        drafted: Callable[[Draft], object],
         spans: list[Span] | None,
     ) -> None:
         self._events = events
@@ -71,6 +91,7 @@ class SimulatedShadow:
         self._alignment = alignment
         self._departure = departure
         self._predicted = predicted
+        self._drafted = drafted
         self._spans = spans
         self._opened: dict[int, _Followed] = {}
         self._followed: dict[int, _Followed] = {}
@@ -105,12 +126,39 @@ class SimulatedShadow:
         followed = self._followed.get(command.request)
         if followed is None:
             return
-        other = command.token and not followed.workload.same_token(command.step)
+        other = self._first_other(followed, command)
         gave_up = followed.course.gives_up(command.step)
-        turn = followed.course.aligned(command.step, other, rows=command.kv_start < command.kv_stop)
+        rows = command.kv_start < command.kv_stop
+        turn = followed.course.aligned(command.step, other is not None, rows, drafts=command.drafts, first_other=other)
         if (gave_up or turn == Turn.BACK) and followed.prefilled:
             followed.running = None
+        if turn == Turn.BACK and followed.own is not None:
+            self._go_back(followed, followed.own)
         self._advance()
+
+    def _first_other(self, followed: _Followed, command: t.Align) -> int | None:
+        """The first pass that has read another token than the main model's, of those whose tokens have come."""
+        step, before = command.step, followed.told
+        followed.told = step
+        if command.drafts and followed.own is None:
+            followed.own = OwnTokens(followed.workload, step)
+            before = step - 1
+            for one in range(step, followed.course.step + followed.course.running):
+                followed.own.right(one)
+        if not command.token:
+            return None
+        if followed.own is None:
+            return None if followed.workload.same_token(step) else step
+        told = range(before + 1, step + 1)
+        other = next((one for one in told if followed.begun(one) and not followed.own.right(one)), None)
+        followed.own.told(told)
+        return other
+
+    def _go_back(self, followed: _Followed, own: OwnTokens) -> None:
+        step = followed.course.step
+        own.back(step)
+        if not followed.course.again:  # the main model may have used up what was predicted from another token
+            followed.sent = {one: of for one, of in followed.sent.items() if one < step}
 
     # --- passes -------------------------------------------------------------------------------------------------
 
@@ -139,7 +187,10 @@ class SimulatedShadow:
         if self._departure == LATE and now > followed.idle_since:
             self._add_span("late", str(step), followed.idle_since, now)
         missing = any(self._alignment.due(one) for one in range(course.announced + 1, step + 1))
-        if not missing:
+        if followed.own is not None:
+            followed.same = followed.own.right(step) or step <= course.announced
+            missing = step > course.announced
+        elif not missing:
             followed.same = True
         elif self._alignment.token_due(step):
             followed.same = followed.same and followed.workload.same_token(step)
@@ -177,9 +228,19 @@ class SimulatedShadow:
             followed.prefilled = True
             return
         course = followed.course
+        self._draft(followed, course.step)
         course.ended()
         for step in [step for step in followed.sent if step < min(course.announced, course.step)]:
             del followed.sent[step]
+        if followed.own is not None:
+            followed.own.forget(min(course.announced, course.step))
+
+    def _draft(self, followed: _Followed, step: int) -> None:
+        """Pass `step` has ended."""
+        draft = followed.own.draft(step) if followed.own is not None else None
+        if draft is not None:
+            arrives = self._links.predicted(self._events.now)
+            self._events.at(arrives, self._drafted, Draft(followed.request, step + 1, *draft))
 
     def _add_span(self, what: str, label: str, start: float, end: float) -> None:
         if self._spans is not None:

@@ -70,6 +70,8 @@ class Outcome:
     """Different experts of a layer that the rows of an average step need, where it only decodes; None without any."""
     events: int
     """The number of events."""
+    drafted: tuple[int, int, int] = (0, 0, 0)
+    """Where the shadow drafts: passes that decode, their rows, and the tokens that they gave."""
 
     @property
     def answer(self) -> Answer:
@@ -173,7 +175,9 @@ def simulate_requests(
     answers = tuple([_answer(world, request) for request in world.queue.requests])
     steps = world.breakdown.steps
     where = {cause: seconds / max(1, steps) for cause, seconds in world.breakdown.seconds.items()}
-    return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count)
+    drafts = [request.drafts for request in world.queue.requests if request.drafts is not None]
+    drafted = sum(one.blocks for one in drafts), sum(one.rows for one in drafts), sum(one.gained for one in drafts)
+    return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count, drafted)
 
 
 def _answer(world: World, request: SimulatedRequest) -> Answer:
@@ -185,8 +189,11 @@ def _answer(world: World, request: SimulatedRequest) -> Answer:
 
 def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) -> None:
     """Raises ConfigError naming the flag of a policy that reads scores that the workload lacks."""
-    if scenario.block > 1 and (strategy.wants_scores or strategy.predictor.foresight is not None):
+    reads = strategy.wants_scores or strategy.predictor.foresight is not None
+    if scenario.block > 1 and reads:
         raise ConfigError(f"a block has {scenario.block} rows; policies that read scores are simulated with 1 only")
+    if scenario.draft and reads:
+        raise ConfigError(f"--draft is {scenario.draft}; policies that read scores are simulated without drafts only")
     if lacking := unscored(scenario.system, strategy, workload):
         has = workload.foresight if workload.scored and workload.foresight else "none of it"
         raise ConfigError(

@@ -6,14 +6,15 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from scheduler.drafts.length import MOST_DRAFTS
 from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Scores
 
 if TYPE_CHECKING:
     from scheduler.simulation.scenario import Scenario
 
-KEPT = 8
-"""Decode passes that are kept. The shadow is at most two ahead of the main model."""
+KEPT = 8 + 2 * MOST_DRAFTS
+"""Decode passes that are kept. The shadow is at most that many ahead of the main model."""
 
 SAME_TOKEN = 0.98
 """The share of an aligned shadow's own tokens that are the main model's. Measured: int8 on models/deep-moe, 471 of 480
@@ -64,6 +65,9 @@ class Workload(Protocol):
     def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
         """As `predict`, in a pass that runs ahead of a due alignment. `same`: it reads the main model's token."""
 
+    def misled(self, index: int, layer: int) -> tuple[int, ...]:
+        """As `routes`, in a row that reads the shadow's own token where it is another: what `ahead` predicts."""
+
     def gate(self, index: int, layer: int) -> Gate:
         """The gate of a pass; -1, -2, ...: the passes over the prompt. Raises ConfigError if the workload is not
         `scored`."""
@@ -88,7 +92,7 @@ class RandomWorkload:
         seed: int | str,
         same_token: float = SAME_TOKEN,
     ) -> None:
-        for name, value in (("--recall", recall), ("--same-token", same_token)):
+        for name, value in (("--recall", recall), ("--acceptance", same_token)):
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name} is {value:g}; allowed: a number from 0 to 1")
         if not 1 <= top_k <= experts:
@@ -134,6 +138,14 @@ class RandomWorkload:
     def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
         if same or self._recall is None:
             return self.predict(index, layer)
+        return self._other(index, layer)
+
+    def misled(self, index: int, layer: int) -> tuple[int, ...]:
+        recall = 1.0 if self._recall is None else self._recall
+        draw = random.Random(f"{self._seed} misled {index} {layer}").random
+        return mistaken(draw, self._other(index, layer), self._shape[1], recall)
+
+    def _other(self, index: int, layer: int) -> tuple[int, ...]:
         _, experts, top_k = self._shape
         return _distinct(random.Random(f"{self._seed} other token {index} {layer}").random, experts, top_k, ())
 

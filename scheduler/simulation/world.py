@@ -12,12 +12,13 @@ from typing import Any
 
 from scheduler import types as t
 from scheduler.core.machine import Core
+from scheduler.simulation.drafts import RequestDrafts
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.foresight import SimulatedForesight
 from scheduler.simulation.main_node import SimulatedMain
 from scheduler.simulation.requests import Arrival, RequestQueue, SimulatedRequest, StepPass
 from scheduler.simulation.scenario import Scenario
-from scheduler.simulation.shadow import SimulatedShadow
+from scheduler.simulation.shadow import Draft, SimulatedShadow
 from scheduler.simulation.time_breakdown import CallTimes, TimeBreakdown
 from scheduler.simulation.workers import SimulatedWorkers
 from scheduler.timing.links import MainLinks
@@ -45,8 +46,11 @@ class World:
         self._scenario = scenario
         self._links = MainLinks(profile, duplex=system.prefill == "ahead")
         self._shadow = SimulatedShadow(
-            self.events, profile, self._links, core.alignment, system.departure, self._predicted, spans
+            self.events, profile, self._links, core.alignment, system.departure, self._predicted, self._drafted, spans
         )
+        self._lengths = scenario.draft_lengths()
+        self._passes: list[StepPass] = []  # of the step under way
+        self._begun = 0.0  # when it began
         self._leaving: set[SimulatedRequest] = set()  # complete, but for predictions on their way
         self._idle = False  # the main node has no step
         self._routed = False  # there is a Route among the commands of this event
@@ -126,6 +130,11 @@ class World:
             for request in [one for one in self._leaving if not self.core.stats[one.number].unmatched]:
                 self._close(request)
 
+    def _drafted(self, draft: Draft) -> None:
+        drafts = self.queue.requests[draft.request - 1].drafts
+        if drafts is not None:
+            drafts.offer(draft.step, draft.token, draft.path)
+
     # --- requests and steps -------------------------------------------------------------------------------------
 
     def _arrive(self, _: None = None) -> None:
@@ -138,6 +147,8 @@ class World:
     def _admit(self) -> None:
         for request in self.queue.admit(self.events.now, self.main.steps):
             arrival = request.arrival
+            if self._scenario.draft:
+                request.drafts = RequestDrafts(self._lengths)
             self._shadow.opened(request.number, arrival.workload, arrival.prompt_tokens, arrival.tokens)
             self._post(t.RequestOpened(request.number, arrival.prompt_tokens))
 
@@ -145,6 +156,7 @@ class World:
         self._admit()
         passes = self.queue.passes()
         self._idle = not passes
+        self._passes, self._begun = passes, self.events.now
         if passes:
             self.main.begin(passes)
 
@@ -152,6 +164,9 @@ class World:
         """`over`: the step has ended with them."""
         now = self.events.now
         decoded = [one.request for one in passes if self._advance(one, now)]
+        if over:
+            rows = sum(one.tokens for one in self._passes)
+            self._lengths.stepped(rows, now - self._begun, not any(one.prefill for one in self._passes))
         if self.tokens >= self._until:
             self.events.stop()
         if self.queue.unfinished:
@@ -167,7 +182,8 @@ class World:
         decoded, over = ended
         for request in decoded:
             if not request.complete:
-                self._post(t.TokenDecoded(request.number, len(request.done) - 1))
+                drafts = request.drafts.wanted() if request.drafts is not None else 0
+                self._post(t.TokenDecoded(request.number, len(request.done) - 1, drafts))
             elif self.core.stats[request.number].unmatched:
                 self._leaving.add(request)
                 self.events.at(self.events.now + DRAIN_S, self._close, request)

@@ -1,4 +1,4 @@
-"""How often an aligned shadow's own next token is the main model's: the default of `odmoe simulate --same-token`.
+"""How often an aligned shadow's own next token is the main model's: the default of `odmoe simulate --acceptance`.
 
 .venv/bin/python -m scripts.measure.same_token --shadow int8 --prompts 12 --tokens 40
 """
