@@ -20,6 +20,7 @@ from odmoe.settings.units import (
     SLOTS,
     Audit,
     Device,
+    Drafts,
     Memory,
     Slots,
     parse_address,
