@@ -228,6 +228,11 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
             f"{report.reloads:,} began after the gate, for experts not predicted in time",
             shown=predicts and report.reloads > 0,
         ),
+        Line(
+            "drafts",
+            f"{report.accepted:,} of {counted(report.drafted, 'drafted token')} were right",
+            shown=report.drafted > 0,
+        ),
     ]
 
 
