@@ -21,15 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from main_node.sampling import GREEDY, Sampling
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
+from scheduler.timing import profile
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import ROOT
 from scripts.lib.provenance import header, save_rows
-from scripts.lib.slow_profile import slowed
 from scripts.lib.tables import Column, text_table
 
 BAD = Sampling(temperature=4.0, top_k=0, seed=1)
@@ -83,6 +85,29 @@ def decode(cluster: Any, prompts: list[list[int]], tokens: int, sampling: Sampli
     waited = max(report.shadow_wait_s for _, report in answers)
     count = sum(begin < at <= end for times, _ in answers for at in times)
     return count / (end - begin - waited), [report for _, report in answers]
+
+
+def slowed(name: str, factor: float, folder: Path) -> Path:
+    """A file with the shipped profile `name`, `factor` times as slow: a machine with few cores then keeps its times in
+    an emulated run, whose figures are to be divided by the factor."""
+    fields = yaml.safe_load((Path(profile.__file__).parent / "profiles" / f"{name}.yaml").read_text())
+    path = folder / f"{name}-{factor:g}.yaml"
+    path.write_text(yaml.safe_dump(_slowed(fields, factor) | {"name": f"{name}, {factor:g} times as slow"}))
+    return path
+
+
+def _slowed(fields: dict[str, Any], factor: float) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            found[key] = _slowed(value, factor)
+        elif "_ms" in key:
+            found[key] = value * factor
+        elif key.endswith("_per_s"):
+            found[key] = value / factor
+        else:
+            found[key] = value
+    return found
 
 
 class Bench:

@@ -9,7 +9,7 @@ import torch
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from support.nodes.exact import answers
-from support.nodes.scripted_drafts import ScriptedDrafts
+from support.shadows.scripted_drafts import ScriptedDrafts
 
 
 def test_tokens_and_logits_are_those_without_drafts(tiny: Any) -> None:

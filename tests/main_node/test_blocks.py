@@ -13,7 +13,7 @@ from main_node.sampling import Sampling
 from scheduler.errors import ClusterError, ConfigError, RequestCancelledError
 from support.nodes.engine_world import Later
 from support.nodes.exact import WHOLE, answers, answers_together, check_together
-from support.nodes.scripted_drafts import ScriptedDrafts
+from support.shadows.scripted_drafts import ScriptedDrafts
 
 pytestmark = pytest.mark.timeout(180)
 TOKENS = 24

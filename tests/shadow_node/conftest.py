@@ -10,7 +10,7 @@ import torch
 
 from shadow_node.model import ShadowModel
 from shadow_node.node import Shadow
-from support.nodes.shadow_client import PROMPT_TOKENS, STEPS, MainAnswer, ShadowClient
+from support.shadows.shadow_client import PROMPT_TOKENS, STEPS, MainAnswer, ShadowClient
 from wire.messages import ShadowReady
 
 

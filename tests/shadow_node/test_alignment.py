@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checkpoint.tensors import tensor_bytes
-from support.nodes.shadow_client import PROMPT_TOKENS, MainAnswer, routes_of
+from support.shadows.shadow_client import PROMPT_TOKENS, MainAnswer, routes_of
 from wire.messages import (
     Align,
     CloseRequest,

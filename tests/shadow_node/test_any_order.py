@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.nodes.arithmetic_shadow import LAYERS, VOCABULARY, Bench, Followed
+from support.shadows.arithmetic_shadow import LAYERS, VOCABULARY, Bench, Followed
 from wire.messages import CloseRequest, Prediction
 
 PASSES = 6

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.nodes.shadow_client import LAYERS, PROMPT_TOKENS, MainAnswer, ShadowClient
+from support.shadows.shadow_client import LAYERS, PROMPT_TOKENS, MainAnswer, ShadowClient
 from wire.messages import Align, CloseRequest, Failed, Prediction
 
 pytestmark = pytest.mark.timeout(90)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.nodes.shadow_client import STEPS, MainAnswer
+from support.shadows.shadow_client import STEPS, MainAnswer
 from wire.messages import (
     Failed,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.alignment import AT_ONCE, LATE, Alignment
 from scheduler.drafts.path import START, extend
-from support.nodes.arithmetic_shadow import EXPERTS, LAYERS, VOCABULARY, Bench, Followed
+from support.shadows.arithmetic_shadow import EXPERTS, LAYERS, VOCABULARY, Bench, Followed
 from wire.messages import Draft, OpenRequest, Prediction
 
 PASSES = 14

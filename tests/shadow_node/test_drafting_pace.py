@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.nodes.arithmetic_shadow import LAYERS, Bench, Followed
+from support.shadows.arithmetic_shadow import LAYERS, Bench, Followed
 from wire.messages import Draft, Message, Prediction, ShadowProgress
 
 departures = pytest.mark.parametrize("late", [False, True])

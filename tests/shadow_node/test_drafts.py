@@ -10,7 +10,7 @@ import torch
 
 from scheduler.drafts.path import START, extend
 from shadow_node.model import ShadowModel
-from support.nodes.shadow_client import LAYERS, PROMPT_TOKENS, MainAnswer, ShadowClient
+from support.shadows.shadow_client import LAYERS, PROMPT_TOKENS, MainAnswer, ShadowClient
 from wire.messages import Align, Draft, Failed, Prediction
 
 pytestmark = pytest.mark.timeout(120)

@@ -10,7 +10,7 @@ import torch
 
 from scheduler.errors import ProtocolError
 from shadow_node.followed import Followed
-from support.nodes.shadow_client import WAIT_S, MainAnswer, ShadowClient
+from support.shadows.shadow_client import WAIT_S, MainAnswer, ShadowClient
 from wire.messages import Failed
 
 pytestmark = pytest.mark.timeout(90)

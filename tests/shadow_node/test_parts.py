@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.nodes.shadow_client import PROMPT_TOKENS
+from support.shadows.shadow_client import PROMPT_TOKENS
 from wire.messages import Align, Failed, Prediction
 
 

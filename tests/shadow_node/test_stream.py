@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.errors import LinkError
-from support.nodes.shadow_client import PROMPT_TOKENS, WAIT_S, MainAnswer, ShadowClient
+from support.shadows.shadow_client import PROMPT_TOKENS, WAIT_S, MainAnswer, ShadowClient
 from wire.messages import (
     PROTOCOL_VERSION,
     Align,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shadow_node.node
-from support.nodes.arithmetic_shadow import Bench
+from support.shadows.arithmetic_shadow import Bench
 from wire.messages import Align, CloseRequest, Failed, OpenRequest, Tensor
 
 MOST = 10_000

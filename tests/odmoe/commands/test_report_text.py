@@ -30,6 +30,8 @@ ON_DEMAND: dict[str, Any] = {
     "tokens_per_s": 3.0,
     "recall": None,
     "recall_in_time": None,
+    "drafted": 0,
+    "accepted": 0,
     "recall_by_token": [],
     "unpredicted": 0,
     "recall_complete": True,
@@ -119,6 +121,9 @@ def test_predictions_that_came_late_and_never() -> None:
     assert found["reloads"].startswith("112 began after the gate,")
     assert found["not used"].startswith("3 loads")
     assert "none" not in one(recall=0.75, recall_in_time=0.5)["predicted"]
+    assert "drafts" not in found
+    assert one(drafted=1, accepted=0)["drafts"] == "0 of 1 drafted token were right"
+    assert one(drafted=1200, accepted=1034)["drafts"] == "1,034 of 1,200 drafted tokens were right"
     lost = one(recall=None, recall_in_time=0.0, unpredicted=112, lost=["shadow"])
     assert "predicted" not in lost
     assert (lost["not predicted"].split(" in ")[0], lost["lost"]) == ("112 experts", "shadow")
