@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import statistics
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,31 +74,38 @@ def window(spans: list[Span], number: int | None, count: int = 1) -> tuple[float
     return tokens[number].start, tokens[number + count - 1].end, number
 
 
-def draw(spans: list[Span], start: float, end: float, title: str, out: Path, note: str = "") -> None:
+@dataclass(frozen=True, slots=True)
+class Panel:
     """What happened from `start` to `end` seconds, one row a node."""
-    rows = rows_of(spans)
-    figure, axes = plt.subplots(figsize=(WIDTH_INCHES, 1.9 + ROW_INCHES * len(rows)), dpi=DPI)
+
+    spans: list[Span]
+    start: float
+    end: float
+    title: str
+
+
+def draw(spans: list[Span], start: float, end: float, title: str, out: Path, note: str = "") -> None:
+    """A picture of one panel."""
+    draw_panels([Panel(spans, start, end, title)], out, note)
+
+
+def draw_panels(panels: Sequence[Panel], out: Path, note: str = "") -> None:
+    """A picture of panels, one below the other."""
+    rows = [len(rows_of(panel.spans)) for panel in panels]
+    height = sum(1.0 + ROW_INCHES * count for count in rows) + 0.9
+    figure, found = plt.subplots(
+        len(panels), squeeze=False, figsize=(WIDTH_INCHES, height), dpi=DPI, gridspec_kw={"height_ratios": rows}
+    )
     seen: set[str] = set()
-    for span in split_waits(spans):
-        if span.end > start and span.start < end and span.row in rows:
-            _bar(axes, span, rows.index(span.row), start, end - start)
-            if span.end - span.start > (end - start) / 2000:  # what can be seen
-                seen.add(span.what)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, (end - start) * 1e3)
-    axes.set_xlabel("milliseconds")
-    axes.set_title(title, loc="left", fontsize=11)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    for line in range(len(rows)):
-        axes.axhline(line + 0.5, color="#dddddd", linewidth=0.6, zorder=0)
+    for panel, axes in zip(panels, found[:, 0], strict=True):
+        seen |= _draw_panel(axes, panel)
     handles: list[Any] = [Patch(color=look[0], label=look[3]) for what, look in LOOKS.items() if what in seen]
-    if any(span.what == "evict" for span in spans):
+    if any(span.what == "evict" for panel in panels for span in panel.spans):
         handles.append(Line2D([], [], color=EVICT, marker="^", markersize=4, linestyle="", label="expert is evicted"))
-    below = -0.75 / (ROW_INCHES * len(rows) + 0.4)
-    axes.legend(handles=handles, ncols=5, loc="upper left", bbox_to_anchor=(0, below), frameon=False, fontsize=8.5)
+    below = -0.75 / (ROW_INCHES * rows[-1] + 0.4)
+    found[-1, 0].legend(
+        handles=handles, ncols=5, loc="upper left", bbox_to_anchor=(0, below), frameon=False, fontsize=8.5
+    )
     if note:
         figure.text(0.995, 0.005, note, ha="right", va="bottom", fontsize=7, color="#666666")
     figure.tight_layout()
@@ -105,6 +113,28 @@ def draw(spans: list[Span], start: float, end: float, title: str, out: Path, not
     figure.savefig(picture, format=out.suffix.removeprefix(".") or "png")
     plt.close(figure)
     write_whole(out, picture.getvalue())
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> set[str]:
+    """Returns the spans that can be seen."""
+    rows, start, end = rows_of(panel.spans), panel.start, panel.end
+    seen: set[str] = set()
+    for span in split_waits(panel.spans):
+        if span.end > start and span.start < end and span.row in rows:
+            _bar(axes, span, rows.index(span.row), start, end - start)
+            if span.end - span.start > (end - start) / 2000:
+                seen.add(span.what)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, (end - start) * 1e3)
+    axes.set_xlabel("milliseconds")
+    axes.set_title(panel.title, loc="left", fontsize=11)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    for line in range(len(rows)):
+        axes.axhline(line + 0.5, color="#dddddd", linewidth=0.6, zorder=0)
+    return seen
 
 
 def split_waits(spans: list[Span]) -> list[Span]:
