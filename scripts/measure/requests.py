@@ -41,6 +41,9 @@ DEMO_WIDE = "demo-wide"
 CASES: dict[str, dict[str, Any]] = {
     "od-moe": {"system": "od-moe", "shadow": "none"},
     "od-moe, nf4": {"system": "od-moe", "shadow": "nf4"},
+    "od-moe, int8": {"system": "od-moe", "shadow": "int8"},
+    "od-moe, int8, drafts": {"system": "od-moe", "shadow": "int8", "draft": "auto"},
+    "od-moe, drafts from the prompt": {"system": "od-moe", "shadow": "none", "draft": 8, "draft_from": "prompt"},
     "od-moe, 2 slots": {"system": "od-moe", "shadow": "none", "slots": 2},
     "od-moe, dense parts batched": {"system": "od-moe", "shadow": "none", "batch_dense": True},
     "on-demand, 25 %": {"system": "on-demand", "residency": "lru", "workers": 1, "device_memory": "25%"},

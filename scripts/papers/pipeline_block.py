@@ -40,12 +40,12 @@ def main() -> None:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     plain, drafted = simulated(0), simulated(args.draft)
     blocks, _, gained = drafted.drafted
+    rates = [outcome.decode_tokens_per_s or 0.0 for outcome in (plain, drafted)]
     panels = [
-        panel(plain, f"Without drafts: {SHOWN_S * 1e3:.0f} ms are a token (simulated on the paper's timings)", 5),
-        panel(drafted, f"With drafts: the first layers of a block; a block gives {gained / blocks:.0f} tokens", 5),
+        panel(plain, f"Without drafts: {rates[0]:.1f} tokens/s, one a pass (simulated on the paper's timings)", 5),
+        panel(drafted, f"With drafts: {rates[1]:.1f} tokens/s, {gained / blocks:.0f} a pass", 5),
     ]
     draw_panels(panels, args.output, "labels: layer.expert, counted from 0")
-    rates = [outcome.decode_tokens_per_s for outcome in (plain, drafted)]
     print(f"{args.output}: {rates[0]:.2f} and {rates[1]:.2f} tokens/s simulated")
 
 
