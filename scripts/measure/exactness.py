@@ -4,6 +4,7 @@
 .venv/bin/python -m scripts.measure.exactness --cluster local # the same tokens from Ray actors over gRPC
 .venv/bin/python -m scripts.measure.exactness --full          # every combination: an hour or two
 .venv/bin/python -m scripts.measure.exactness --requests 1 3 8  # so many at once, with every shadow, 1 and 2 slots
+.venv/bin/python -m scripts.measure.exactness --requests 1 3 8 --drafts 1 4 8 auto  # and so many drafts: an hour or two
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ def variations(base: Settings, full: bool) -> Iterator[Settings]:
         yield base.but(**combination, align_token=period, align_kv=period)
 
 
-def several(base: Settings) -> Iterator[Settings]:
-    """Every shadow with one and two slots. Rows are not split, so that logits are comparable bit for bit."""
-    for shadow, slots in itertools.product(["int8", "nf4", "fp16", "none"], [1, 2]):
-        yield base.but(shadow=shadow, slots=slots, mini_batch=4096)
+def several(base: Settings, drafts: list[str]) -> Iterator[Settings]:
+    """Every shadow with one and two slots, and each number of drafts; without a shadow they come from the prompt. Rows
+    are not split, so that logits are comparable bit for bit."""
+    for draft, shadow, slots in itertools.product(drafts, ["int8", "nf4", "fp16", "none"], [1, 2]):
+        source = "prompt" if shadow == "none" else "shadow"
+        yield base.but(shadow=shadow, slots=slots, mini_batch=4096, draft=draft, draft_from=source)
 
 
 def measure(
@@ -87,6 +90,8 @@ def measure(
         "near_ties": sum(one.difference is not None and one.difference.near_tie for one in compared),
         "residents": max(max(report.resident_experts_max) for report in reports),
         "recall": sum(recalls) / len(recalls) if recalls else None,
+        "drafted": sum(report.drafted for report in reports),
+        "accepted": sum(report.accepted for report in reports),
         "requests_per_step": sum(report.requests_per_step for report in reports) / len(reports),
         "memory_bytes": reports[-1].memory_bytes,
     }
@@ -101,6 +106,7 @@ def main() -> None:
     parser.add_argument("--cluster", default="embedded")
     parser.add_argument("--full", action="store_true", help="every combination")
     parser.add_argument("--requests", type=int, nargs="+", help="so many at once, for each shadow and number of slots")
+    parser.add_argument("--drafts", nargs="+", default=["0"], metavar="N", help="of a block, with --requests (0)")
     parser.add_argument("--first", type=int, help="only so many settings, the base first")
     args = parser.parse_args()
     if args.requests and args.cluster != "embedded":
@@ -120,7 +126,7 @@ def main() -> None:
             whole = sum(p.nbytes for p in model.parameters())
             del model
             base = Settings(model=args.model, dtype=dtype, cluster=args.cluster)
-            settings = list(several(base) if args.requests else variations(base, args.full))[: args.first]
+            settings = list(several(base, args.drafts) if args.requests else variations(base, args.full))[: args.first]
             runs = [(one, requests) for requests in args.requests or [1] for one in settings]
             task = bars.add_task(dtype, total=len(runs))
             for one, requests in runs:
@@ -133,6 +139,7 @@ def main() -> None:
                     "loader": one.loader,
                     "mini_batch": one.mini_batch,
                     "requests": requests,
+                    "draft": str(one.draft),
                     **measure(one, store, answers, args.tokens, requests),
                 }
                 memory = row["memory_bytes"]
@@ -154,6 +161,7 @@ def line(row: dict[str, Any]) -> str:
         f"workers {row['workers']:>2} slots {row['slots']} shadow {row['shadow']:>4} "
         f"period {row['period']} {row['loader']:>6} mini-batch {row['mini_batch']:>4}: "
         f"tokens {row['equal_tokens']}/{row['tokens']}, logits bit for bit {bits}, near ties {row['near_ties']}, "
+        f"drafts {row['draft']} ({row['accepted']} of {row['drafted']} right), "
         f"recall {recall}, residents {row['residents']}, memory {row['of_whole']:.2f} of all experts cached"
     )
 

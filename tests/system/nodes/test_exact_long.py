@@ -32,6 +32,19 @@ def test_requests_at_once_bit_for_bit(
     check_together(cluster.main, expected)
 
 
+@pytest.mark.parametrize("draft", [1, 8, "auto"])
+@pytest.mark.parametrize(("shadow", "slots"), [("int8", 1), ("nf4", 2), ("none", 1)])
+@pytest.mark.parametrize("together", [1, 3])
+def test_drafts_bit_for_bit(
+    together: int, shadow: str, slots: int, draft: Any, embedded: Any, reference: Any, gsm8k: list[str]
+) -> None:
+    """`scripts.measure.exactness --requests 1 3 8 --drafts 1 4 8 auto` does it for 20 prompts."""
+    source = "prompt" if shadow == "none" else "shadow"
+    cluster = embedded(shadow=shadow, slots=slots, draft=draft, draft_from=source, **WHOLE)
+    expected = [reference("float32", number % len(gsm8k), TOKENS) for number in range(together)]
+    check_together(cluster.main, expected)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 32])
 def test_split_prefill_keeps_the_tokens(rows: int, embedded: Any, reference: Any) -> None:
     cluster = embedded(mini_batch=rows, shadow="none")
