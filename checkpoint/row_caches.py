@@ -53,6 +53,17 @@ class RowCaches:
         after that row is not known."""
         return bool(self._uncropped) or hasattr(self._cache, "linear_cache")
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states that are kept for the way back."""
+        kept = [value for row in self._kept for layer in row.values() for value in layer.values()]
+        kept += [value for row in self._states for value in row.values()]
+        held = {id(layer.__dict__.get(name)) for layer in self._cache.layers for name in ("keys", "values")}
+        tensors = {
+            id(value): value.nbytes for value in kept if isinstance(value, torch.Tensor) and id(value) not in held
+        }
+        return sum(tensors.values())
+
     def view(self, row: int) -> Any:
         """What the model is given as its cache for this row."""
         view = copy.copy(self._cache)

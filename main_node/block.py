@@ -46,8 +46,7 @@ def row_experts(layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: 
 
 class Block:
     """`forward(token, cache)`: one row's pass, which returns its logits. `tokens`: of the rows, the first of them at
-    `position`. `experts`: computes a layer's. `exact`: products of linear layers are shared by rows only where no bit
-    changes."""
+    `position`. `experts`: computes a layer's. Rows share products of linear layers only where no bit changes."""
 
     def __init__(
         self,
@@ -56,14 +55,12 @@ class Block:
         cache: Any,
         position: int,
         experts: Experts,
-        exact: bool = True,
     ) -> None:
         self._caches = RowCaches(cache, position, len(tokens))
         self._forward = forward
         self._rows = [Coroutine(partial(self._run_row, row, token)) for row, token in enumerate(tokens)]
         self._stops: list[Any] = [None] * len(tokens)
         self._experts = experts
-        self._exact = exact
 
     def run(self) -> list[torch.Tensor]:
         """Every row's logits [V], in order. Run it in inference mode, once. Raises what a row or the experts raise."""
@@ -82,6 +79,11 @@ class Block:
             self._drop()
             raise
 
+    @property
+    def nbytes(self) -> int:
+        """Of what is kept for `cut`, beside the cache."""
+        return self._caches.nbytes
+
     def cut(self, rows: int) -> None:
         """After `run`: the cache is left as after the first `rows` rows."""
         self._caches.cut(rows)
@@ -96,7 +98,7 @@ class Block:
         while any(isinstance(stop, LinearCall) for stop in stopped):
             waiting = [row for row, stop in enumerate(stopped) if isinstance(stop, LinearCall)]
             met = [waiting[index] for index in meeting(stopped[row] for row in waiting)]
-            outputs = multiply([stopped[row] for row in met], self._exact)
+            outputs = multiply([stopped[row] for row in met], exact=True)
             for row, output in zip(met, outputs, strict=True):
                 stopped[row] = self._resume(row, output)
         return [] if all(row.ended for row in self._rows) else stopped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,24 +133,30 @@ class Drafting:
             if one is None:
                 return 0
             right, rows, one.rows = one.drafter.decoded(tokens), one.rows, 1
-            if rows > 1:
-                one.length.verified(rows, len(tokens))
             if right is not None and len(tokens) == rows:  # it was in no block
                 one.length.foretold(right)
-            return 0 if self._prompt else one.length.drafts()
+            return one.length.drafts()
 
     def take(self, request: int, most: int) -> tuple[int, ...]:
         """Drafts for the next block, which may have `most` rows."""
+        one = self._open.get(request)
+        if one is None:
+            return ()
+        found = one.drafter.following(MOST_DRAFTS)  # outside of the lock: a lookup in a long prompt takes its time
+        with self._lock:
+            one.rows = one.length.rows(len(found), most)
+        return found[: one.rows - 1]
+
+    def verified(self, request: int, gained: int) -> None:
+        """A block has given so many tokens. Within its step."""
         with self._lock:
             one = self._open.get(request)
-            if one is None:
-                return ()
-            found = one.drafter.following(MOST_DRAFTS)
-            one.rows = one.length.rows(len(found), most)
-            return found[: one.rows - 1]
+            if one is not None:
+                one.length.verified(one.rows, gained)
 
-    def stepped(self, rows: int, seconds: float, decoding: bool) -> None:
-        """A step has ended; `rows`: of all its passes. `decoding`: it read no prompt."""
+    def stepped(self, requests: Iterable[int], rows: int, seconds: float, decoding: bool) -> None:
+        """A step of these requests has ended; `rows`: of all its passes. `decoding`: it read no prompt."""
         if self.on:
             with self._lock:
-                self._lengths.stepped(rows, seconds, decoding)
+                plans = [self._open[number].length.plan for number in requests if number in self._open]
+                self._lengths.stepped(plans, rows, seconds, decoding)

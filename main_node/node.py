@@ -186,8 +186,8 @@ class MainNode:
             self.engine.open_request(number, request.sequence, len(request.sequence.prompt))
             self.steps.opened(number)
             self._open[number] = request.sequence
-            self.drafting.opened(number, request.sequence.prompt, request.sequence.max_new_tokens)
             try:
+                self.drafting.opened(number, request.sequence.prompt, request.sequence.max_new_tokens)
                 if request.cancelled.is_set():  # before the engine knew the request
                     raise RequestCancelledError(f"request {number} was cancelled")
                 token, finish, times = yield from self._tokens(request, began)
@@ -238,13 +238,12 @@ class MainNode:
         position = len(sequence.prompt) + count - 1
         self.engine.pace.decoded(number)
         self.engine.post(t.TokenDecoded(number, count - 1, self.drafting.decoded(number, gained)))
-        most = min(sequence.max_new_tokens - count, self.shape.context - position)
+        most = sequence.max_new_tokens - count
         drafts: tuple[int, ...] = ()
         if self.drafting.on:
             drafts = self.engine.pace.next_pass(number, lambda: self.drafting.take(number, most))
         found = self._read(request, [sequence.tokens[-1], *drafts], position, prefill=False)
         request.drafted += len(drafts)
-        request.accepted += len(found) - 1
         return found
 
     def _computed(self, number: int) -> None:
@@ -328,13 +327,16 @@ class MainNode:
         def forward(token: int, cache: Any) -> torch.Tensor:
             return self._logits([token], cache)
 
-        block = Block(forward, tokens, request.sequence.cache, visit.position, experts, exact=not self._batched)
+        block = Block(forward, tokens, request.sequence.cache, visit.position, experts)
         gained: list[int] = []
         for logits, draft in zip(block.run(), [*tokens[1:], None], strict=True):
             gained.append(self._choose(request, logits))
+            request.accepted += gained[-1] == draft
             if gained[-1] != draft or draft in request.chooser.ends:
                 break
+        self._note_cache_bytes(block.nbytes)
         block.cut(len(gained))
+        self.drafting.verified(request.number, len(gained))
         self.engine.spans.end_pass(request.number)
         return tuple(gained)
 
@@ -349,9 +351,10 @@ class MainNode:
             self.on_logits(request.number, to_host(logits)[0])
         return request.chooser.choose(logits)
 
-    def _note_cache_bytes(self) -> None:
-        """The caches of open requests only grow: they take most when one of these ends."""
-        held = sum(other.cache_bytes() for other in list(self._open.values()))
+    def _note_cache_bytes(self, beside: int = 0) -> None:
+        """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
+        `beside` them."""
+        held = beside + sum(other.cache_bytes() for other in list(self._open.values()))
         self._cache_bytes_max = max(self._cache_bytes_max, held)
 
     @property

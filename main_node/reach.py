@@ -26,6 +26,9 @@ class _Open:
     drafts: int = 0
     """Passes that it may be ahead of that one to draft, at most so far."""
     taken: int = 0
+    """Predictions of use."""
+    drafted: int = 0
+    """Drafts of use."""
 
 
 class Reach:
@@ -62,20 +65,34 @@ class Reach:
         if mine is not None and self._fits(mine, prediction.position):
             mine.taken += 1
             return True
+        self._drop(f"predictions of no use, the last one for position {prediction.position}", prediction.request)
+        return False
+
+    def takes_draft(self, request: int, step: int) -> bool:
+        """Whether a draft of the token of decode pass `step` is of use. As `takes`."""
+        mine = self._requests.get(request)
+        if mine is not None and mine.drafts:
+            ahead = max(self._lookahead, mine.drafts)
+            most = REPEATS * (mine.announced + ahead + 2) * (1 + ahead)
+            if step <= mine.announced + ahead + 1 and mine.drafted < most:
+                mine.drafted += 1
+                return True
+        self._drop(f"drafts of no use, the last one for decode pass {step}", request)
+        return False
+
+    def _drop(self, what: str, request: int) -> None:
         self.dropped += 1
         self._strays += 1
-        ahead = max([self._lookahead, *(one.drafts for one in self._requests.values())])
+        ahead = max([self._lookahead, *(one.drafts for one in list(self._requests.values()))])
         if self._strays > STRAYS + REPEATS * self._layers * (ahead + 2):
             strays, self._strays = self._strays, 0  # the next shadow may be another
-            raise ProtocolError(
-                f"it has sent {strays} predictions of no use, the last one for position {prediction.position} of "
-                f"request {prediction.request}; it may be {ahead} passes ahead"
-            )
-        return False
+            raise ProtocolError(f"it has sent {strays} {what} of request {request}; it may be {ahead} passes ahead")
 
     def _fits(self, mine: _Open, position: int) -> bool:
         ahead = max(self._lookahead, mine.drafts)
         reached = mine.first + mine.announced + ahead
         passes = mine.announced + ahead + 2
+        if mine.drafts:  # after each wrong draft what was ahead is run again
+            passes *= 1 + ahead
         in_reach = mine.first <= position <= reached and position < mine.stop
         return in_reach and mine.taken < REPEATS * self._layers * passes

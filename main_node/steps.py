@@ -96,7 +96,8 @@ class PassJob:
 class Steps:
     """Thread-safe. `deadline_s`: longest wait for a step. `chunk`: most tokens of prompts in a step in which others are
     answered; 0: no bound. `batched`: see `LockStep`. `leave`: called with no request's pass under way any more.
-    `stepped`: told of each step its rows, how long it took, and whether it read no prompt.
+    `stepped`: told of each step its requests and rows, how long it took, and whether it read no prompt; not of one in
+    which requests waited for missing workers.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Steps:
         chunk: int,
         batched: bool,
         leave: Callable[[], None] = lambda: None,
-        stepped: Callable[[int, float, bool], None] = lambda rows, seconds, decoding: None,
+        stepped: Callable[[tuple[int, ...], int, float, bool], None] = lambda requests, rows, seconds, decoding: None,
     ) -> None:
         self._engine = engine
         self._deadline_s, self._chunk, self._batched = deadline_s, chunk, batched
@@ -198,10 +199,12 @@ class Steps:
 
     @contextlib.contextmanager
     def _timed(self, jobs: list[PassJob]) -> Iterator[None]:
-        began = self._engine.pace.now()
+        began, waited_s = self._engine.pace.now(), self._engine.deadlines.waited_s
         yield
-        rows, seconds = sum(job.one.tokens for job in jobs), self._engine.pace.now() - began
-        self._stepped(rows, seconds, not any(job.prefill for job in jobs))
+        if self._engine.deadlines.waited_s == waited_s:
+            rows, seconds = sum(job.one.tokens for job in jobs), self._engine.pace.now() - began
+            requests = tuple(job.request for job in jobs)
+            self._stepped(requests, rows, seconds, not any(job.prefill for job in jobs))
 
     def _ended(self, jobs: list[PassJob], began: float) -> None:
         """A step has ended."""

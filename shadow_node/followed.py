@@ -15,6 +15,10 @@ from shadow_node.tokens import Tokens
 from wire.credit import message_bytes
 from wire.messages import Align, OpenRequest
 
+MARKED_BYTES = 1 << 30
+"""Of the copies that the ways back of a request need: with more, it drafts no further. A long window or a state is
+copied for every pass ahead."""
+
 
 class Followed:
     """A request. All but `closed` belongs to the passes' thread."""
@@ -171,7 +175,9 @@ class Followed:
         """Whether a decode pass may begin."""
         parts = self._parts.get(self.course.step)
         whole = not parts or not parts[-1].more
-        return whole and self.prefilled and not self.closed and not self.broken and self.course.may_start()
+        if not whole or not self.prefilled or self.closed or self.broken or not self.course.may_start():
+            return False
+        return not self.course.drafts or self.course.urgent or self._marked_bytes < MARKED_BYTES
 
     def start(self) -> tuple[int, bool]:
         """The next pass begins. Returns its token, and whether it was aligned. Raises ProtocolError."""
@@ -210,5 +216,9 @@ class Followed:
     @property
     def nbytes(self) -> int:
         """Bytes of its cache and marks."""
+        return kv.cache_bytes(self.cache) + self._marked_bytes
+
+    @property
+    def _marked_bytes(self) -> int:
         kept = [*self._marks.values(), *([self._first_run] if self._first_run else [])]
-        return kv.cache_bytes(self.cache) + sum(mark.nbytes for mark in kept)
+        return sum(mark.nbytes for mark in kept)

@@ -129,7 +129,8 @@ class Engine:
     def from_shadow(self, message: w.Message) -> None:
         """See `PeerListener`."""
         if isinstance(message, w.Draft):
-            self.on_draft(message)
+            if self.reach.takes_draft(message.request, message.step):
+                self.on_draft(message)
             return
         predicted = prediction_of(message, self.core.shape, self.spans.came)
         if self.reach.takes(predicted):

@@ -168,7 +168,7 @@ class Settings(SystemSettings):
         DRAFTS,
         "Tokens that are drafted and then verified together; the answer stays the same (default: 0)",
         heading="Prediction",
-        metavar="N",
+        metavar="auto|N",
     )
     draft_from: str = one_of(
         "shadow", ("shadow", "prompt", "none"), "Where drafts come from; none: nowhere", heading="Prediction"
@@ -360,11 +360,26 @@ class Settings(SystemSettings):
 
     def _check_drafts(self, named: Callable[[str], str]) -> None:
         if not self.drafts:
+            if self.given("draft_from") and self.draft == 0:
+                raise ConfigError(
+                    f"{named('draft_from')} is {self.draft_from!r} without {named('draft')}; give "
+                    f"{named('draft')} auto or a number, too"
+                )
             return
         if self.draft_from == "shadow" and not self.shadowed:
             raise ConfigError(
                 f"{named('draft')} is {self.draft}, and there is no shadow to draft; give {named('draft_from')} "
                 f"prompt, or {named('draft')} 0"
+            )
+        if self.draft_from == "prompt" and self.shadowed:
+            raise ConfigError(
+                f"{named('draft_from')} is 'prompt' with a shadow, which predicts for its own tokens only; give "
+                f"{named('shadow')} none, or {named('draft_from')} shadow"
+            )
+        if self.draft_from == "shadow" and self.align_token != 1:
+            raise ConfigError(
+                f"{named('draft')} is {self.draft} with {named('align_token')} {self.align_token}; drafts of the "
+                f"shadow need its token aligned after each block: give {named('align_token')} 1"
             )
         if reads_scores(self.system_config):
             raise ConfigError(

@@ -129,7 +129,9 @@ class PassTracker:
         """The rows of a block were predicted one by one. Where some workers would load more for a layer than others,
         what is queued for it is spread anew."""
         state, live = self._state, len(self._workers.live)
-        for layer in state.shape.layers if live and self._workers.homes is None else ():
+        if not live or state.shortfall is not None or self._workers.homes is not None:
+            return
+        for layer in state.shape.layers:
             keys = [t.Visit(one.request, one.position, layer) for one in state.step.passes.values()]
             visits = [state.visits[key] for key in keys if key in state.visits]
             places = {demand.expert: demand.worker for visit in visits for demand in visit.demands.values()}

@@ -10,6 +10,7 @@ length.drafts()                                for `TokenDecoded`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from scheduler.drafts.cost import StepCost
@@ -33,42 +34,6 @@ _CAUTION = 0.8
 noise in the acceptance must not switch them on."""
 
 
-class DraftLength(Protocol):
-    """Of one request."""
-
-    def rows(self, available: int, most: int) -> int:
-        """Rows of the next pass: the last token and some of the `available` drafts; no more than `most`."""
-
-    def drafts(self) -> int:
-        """Passes that the shadow should run ahead, see `TokenDecoded`. 0: no drafts are wanted."""
-
-    def verified(self, rows: int, gained: int) -> None:
-        """A pass of so many rows gave `gained` tokens, 1 to `rows`."""
-
-    def foretold(self, right: bool) -> None:
-        """There was a draft of a token that the main model chose without verifying it in a block."""
-
-
-class FixedLength:
-    """As many drafts as are there, up to `count`."""
-
-    def __init__(self, count: int, late: bool) -> None:
-        self._rows = 1 + count
-        self._late = late
-
-    def rows(self, available: int, most: int) -> int:
-        return min(self._rows, 1 + available, most)
-
-    def drafts(self) -> int:
-        return _ahead(self._rows, self._late)
-
-    def verified(self, rows: int, gained: int) -> None:
-        pass
-
-    def foretold(self, right: bool) -> None:
-        pass
-
-
 class Planned(NamedTuple):
     """Of some requests in a step."""
 
@@ -90,6 +55,47 @@ class Planned(NamedTuple):
         return Planned(*rest) if min(rest) >= 0 else Planned()
 
 
+class DraftLength(Protocol):
+    """Of one request."""
+
+    plan: Planned
+    """Its part in the step for which `rows` was asked last; nothing where the length is given."""
+
+    def rows(self, available: int, most: int) -> int:
+        """Rows of the next pass: the last token and some of the `available` drafts; no more than `most`."""
+
+    def drafts(self) -> int:
+        """Passes that the shadow should run ahead, see `TokenDecoded`. 0: no drafts are wanted."""
+
+    def verified(self, rows: int, gained: int) -> None:
+        """A pass of so many rows gave `gained` tokens, 1 to `rows`."""
+
+    def foretold(self, right: bool) -> None:
+        """There was a draft of a token that the main model chose without verifying it in a block."""
+
+
+class FixedLength:
+    """As many drafts as are there, up to `count`."""
+
+    plan = Planned()
+
+    def __init__(self, count: int, late: bool) -> None:
+        self._rows = 1 + count
+        self._late = late
+
+    def rows(self, available: int, most: int) -> int:
+        return min(self._rows, 1 + available, most)
+
+    def drafts(self) -> int:
+        return _ahead(self._rows, self._late)
+
+    def verified(self, rows: int, gained: int) -> None:
+        pass
+
+    def foretold(self, right: bool) -> None:
+        pass
+
+
 class DraftLengths:
     """Those of all requests. `draft`: `AUTO`, or a number of drafts. `late`: the shadow departs late. `experts`: of a
     layer; `top_k`: of a token. Raises ConfigError."""
@@ -104,24 +110,21 @@ class DraftLengths:
         self.gained = 0
         """Right drafts of the step under way."""
         self._draft = draft
-        self._next = Planned()
 
     def opened(self) -> DraftLength:
         """Of a new request."""
         return FixedLength(int(self._draft), self.late) if self._draft != AUTO else AutoLength(self)
 
-    def planned(self, one: Planned) -> None:
-        """A request's part in the next step."""
-        self._next = self._next.plus(one)
-
-    def stepped(self, total_rows: int, seconds: float, decoding: bool = True) -> None:
-        """A step has ended. `decoding`: it read no prompt."""
-        now = self._next
+    def stepped(self, plans: Iterable[Planned], total_rows: int, seconds: float, decoding: bool = True) -> None:
+        """A step has ended. `plans`: of the requests in it, after their `verified`. `decoding`: it read no prompt."""
+        now = Planned()
+        for plan in plans:
+            now = now.plus(plan)
         if decoding:
             self.cost.stepped(total_rows, seconds)
             if now.requests:
                 self.trial.stepped(now.requests, now.drafted, now.right, now.requests + self.gained, seconds)
-        self.last, self._next, self.gained = now, Planned(), 0
+        self.last, self.gained = now, 0
 
 
 class AutoLength:
@@ -134,7 +137,7 @@ class AutoLength:
     def __init__(self, of_all: DraftLengths) -> None:
         self._all = of_all
         self._right, self._trials = _RIGHT, _TRIALS
-        self._last = Planned()
+        self.plan = Planned()
         self._asked = 0
 
     @property
@@ -145,8 +148,7 @@ class AutoLength:
     def rows(self, available: int, most: int) -> int:
         rows = self._best(min(1 + available, most, MOST_ROWS))
         drafted = rows > 1 or self._asked > 0
-        self._last = Planned(1, rows, expected(self._right, rows), self._right, drafted)
-        self._all.planned(self._last)
+        self.plan = Planned(1, rows, expected(self._right, rows), self._right, drafted)
         return rows
 
     def drafts(self) -> int:
@@ -166,7 +168,7 @@ class AutoLength:
 
     def _best(self, limit: int) -> int:
         """The best number of rows, at most `limit`."""
-        cost, others = self._all.cost, self._all.last.without(self._last)
+        cost, others = self._all.cost, self._all.last.without(self.plan)
         if self._right < _LEAST or not cost.known or not self._all.trial.allows(self._right):
             return 1
         none = (1 + others.requests) / cost.seconds(1 + others.requests)  # where nobody has drafts

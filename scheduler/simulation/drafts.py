@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.drafts.length import DraftLengths
+from scheduler.drafts.length import DraftLengths, Planned
 from scheduler.drafts.table import DraftTable
 
 RIGHT, WRONG = 0, 1
@@ -41,6 +41,11 @@ class RequestDrafts:
     def prefilled(self) -> None:
         """The first token exists."""
         self._table.decoded([RIGHT])
+
+    @property
+    def plan(self) -> Planned:
+        """See `DraftLength.plan`."""
+        return self._length.plan
 
     def wanted(self) -> int:
         """See `TokenDecoded.drafts`."""

@@ -166,7 +166,8 @@ class World:
         decoded = [one.request for one in passes if self._advance(one, now)]
         if over:
             rows = sum(one.tokens for one in self._passes)
-            self._lengths.stepped(rows, now - self._begun, not any(one.prefill for one in self._passes))
+            plans = [one.request.drafts.plan for one in self._passes if one.request.drafts is not None]
+            self._lengths.stepped(plans, rows, now - self._begun, not any(one.prefill for one in self._passes))
         if self.tokens >= self._until:
             self.events.stop()
         if self.queue.unfinished:

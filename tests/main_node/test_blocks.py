@@ -143,7 +143,16 @@ def test_a_node_is_lost_within_a_block(role: str, embedded: Any, reference: Any)
     assert engine.peers.lost == (["worker 2"] if role == "worker" else ["shadow"])
 
 
-def test_a_batched_step_shares_products_within_a_block(embedded: Any, reference: Any) -> None:
+def test_a_lone_request_stays_exact_in_a_batched_cluster(embedded: Any, reference: Any) -> None:
+    cluster = embedded(shadow="none", batch_dense=True, **WHOLE)
+    expected = reference("float32", 0, TOKENS)
+    scripted(cluster, [expected])
+    report, logits = answers(cluster, expected.prompt, TOKENS)
+    assert (report.token_ids, report.exact) == (list(expected.tokens), True)
+    assert all(torch.equal(row, other) for row, other in zip(logits, expected.logits, strict=True))
+
+
+def test_blocks_in_a_batched_step(embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow="none", batch_dense=True, **WHOLE)
     expected = [reference("float32", number, TOKENS) for number in (0, 4)]
     scripted(cluster, expected)
@@ -158,6 +167,9 @@ def test_a_batched_step_shares_products_within_a_block(embedded: Any, reference:
     ("settings", "wrong"),
     [
         ({"shadow": "none", "draft": 2}, "there is no shadow to draft"),
+        ({"shadow": "int8", "draft": 2, "draft_from": "prompt"}, "give --shadow none"),
+        ({"draft": 2, "align_token": 4}, "need its token aligned after each block"),
+        ({"draft_from": "prompt"}, "give --draft auto or a number, too"),
         ({"system": "fate", "draft": "auto", "draft_from": "prompt"}, "policies that read the scores of gates"),
         ({"draft": 64}, "allowed: auto, 0"),
         ({"draft": "many"}, "allowed: auto, 0"),

@@ -29,6 +29,35 @@ def reach() -> Reach:
     return made
 
 
+def test_a_shadow_that_is_to_draft_may_be_ahead_by_as_much(reach: Reach) -> None:
+    reach.opened(2, 5, 40)
+    reach.announced(2, 3, 9)
+    assert [position for position in range(60) if reach.takes(predicted(position, 2))] == list(range(5, 18))
+    assert [step for step in range(60) if reach.takes_draft(2, step)] == list(range(14))
+    assert not reach.takes_draft(1, 0)  # it was not asked for
+
+
+def test_a_shadow_whose_drafts_are_all_wrong_is_kept(reach: Reach) -> None:
+    """Each token sends it back, and what it had drafted is predicted and sent again."""
+    reach.opened(2, 5, 400)
+    for step in range(400):
+        reach.announced(2, step, 31)
+        for ahead in range(31):
+            assert step + ahead >= 400 or all(reach.takes(predicted(5 + step + ahead, 2)) for _ in range(3))
+            assert reach.takes_draft(2, step + ahead + 1)
+
+
+def test_drafts_without_end_are_refused(reach: Reach) -> None:
+    reach.announced(1, 0, 2)
+
+    def endless() -> None:
+        for _ in range(100_000):
+            reach.takes_draft(1, 1)
+
+    with pytest.raises(ProtocolError, match="drafts of no use, the last one for decode pass 1 of request 1"):
+        endless()
+
+
 @pytest.mark.parametrize(
     ("announced", "taken"), [(-1, [5, 6]), (0, [5, 6, 7]), (1, [5, 6, 7, 8]), (2, [5, 6, 7, 8]), (9, [5, 6, 7, 8])]
 )

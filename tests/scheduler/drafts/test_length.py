@@ -39,7 +39,7 @@ class Decoding:
                 if gained == own:
                     length.foretold(self.random.random() < right)
                 self.tokens += gained
-            self.lengths.stepped(sum(rows), seconds)
+            self.lengths.stepped([length.plan for length in self.open], sum(rows), seconds)
             self.seconds += seconds
             self.rows += sum(rows)
             self.steps += 1
