@@ -135,7 +135,7 @@ def test_from_the_command_line_to_a_picture(demo: Path, tmp_path: Path) -> None:
     spans, about = read_trace(trace)
     assert sum(span.what == "token" for span in spans) == 6
     assert (about["cluster"], about["shadow"], about["emulated"]) == ("embedded", "nf4", None)
-    drawn = cli("trace", str(trace), "--token", "3", "--output", str(picture))
+    drawn = cli("trace", str(trace), "--token", "1", "--tokens", "4", "--output", str(picture))
     assert drawn.code == 0, drawn.err
     assert "stalls" in drawn.out
     assert "late" in drawn.out

@@ -64,9 +64,8 @@ class SimulateSettings(SystemSettings):
     draft: Drafts = setting(
         0,
         DRAFTS,
-        "Tokens that the shadow drafts, verified in one pass; auto: chosen live",
+        "Drafts of the shadow that a block verifies; auto: chosen live",
         heading="Prediction",
-        common=True,
     )
     acceptance: Number | None = setting(
         None,
