@@ -14,21 +14,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from main_node.sampling import GREEDY, Sampling
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
-from scheduler.timing import profile
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import ROOT
 from scripts.lib.provenance import header, save_rows
@@ -87,38 +82,15 @@ def decode(cluster: Any, prompts: list[list[int]], tokens: int, sampling: Sampli
     return count / (end - begin - waited), [report for _, report in answers]
 
 
-def slowed(name: str, factor: float, folder: Path) -> Path:
-    """A file with the shipped profile `name`, `factor` times as slow: a machine with few cores then keeps its times in
-    an emulated run, whose figures are to be divided by the factor."""
-    fields = yaml.safe_load((Path(profile.__file__).parent / "profiles" / f"{name}.yaml").read_text())
-    path = folder / f"{name}-{factor:g}.yaml"
-    path.write_text(yaml.safe_dump(_slowed(fields, factor) | {"name": f"{name}, {factor:g} times as slow"}))
-    return path
-
-
-def _slowed(fields: dict[str, Any], factor: float) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in fields.items():
-        if isinstance(value, dict):
-            found[key] = _slowed(value, factor)
-        elif "_ms" in key:
-            found[key] = value * factor
-        elif key.endswith("_per_s"):
-            found[key] = value / factor
-        else:
-            found[key] = value
-    return found
-
-
 class Bench:
-    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._profile = slowed(args.profile, args.slowdown, folder)
+        self._profile = f"{args.profile}@{args.slowdown:g}"
         self._store = prepare_store(str(ROOT / "models" / args.model), None, "float32")
 
     def turn(self, case: Case, number: int) -> dict[str, Any]:
         args = self._args
-        common = {"model": str(self._store.dense), "profile": str(self._profile), "threads": 1}
+        common = {"model": str(self._store.dense), "profile": self._profile, "threads": 1}
         settings = Settings(**common, parallel=case.requests, **case.settings)
         cluster = start_cluster(settings, self._store)
         try:
@@ -189,14 +161,13 @@ def main() -> int:
     prepare_libraries(1)
     header("Drafts on the emulated testbed")
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args, Path(folder))
-        for turn in range(args.turns):
-            for case in CASES:
-                if args.cases and case.name not in args.cases:
-                    continue
-                rows.append(bench.turn(case, turn) | {"turn": turn})
-                print(f"turn {turn + 1}: {case.name}: {rows[-1]['tokens_per_s']:.2f}", file=sys.stderr, flush=True)
+    bench = Bench(args)
+    for turn in range(args.turns):
+        for case in CASES:
+            if args.cases and case.name not in args.cases:
+                continue
+            rows.append(bench.turn(case, turn) | {"turn": turn})
+            print(f"turn {turn + 1}: {case.name}: {rows[-1]['tokens_per_s']:.2f}", file=sys.stderr, flush=True)
     print(text_table(COLUMNS, summary(rows)))
     print(f"\n{save_rows('drafts', rows)}")
     return 0
