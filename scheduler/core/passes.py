@@ -86,6 +86,7 @@ class PassTracker:
         moved = lead != request.lead or one.tokens > 1 or request.in_block
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
         request.prefilling, request.planned = one.prefill, 0
+        request.block = 1 if one.prefill else one.tokens
         if request.in_block:
             self._join_rows(request, one)
         return moved and self._set_due(request)
@@ -96,6 +97,7 @@ class PassTracker:
         last = request.stats.prompt_tokens + index - 1
         request.stats.read_again(last + 1, request.position + request.rows)
         request.reached, request.rows = (last, len(self._state.shape.layers) - 1), 1
+        request.block = 1
         request.lead = self._state.step.number - last
         if self._set_due(request):
             self._slots.reorder()

@@ -47,6 +47,8 @@ class Request:
     `lead`."""
     absent: bool = False
     """It is not in the step that is under way: its client has not asked for the next token."""
+    block: int = 1
+    """Rows that later passes are expected to have: as many as that pass, where it decodes."""
     planned: int = 0
     """How many layers prefill has assigned to workers."""
     cold: bool = False
@@ -58,10 +60,9 @@ class Request:
         return self.reached[0]
 
     def step_of(self, position: int) -> int:
-        """The step in which a row after the pass under way is expected: with as many rows as this one has."""
+        """The step in which a row after the pass under way is expected."""
         first = self.position + self.rows
-        number = first - 1 + self.lead
-        return number + 1 + (position - first) // self.rows if self.in_block else position + self.lead
+        return self.lead + first + (position - first) // self.block
 
     @property
     def in_block(self) -> bool:
