@@ -89,6 +89,20 @@ class KnownTruth(Arbiter):
         return arithmetic(*expert, hidden, weights)
 
 
+class HeldTruth(KnownTruth):
+    """Computes nothing before `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def compute(
+        self, expert: t.ExpertId, hidden: torch.Tensor, weights: torch.Tensor, passes: Any = ()
+    ) -> torch.Tensor:
+        assert self.gate.wait(WAIT_S)
+        return super().compute(expert, hidden, weights, passes)
+
+
 class AuditDesk(Desk):
     def __init__(self, share: float = 1.0, patient: bool = True, arbiter: Arbiter | None = None) -> None:
         super().__init__()
@@ -254,10 +268,12 @@ def test_answers_without_an_output_of_the_liar_go_on(desk_with: Any) -> None:
 
 def test_a_withdrawn_answer_says_so_wherever_it_is(desk_with: Any) -> None:
     """Between two passes, and where only its report is left."""
-    desk = desk_with()
+    truth = HeldTruth()
+    desk = desk_with(arbiter=truth)
     desk.workers(lying(LIES["zeros"]), lying(LIES["zeros"], share=0))
     desk.open()
     Later(lambda: desk.layer(rows_of(1, experts=(0, 1)))).result()
+    truth.gate.set()
     desk.settled()
     with pytest.raises(AnswerWithdrawnError, match=r"request 1 failed: its tokens may be wrong, .*; ask again"):
         desk.engine.check(1)
@@ -270,23 +286,15 @@ def test_a_withdrawn_answer_says_so_wherever_it_is(desk_with: Any) -> None:
 
 
 def test_while_the_arbiter_computes_the_answer_is_not_called_exact(desk_with: Any, monkeypatch: Any) -> None:
-    gate = threading.Event()
-
-    class Slow(KnownTruth):
-        def compute(
-            self, expert: t.ExpertId, hidden: torch.Tensor, weights: torch.Tensor, passes: Any = ()
-        ) -> torch.Tensor:
-            assert gate.wait(WAIT_S)
-            return super().compute(expert, hidden, weights)
-
-    desk = desk_with(arbiter=Slow())
+    truth = HeldTruth()
+    desk = desk_with(arbiter=truth)
     desk.workers(good, lying(lambda message, truth: truth + 1e-6))
     desk.open()
     Later(lambda: desk.layer(rows_of(1, experts=(0, 1)))).result()
     desk.settle()
     monkeypatch.setattr(output_checks, "SETTLE_S", 0.05)
     assert not desk.engine.checks.settle(1)
-    gate.set()
+    truth.gate.set()
 
 
 def test_a_difference_in_the_last_bits_is_no_lie_but_not_exact(desk_with: Any) -> None:
