@@ -48,7 +48,8 @@ class Course:
         """Pass `step` is in flight."""
         self.again = False
         """Pass `step` is a repetition, with the main model's KV rows."""
-        self._alignment = alignment
+        self.alignment = alignment
+        """The periods in force."""
         self._departure = departure
         self._lookahead = lookahead
         self._passes = passes
@@ -63,12 +64,12 @@ class Course:
             return False
         if self.drafts and 0 <= self.announced and self.step <= self.announced + self.drafts:
             return True
-        return self._alignment.may_start(self.step, self.announced, self._lookahead, self._departure)
+        return self.alignment.may_start(self.step, self.announced, self._lookahead, self._departure)
 
     @property
     def unaligned(self) -> bool:
         """Pass `step` begins ahead of what may send the shadow back to it."""
-        return self.step > self.announced and self._alignment.ever
+        return self.step > self.announced and self.alignment.ever
 
     @property
     def urgent(self) -> bool:
@@ -95,12 +96,16 @@ class Course:
         stateful: bool = False,
         drafts: int = 0,
         first_other: int | None = None,
+        periods: tuple[int, ...] = (),
     ) -> Turn:
         """The alignment of pass `step` has come. `other_token`: the pass has read another token than the main model's.
         `rows`: there are KV rows. `stateful`: a pass in flight cannot take them over. `drafts`: see the attribute.
-        `first_other`: after a block, the first pass that has read another token, if that is not `step`."""
+        `first_other`: after a block, the first pass that has read another token, if that is not `step`. `periods`: new
+        ones, counted from `step`."""
         if step >= self.announced:
             self.announced, self.drafts = step, drafts
+            if periods:
+                self.alignment = Alignment(periods[0], periods[1], step)
         if first_other is None and other_token:
             first_other = step
         if first_other is not None and self.begun(first_other):

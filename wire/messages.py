@@ -305,6 +305,8 @@ class Align:
     before: tuple[int, ...] = ()
     """After a block: the main model's tokens that the passes just before `step` read, as many as there are. Empty
     unless token alignment is due."""
+    periods: tuple[int, ...] = ()
+    """Those of token and KV alignment from this pass on, counted from it; empty: they go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ SETTINGS = (
     "group_size",
     "align_token",
     "align_kv",
+    "align",
     "mini_batch",
     "threads",
     "store",

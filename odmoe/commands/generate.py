@@ -219,6 +219,7 @@ def about(settings: Settings, slots: int) -> dict[str, Any]:
         *CHOSEN,
         "align_token",
         "align_kv",
+        "align",
         "dtype",
         "loader",
     )

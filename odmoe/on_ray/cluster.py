@@ -51,6 +51,7 @@ SERVED = (
     "token_predictor",
     "align_token",
     "align_kv",
+    "align",
     "draft",
     "draft_from",
     "dtype",

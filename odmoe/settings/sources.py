@@ -11,6 +11,7 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
 from odmoe.settings.table import flag
+from scheduler.alignment import FIXED
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import CHOICES, is_read, keeps_all, readers
 from scheduler.unknown_names import nearest
@@ -39,6 +40,7 @@ FLAG = 3
 ONLY_LASTING = ("retry",)
 """Settings that apply only where nodes outlive the command. Of other clusters a flag is an error, and a variable or the
 file is ignored: many commands share it."""
+_ALIGNMENT = ("align_token", "align_kv", "align")
 _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG"]
 
 
@@ -55,16 +57,16 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
         settings = Settings(lambda name: origin.get(name, flag(name)), **kept)
         origin = {name: source for name, source in origin.items() if name not in ignored}
         rank = {name: number for name, number in rank.items() if name not in ignored}
-    for name in ("align_token", "align_kv"):
-        if name in origin and _is_without_shadow(settings) and (period := getattr(settings, name)):
-            raise ConfigError(f"{origin[name]} is {period} with shadow none; there is nothing to align")
+    for name in _ALIGNMENT:
+        if name in origin and _is_without_shadow(settings) and (value := getattr(settings, name)) not in (0, FIXED):
+            raise ConfigError(f"{origin[name]} is {value} with shadow none; there is nothing to align")
     check_read(origin, settings, settings.system_config, lambda name: origin.get(name, flag(name)))
     return Effective(settings, origin, rank)
 
 
 def _rank_of_choice(name: str, found: Effective) -> int:
     """The rank of the choice that makes a setting unread; 0 if the setting is read, or a default makes it unread."""
-    if name in ("align_token", "align_kv") and _is_without_shadow(found.settings):
+    if name in _ALIGNMENT and _is_without_shadow(found.settings):
         return found.rank.get("shadow", 0)
     if is_read(name, found.settings.system_config):
         return 0

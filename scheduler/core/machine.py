@@ -29,6 +29,7 @@ from scheduler.core.audits import AuditTable
 from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
 from scheduler.core.groups import Grouping
+from scheduler.core.live_periods import LivePeriods
 from scheduler.core.passes import PassTracker
 from scheduler.core.shadow import ShadowFollower
 from scheduler.core.slots import SlotTable
@@ -68,8 +69,9 @@ class Core:
         self.strategy = strategy = strategy or od_moe(shape)
         self._state = state = State(shape)
         self._commands = commands = Commands()
-        self._shadow = ShadowFollower(commands, alignment)
         self._workers = WorkerTable(state, grouping, strategy.residency)
+        self._periods = LivePeriods(alignment, lambda: self._workers.costs.load_s)
+        self._shadow = ShadowFollower(commands, alignment, self._periods)
         self._rows = RowDispatcher(state, commands, strategy.residency, mini_batch, together=prefill == "in-turn")
         self._audits = AuditTable(state, commands, self._workers, strategy.precision)
         self._slots = SlotTable(state, commands, self._workers, self._rows, self._audits, strategy)
@@ -121,7 +123,13 @@ class Core:
 
     @property
     def alignment(self) -> Alignment:
+        """As given. With periods that are chosen live, those to begin with."""
         return self._shadow.alignment
+
+    @property
+    def live_periods(self) -> tuple[int, int] | None:
+        """Of the alignment of token and KV rows: the best that were found so far. None: they are fixed."""
+        return self._periods.best
 
     @property
     def workers(self) -> list[int]:
@@ -239,6 +247,7 @@ class Core:
             self._passes.warm_up(event.request, request)
         elif request.in_block:
             self._passes.cut_back(request, event.index)
+        self._periods.decoded(event.request, event.index, self._state.now)
         self._shadow.decoded(event.request, event.index, event.drafts)
 
     def _step_started(self, event: t.StepStarted) -> None:
@@ -247,6 +256,7 @@ class Core:
             self.strategy.predictor.paced(load_s, layer_s)
         self._tempo.begin()
         self._passes.begin(event.passes)
+        self._periods.begin(self._state.step.passes, self._state.requests, self._state.now)
 
     def _predicted(self, event: t.Predicted) -> None:
         request = self._state.requests.get(event.request)

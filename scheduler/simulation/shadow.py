@@ -129,7 +129,14 @@ class SimulatedShadow:
         other = self._first_other(followed, command)
         gave_up = followed.course.gives_up(command.step)
         rows = command.kv_start < command.kv_stop
-        turn = followed.course.aligned(command.step, other is not None, rows, drafts=command.drafts, first_other=other)
+        turn = followed.course.aligned(
+            command.step,
+            other is not None,
+            rows,
+            drafts=command.drafts,
+            first_other=other,
+            periods=command.periods,
+        )
         if (gave_up or turn == Turn.BACK) and followed.prefilled:
             followed.running = None
         if turn == Turn.BACK and followed.own is not None:
@@ -186,13 +193,13 @@ class SimulatedShadow:
         step = course.step
         if self._departure == LATE and now > followed.idle_since:
             self._add_span("late", str(step), followed.idle_since, now)
-        missing = any(self._alignment.due(one) for one in range(course.announced + 1, step + 1))
+        missing = any(course.alignment.due(one) for one in range(course.announced + 1, step + 1))
         if followed.own is not None:
             followed.same = followed.own.right(step) or step <= course.announced
             missing = step > course.announced
         elif not missing:
             followed.same = True
-        elif self._alignment.token_due(step):
+        elif course.alignment.token_due(step):
             followed.same = followed.same and followed.workload.same_token(step)
         course.start()
         followed.running = _Pass(followed, aligned=not missing, same=followed.same)

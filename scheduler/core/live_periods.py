@@ -1,0 +1,74 @@
+"""What the search for periods of alignment is told of the steps, and the periods that it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from scheduler import types as t
+from scheduler.alignment import AUTO, FIXED, Alignment
+from scheduler.core.state import Request
+from scheduler.core.stats import RequestStats
+from scheduler.period_search import Periods, PeriodSearch
+
+
+class LivePeriods:
+    """Measures steps that only decode. `load_s`: seconds that a load takes."""
+
+    def __init__(self, alignment: Alignment, load_s: Callable[[], float]) -> None:
+        self._search: PeriodSearch | None = None
+        if alignment.tuning != FIXED:
+            first = alignment.token_period, alignment.kv_period
+            self._search = PeriodSearch(first, alignment.tuning == AUTO)
+        self._load_s = load_s
+        self._began = 0.0
+        self._step: dict[int, tuple[int, RequestStats]] = {}
+        """Request -> the token of its answer that its pass begins with, and its figures."""
+        self._waiting: set[int] = set()
+        """Requests of the step whose tokens have not come."""
+        self._gained = self._reloads = 0
+        self._stall_s = 0.0
+
+    @property
+    def periods(self) -> Periods | None:
+        """Those to use now; None: they are fixed."""
+        return self._search.periods if self._search is not None else None
+
+    @property
+    def best(self) -> Periods | None:
+        """The best ones so far, whatever is being tried."""
+        return self._search.used if self._search is not None else None
+
+    def begin(self, passes: Mapping[int, t.Pass], requests: Mapping[int, Request], now: float) -> None:
+        """A step begins."""
+        if self._search is None:
+            return
+        self._began, self._gained, self._step = now, 0, {}
+        if not any(one.prefill for one in passes.values()):
+            for number, one in passes.items():
+                stats = requests[number].stats
+                self._step[number] = one.position - stats.prompt_tokens, stats
+        self._waiting = set(self._step)
+        self._stall_s, self._reloads = self._sums()
+
+    def decoded(self, request: int, index: int, now: float) -> None:
+        """Token `index` of a request's answer exists."""
+        if self._search is None or request not in self._waiting:
+            return
+        self._waiting.discard(request)
+        self._gained += index - self._step[request][0]
+        if self._waiting:
+            return
+        stall_s, reloads = self._sums()
+        count = len(self._step)
+        self._search.stepped(
+            count,
+            self._gained / count,
+            now - self._began,
+            (stall_s - self._stall_s) / count,
+            (reloads - self._reloads) * self._load_s(),
+        )
+
+    def _sums(self) -> tuple[float, int]:
+        """Stalls and loads on demand of the step's requests so far."""
+        of_all = [stats for _, stats in self._step.values()]
+        return sum(stats.stall_s for stats in of_all), sum(stats.reloads for stats in of_all)
