@@ -22,12 +22,13 @@ Periods = tuple[int, int]
 
 _TURN = 8
 """Tokens of a request in a turn, at least: whole cycles of its periods."""
-_MOST_TURNS = 4
-"""Turns of the periods in use and of the others, each, before it is decided on their means."""
+_TURNS = 3, 6
+"""Turns of the periods in use and of the others, each: the fewest before it is decided, and the most."""
 _GAIN = 0.01
 """A difference that counts, and the share of the time that must be there to be gained."""
-_SURE = 2.0
-"""Standard errors by which means must differ to be decided on before the last turn."""
+_SURE, _LIKELY = 2.5, 0.5
+"""Standard errors by which means must differ to be decided on before the last turn, and by which the others must be
+better after it."""
 _LOST = 1.25, 4
 """Periods that are so many times as slow, over so many tokens, are given up at once."""
 _PAUSE, _LONGEST_PAUSE = 256, 4096
@@ -154,7 +155,8 @@ class PeriodSearch:
     def _hopeless(self) -> bool:
         if self._trial is None or not self._trying:
             return False
-        return self._trial.tried >= _LOST[1] and self._trial.ratio[0] > _LOST[0]
+        ratio, error = self._trial.ratio
+        return self._trial.tried >= _LOST[1] and ratio > _LOST[0] + error
 
     def _turn_over(self) -> None:
         if self._trial is None:
@@ -163,9 +165,10 @@ class PeriodSearch:
         if self._trying:
             self._turns += 1
             ratio, error = self._trial.ratio
-            sure = abs(ratio - 1) > max(_GAIN, _SURE * error) and self._turns > 1
-            if sure or self._turns == _MOST_TURNS:
-                self._decide(ratio < 1 - _GAIN)
+            fewest, most = _TURNS
+            sure = self._turns >= fewest and abs(ratio - 1) > max(_GAIN, _SURE * error)
+            if sure or self._turns == most:
+                self._decide(ratio < 1 - max(_GAIN, _LIKELY * error))
                 return
         self._trying = not self._trying
         self._left = _turn(self.periods)

@@ -15,6 +15,8 @@ PASSES = 6
 
 
 periods = st.sampled_from([1, 0, 2, 3])
+changes = st.dictionaries(st.integers(1, PASSES - 1), st.tuples(*[st.sampled_from([1, 2, 3])] * 2), max_size=2)
+"""Pass -> the periods from then on, chosen live."""
 
 
 @st.composite
@@ -29,6 +31,7 @@ def answers(draw: st.DrawFn, number: int) -> dict[str, Any]:
         "token": draw(periods),
         "kv": draw(periods),
         "lookahead": draw(st.integers(0, 3)),
+        "changes": draw(changes),
     }
 
 

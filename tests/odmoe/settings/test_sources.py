@@ -130,6 +130,8 @@ def test_texts_in_the_environment() -> None:
         ),
         ({"system": "fate", "align_kv": 2}, "ODMOE_ALIGN_KV is 2, which --predictor cross-layer does not read; sep "),
         ({"shadow": "none", "align_kv": 2}, "ODMOE_ALIGN_KV is 2 with shadow none; there is nothing to align"),
+        ({"shadow": "none", "align": "auto"}, "ODMOE_ALIGN is auto with shadow none; there is nothing to align"),
+        ({"system": "fate", "align": "auto"}, "ODMOE_ALIGN is auto, which --predictor cross-layer does not read; sep "),
         ({"device_memory": "200%"}, "ODMOE_DEVICE_MEMORY is '200%'; allowed: a share of all experts .above 0%, at"),
         ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; all workers"),
     ],

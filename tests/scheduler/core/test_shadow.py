@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 
 from scheduler import types as t
+from scheduler.alignment import AUTO, Alignment
+from scheduler.core.commands import Commands
+from scheduler.core.live_periods import LivePeriods
+from scheduler.core.shadow import ShadowFollower
+from scheduler.core.state import Request
+from scheduler.core.stats import RequestStats
 from scheduler.policies.predictors.base import Silent
 from support.scheduling.core_driver import Driver, P, compute
 
@@ -131,3 +137,73 @@ def test_a_shadow_that_joins_amid_blocks_is_told_the_next_from_there_on() -> Non
     assert t.Align(1, 4, True, 0, 9, 3) in d.raw
     d.do(t.TokenDecoded(1, 6))
     assert t.Align(1, 6, True, 9, 11, before=1) in d.raw
+
+
+class Wanted:
+    """In place of a search: the periods that it wants."""
+
+    def __init__(self) -> None:
+        self.periods = (1, 1)
+
+
+def test_new_periods_are_told_with_all_that_the_shadow_has_not_had_and_count_from_there() -> None:
+    wanted, commands = Wanted(), Commands()
+    shadow = ShadowFollower(commands, Alignment(1, 1, tuning=AUTO), wanted)  # type: ignore[arg-type]
+    shadow.joined()
+    shadow.opened(1, 5)
+    got = []
+    for step, periods in enumerate([(1, 1), (2, 3), (2, 3), (2, 3), (2, 3), (2, 3), (1, 4), (1, 4)]):
+        wanted.periods = periods
+        shadow.decoded(1, step)
+        got += [(c.step, c.token, c.kv_start, c.kv_stop, c.periods) for c in commands.take() if isinstance(c, t.Align)]
+    assert got == [
+        (0, True, 0, 5, ()),
+        (1, True, 5, 6, (2, 3)),
+        (2, False, 7, 7, ()),
+        (3, True, 8, 8, ()),
+        (4, False, 6, 9, ()),
+        (5, True, 10, 10, ()),
+        (6, True, 9, 11, (1, 4)),
+        (7, True, 12, 12, ()),
+    ]
+
+
+def test_a_shadow_that_joins_is_told_the_periods_in_use() -> None:
+    wanted, commands = Wanted(), Commands()
+    shadow = ShadowFollower(commands, Alignment(1, 1, tuning=AUTO), wanted)  # type: ignore[arg-type]
+    shadow.opened(1, 5)
+    wanted.periods = (4, 4)
+    for step in range(3):
+        shadow.decoded(1, step)
+    shadow.joined()
+    shadow.decoded(1, 3)
+    aligned = [c for c in commands.take() if isinstance(c, t.Align)]
+    assert aligned == [t.Align(1, 2, True, 0, 7, periods=(4, 4)), t.Align(1, 3, False, 8, 8)]
+
+
+def test_steps_that_only_decode_are_measured() -> None:
+    """Two requests, of which one reads its prompt in between; stalls and loads on demand are means over requests."""
+    live = LivePeriods(Alignment(1, 1, tuning=AUTO), lambda: 0.25)
+    told: list[tuple[float, ...]] = []
+    live._search.stepped = lambda *figures: told.append(figures)  # type: ignore[union-attr, method-assign]
+    requests = {1: Request(RequestStats(5)), 2: Request(RequestStats(7))}
+    live.begin({1: t.Pass(1, 5, 1, False)}, requests, 1.0)
+    requests[1].stats.stall_s += 0.5
+    requests[1].stats.reloads += 2
+    live.decoded(1, 1, 2.0)
+    live.begin({1: t.Pass(1, 6, 1, False), 2: t.Pass(2, 0, 7, True)}, requests, 3.0)
+    live.decoded(2, 0, 3.5)
+    live.decoded(1, 2, 4.0)
+    live.begin({1: t.Pass(1, 7, 4, False), 2: t.Pass(2, 7, 1, False)}, requests, 5.0)
+    requests[2].stats.stall_s += 0.5
+    live.decoded(1, 5, 6.0)
+    live.decoded(1, 5, 6.0)
+    live.decoded(2, 1, 6.5)
+    assert told == [(1, 1.0, 1.0, 0.5, 0.5), (2, 2.0, 1.5, 0.25, 0.0)]
+
+
+def test_fixed_periods_are_told_nothing() -> None:
+    live = LivePeriods(Alignment(2, 3), lambda: 0.25)
+    live.begin({1: t.Pass(1, 5, 1, False)}, {1: Request(RequestStats(5))}, 1.0)
+    live.decoded(1, 1, 2.0)
+    assert (live.periods, live.best) == (None, None)
