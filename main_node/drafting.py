@@ -137,6 +137,11 @@ class Drafting:
                 one.length.foretold(right)
             return one.length.drafts()
 
+    def available(self, request: int) -> int:
+        """Drafts that there are of the next tokens."""
+        one = self._open.get(request)
+        return len(one.drafter.following(MOST_DRAFTS)) if one is not None else 0
+
     def take(self, request: int, most: int) -> tuple[int, ...]:
         """Drafts for the next block, which may have `most` rows."""
         one = self._open.get(request)

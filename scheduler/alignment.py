@@ -38,9 +38,7 @@ class Alignment:
             if value < 0:
                 raise ConfigError(f"{name} is {value}; allowed: 0 (never), 1 (every token), 2, 3, ...")
             if self.tuning != FIXED and not 1 <= value <= LONGEST:
-                raise ConfigError(
-                    f"{name} is {value} with periods that are chosen live; begin at 1, 2, ... {LONGEST}"
-                )
+                raise ConfigError(f"{name} is {value} with periods that are chosen live; begin at 1, 2, ... {LONGEST}")
         if self.tuning not in (FIXED, AUTO, KV_AUTO):
             raise ConfigError(f"tuning of periods is {self.tuning!r}; allowed: {FIXED}, {AUTO}, {KV_AUTO}")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,15 @@ from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store
 from odmoe.text import encode, load_tokenizer
+from scheduler.drafts.length import AUTO, MOST_ROWS
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.simultaneous import compared_together
+
+DRAFTS_S = 0.05
+"""How long a pass waits for one more draft."""
 
 
 def variations(base: Settings, full: bool) -> Iterator[Settings]:
@@ -61,12 +66,30 @@ def several(base: Settings, drafts: list[str]) -> Iterator[Settings]:
         yield base.but(shadow=shadow, slots=slots, mini_batch=4096, draft=draft, draft_from=source)
 
 
+def wait_for_drafts(drafting: Any, most: int) -> None:
+    """Have each pass wait for drafts, up to `most`, as long as more of them come: two cores that compute a main model
+    and a shadow at the same time have hardly any, and blocks of one token say nothing about drafts."""
+    take = drafting.take
+
+    def patient(request: int, rows: int) -> Any:
+        count, wanted, end = -1, min(most, rows - 1), time.monotonic() + DRAFTS_S
+        while (now := drafting.available(request)) < wanted and (now > count or time.monotonic() < end):
+            if now > count:
+                count, end = now, time.monotonic() + DRAFTS_S
+            time.sleep(0.001)
+        return take(request, rows)
+
+    drafting.take = patient
+
+
 def measure(
     settings: Settings, store: Any, answers: list[tuple[list[int], Answer]], count: int, requests: int
 ) -> dict[str, Any]:
     """Every prompt on one cluster of these settings, `requests` at once."""
     cluster: Any = start_cluster(settings, store)
     prompts = [prompt for prompt, _ in answers]
+    if settings.draft and settings.shadowed:
+        wait_for_drafts(cluster.main.drafting, MOST_ROWS - 1 if settings.draft == AUTO else int(settings.draft))
     try:
         if requests == 1:
             found = [answer(cluster, prompt, count) for prompt in prompts]
