@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from checkpoint import family
+from checkpoint.inference import inference
 from checkpoint.kernels import EXACT, Linear
 
 Views = dict[str, torch.Tensor]
@@ -155,12 +156,12 @@ def _activation(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _inferring(compute: Compute) -> Compute:
-    """In inference mode, which the model's own thread is in already."""
+    """On whatever thread a worker computes. The model's own is in inference mode already."""
 
     def inferring(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if torch.is_inference_mode_enabled():
             return compute(hidden, weights)
-        with torch.inference_mode():
+        with inference():
             return compute(hidden, weights)
 
     return inferring

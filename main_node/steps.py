@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-import torch
-
+from checkpoint.inference import inference
 from main_node.engine.engine import Engine
 from main_node.engine.sequence import Sequence
 from main_node.lockstep import LockStep
@@ -183,7 +182,7 @@ class Steps:
         """On the request's own thread, whole."""
         began = time.monotonic()
         try:
-            with torch.inference_mode():
+            with inference():
                 job.begin(job.tokens, 1)
                 try:
                     self._engine.begin_step((job.one,))
@@ -257,7 +256,7 @@ class Steps:
     # --- the model's thread -------------------------------------------------------------------------------------
 
     def _run_steps(self) -> None:
-        with torch.inference_mode():
+        with inference():
             while jobs := self._form():
                 began = time.monotonic()
                 try:

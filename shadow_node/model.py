@@ -12,6 +12,7 @@ from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.devices.streams import new_stream
 from checkpoint.devices.transfer import to_host, token_ids
+from checkpoint.inference import inference
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
@@ -107,7 +108,7 @@ class ShadowModel:
 
     def forward(self, tokens: list[int], cache: Any) -> int:
         """Run one pass, which adds `len(tokens)` positions to the cache. Returns the greedy next token."""
-        with torch.inference_mode():
+        with inference():
             return self._forward(tokens, cache)
 
     def lock_step(self, tokens: list[int], cache: Any) -> Coroutine[int]:

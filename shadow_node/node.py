@@ -7,10 +7,9 @@ import os
 import queue
 import threading
 
-import torch
-
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.streams import on_stream
+from checkpoint.inference import inference
 from scheduler.errors import LinkError, ProtocolError
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
@@ -172,7 +171,7 @@ class _Session(Session):
     def _work(self) -> None:
         """Run passes while any may run."""
         try:
-            with torch.inference_mode(), on_stream(self._shadow.model.stream):
+            with inference(), on_stream(self._shadow.model.stream):
                 self._take()
                 while not self.over and self._passes.advance():
                     self._take()
