@@ -135,7 +135,8 @@ def main() -> None:
     if args.requests and args.cluster != "embedded":
         parser.error("--requests compares logits, which only an embedded cluster gives")
     prepare_process()
-    prepare_libraries(Settings(model=args.model).threads_a_node)
+    threads = Settings(model=args.model).threads_a_node  # of Transformers, too: last bits depend on it
+    prepare_libraries(threads)
     header("Tokens and logits against Transformers eager")
     rows: list[dict[str, Any]] = []
     bad = 0
@@ -148,7 +149,7 @@ def main() -> None:
             answers = [(prompt, reference(model, prompt, args.tokens)) for prompt in ids]
             whole = sum(p.nbytes for p in model.parameters())
             del model
-            base = Settings(model=args.model, dtype=dtype, cluster=args.cluster)
+            base = Settings(model=args.model, dtype=dtype, cluster=args.cluster, threads=threads)
             settings = list(several(base, args.drafts) if args.requests else variations(base, args.full))[: args.first]
             runs = [(one, requests) for requests in args.requests or [1] for one in settings]
             task = bars.add_task(dtype, total=len(runs))
