@@ -183,8 +183,9 @@ class World:
         decoded, over = ended
         for request in decoded:
             if not request.complete:
-                drafts = request.drafts.wanted() if request.drafts is not None else 0
-                self._post(t.TokenDecoded(request.number, len(request.done) - 1, drafts))
+                mine, index = request.drafts, len(request.done) - 1
+                said = (mine.wanted(), mine.foretold) if mine is not None else ()
+                self._post(t.TokenDecoded(request.number, index, *said))
             elif self.core.stats[request.number].unmatched:
                 self._leaving.add(request)
                 self.events.at(self.events.now + DRAIN_S, self._close, request)
@@ -197,5 +198,5 @@ class World:
         """Its predictions have come, or do not come in time. One that waits takes its place."""
         self._leaving.discard(request)
         if self.queue.close(request):
-            self._post(t.RequestClosed(request.number))
+            self._post(t.RequestClosed(request.number, len(request.done)))
             self._arrive()
