@@ -85,17 +85,17 @@ def run_simulation(given: SimulateSettings, as_json: bool, terminal: Terminal) -
 
 
 def _simulated(runs: list[Run], spans: bool, terminal: Terminal) -> list[Outcome]:
-    """`spans`: whether to keep the spans of the first run."""
+    """`spans`: whether to keep the spans of the first run. What rows of drafts cost in a run is known in the next."""
     counts = [sum(arrival.tokens for arrival in run.arrivals) for run in runs]
     outcomes: list[Outcome] = []
-    before = 0
+    before, lengths = 0, runs[0].scenario.draft_lengths()
 
     def move(count: int) -> None:
         progress("simulated tokens", before + count, sum(counts))
 
     with terminal.progress() as progress:
         for run, count in zip(runs, counts, strict=True):
-            outcomes.append(simulate_requests(run.scenario, run.arrivals, spans and not outcomes, move))
+            outcomes.append(simulate_requests(run.scenario, run.arrivals, spans and not outcomes, move, lengths))
             before += count
     return outcomes
 

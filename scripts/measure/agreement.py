@@ -23,12 +23,13 @@ import json
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.alignment import AT_ONCE, LATE
-from scheduler.drafts.length import AUTO
+from scheduler.drafts.length import AUTO, DraftLengths
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
@@ -132,34 +133,30 @@ def compare(
         raise SystemExit(
             f"recorded were prompts and answers of {was} tokens, asked {wanted}; did others ask meanwhile?"
         )
-    pairs = list(zip(found, times, strict=True))[1:]
-    return [_compare(recording, one, ttft_s, decode_s, profile, draft) for one, (ttft_s, decode_s) in pairs]
+    scenario = scenario_of(recording, profile, draft=draft)
+    lengths = scenario.draft_lengths()
+    rows = [
+        _compare(recording, replace(scenario, tokens=one.tokens), one, ttft_s, decode_s, lengths)
+        for one, (ttft_s, decode_s) in zip(found, times, strict=True)
+    ]
+    return rows[1:]
 
 
 def compare_together(
     recording: Recording, times: list[Any], tokens: int, profile: str, batch_dense: bool = False, draft: int | str = 0
 ) -> list[dict[str, Any]]:
     """Requests that were answered together, as measured and as simulated. SystemExit where they were not."""
-    group = recorded_groups(recorded_workloads(recording))[-1]
+    *before, group = recorded_groups(recorded_workloads(recording))
     if (found := [one.tokens for one in group]) != [tokens] * len(times):
         raise SystemExit(
             f"{len(times)} prompts were asked at once for {tokens} tokens each, and those answered together have "
             f"{found}; did others ask meanwhile?"
         )
-    shape, made = recording.core_config.shape, recording.core_config
-    scenario = Scenario(
-        recorded_runs.of_shape(find_profile(profile), shape),
-        alignment=made.alignment,
-        system=made.system,
-        mini_batch=made.mini_batch,
-        group_size=made.group_size,
-        requests=len(group),
-        batch_dense=batch_dense,
-        draft=draft,
-        **joined(recording),
-    )
-    arrivals = [Arrival(one, one.prompt_tokens, one.tokens, step=one.step) for one in group]
-    outcome = simulate_requests(scenario, arrivals)
+    scenario = scenario_of(recording, profile, requests=len(group), batch_dense=batch_dense, draft=draft)
+    lengths = scenario.draft_lengths()
+    for of in [*before, group]:
+        arrivals = [Arrival(one, one.prompt_tokens, one.tokens, step=one.step) for one in of]
+        outcome = simulate_requests(replace(scenario, requests=len(of)), arrivals, lengths=lengths)
     simulated = sorted((one.token_s[-1] - one.ttft_s) / (tokens - 1) for one in outcome.answers)
     measured = sorted(decode_s / (tokens - 1) for _, decode_s in times)  # threads are not in the requests' order
     recalls = [one.stats.overall for one in outcome.answers]
@@ -176,29 +173,39 @@ def compare_together(
     ]
 
 
-def _compare(
-    recording: Recording, one: RecordedWorkload, ttft_s: float, decode_s: float | None, profile: str, draft: int | str
-) -> dict[str, Any]:
-    """What is simulated has the recording's configuration and the model's shape."""
+def scenario_of(recording: Recording, profile: str, **fields: Any) -> Scenario:
+    """The recording's configuration and the model's shape, at a profile's times."""
     shape, made = recording.core_config.shape, recording.core_config
-    fitted = recorded_runs.of_shape(find_profile(profile), shape)
-    outcome = recorded_runs.simulated(
-        fitted,
-        one,
+    return Scenario(
+        recorded_runs.of_shape(find_profile(profile), shape),
         alignment=made.alignment,
         system=made.system,
         mini_batch=made.mini_batch,
         group_size=made.group_size,
-        draft=draft,
+        **fields,
         **joined(recording),
     )
+
+
+def _compare(
+    recording: Recording,
+    scenario: Scenario,
+    one: RecordedWorkload,
+    ttft_s: float,
+    decode_s: float | None,
+    lengths: DraftLengths,
+) -> dict[str, Any]:
+    """One request as measured and as simulated. `lengths`: of drafts, as the requests before it have left them."""
+    arrival = Arrival(one, one.prompt_tokens, one.tokens)
+    outcome = simulate_requests(scenario, [arrival], lengths=lengths)
+    made = recording.core_config
     row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.system.prefill}
     row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.stats.overall.recall}
     row["unpredicted"] = outcome.stats.unpredicted
     if decode_s is not None:
         simulated = (outcome.token_s[-1] - outcome.ttft_s) / len(outcome.token_s)
         row |= {"token_s": decode_s / (one.tokens - 1), "simulated_token_s": simulated}
-        row |= _blocks(recording, [one], outcome) if draft else {}
+        row |= _blocks(recording, [one], outcome) if scenario.draft else {}
     return row
 
 
