@@ -44,5 +44,6 @@ def _about(settings: Settings, store: ExpertStore, slots: int) -> dict[str, Any]
         "profile": settings.profile,
         "draft": settings.draft,
         "draft_from": settings.draft_from,
+        "batch_dense": settings.batch_dense,
         "versions": versions,
     }

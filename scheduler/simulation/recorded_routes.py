@@ -55,6 +55,8 @@ class RecordedWorkload:
     """If given, predictions are drawn at random with this recall, in place of the recorded ones."""
     acceptance: float | None = None
     """If given, each draft is right with this probability, in place of the recorded ones."""
+    likely: float | None = None
+    """The probability that a draft is right that was not recorded; None: `accepted`."""
     seed: int = 0
     foresight: str | None = None
     gates: dict[tuple[int, int], Gate] = field(default_factory=dict)
@@ -112,9 +114,11 @@ class RecordedWorkload:
 
     def same_token(self, index: int) -> bool:
         """As recorded. Without any drafts always: then another token shows in `replaced` only."""
-        share = self.accepted if self.acceptance is None else self.acceptance
-        if self.acceptance is None and index in self.drafts:
-            return self.drafts[index]
+        share = self.acceptance
+        if share is None:
+            if index in self.drafts:
+                return self.drafts[index]
+            share = self.accepted if self.likely is None else self.likely
         return share is None or self._draw("token", index)() < share
 
     def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
