@@ -193,6 +193,7 @@ class World:
                 mine, index = request.drafts, len(request.done) - 1
                 said = (mine.wanted(), mine.foretold) if mine is not None else ()
                 self._post(t.TokenDecoded(request.number, index, *said))
+                request.choose_block()
             elif self.core.stats[request.number].unmatched:
                 self._leaving.add(request)
                 self.events.at(self.events.now + DRAIN_S, self._close, request)
