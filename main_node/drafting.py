@@ -126,16 +126,17 @@ class Drafting:
         if one is not None and isinstance(one.drafter, _ShadowDrafts):
             one.drafter.offer(draft)
 
-    def decoded(self, request: int, tokens: Sequence[int]) -> int:
-        """The answer has gained these tokens. Returns how far the shadow is to draft, see `TokenDecoded.drafts`."""
+    def decoded(self, request: int, tokens: Sequence[int]) -> tuple[int, bool | None]:
+        """The answer has gained these tokens. Returns how far the shadow is to draft, and whether the last token had
+        been drafted rightly, see `TokenDecoded`."""
         with self._lock:
             one = self._open.get(request)
             if one is None:
-                return 0
+                return 0, None
             right, rows, one.rows = one.drafter.decoded(tokens), one.rows, 1
             if right is not None and len(tokens) == rows:  # it was in no block
                 one.length.foretold(right)
-            return one.length.drafts()
+            return one.length.drafts(), right
 
     def available(self, request: int) -> int:
         """Drafts that there are of the next tokens."""

@@ -237,7 +237,7 @@ class MainNode:
         count = len(sequence.tokens)
         position = len(sequence.prompt) + count - 1
         self.engine.pace.decoded(number)
-        self.engine.post(t.TokenDecoded(number, count - 1, self.drafting.decoded(number, gained)))
+        self.engine.post(t.TokenDecoded(number, count - 1, *self.drafting.decoded(number, gained)))
         most = sequence.max_new_tokens - count
         drafts: tuple[int, ...] = ()
         if self.drafting.on:

@@ -175,7 +175,10 @@ class RequestOpened:
 
 @_message
 class RequestClosed:
+    """`tokens`: of its answer so far; 0: none, or unknown. For recordings."""
+
     request: int
+    tokens: int = 0
 
 
 class Pass(NamedTuple):
@@ -263,11 +266,13 @@ class TokenDecoded:
     the last of the tokens that the block gave.
 
     `drafts`: passes that the shadow may run ahead of that pass, to draft the tokens after it; 0: it need not draft.
+    `foretold`: whether the token had been drafted rightly; None: there was no draft of it. For recordings.
     """
 
     request: int
     index: int
     drafts: int = 0
+    foretold: bool | None = None
 
 
 @_message

@@ -74,6 +74,8 @@ class Engine:
         self._draining = False
         self._now = 0.0
         self._requests: dict[int, Sequence] = {}
+        self._answers: dict[int, int] = {}
+        """Request -> tokens of its answer, until it is closed."""
         self._layers = LayersInFlight()
         self._to_shadow = ShadowSender(self.peers, threaded=not self.pace.emulated)
         self._failed: dict[int, tuple[type[RequestFailedError], str]] = {}
@@ -245,12 +247,18 @@ class Engine:
     def answered(self, number: int) -> None:
         """The request has its last token. It is open until its predictions are complete."""
         with self._lock:
-            self._requests.pop(number, None)
+            self._take_back(number)
+
+    def _take_back(self, number: int) -> None:
+        """No pass of a request follows."""
+        data = self._requests.pop(number, None)
+        if data is not None:
+            self._answers[number] = len(data.tokens)
 
     def close_request(self, number: int) -> None:
         with self._lock:
-            self.post(t.RequestClosed(number))
-            self._requests.pop(number, None)
+            self._take_back(number)
+            self.post(t.RequestClosed(number, self._answers.pop(number, 0)))
             self._failed.pop(number, None)
             self.checks.closed(number)
             self.reach.closed(number)

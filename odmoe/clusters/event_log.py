@@ -42,5 +42,8 @@ def _about(settings: Settings, store: ExpertStore, slots: int) -> dict[str, Any]
         "shadow": settings.shadow if settings.shadowed else "none",
         "loader": settings.loader_used,
         "profile": settings.profile,
+        "draft": settings.draft,
+        "draft_from": settings.draft_from,
+        "batch_dense": settings.batch_dense,
         "versions": versions,
     }

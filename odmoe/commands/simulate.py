@@ -18,7 +18,7 @@ from odmoe.settings.system_settings import CHOSEN, check_read
 from odmoe.settings.table import flag
 from odmoe.settings.units import AUTO_SLOTS
 from odmoe.terminal import Terminal
-from scheduler.alignment import Alignment
+from scheduler.alignment import FIXED, Alignment
 from scheduler.core.stats import RecallCounts
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
@@ -26,7 +26,7 @@ from scheduler.eventlog.replay import replay
 from scheduler.policies.registry import caches, keeps_all, strategy_of
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.policies.systems import SYSTEMS
-from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_groups, recorded_workloads
+from scheduler.simulation.recorded_routes import SHADOW, RecordedWorkload, recorded_groups, recorded_workloads
 from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.scenario import RECALL, Scenario
 from scheduler.simulation.simulate import Outcome, simulate_requests, unscored
@@ -37,7 +37,7 @@ from scheduler.timing.profile import Profile, find_profile
 from scheduler.trace import write_trace
 from scheduler.types import FormCost, WorkerJoined
 
-_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k", "acceptance", "requests", "interval", "prefill_chunk")
+_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k", "requests", "interval", "prefill_chunk")
 """Settings that a recording determines."""
 
 
@@ -85,17 +85,17 @@ def run_simulation(given: SimulateSettings, as_json: bool, terminal: Terminal) -
 
 
 def _simulated(runs: list[Run], spans: bool, terminal: Terminal) -> list[Outcome]:
-    """`spans`: whether to keep the spans of the first run."""
+    """`spans`: whether to keep the spans of the first run. What rows of drafts cost in a run is known in the next."""
     counts = [sum(arrival.tokens for arrival in run.arrivals) for run in runs]
     outcomes: list[Outcome] = []
-    before = 0
+    before, lengths = 0, runs[0].scenario.draft_lengths()
 
     def move(count: int) -> None:
         progress("simulated tokens", before + count, sum(counts))
 
     with terminal.progress() as progress:
         for run, count in zip(runs, counts, strict=True):
-            outcomes.append(simulate_requests(run.scenario, run.arrivals, spans and not outcomes, move))
+            outcomes.append(simulate_requests(run.scenario, run.arrivals, spans and not outcomes, move, lengths))
             before += count
     return outcomes
 
@@ -162,8 +162,8 @@ def _scenario(
         arrivals=tuple(given.interval * number for number in range(given.requests)) if given.interval else (),
         parallel=given.parallel,
         prefill_chunk=given.prefill_chunk,
-        batch_dense=given.batch_dense,
-        draft=given.draft,
+        batch_dense=_as_recorded(given, recording, "batch_dense") is True,
+        draft=_draft(given, recording, system),
     )
     if given.given("placement") and system.placement != "device" and not scenario.host:
         raise ConfigError(
@@ -172,6 +172,20 @@ def _scenario(
         )
     enough = -(-profile.layers * profile.experts // workers) if keeps_all(system) else 1
     return replace(scenario, slots=slots or max([enough, *joined.values()]))
+
+
+def _as_recorded(given: SimulateSettings, recording: Recording | None, name: str) -> Any:
+    """A setting as given, else as in the recorded run, else the default."""
+    default = getattr(given, name)
+    return default if given.given(name) or recording is None else recording.about.get(name, default)
+
+
+def _draft(given: SimulateSettings, recording: Recording | None, system: SystemConfig) -> Any:
+    """Drafts of a block. A run with another source of drafts, or another predictor, says nothing about the shadow's."""
+    if given.given("draft") or recording is None:
+        return given.draft
+    from_shadow = recording.about.get("draft_from", SHADOW) == SHADOW and system.predictor == "sep"
+    return _as_recorded(given, recording, "draft") if from_shadow else 0
 
 
 def _slots(given: SimulateSettings, system: SystemConfig) -> int | None:
@@ -234,7 +248,7 @@ def _recorded_run(
     """Requests that are answered together. Each joins the step that it joined then, unless --parallel is given."""
     arrivals = []
     for one in group:
-        one.recall, one.seed = given.recall, given.seed
+        one.recall, one.acceptance, one.seed = given.recall, given.acceptance, given.seed
         tokens = given.tokens if given.given("tokens") else one.tokens
         if tokens > one.tokens:
             raise ConfigError(
@@ -245,6 +259,7 @@ def _recorded_run(
     scenario = _scenario(given, profile, recording, prompt, tokens)
     for one, arrival in zip(group, arrivals, strict=True):
         _check_predictions(replace(scenario, tokens=arrival.tokens), recording, one, file)
+    _check_drafts(scenario, group, file)
     return Run(scenario, _preset(given, recording), arrivals, group)
 
 
@@ -253,6 +268,11 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
     if scenario.system.predictor != "sep" or one.recall is not None or scenario.tokens == 1:
         return
     was, simulated = recording.core_config.alignment, scenario.alignment
+    if was.tuning != FIXED:
+        raise ConfigError(
+            f"the predictions in {file} are those of a shadow whose periods of alignment were chosen live; give --recall "
+            "to draw others"
+        )
     for label, before, now in (
         ("--align-token", was.token_period, simulated.token_period),
         ("--align-kv", was.kv_period, simulated.kv_period),
@@ -264,6 +284,22 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
             )
     if not one.predictions:
         raise ConfigError(f"request {one.number} of {file} has no predictions; give --recall, or --predictor none")
+
+
+def _check_drafts(scenario: Scenario, group: list[RecordedWorkload], file: Path) -> None:
+    """Raises ConfigError where nobody knows how many drafts are right. Those of other requests tell it for one that has
+    none."""
+    if not scenario.draft or scenario.tokens == 1 or group[0].acceptance is not None:
+        return
+    known = [right for one in group for right in one.drafts.values()]
+    if not known:
+        numbers = ", ".join(str(one.number) for one in group)
+        raise ConfigError(
+            f"--draft is {scenario.draft}, and {file} has no drafts of a shadow for request {numbers}, so nobody knows "
+            "how many are right; give --acceptance, or record a run with --draft"
+        )
+    for one in group:
+        one.likely = sum(known) / len(known)
 
 
 # --- outcomes to figures ----------------------------------------------------------------------------------------
@@ -304,6 +340,8 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
         "batch_dense": scenario.batch_dense,
         "draft": scenario.draft,
         **_drafted(outcomes),
+        "acceptance": _acceptance(runs, given) if scenario.draft else None,
+        "acceptance_given": given.acceptance is not None,
         "ttft_s": sum(answer.ttft_s for answer in answers) / len(answers),
         "ttft_worst_s": max(answer.ttft_s for answer in answers),
         "decode_tokens_per_s": decoded / sum(outcome.decode_s for outcome in outcomes) if decoded else None,
@@ -325,6 +363,14 @@ def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: Simul
         "wall_s": took_s,
         "simulated_tokens_per_s": tokens / took_s,
     }
+
+
+def _acceptance(runs: list[Run], given: SimulateSettings) -> float:
+    """Share of the shadow's own tokens that are the main model's: as given, as recorded, or as is assumed."""
+    if given.acceptance is not None:
+        return given.acceptance
+    known = [right for run in runs for one in run.measured or () for right in one.drafts.values()]
+    return sum(known) / len(known) if known else SAME_TOKEN
 
 
 def _drafted(outcomes: list[Outcome]) -> dict[str, Any]:

@@ -94,7 +94,9 @@ def by_luck(share: float | None) -> str:
 def _drafts(facts: dict[str, Any]) -> str:
     each = f"{facts['rows_a_pass']:.1f} rows a pass give {facts['tokens_a_pass']:.1f} tokens"
     share = "" if facts["accepted"] is None else f", {facts['accepted']:.0%} of the drafts accepted"
-    return f"--draft {facts['draft']}: {each}{share}"
+    recorded = "recorded_ttft_s" in facts["requests"][0] and not facts["acceptance_given"]
+    right = f"{facts['acceptance']:.1%} of the shadow's own tokens are right{', as recorded' * recorded}"
+    return f"--draft {facts['draft']}: {each}{share}; {right}"
 
 
 def _requests(facts: dict[str, Any]) -> str:

@@ -70,7 +70,7 @@ class SimulateSettings(SystemSettings):
     acceptance: Number | None = setting(
         None,
         "a number from 0 to 1",
-        f"Share of the shadow's own tokens that are the main model's (default: {SAME_TOKEN})",
+        f"Share of the shadow's own tokens that are the main model's (default: {SAME_TOKEN}, or the recording's)",
         heading="Prediction",
         ge=0,
         le=1,

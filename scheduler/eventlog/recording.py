@@ -26,7 +26,7 @@ from scheduler.limits import MAX_COUNT, MAX_EXPERTS
 from scheduler.policies.precision import FORMS
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 
-FORMAT, VERSION = "odmoe recording", 7
+FORMAT, VERSION = "odmoe recording", 8
 LIMIT_BYTES = 256 << 20
 """Largest recording. Beyond this size no more events are kept, and `Recorder.take` raises an error."""
 _MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16
@@ -228,6 +228,7 @@ _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     float: _finite,
     str: _typed(str),
     bool: _typed(bool),
+    bool | None: _or_none(_typed(bool)),
     t.Visit: _fixed(t.Visit, _int, _int, _int),
     t.ExpertId: _fixed(t.ExpertId, _int, _int),
     tuple[int, ...]: _several(_int),

@@ -15,6 +15,8 @@ class RequestDrafts:
     def __init__(self, lengths: DraftLengths) -> None:
         self.blocks = self.rows = self.gained = 0
         """Passes that decode, their rows, and the tokens that they gave."""
+        self.foretold: bool | None = None
+        """Of the last token, see `TokenDecoded`."""
         self._table = DraftTable()
         self._length = lengths.opened()
 
@@ -33,14 +35,14 @@ class RequestDrafts:
     def read(self, rows: int, gained: int) -> None:
         """A pass over a token and its drafts has ended."""
         self.blocks, self.rows, self.gained = self.blocks + 1, self.rows + rows, self.gained + gained
-        right = self._table.decoded([RIGHT] * gained)
+        self.foretold = right = self._table.decoded([RIGHT] * gained)
         self._length.verified(rows, gained)
         if gained == rows and right is not None:
             self._length.foretold(right)
 
     def prefilled(self) -> None:
         """The first token exists."""
-        self._table.decoded([RIGHT])
+        self.foretold = self._table.decoded([RIGHT])
 
     @property
     def plan(self) -> Planned:

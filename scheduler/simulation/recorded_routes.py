@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import get_args
 
 from scheduler import types as t
 from scheduler.eventlog.recording import Recording
 from scheduler.policies.registry import strategy_of
 from scheduler.simulation.workload import Gate, Rows, mistaken
 
+SHADOW = "shadow"
+"""Where drafts come from, as recordings have it."""
+
+_Taken = t.GateFired | t.Predicted | t.Foreseen | t.TokenDecoded | t.RequestClosed
+_TAKEN = get_args(_Taken)
+
 
 @dataclass(slots=True)
 class RecordedWorkload:
-    """One recorded request, of `tokens` tokens; see `Workload`."""
+    """One recorded request, of `tokens` tokens; see `Workload`.
+
+    Passes are counted by token, though several may have been rows of one block. What is not in the recording is drawn:
+    whether a draft is right that was never told, by the share of those that were; and what a row after a wrong draft
+    needs, where no such row was recorded for its place, from another pass of the answer.
+    """
 
     number: int
     prompt_tokens: int
@@ -24,15 +37,26 @@ class RecordedWorkload:
     prefill: list[list[Rows]] = field(default_factory=list)
     """By pass over the prompt, by layer."""
     passes: list[list[tuple[int, ...]]] = field(default_factory=list)
+    """By token that was read, by layer: the row of the last block that read it."""
     predictions: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     replaced: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """Of the predictions, those that were others at first: what the shadow predicted ahead of an alignment."""
+    drafts: dict[int, bool] = field(default_factory=dict)
+    """Number of a token -> whether its draft was right, where there was one."""
+    refused: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """(index, layer) -> routes of a row that read a wrong draft, or one after it."""
+    strayed: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """(index, layer) -> what the shadow predicted from a token that was wrong, or after one."""
     ttft_s: float = 0.0
     """Recorded time from the start of prefill to its last answer, by the main node's clock."""
     decode_s: float = 0.0
     """Recorded time from the start of the first decode pass to the last answer of the last one."""
     recall: float | None = None
     """If given, predictions are drawn at random with this recall, in place of the recorded ones."""
+    acceptance: float | None = None
+    """If given, each draft is right with this probability, in place of the recorded ones."""
+    likely: float | None = None
+    """The probability that a draft is right that was not recorded; None: `accepted`."""
     seed: int = 0
     foresight: str | None = None
     gates: dict[tuple[int, int], Gate] = field(default_factory=dict)
@@ -54,6 +78,11 @@ class RecordedWorkload:
     def decode_tokens_per_s(self) -> float | None:
         """As recorded."""
         return len(self.passes) / self.decode_s if self.passes and self.decode_s > 0 else None
+
+    @property
+    def accepted(self) -> float | None:
+        """Share of the recorded drafts that were right; None without any."""
+        return sum(self.drafts.values()) / len(self.drafts) if self.drafts else None
 
     @property
     def scored(self) -> bool:
@@ -81,21 +110,45 @@ class RecordedWorkload:
         """As recorded; or, if `recall` is given, drawn at random for the recorded routes."""
         if self.recall is None:
             return self.predictions.get((index, layer))
-        draw: Callable[[], float] = Random(f"{self.seed} {self.number} {index} {layer}").random
-        return mistaken(draw, self.passes[index][layer], self.experts, self.recall)
+        return mistaken(self._draw(index, layer), self.passes[index][layer], self.experts, self.recall)
 
     def same_token(self, index: int) -> bool:
-        """A recording does not have the shadow's tokens. Another one shows in `replaced`."""
-        return True
+        """As recorded. Without any drafts always: then another token shows in `replaced` only."""
+        share = self.acceptance
+        if share is None:
+            if index in self.drafts:
+                return self.drafts[index]
+            share = self.accepted if self.likely is None else self.likely
+        return share is None or self._draw("token", index)() < share
 
     def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
-        """What was predicted first. After a late departure that is what was predicted last, too."""
+        """What was predicted first, from the same or from another token. After a late departure the first is what was
+        predicted last, too."""
+        if not same:
+            return self._astray(index, layer)
         before = self.replaced.get((index, layer)) if self.recall is None else None
         return self.predict(index, layer) if before is None else before
 
     def misled(self, index: int, layer: int) -> tuple[int, ...]:
-        """No token is another."""
-        return self.routes(index, layer)
+        """As recorded, else what was predicted from another token, else the routes of another pass."""
+        key = index, layer
+        found = self.refused.get(key, self.strayed.get(key))
+        return self.passes[self._other(index)][layer] if found is None else found
+
+    def _astray(self, index: int, layer: int) -> tuple[int, ...]:
+        """What is predicted in a pass that reads another token, or comes after one."""
+        if self.recall is None:
+            return self.strayed.get((index, layer)) or self.misled(index, layer)
+        return mistaken(self._draw("astray", index, layer), self.misled(index, layer), self.experts, self.recall)
+
+    def _other(self, index: int) -> int:
+        """Another pass of the answer, if there is one."""
+        count = len(self.passes)
+        other = int(self._draw("other", index)() * (count - 1))
+        return min(other + (other >= index), count - 1)
+
+    def _draw(self, *what: object) -> Callable[[], float]:
+        return Random(" ".join(map(str, (self.seed, self.number, *what)))).random
 
 
 def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
@@ -116,7 +169,7 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
             for begun in event.passes:
                 if begun.request in readers:
                     readers[begun.request].began(begun, now)
-        if isinstance(event, t.GateFired | t.Predicted | t.Foreseen):
+        if isinstance(event, _TAKEN):
             number = event.visit.request if isinstance(event, t.GateFired) else event.request
             if number in readers:
                 readers[number].take(event, now)
@@ -125,6 +178,8 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
     for reader, one in whole.items():
         one.foresight = foresight
         one.group, one.step = steps.place(reader)
+        if recording.about.get("draft_from", SHADOW) != SHADOW:  # they say nothing about a shadow's
+            one.drafts.clear()
     return list(whole.values())
 
 
@@ -158,42 +213,40 @@ class _Steps:
 
 
 class _Reader:
-    """Collects one request's events. `_gates`: (position, ordinal) -> rows. `_ends`: position -> time of its last
-    answer. `_gate_events`: (position, ordinal) -> its gate. `_foreseen`: (position, ordinal) -> the scores that
-    followed its gate."""
+    """Collects one request's events. Positions are those of passes, ordinals those of MoE layers."""
 
     def __init__(self, shape: t.ModelShape, opened: t.RequestOpened) -> None:
         self._shape = shape
         self._opened = opened
         self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
-        self._gates: dict[tuple[int, int], Rows] = {}
-        self._predictions: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._replaced: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._gate_events: dict[tuple[int, int], t.GateFired] = {}
-        self._foreseen: dict[tuple[int, int], list[t.Foreseen]] = {}
+        self._gates: dict[tuple[int, int], t.GateFired] = {}  # (position, ordinal) -> its gate
+        self._foreseen: dict[tuple[int, int], list[t.Foreseen]] = {}  # likewise -> the scores that followed it
+        self._predictions: dict[tuple[int, int], list[tuple[float, tuple[int, ...]]]] = {}  # (index, ordinal)
         self._last = (0, 0)
         self._chunks: dict[int, int] = {}  # position -> tokens of each pass over the prompt, in their order
+        self._blocks: dict[int, int] = {}  # position -> rows of each pass that decodes, in their order
+        self._decoded: dict[int, tuple[float, t.TokenDecoded]] = {}  # likewise -> what it gave, once told
+        self._tokens = 0  # of the answer, once it was closed
         self._from: dict[bool, float] = {}  # when prefill, and the first pass of decoding, began
-        self._ends: dict[int, float] = {}
+        self._ends: dict[int, float] = {}  # position -> time of its last answer
 
     def began(self, one: t.Pass, now: float) -> None:
         self._from.setdefault(one.prefill, now)
-        if one.prefill:
-            self._chunks[one.position] = one.tokens
+        (self._chunks if one.prefill else self._blocks)[one.position] = one.tokens
 
-    def take(self, event: t.GateFired | t.Predicted | t.Foreseen, now: float) -> None:
+    def take(self, event: _Taken, now: float) -> None:
         if isinstance(event, t.GateFired):
             self._last = event.visit.position, self._ordinal[event.visit.layer]
-            self._gates[self._last] = event.rows
-            self._gate_events[self._last] = event
+            self._gates[self._last] = event
         elif isinstance(event, t.Foreseen):
             self._foreseen.setdefault(self._last, []).append(event)
-        else:
-            index = event.position - self._opened.prompt_tokens
-            key = index, self._ordinal[event.layer]
-            if key in self._predictions:
-                self._replaced.setdefault(key, self._predictions[key])
-            self._predictions[key] = event.experts
+        elif isinstance(event, t.Predicted):
+            key = event.position - self._opened.prompt_tokens, self._ordinal[event.layer]
+            self._predictions.setdefault(key, []).append((now, event.experts))
+        elif isinstance(event, t.RequestClosed):
+            self._tokens = self._tokens or event.tokens
+        elif self._blocks:
+            self._decoded[next(reversed(self._blocks))] = now, event
 
     def _index(self, position: int) -> int:
         """The index of a decode pass; -1, -2, ...: of one over the prompt."""
@@ -207,28 +260,84 @@ class _Reader:
 
     def workload(self) -> RecordedWorkload | None:
         first = self._opened.prompt_tokens
-        prefill = [rows for position in self._chunks if (rows := self._rows(position)) is not None]
+        prefill = [gates for position in self._chunks if (gates := self._gates_of(position)) is not None]
         if len(prefill) < len(self._chunks) or sum(self._chunks.values()) != first or first < 1:
             return None
-        one = RecordedWorkload(self._opened.request, first, self._shape.experts, prefill)
+        one = RecordedWorkload(self._opened.request, first, self._shape.experts)
+        one.prefill = [[gate.rows for gate in gates] for gates in prefill]
         one.chunks = tuple(self._chunks.values())
-        while (rows := self._rows(first + len(one.passes))) is not None:
-            one.passes.append([tuple(expert for expert, _ in of_layer) for of_layer in rows])
-        one.predictions = {key: experts for key, experts in self._predictions.items() if key[0] < len(one.passes)}
-        one.replaced = {key: experts for key, experts in self._replaced.items() if key in one.predictions}
-        for (position, layer), event in self._gate_events.items():
-            if (index := self._index(position)) < len(one.passes):
+        told = self._read_passes(one)
+        self._read_predictions(one, told)
+        for (position, layer), event in self._gates.items():
+            if (index := self._index(position)) < len(one.passes) and self._blocks.get(position, 1) == 1:
                 seen = self._foreseen.get((position, layer), ())
                 foreseen = [(self._index(e.position), self._ordinal[e.layer], e.scores) for e in seen]
                 one.gates[index, layer] = Gate(event.chosen, event.scores, tuple(foreseen))
         last_chunk = self._ends[list(self._chunks)[-1]]
         one.ttft_s = last_chunk - self._from[True]
-        if one.passes and False in self._from:
-            one.decode_s = self._ends[first + len(one.passes) - 1] - self._from[False]
         return one
 
-    def _rows(self, position: int) -> list[Rows] | None:
-        """The rows of every layer of a pass; None if the pass is incomplete."""
+    def _gates_of(self, position: int) -> list[t.GateFired] | None:
+        """The gates of every layer of a pass; None if the pass is incomplete."""
         found = [self._gates.get((position, layer)) for layer in range(len(self._shape.layers))]
-        rows = [one for one in found if one is not None]
-        return rows if position in self._ends and len(rows) == len(found) else None
+        gates = [one for one in found if one is not None]
+        return gates if position in self._ends and len(gates) == len(found) else None
+
+    def _read_passes(self, one: RecordedWorkload) -> dict[int, float]:
+        """Passes by token, and drafts. Returns when the main model's token was told in place of each wrong draft."""
+        told: dict[int, float] = {}
+        position = begun = one.prompt_tokens
+        while (gates := self._gates_of(position)) is not None:
+            rows = self._blocks.get(position, 1)
+            gained = self._gained(position, len(one.passes), rows)
+            chosen = _rows_of(gates, rows)
+            if chosen is None or not 1 <= gained <= rows:
+                break
+            begun, index = position, len(one.passes)
+            one.passes += chosen[:gained]
+            for row in range(gained, rows):
+                for layer, experts in enumerate(chosen[row]):
+                    one.refused.setdefault((index + row, layer), experts)
+            one.drafts |= dict.fromkeys(range(index + 1, index + gained), True)
+            now, event = self._decoded.get(position, (0.0, None))
+            right = False if gained < rows else event.foretold if event is not None else None
+            if event is not None and right is not None:
+                one.drafts[event.index] = right
+                if not right:
+                    told[event.index] = now
+            position += gained
+        if one.passes and False in self._from:
+            one.decode_s = self._ends[begun] - self._from[False]
+        return told
+
+    def _gained(self, position: int, index: int, rows: int) -> int:
+        """Tokens that a pass gave. The last one of an answer is not told: it gave as many as the answer has more."""
+        if position in self._decoded:
+            return self._decoded[position][1].index - index
+        return min(rows, max(1, self._tokens - 1 - index)) if self._tokens else rows
+
+    def _read_predictions(self, one: RecordedWorkload, told: dict[int, float]) -> None:
+        """`told`: see `_read_passes`. What came before was predicted from the wrong draft, or after it."""
+        wrong, latest = dict(told), -math.inf
+        for index in range(len(one.passes)):
+            latest = wrong[index] = wrong.get(index, latest)
+        for (index, layer), came in self._predictions.items():
+            if not 0 <= index < len(one.passes):
+                continue
+            key = index, layer
+            right = [experts for now, experts in came if now >= wrong[index]]
+            if len(right) < len(came):
+                one.strayed[key] = next(experts for now, experts in came if now < wrong[index])
+            if right:
+                one.predictions[key] = right[-1]
+            if len(right) > 1:
+                one.replaced[key] = right[0]
+
+
+def _rows_of(gates: list[t.GateFired], rows: int) -> list[list[tuple[int, ...]]] | None:
+    """The experts of each row, by layer. None: the gates are not those of so many rows."""
+    if rows == 1:
+        return [[tuple([expert for expert, _ in gate.rows]) for gate in gates]]
+    if any(len(gate.chosen) != rows for gate in gates):
+        return None
+    return [[gate.chosen[row] for gate in gates] for row in range(rows)]

@@ -57,6 +57,14 @@ class SimulatedRequest:
     """The time of each token of the answer, beginning with the one that prefill gives."""
     drafts: RequestDrafts | None = None
     """None: the shadow drafts nothing."""
+    block: tuple[int, int] = (1, 0)
+    """Where it drafts: rows of the next pass, and how many of the drafts in it are right."""
+
+    def choose_block(self) -> None:
+        """A pass has ended, and the next one takes the drafts that have come until now, as in the engine: others of its
+        step may end later."""
+        if self.drafts is not None:
+            self.block = self.drafts.block(self.arrival.tokens - len(self.done))
 
     @property
     def complete(self) -> bool:
@@ -193,7 +201,7 @@ class RequestQueue:
         arrival, count = request.arrival, len(request.done)
         rows, right, most = 1, 0, arrival.tokens - count
         if request.drafts is not None:
-            rows, right = request.drafts.block(most)
+            rows, right = request.block
         elif self._block > 1:
             rows = min(self._block, most)
             while right < rows - 1 and arrival.workload.same_token(count + right):

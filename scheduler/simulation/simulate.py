@@ -16,6 +16,7 @@ from statistics import fmean
 
 from scheduler.build import make_core
 from scheduler.core.stats import RequestStats
+from scheduler.drafts.length import DraftLengths
 from scheduler.errors import ConfigError
 from scheduler.policies.strategy import Strategy
 from scheduler.policies.system_config import SystemConfig
@@ -152,9 +153,11 @@ def simulate_requests(
     arrivals: Sequence[Arrival],
     spans: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
+    lengths: DraftLengths | None = None,
 ) -> Outcome:
     """Answer requests together, at most `Scenario.parallel` of them at once. `spans`: whether to keep every node's
-    spans. `progress`: called with the number of tokens so far, of all.
+    spans. `progress`: called with the number of tokens so far, of all. `lengths`: of drafts, as requests before have
+    left them, whose steps say what rows cost; None: new ones.
 
     Raises ConfigError if there are too few slots for the residency, or if a policy reads scores that a workload lacks.
     """
@@ -163,7 +166,7 @@ def simulate_requests(
     for arrival in arrivals:
         _check_scores(scenario, core.strategy, arrival.workload)
     kept: list[Span] | None = [] if spans else None
-    world = World(core, scenario, arrivals, kept)
+    world = World(core, scenario, arrivals, kept, lengths)
     world.start()
     total, count = sum(arrival.tokens for arrival in arrivals), 0
     while count < total:

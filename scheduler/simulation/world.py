@@ -12,6 +12,7 @@ from typing import Any
 
 from scheduler import types as t
 from scheduler.core.machine import Core
+from scheduler.drafts.length import DraftLengths
 from scheduler.simulation.drafts import RequestDrafts
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.foresight import SimulatedForesight
@@ -30,10 +31,16 @@ DRAIN_S = 10.0
 
 class World:
     """A core, its nodes and the requests that they answer. `spans`: gets every node's spans; None: nobody reads them.
-    Raises ConfigError where the profile has no times for a host place that the scenario has."""
+    `lengths`: of drafts, as earlier requests have left them; None: new ones. Raises ConfigError where the profile has
+    no times for a host place that the scenario has."""
 
     def __init__(
-        self, core: Core, scenario: Scenario, arrivals: Sequence[Arrival], spans: list[Span] | None = None
+        self,
+        core: Core,
+        scenario: Scenario,
+        arrivals: Sequence[Arrival],
+        spans: list[Span] | None = None,
+        lengths: DraftLengths | None = None,
     ) -> None:
         profile, system = scenario.profile, scenario.system
         self.core = core
@@ -48,7 +55,7 @@ class World:
         self._shadow = SimulatedShadow(
             self.events, profile, self._links, core.alignment, system.departure, self._predicted, self._drafted, spans
         )
-        self._lengths = scenario.draft_lengths()
+        self._lengths = lengths or scenario.draft_lengths()
         self._passes: list[StepPass] = []  # of the step under way
         self._begun = 0.0  # when it began
         self._leaving: set[SimulatedRequest] = set()  # complete, but for predictions on their way
@@ -183,8 +190,10 @@ class World:
         decoded, over = ended
         for request in decoded:
             if not request.complete:
-                drafts = request.drafts.wanted() if request.drafts is not None else 0
-                self._post(t.TokenDecoded(request.number, len(request.done) - 1, drafts))
+                mine, index = request.drafts, len(request.done) - 1
+                said = (mine.wanted(), mine.foretold) if mine is not None else ()
+                self._post(t.TokenDecoded(request.number, index, *said))
+                request.choose_block()
             elif self.core.stats[request.number].unmatched:
                 self._leaving.add(request)
                 self.events.at(self.events.now + DRAIN_S, self._close, request)
@@ -197,5 +206,5 @@ class World:
         """Its predictions have come, or do not come in time. One that waits takes its place."""
         self._leaving.discard(request)
         if self.queue.close(request):
-            self._post(t.RequestClosed(request.number))
+            self._post(t.RequestClosed(request.number, len(request.done)))
             self._arrive()

@@ -7,12 +7,14 @@
     .venv/bin/odmoe up cluster.yaml -m models/deep-moe --dtype float32 --threads 1 --profile rtx3090-1gbe --record yes
 
     .venv/bin/python -m scripts.measure.agreement --requests 8             # eight prompts at once, in one step
+    .venv/bin/python -m scripts.measure.agreement --requests 8 --draft auto --batch-dense --profile rtx3090-1gbe@4
 
 A warm-up, then prompts one at a time, recorded. The record is told to the simulator's scheduler once more (it must
 decide the same, in order), and its routes and predictions are simulated with the profile's times. A ratio is what was
 measured over what was simulated; the goal is 1.05 at most. TTFT is measured with prefill's work at once (`ahead`) and
 one after the other (`in-turn`), on a cluster each; machines of a file do the one with which they were brought up.
 With --requests N, N prompts are asked at once, and the time of a decode token is that of a request among them.
+With --draft the shadow drafts: the simulator has the recorded drafts, right or wrong, and chooses its blocks itself.
 """
 
 from __future__ import annotations
@@ -21,20 +23,22 @@ import json
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.alignment import AT_ONCE, LATE
+from scheduler.drafts.length import AUTO, DraftLengths
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_groups, recorded_workloads
 from scheduler.simulation.requests import Arrival
 from scheduler.simulation.scenario import Scenario
-from scheduler.simulation.simulate import simulate_requests
+from scheduler.simulation.simulate import Outcome, simulate_requests
 from scheduler.timing.profile import find_profile
-from scheduler.types import WorkerJoined, WorkerLost
+from scheduler.types import StepStarted, WorkerJoined, WorkerLost
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
@@ -119,7 +123,7 @@ def _text(tokenizer: Any, prompt: list[int]) -> str:
 
 
 def compare(
-    recording: Recording, prompts: list[tuple[list[int], int]], times: list[Any], profile: str
+    recording: Recording, prompts: list[tuple[list[int], int]], times: list[Any], profile: str, draft: int | str = 0
 ) -> list[dict[str, Any]]:
     """Each prompt but the warm-up, as measured and as simulated. The last requests of a recording are ours. SystemExit
     where somebody else has asked meanwhile."""
@@ -129,33 +133,30 @@ def compare(
         raise SystemExit(
             f"recorded were prompts and answers of {was} tokens, asked {wanted}; did others ask meanwhile?"
         )
-    pairs = list(zip(found, times, strict=True))[1:]
-    return [_compare(recording, one, ttft_s, decode_s, profile) for one, (ttft_s, decode_s) in pairs]
+    scenario = scenario_of(recording, profile, draft=draft)
+    lengths = scenario.draft_lengths()
+    rows = [
+        _compare(recording, replace(scenario, tokens=one.tokens), one, ttft_s, decode_s, lengths)
+        for one, (ttft_s, decode_s) in zip(found, times, strict=True)
+    ]
+    return rows[1:]
 
 
 def compare_together(
-    recording: Recording, times: list[Any], tokens: int, profile: str, batch_dense: bool = False
+    recording: Recording, times: list[Any], tokens: int, profile: str, batch_dense: bool = False, draft: int | str = 0
 ) -> list[dict[str, Any]]:
     """Requests that were answered together, as measured and as simulated. SystemExit where they were not."""
-    group = recorded_groups(recorded_workloads(recording))[-1]
+    *before, group = recorded_groups(recorded_workloads(recording))
     if (found := [one.tokens for one in group]) != [tokens] * len(times):
         raise SystemExit(
             f"{len(times)} prompts were asked at once for {tokens} tokens each, and those answered together have "
             f"{found}; did others ask meanwhile?"
         )
-    shape, made = recording.core_config.shape, recording.core_config
-    scenario = Scenario(
-        recorded_runs.of_shape(find_profile(profile), shape),
-        alignment=made.alignment,
-        system=made.system,
-        mini_batch=made.mini_batch,
-        group_size=made.group_size,
-        requests=len(group),
-        batch_dense=batch_dense,
-        **joined(recording),
-    )
-    arrivals = [Arrival(one, one.prompt_tokens, one.tokens, step=one.step) for one in group]
-    outcome = simulate_requests(scenario, arrivals)
+    scenario = scenario_of(recording, profile, requests=len(group), batch_dense=batch_dense, draft=draft)
+    lengths = scenario.draft_lengths()
+    for of in [*before, group]:
+        arrivals = [Arrival(one, one.prompt_tokens, one.tokens, step=one.step) for one in of]
+        outcome = simulate_requests(replace(scenario, requests=len(of)), arrivals, lengths=lengths)
     simulated = sorted((one.token_s[-1] - one.ttft_s) / (tokens - 1) for one in outcome.answers)
     measured = sorted(decode_s / (tokens - 1) for _, decode_s in times)  # threads are not in the requests' order
     recalls = [one.stats.overall for one in outcome.answers]
@@ -164,6 +165,7 @@ def compare_together(
         "tokens": tokens,
         "prefill": TOGETHER,
         "recall": sum(counts.correct for counts in recalls) / max(1, sum(counts.activated for counts in recalls)),
+        **(_blocks(recording, group, outcome) if draft else {}),
     }
     return [
         {**shared, "unpredicted": one.stats.unpredicted, "token_s": was, "simulated_token_s": now}
@@ -171,31 +173,53 @@ def compare_together(
     ]
 
 
-def _compare(
-    recording: Recording, one: RecordedWorkload, ttft_s: float, decode_s: float | None, profile: str
-) -> dict[str, Any]:
-    """What is simulated has the recording's configuration and the model's shape."""
+def scenario_of(recording: Recording, profile: str, **fields: Any) -> Scenario:
+    """The recording's configuration and the model's shape, at a profile's times."""
     shape, made = recording.core_config.shape, recording.core_config
-    fitted = recorded_runs.of_shape(find_profile(profile), shape)
-    outcome = recorded_runs.simulated(
-        fitted,
-        one,
+    return Scenario(
+        recorded_runs.of_shape(find_profile(profile), shape),
         alignment=made.alignment,
         system=made.system,
         mini_batch=made.mini_batch,
         group_size=made.group_size,
+        **fields,
         **joined(recording),
     )
+
+
+def _compare(
+    recording: Recording,
+    scenario: Scenario,
+    one: RecordedWorkload,
+    ttft_s: float,
+    decode_s: float | None,
+    lengths: DraftLengths,
+) -> dict[str, Any]:
+    """One request as measured and as simulated. `lengths`: of drafts, as the requests before it have left them."""
+    arrival = Arrival(one, one.prompt_tokens, one.tokens)
+    outcome = simulate_requests(scenario, [arrival], lengths=lengths)
+    made = recording.core_config
     row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.system.prefill}
     row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.stats.overall.recall}
     row["unpredicted"] = outcome.stats.unpredicted
     if decode_s is not None:
         simulated = (outcome.token_s[-1] - outcome.ttft_s) / len(outcome.token_s)
         row |= {"token_s": decode_s / (one.tokens - 1), "simulated_token_s": simulated}
+        row |= _blocks(recording, [one], outcome) if scenario.draft else {}
     return row
 
 
-def joined(recording: Recording) -> dict[str, int]:
+def _blocks(recording: Recording, group: list[RecordedWorkload], outcome: Outcome) -> dict[str, float]:
+    """Rows and tokens of a pass that decodes, of these requests together, as recorded and as simulated."""
+    numbers = {one.number for one in group}
+    steps = [event.passes for _, event in recording.events if isinstance(event, StepStarted)]
+    rows = [one.tokens for of in steps for one in of if one.request in numbers and not one.prefill]
+    gained, (blocks, now, gives) = sum(one.tokens - 1 for one in group), outcome.drafted
+    found = {"rows": sum(rows) / len(rows), "simulated_rows": now / blocks}
+    return found | {"tokens_a_pass": gained / len(rows), "simulated_tokens_a_pass": gives / blocks}
+
+
+def joined(recording: Recording) -> dict[str, Any]:
     """How many workers there were, and the slots of each. SystemExit where they changed, or differ."""
     came = [event for _, event in recording.events if isinstance(event, WorkerJoined)]
     lost = sum(isinstance(event, WorkerLost) for _, event in recording.events)
@@ -235,6 +259,7 @@ class Measure:
                 batch_dense=self._args.batch_dense,
                 departure=params["departure"],
                 slots=params["slots"],
+                **({"draft": params["draft"]} if params["draft"] else {}),
             )
             if (count := params["requests"]) > 1:
                 together = [prompt for prompt, _ in prompts[: count + 1]]
@@ -250,9 +275,10 @@ class Measure:
             raise SystemExit(f"the nodes of {self._args.cluster} keep no profile's times; bring them up with --profile")
         replayed = replay(recording)
         if params["requests"] > 1:
-            answers = compare_together(recording, times, params["tokens"], profile, params["batch_dense"])
+            known = params["tokens"], profile, params["batch_dense"], params["draft"]
+            answers = compare_together(recording, times, *known)
         else:
-            answers = compare(recording, prompts, times, profile)
+            answers = compare(recording, prompts, times, profile, params["draft"])
         return {
             "answers": answers,
             "profile": profile,
@@ -342,6 +368,10 @@ def _bars(panel: Any, rows: list[dict[str, Any]], labels: list[str]) -> None:
     panel.set_ylim(0, panel.get_ylim()[1] * 1.06)
 
 
+def _draft(given: str) -> int | str:
+    return AUTO if given == AUTO else int(given)
+
+
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
     parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
@@ -351,9 +381,10 @@ def parse() -> Any:
     parser.add_argument("--batch-dense", action="store_true", help="as odmoe generate has it")
     parser.add_argument("--departure", choices=(AT_ONCE, LATE), default=AT_ONCE, help="of the shadow (%(default)s)")
     parser.add_argument("--slots", type=positive, default=1, help="of each worker (%(default)s)")
+    parser.add_argument("--draft", type=_draft, default=0, help=f"{AUTO}, or drafts of a block (%(default)s)")
     args = parse_flags(parser)
-    if args.requests > 1 and args.cluster.endswith((".yaml", ".yml")):
-        parser.error("--requests is measured on a cluster that this script starts: embedded or local")
+    if (args.requests > 1 or args.draft) and args.cluster.endswith((".yaml", ".yml")):
+        parser.error("--requests and --draft are measured on a cluster that this script starts: embedded or local")
     if args.requests > 1:
         args.prompts = args.requests
     return args
@@ -379,18 +410,20 @@ def main() -> int:
         "slots": None if hosts else args.slots,
         "requests": args.requests,
         "batch_dense": args.batch_dense,
+        "draft": args.draft,
     }
-    ways = (None,) if hosts else WAYS if args.requests == 1 else WAYS[:1]
+    ways = (None,) if hosts else WAYS if args.requests == 1 and not args.draft else WAYS[:1]
     wanted = [Cell({**params, "prefill": way}) for way in ways]
     depends = {"model": store.manifest.fingerprint, "sources": sources(*PACKAGES)}
     note = f"emulated and simulated: {args.profile if not hosts else 'the profile that its nodes keep'}"
+    name = f"agreement-{kind}{f'-{args.requests}' * (args.requests > 1)}{'-drafts' * bool(args.draft)}"
     with (
-        Experiment(f"agreement-{kind}{f'-{args.requests}' * (args.requests > 1)}", args, VERSION, depends, note) as run,
+        Experiment(name, args, VERSION, depends, note) as run,
         KeptCluster(store) as kept,
     ):
         results = run.all(wanted, Measure(args, tokenizer, store.manifest.fingerprint, run, kept))
         rows = summary(results)
-        profile = results[0]["profile"]
+        profile, answers = results[0]["profile"], [one for result in results for one in result["answers"]]
         run.write(rows, cells=results)
         print(f"emulated, simulated: {profile}\n{text_table(COLUMNS, rows)}")
         if "worst_ratio" in rows[0]:
@@ -398,10 +431,16 @@ def main() -> int:
             said = f"{measured:.3f} tokens/s measured, {simulated:.3f} simulated"
             said += f", the paper's {PAPER_TOKENS_PER_S}" if args.requests == 1 else f" for each of {args.requests}"
             print(f"decode: {said}; the worst prompt's ratio {rows[0]['worst_ratio']:.3f}, the goal {GOAL}")
+        for one in answers[:1] if args.requests > 1 else answers:
+            if "rows" in one:
+                print(
+                    f"rows a pass {one['rows']:.2f}, simulated {one['simulated_rows']:.2f}; "
+                    f"tokens a pass {one['tokens_a_pass']:.2f}, simulated {one['simulated_tokens_a_pass']:.2f}"
+                )
         for one in results:
             said = one["difference"] or "identical commands, in order"
             print(f"replayed ({one['prefill']}): {one['events']} events, {one['commands']} commands: {said}")
-        if missing := sum(one["unpredicted"] for result in results for one in result["answers"]):
+        if missing := sum(one["unpredicted"] for one in answers):
             print(f"{missing} activated experts had no prediction when their answer was told: it did not come in time")
         print(run.written([draw(run, rows, args, profile)]))
     return int(any(one["difference"] for one in results))

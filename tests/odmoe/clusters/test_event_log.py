@@ -71,6 +71,30 @@ def test_a_real_run_replays_to_the_same_commands(
     assert (report.recall is None) == (recording.core_config.system.predictor == "none")
 
 
+def test_blocks_of_a_real_run_are_read_by_token(
+    demo_store: Callable[[str], Any], reference: Any, tmp_path: Path
+) -> None:
+    """What each token's pass needs is what it needs without drafts."""
+    expected = reference("float32", 0, COUNT)
+    common: dict[str, Any] = {"model": "demo", "threads": 1, "record": "kept", "profile": "rtx3090-1gbe"}
+    found = []
+    for drafts in ({}, {"draft": 3}):
+        cluster = EmbeddedCluster(Settings(**common, **drafts, shadow="int8"), demo_store("float32"))
+        try:
+            *_, last = cluster.generate(expected.prompt, COUNT, ignore_eos=True)
+            recording = log_of(cluster, tmp_path / "log")
+        finally:
+            cluster.close()
+        assert same(recording)
+        found += recorded_workloads(recording)
+    without, one = ([[set(experts) for experts in layers] for layers in workload.passes] for workload in found)
+    assert one == without
+    assert len(one) == COUNT - 1
+    assert found[0].accepted is None
+    assert last.report.drafted > 0
+    assert sum(found[1].drafts.values()) >= last.report.accepted
+
+
 def test_answers_at_once_and_one_given_up(demo_store: Callable[[str], Any], reference: Any, tmp_path: Path) -> None:
     prompts = [reference("float32", number, COUNT).prompt for number in (0, 4, 8)]
     cluster = EmbeddedCluster(

@@ -41,10 +41,10 @@ def facts(cli: CommandLine, *flags: str) -> dict[str, Any]:
     return found
 
 
-def recorded(file: Path, scenario: Scenario) -> Path:
+def recorded(file: Path, scenario: Scenario, **about: Any) -> Path:
     """A recording, of a simulated run."""
     config: CoreConfig = scenario.core_config
-    core, recorder = make_core(config), Recorder({"profile": PAPER.name}, config)
+    core, recorder = make_core(config), Recorder({"profile": PAPER.name} | about, config)
     decide = core.handle
 
     def handle(event: Any, now: float) -> Any:
@@ -226,6 +226,42 @@ def test_recorded_requests_can_be_answered_together(cli: CommandLine, both: Path
     assert together["experts_a_layer"] > 2.0
     assert together["loads_a_token"] < apart["loads_a_token"]
     assert len(together["requests"]) == 2
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With blocks of up to four rows."""
+    scenario = replace(SCENARIO, alignment=Alignment(), tokens=30, draft=3)
+    return recorded(tmp_path_factory.mktemp("log") / "drafted", scenario, draft=3, draft_from="shadow")
+
+
+def test_recorded_drafts_are_simulated_as_they_were(cli: CommandLine, drafted: Path) -> None:
+    found = facts(cli, "--routes", str(drafted))
+    (one,) = found["requests"]
+    assert one["decode_tokens_per_s"] == pytest.approx(one["recorded_decode_tokens_per_s"])
+    assert found["draft"] == 3
+    assert found["rows_a_pass"] > 2
+    assert found["acceptance"] > 0.9
+    said = cli("simulate", "--routes", str(drafted)).out
+    assert f"{found['acceptance']:.1%} of the shadow's own tokens are right, as recorded" in said
+
+
+def test_other_drafts_than_the_recorded_ones(cli: CommandLine, drafted: Path) -> None:
+    assert facts(cli, "--routes", str(drafted), "--draft", "0")["rows_a_pass"] is None
+    assert facts(cli, "--routes", str(drafted), "--draft", "7")["rows_a_pass"] > 4
+    assert facts(cli, "--routes", str(drafted), "--system", "on-demand")["draft"] == 0
+    wrong = facts(cli, "--routes", str(drafted), "--acceptance", "0")
+    assert (wrong["acceptance"], wrong["tokens_a_pass"]) == (0.0, 1.0)
+
+
+def test_a_recording_without_drafts_does_not_say_how_many_are_right(cli: CommandLine, log: Path) -> None:
+    answer = cli("simulate", "--routes", str(log), "--draft", "2")
+    assert answer.code == 2
+    assert f"--draft is 2, and {log} has no drafts of a shadow for request 1" in answer.err
+    assert "give --acceptance, or record a run with --draft" in answer.err
+    known = ("--routes", str(log), "--draft", "2", "--acceptance", "1")
+    assert facts(cli, *known)["tokens_a_pass"] > 1.5
+    assert "100.0% of the shadow's own tokens are right\n" in cli("simulate", *known).out
 
 
 def test_recorded_routes_on_another_system(cli: CommandLine, log: Path) -> None:

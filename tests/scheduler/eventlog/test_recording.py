@@ -262,6 +262,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: INTS,
     str: WORDS,
     bool: st.booleans(),
+    bool | None: st.none() | st.booleans(),
     t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
     t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS),
     tuple[int, ...]: st.lists(EXPERTS, max_size=4).map(tuple),
@@ -357,7 +358,7 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
     ("where", "value", "says"),
     [
         ((0, "format"), "odmoe trace", "its head is not that of a recording"),
-        ((0, "version"), 2, "has version 2, but this odmoe reads version 7; record the run again: odmoe generate"),
+        ((0, "version"), 2, "has version 2, but this odmoe reads version 8; record the run again: odmoe generate"),
         ((0, "about"), [], "does not describe the run"),
         ((0, "core", "group_size"), 0, "does not describe a valid scheduler .*group-size is 0"),
         ((0, "core", "system", "predictor"), "oracle", "does not describe a valid scheduler"),
@@ -390,7 +391,7 @@ OLD_HEAD = bytes.fromhex("84a6666f726d6174af6f646d6f65207265636f7264696e67a77665
 
 def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> None:
     says = (
-        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 7; record the run again: "
+        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 8; record the run again: "
         "odmoe generate --record FILE"
     )
     with pytest.raises(ConfigError) as caught:
@@ -400,7 +401,7 @@ def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> N
 
 def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
     head = objects(log)[0]
-    assert (head["format"], head["version"]) == ("odmoe recording", 7)
+    assert (head["format"], head["version"]) == ("odmoe recording", 8)
     assert set(head["core"]) == {"shape", "group_size", "alignment", "mini_batch", "system"}
     assert SystemConfig(**head["core"]["system"]) == SystemConfig()
 

@@ -43,9 +43,8 @@ def test_workers_that_differ_or_were_lost_are_not_compared(events: tuple[Event, 
         agreement.joined(recording(*events))
 
 
-def test_requests_that_were_answered_together_are_compared(tmp_path: Path) -> None:
-    """Against the simulator's own recording: what it simulates once more takes as long."""
-    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=4, requests=3)
+def answered(file: Path, scenario: Scenario, same_token: float = 1.0) -> tuple[Recording, list[Any]]:
+    """The simulator's own recording, and (TTFT, decode seconds) of each request, from its arrival."""
     core, recorder = make_core(scenario.core_config), Recorder({}, scenario.core_config)
     decide = core.handle
 
@@ -55,18 +54,55 @@ def test_requests_that_were_answered_together_are_compared(tmp_path: Path) -> No
         return commands
 
     core.handle = handle  # type: ignore[method-assign]
-    world = World(core, scenario, random_arrivals(scenario, 1.0, same_token=1.0))
+    world = World(core, scenario, random_arrivals(scenario, 1.0, same_token=same_token))
     world.start()
-    assert world.run(12)
+    assert world.run(scenario.requests * scenario.tokens)
     world.drain()
-    file = tmp_path / "log"
     file.write_bytes(recorder.take())
-    times = [(one.done[0], one.done[-1] - one.done[0]) for one in world.queue.requests]
-    rows = agreement.compare_together(read_recording(file), times, 4, "rtx3090-1gbe")
+    requests = world.queue.requests
+    return read_recording(file), [(one.done[0], one.done[-1] - one.done[0]) for one in requests]
+
+
+def test_requests_that_were_answered_together_are_compared(tmp_path: Path) -> None:
+    """Against the simulator's own recording: what it simulates once more takes as long."""
+    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=4, requests=3)
+    recording, times = answered(tmp_path / "log", scenario)
+    rows = agreement.compare_together(recording, times, 4, "rtx3090-1gbe")
     assert [row["token_s"] for row in rows] == pytest.approx([row["simulated_token_s"] for row in rows], rel=0.02)
     assert rows[0]["recall"] == 1.0
     [summed] = agreement.summary([{"answers": rows}])
     assert summed["ratio"] == pytest.approx(1.0, rel=0.02)
     assert summed["paper_s"] is None
     with pytest.raises(SystemExit, match="3 prompts were asked at once for 5 tokens each"):
-        agreement.compare_together(read_recording(file), times, 5, "rtx3090-1gbe")
+        agreement.compare_together(recording, times, 5, "rtx3090-1gbe")
+
+
+@pytest.mark.parametrize("batch_dense", [False, True])
+@pytest.mark.parametrize("draft", [3, "auto"])
+def test_drafts_of_several_requests_are_compared(tmp_path: Path, draft: int | str, batch_dense: bool) -> None:
+    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=16, requests=2, draft=draft, batch_dense=batch_dense)
+    recording, times = answered(tmp_path / "log", scenario)
+    rows = agreement.compare_together(recording, times, 16, "rtx3090-1gbe", batch_dense, draft)
+    assert [row["token_s"] for row in rows] == pytest.approx(sorted(row["simulated_token_s"] for row in rows))
+    assert rows[0]["rows"] == rows[0]["simulated_rows"] > 1
+    assert rows[0]["tokens_a_pass"] == rows[0]["simulated_tokens_a_pass"] > 1
+    assert agreement.summary([{"answers": rows}])[0]["ratio"] == pytest.approx(1.0)
+
+
+def test_drafts_of_requests_one_by_one_are_compared(tmp_path: Path) -> None:
+    """What the warm-up has shown of the cost of rows is known to the request after it, measured and simulated."""
+    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=24, requests=2, parallel=1, draft="auto")
+    recording, times = answered(tmp_path / "log", scenario)
+    prompts = [([0] * scenario.prompt_tokens, 24)] * 2
+    [row] = agreement.compare(recording, prompts, times, "rtx3090-1gbe", "auto")
+    assert row["token_s"] == pytest.approx(row["simulated_token_s"], rel=1e-6)
+    assert (row["rows"], row["tokens_a_pass"]) == (row["simulated_rows"], row["simulated_tokens_a_pass"])
+    [few] = agreement.compare(recording, prompts, times, "rtx3090-1gbe", 3)
+    assert few["simulated_rows"] <= 4 < row["rows"]
+
+
+def test_without_drafts_no_rows_are_told(tmp_path: Path) -> None:
+    scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=4, requests=2, parallel=1)
+    recording, times = answered(tmp_path / "log", scenario)
+    [row] = agreement.compare(recording, [([0] * scenario.prompt_tokens, 4)] * 2, times, "rtx3090-1gbe")
+    assert "rows" not in row

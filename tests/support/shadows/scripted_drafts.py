@@ -29,10 +29,10 @@ class ScriptedDrafts(Drafting):
     def opened(self, request: int, prompt: Sequence[int], room: int) -> None:
         self._gained[request] = self._answers[tuple(prompt)], 0
 
-    def decoded(self, request: int, tokens: Sequence[int]) -> int:
+    def decoded(self, request: int, tokens: Sequence[int]) -> tuple[int, bool | None]:
         answer, count = self._gained[request]
         self._gained[request] = answer, count + len(tokens)
-        return 0
+        return 0, None
 
     def take(self, request: int, most: int) -> tuple[int, ...]:
         answer, count = self._gained[request]
