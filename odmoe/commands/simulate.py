@@ -270,8 +270,8 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
     was, simulated = recording.core_config.alignment, scenario.alignment
     if was.tuning != FIXED:
         raise ConfigError(
-            f"the predictions in {file} are those of a shadow whose periods of alignment were chosen live; give --recall "
-            "to draw others"
+            f"the predictions in {file} are those of a shadow whose periods of alignment were chosen live; give "
+            "--recall to draw others"
         )
     for label, before, now in (
         ("--align-token", was.token_period, simulated.token_period),
