@@ -13,7 +13,7 @@ SMALL = replace(find_profile("rtx3090-1gbe"), layers=4)
 
 
 def test_right_drafts_are_all_accepted_and_a_block_gives_its_rows() -> None:
-    none, some = (sweep_draft.figures(SMALL, 1.0, draft, 1, 60, False) for draft in (0, 3))
+    none, some = (sweep_draft.figures(SMALL, "fp16", None, draft, 1, 60, False) for draft in (0, 3))
     assert (none["accepted"], none["rows"]) == (None, 1.0)
     assert some["accepted"] == 1.0
     assert 2 < some["rows"] <= 4
