@@ -23,23 +23,15 @@ import json
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.alignment import AT_ONCE, LATE
-from scheduler.drafts.length import AUTO, DraftLengths
-from scheduler.eventlog.recording import Recording, read_recording
+from scheduler.drafts.length import AUTO
+from scheduler.eventlog.recording import read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
-from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_groups, recorded_workloads
-from scheduler.simulation.requests import Arrival
-from scheduler.simulation.scenario import Scenario
-from scheduler.simulation.simulate import Outcome, simulate_requests
-from scheduler.timing.profile import find_profile
-from scheduler.types import StepStarted, WorkerJoined, WorkerLost
-from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
@@ -47,6 +39,7 @@ from scripts.lib.ledger import PACKAGES, sources
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
 from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
+from scripts.lib.recorded_runs import TOGETHER, compare, compare_together
 from scripts.lib.simultaneous import answered_together
 from scripts.lib.tables import Column, text_table
 
@@ -54,8 +47,6 @@ VERSION = 1
 GOAL = 1.05
 PAPER_TOKENS_PER_S, PAPER_TTFT_S = 3.69, {16: 1.345, 128: 3.143}
 WAYS = ("ahead", "in-turn")
-TOGETHER = "together"
-"""In place of the way of prefill, where several prompts are asked at once: their decode time is compared."""
 ASKED_S = 1800.0
 
 
@@ -120,116 +111,6 @@ def _text(tokenizer: Any, prompt: list[int]) -> str:
     if tokenizer(text)["input_ids"] != prompt:
         raise SystemExit(f"{text!r} is not {len(prompt)} tokens again; give another --seed")
     return text
-
-
-def compare(
-    recording: Recording, prompts: list[tuple[list[int], int]], times: list[Any], profile: str, draft: int | str = 0
-) -> list[dict[str, Any]]:
-    """Each prompt but the warm-up, as measured and as simulated. The last requests of a recording are ours. SystemExit
-    where somebody else has asked meanwhile."""
-    found = recorded_workloads(recording)[-len(times) :]
-    was, wanted = [(one.prompt_tokens, one.tokens) for one in found], [(len(ids), tokens) for ids, tokens in prompts]
-    if was != wanted:
-        raise SystemExit(
-            f"recorded were prompts and answers of {was} tokens, asked {wanted}; did others ask meanwhile?"
-        )
-    scenario = scenario_of(recording, profile, draft=draft)
-    lengths = scenario.draft_lengths()
-    rows = [
-        _compare(recording, replace(scenario, tokens=one.tokens), one, ttft_s, decode_s, lengths)
-        for one, (ttft_s, decode_s) in zip(found, times, strict=True)
-    ]
-    return rows[1:]
-
-
-def compare_together(
-    recording: Recording, times: list[Any], tokens: int, profile: str, batch_dense: bool = False, draft: int | str = 0
-) -> list[dict[str, Any]]:
-    """Requests that were answered together, as measured and as simulated. SystemExit where they were not."""
-    *before, group = recorded_groups(recorded_workloads(recording))
-    if (found := [one.tokens for one in group]) != [tokens] * len(times):
-        raise SystemExit(
-            f"{len(times)} prompts were asked at once for {tokens} tokens each, and those answered together have "
-            f"{found}; did others ask meanwhile?"
-        )
-    scenario = scenario_of(recording, profile, requests=len(group), batch_dense=batch_dense, draft=draft)
-    lengths = scenario.draft_lengths()
-    for of in [*before, group]:
-        arrivals = [Arrival(one, one.prompt_tokens, one.tokens, step=one.step) for one in of]
-        outcome = simulate_requests(replace(scenario, requests=len(of)), arrivals, lengths=lengths)
-    simulated = sorted((one.token_s[-1] - one.ttft_s) / (tokens - 1) for one in outcome.answers)
-    measured = sorted(decode_s / (tokens - 1) for _, decode_s in times)  # threads are not in the requests' order
-    recalls = [one.stats.overall for one in outcome.answers]
-    shared = {
-        "prompt_tokens": group[0].prompt_tokens,
-        "tokens": tokens,
-        "prefill": TOGETHER,
-        "recall": sum(counts.correct for counts in recalls) / max(1, sum(counts.activated for counts in recalls)),
-        **(_blocks(recording, group, outcome) if draft else {}),
-    }
-    return [
-        {**shared, "unpredicted": one.stats.unpredicted, "token_s": was, "simulated_token_s": now}
-        for one, was, now in zip(outcome.answers, measured, simulated, strict=True)
-    ]
-
-
-def scenario_of(recording: Recording, profile: str, **fields: Any) -> Scenario:
-    """The recording's configuration and the model's shape, at a profile's times."""
-    shape, made = recording.core_config.shape, recording.core_config
-    return Scenario(
-        recorded_runs.of_shape(find_profile(profile), shape),
-        alignment=made.alignment,
-        system=made.system,
-        mini_batch=made.mini_batch,
-        group_size=made.group_size,
-        **fields,
-        **joined(recording),
-    )
-
-
-def _compare(
-    recording: Recording,
-    scenario: Scenario,
-    one: RecordedWorkload,
-    ttft_s: float,
-    decode_s: float | None,
-    lengths: DraftLengths,
-) -> dict[str, Any]:
-    """One request as measured and as simulated. `lengths`: of drafts, as the requests before it have left them."""
-    arrival = Arrival(one, one.prompt_tokens, one.tokens)
-    outcome = simulate_requests(scenario, [arrival], lengths=lengths)
-    made = recording.core_config
-    row = {"prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "prefill": made.system.prefill}
-    row |= {"ttft_s": ttft_s, "simulated_ttft_s": outcome.ttft_s, "recall": outcome.stats.overall.recall}
-    row["unpredicted"] = outcome.stats.unpredicted
-    if decode_s is not None:
-        simulated = (outcome.token_s[-1] - outcome.ttft_s) / len(outcome.token_s)
-        row |= {"token_s": decode_s / (one.tokens - 1), "simulated_token_s": simulated}
-        row |= _blocks(recording, [one], outcome) if scenario.draft else {}
-    return row
-
-
-def _blocks(recording: Recording, group: list[RecordedWorkload], outcome: Outcome) -> dict[str, float]:
-    """Rows and tokens of a pass that decodes, of these requests together, as recorded and as simulated."""
-    numbers = {one.number for one in group}
-    steps = [event.passes for _, event in recording.events if isinstance(event, StepStarted)]
-    rows = [one.tokens for of in steps for one in of if one.request in numbers and not one.prefill]
-    gained, (blocks, now, gives) = sum(one.tokens - 1 for one in group), outcome.drafted
-    found = {"rows": sum(rows) / len(rows), "simulated_rows": now / blocks}
-    return found | {"tokens_a_pass": gained / len(rows), "simulated_tokens_a_pass": gives / blocks}
-
-
-def joined(recording: Recording) -> dict[str, Any]:
-    """How many workers there were, and the slots of each. SystemExit where they changed, or differ."""
-    came = [event for _, event in recording.events if isinstance(event, WorkerJoined)]
-    lost = sum(isinstance(event, WorkerLost) for _, event in recording.events)
-    slots = {event.slots for event in came}
-    if lost or len({event.worker for event in came}) != len(came) or len(slots) != 1:
-        raise SystemExit(
-            f"{lost} workers were lost, {len(came)} came, with {sorted(slots)} slots: nothing to compare; "
-            "bring all up anew"
-        )
-    return {"workers": len(came), "slots": slots.pop()}
 
 
 class Measure:

@@ -15,6 +15,7 @@ from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.world import World
 from scheduler.timing.profile import find_profile
 from scheduler.types import Event, ModelShape, RequestOpened, WorkerJoined, WorkerLost
+from scripts.lib import recorded_runs
 from scripts.measure import agreement
 
 
@@ -27,7 +28,7 @@ def recording(*events: Event) -> Recording:
 
 def test_as_many_workers_as_came() -> None:
     came = recording(*(WorkerJoined(number, 2) for number in range(5)), RequestOpened(1, 4))
-    assert agreement.joined(came) == {"workers": 5, "slots": 2}
+    assert recorded_runs.joined(came) == {"workers": 5, "slots": 2}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_as_many_workers_as_came() -> None:
 )
 def test_workers_that_differ_or_were_lost_are_not_compared(events: tuple[Event, ...]) -> None:
     with pytest.raises(SystemExit, match="nothing to compare"):
-        agreement.joined(recording(*events))
+        recorded_runs.joined(recording(*events))
 
 
 def answered(file: Path, scenario: Scenario, same_token: float = 1.0) -> tuple[Recording, list[Any]]:
@@ -67,14 +68,14 @@ def test_requests_that_were_answered_together_are_compared(tmp_path: Path) -> No
     """Against the simulator's own recording: what it simulates once more takes as long."""
     scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=4, requests=3)
     recording, times = answered(tmp_path / "log", scenario)
-    rows = agreement.compare_together(recording, times, 4, "rtx3090-1gbe")
+    rows = recorded_runs.compare_together(recording, times, 4, "rtx3090-1gbe")
     assert [row["token_s"] for row in rows] == pytest.approx([row["simulated_token_s"] for row in rows], rel=0.02)
     assert rows[0]["recall"] == 1.0
     [summed] = agreement.summary([{"answers": rows}])
     assert summed["ratio"] == pytest.approx(1.0, rel=0.02)
     assert summed["paper_s"] is None
     with pytest.raises(SystemExit, match="3 prompts were asked at once for 5 tokens each"):
-        agreement.compare_together(recording, times, 5, "rtx3090-1gbe")
+        recorded_runs.compare_together(recording, times, 5, "rtx3090-1gbe")
 
 
 @pytest.mark.parametrize("batch_dense", [False, True])
@@ -82,7 +83,7 @@ def test_requests_that_were_answered_together_are_compared(tmp_path: Path) -> No
 def test_drafts_of_several_requests_are_compared(tmp_path: Path, draft: int | str, batch_dense: bool) -> None:
     scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=16, requests=2, draft=draft, batch_dense=batch_dense)
     recording, times = answered(tmp_path / "log", scenario)
-    rows = agreement.compare_together(recording, times, 16, "rtx3090-1gbe", batch_dense, draft)
+    rows = recorded_runs.compare_together(recording, times, 16, "rtx3090-1gbe", batch_dense, draft)
     assert [row["token_s"] for row in rows] == pytest.approx(sorted(row["simulated_token_s"] for row in rows))
     assert rows[0]["rows"] == rows[0]["simulated_rows"] > 1
     assert rows[0]["tokens_a_pass"] == rows[0]["simulated_tokens_a_pass"] > 1
@@ -94,15 +95,15 @@ def test_drafts_of_requests_one_by_one_are_compared(tmp_path: Path) -> None:
     scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=24, requests=2, parallel=1, draft="auto")
     recording, times = answered(tmp_path / "log", scenario)
     prompts = [([0] * scenario.prompt_tokens, 24)] * 2
-    [row] = agreement.compare(recording, prompts, times, "rtx3090-1gbe", "auto")
+    [row] = recorded_runs.compare(recording, prompts, times, "rtx3090-1gbe", "auto")
     assert row["token_s"] == pytest.approx(row["simulated_token_s"], rel=1e-6)
     assert (row["rows"], row["tokens_a_pass"]) == (row["simulated_rows"], row["simulated_tokens_a_pass"])
-    [few] = agreement.compare(recording, prompts, times, "rtx3090-1gbe", 3)
+    [few] = recorded_runs.compare(recording, prompts, times, "rtx3090-1gbe", 3)
     assert few["simulated_rows"] <= 4 < row["rows"]
 
 
 def test_without_drafts_no_rows_are_told(tmp_path: Path) -> None:
     scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=4, requests=2, parallel=1)
     recording, times = answered(tmp_path / "log", scenario)
-    [row] = agreement.compare(recording, [([0] * scenario.prompt_tokens, 4)] * 2, times, "rtx3090-1gbe")
+    [row] = recorded_runs.compare(recording, [([0] * scenario.prompt_tokens, 4)] * 2, times, "rtx3090-1gbe")
     assert "rows" not in row
