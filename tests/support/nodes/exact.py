@@ -70,34 +70,6 @@ def check_as_transformers(model: Any, path: Path, store: ExpertStore, prompt: li
         assert torch.equal(ours.flatten().float(), theirs.float()), f"logits of token {position}"
 
 
-def answer_of(model: Any, prompt: list[int], count: int) -> tuple[list[int], list[torch.Tensor]]:
-    """Greedy tokens of a model of Transformers, and their logits."""
-    model.generation_config.eos_token_id = None
-    with torch.inference_mode():
-        found = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=count,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-    return found.sequences[0, len(prompt) :].tolist(), [row[0] for row in found.logits]
-
-
-def check_as_transformers(model: Any, path: Path, store: ExpertStore, prompt: list[int], count: int) -> None:
-    """A cluster's tokens and logits are those of `model`, bit for bit. `path`: the checkpoint of both."""
-    tokens, logits = answer_of(model, prompt, count)
-    assert len(set(tokens)) > 3, "the model says nothing: a comparison would prove nothing"
-    cluster = EmbeddedCluster(Settings(model=str(path), workers=3, threads=1, mini_batch=4096), store)
-    try:
-        report, found = answers(cluster, prompt, count)
-    finally:
-        cluster.close()
-    assert report.token_ids == tokens
-    for position, (ours, theirs) in enumerate(zip(found, logits, strict=True)):
-        assert torch.equal(ours.flatten().float(), theirs.float()), f"logits of token {position}"
-
-
 @dataclass(frozen=True)
 class Alone:
     """A request's answer when no other is open."""
