@@ -34,8 +34,7 @@ def scripted(cluster: Any, expected: list[Any], taken: Any = lambda count: None)
 
 
 @pytest.mark.usefixtures("short_drain")
-@pytest.mark.parametrize(("shadow", "slots"), [("none", 1), ("int8", 1), ("nf4", 2)])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("count", "shadow", "slots"), [(1, "none", 1), (1, "int8", 1), (3, "none", 1), (3, "nf4", 2)])
 def test_drafts_right_and_wrong(count: int, shadow: str, slots: int, embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow=shadow, slots=slots, **WHOLE)
     expected = [reference("float32", number, TOKENS) for number in range(count)]
@@ -47,9 +46,9 @@ def test_drafts_right_and_wrong(count: int, shadow: str, slots: int, embedded: A
 
 
 @pytest.mark.parametrize(
-    ("shadow", "draft", "departure"), [("int8", 1, "at-once"), ("int8", 8, "late"), ("nf4", 4, "at-once")]
+    ("count", "shadow", "draft", "departure"),
+    [(1, "int8", 8, "late"), (1, "nf4", 4, "at-once"), (3, "int8", 1, "at-once"), (3, "int8", 8, "late")],
 )
-@pytest.mark.parametrize("count", [1, 3])
 def test_drafts_of_the_shadow(
     count: int, shadow: str, draft: int, departure: str, embedded: Any, reference: Any
 ) -> None:
