@@ -163,6 +163,15 @@ def embedded(
         one.routed = None
 
 
+@pytest.fixture
+def short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans simulate no 16 requests at once, which takes longer than all the rest of a plan."""
+    from scheduler.planning.scaling import DRAFTED, TOGETHER
+
+    monkeypatch.setattr("scheduler.planning.plan.TOGETHER", [one for one in TOGETHER if one.requests == 4])
+    monkeypatch.setattr("scheduler.planning.plan.DRAFTED", [one for one in DRAFTED if one.requests == 1])
+
+
 @pytest.fixture(scope="session")
 def crowd_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """See `support.nodes.crowd.making_crowds`."""

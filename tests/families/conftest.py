@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +32,9 @@ class Tiny:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "family" in metafunc.fixturenames:
-        chosen = families.FAMILIES if os.environ.get("FAMILIES") == "all" else families.TESTED
-        metafunc.parametrize("family", chosen)
+    marked = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "family"]
+    if "family" in metafunc.fixturenames and not marked:
+        metafunc.parametrize("family", families.of(families.TESTED))
 
 
 @pytest.fixture(scope="session")

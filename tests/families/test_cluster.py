@@ -16,6 +16,7 @@ from checkpoint import kv
 from main_node.engine.sequence import Sequence
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
+from support.models import families
 from support.models.families import build_with_vision
 from support.nodes.engine_world import nothing_left
 from support.nodes.exact import Alone, answers, check_together
@@ -25,7 +26,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "nf4": {"shadow": "nf4", "align_token": 3, "align_kv": 3, "departure": "late"},
     "int8": {"shadow": "int8", "align_token": 1, "align_kv": 4, "workers": 2, "slots": 2, "departure": "late"},
 }
-COUNTS = (20, 12, 16)
+COUNTS = (20, 6, 9)
 """Tokens of each of several answers at once."""
 LEAST_RECALL = 0.9
 """A shadow whose weights are the main model's, rounded to float16, and whose cache is the main model's before every
@@ -94,6 +95,7 @@ def test_tokens_of_eager_and_a_shadow_that_follows(
     record_property("recall", report.recall)
 
 
+@pytest.mark.parametrize("family", families.of(families.SHARING))
 def test_three_requests_at_once(family: str, tiny: Any) -> None:
     """Each with the tokens and logits of that request alone, though their passes stop at every layer."""
     settings = Settings(model=family, workers=3, threads=1, mini_batch=4096, shadow="int8")

@@ -21,13 +21,20 @@ DRAW = Sampling(temperature=0.9, top_k=40, top_p=0.95, seed=7)
 LISTED = [5, 6, 7, 8, 9, 10, 11, 12] * 3
 
 
+@pytest.fixture
+def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report waits a moment for predictions: with drafts that are not its own, a shadow is overtaken by whole passes,
+    which it never predicts."""
+    monkeypatch.setattr("main_node.node.DRAIN_S", 0.2)
+
+
 def scripted(cluster: Any, expected: list[Any], taken: Any = lambda count: None) -> ScriptedDrafts:
     drafts = cluster.main.drafting = ScriptedDrafts({tuple(one.prompt): one.tokens for one in expected}, taken)
     return drafts
 
 
-@pytest.mark.parametrize(("shadow", "slots"), [("none", 1), ("int8", 1), ("nf4", 2)])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.usefixtures("short_drain")
+@pytest.mark.parametrize(("count", "shadow", "slots"), [(1, "none", 1), (1, "int8", 1), (3, "none", 1), (3, "nf4", 2)])
 def test_drafts_right_and_wrong(count: int, shadow: str, slots: int, embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow=shadow, slots=slots, **WHOLE)
     expected = [reference("float32", number, TOKENS) for number in range(count)]
@@ -39,9 +46,9 @@ def test_drafts_right_and_wrong(count: int, shadow: str, slots: int, embedded: A
 
 
 @pytest.mark.parametrize(
-    ("shadow", "draft", "departure"), [("int8", 1, "at-once"), ("int8", 8, "late"), ("nf4", 4, "at-once")]
+    ("count", "shadow", "draft", "departure"),
+    [(1, "int8", 8, "late"), (1, "nf4", 4, "at-once"), (3, "int8", 1, "at-once"), (3, "int8", 8, "late")],
 )
-@pytest.mark.parametrize("count", [1, 3])
 def test_drafts_of_the_shadow(
     count: int, shadow: str, draft: int, departure: str, embedded: Any, reference: Any
 ) -> None:
@@ -76,6 +83,7 @@ def test_drafts_from_the_prompt(embedded: Any, reference: Any) -> None:
     assert cluster.main.engine.idle()
 
 
+@pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("shadow", ["none", "int8"])
 def test_drawn_tokens_are_those_of_the_same_seed(shadow: str, embedded: Any, reference: Any) -> None:
     prompt = reference("float32", 0, TOKENS).prompt
@@ -103,6 +111,7 @@ def test_an_answer_ends_within_a_block(count: int, embedded: Any, reference: Any
     assert cluster.main.engine.idle()
 
 
+@pytest.mark.usefixtures("short_drain")
 def test_a_request_is_cancelled_within_a_block(embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow="int8", **WHOLE)
     expected = [reference("float32", number, TOKENS) for number in (0, 4)]
@@ -124,6 +133,7 @@ def test_a_request_is_cancelled_within_a_block(embedded: Any, reference: Any) ->
     assert next(layers) > 1
 
 
+@pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("role", ["worker", "shadow"])
 def test_a_node_is_lost_within_a_block(role: str, embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow="int8", workers=4, **WHOLE)

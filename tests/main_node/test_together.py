@@ -27,8 +27,10 @@ def emptied(cluster: Any) -> bool:
     return nothing_left(cluster.main.engine)
 
 
-@pytest.mark.parametrize(("shadow", "slots"), [("none", 1), ("none", 2), ("int8", 1), ("nf4", 2)])
-@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize(
+    ("count", "shadow", "slots"),
+    [(2, "none", 1), (2, "nf4", 2), (3, "none", 2), (3, "int8", 1), (8, "none", 1), (8, "nf4", 2)],
+)
 def test_tokens_and_logits_are_those_alone(count: int, shadow: str, slots: int, embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow=shadow, slots=slots, **WHOLE)
     expected = [reference("float32", number, TOKENS + number) for number in range(count)]

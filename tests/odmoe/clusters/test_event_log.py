@@ -116,7 +116,9 @@ def test_answers_at_once_and_one_given_up(demo_store: Callable[[str], Any], refe
     finally:
         cluster.close()
     assert same(recording)
-    assert [one.tokens for one in recorded_workloads(recording)][:2] == [COUNT, COUNT]
+    tokens = [one.tokens for one in recorded_workloads(recording)]  # in the order in which the threads came
+    assert sorted(tokens)[-2:] == [COUNT, COUNT]
+    assert all(count < COUNT for count in sorted(tokens)[:-2])
 
 
 def test_a_cluster_that_keeps_no_record_says_so(demo_store: Callable[[str], Any]) -> None:

@@ -248,6 +248,7 @@ def test_a_peer_that_hangs_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 SLOW, FAST = loads.Loads(EXPERT, 5, 1.234e9, 1e9, 2e9, True), loads.Loads(EXPERT, 5, 24.9e9, 20e9, 25e9, True)
 
 
+@pytest.mark.usefixtures("short_plans")
 def test_a_plan_takes_the_flags(cli: CommandLine) -> None:
     """With a GPU loads are those from host memory, and a link is one to another host."""
     to_host = link.Link("10.0.0.5:7200", False, 0.94e9, 3e-4, 4e-4)

@@ -14,22 +14,25 @@ from typing import Any
 import pytest
 
 from odmoe.commands.plan_model import model_of
-from scheduler.planning.scaling import Hardware, Policy, Setup, memory, outcome
+from scheduler.planning.scaling import DRAFTED, TOGETHER, Hardware, Policy, Setup, memory, outcome, speed_together
 from scheduler.timing.profile import PROFILES, find_profile
 from shadow_node.model import ShadowModel
 from support.machines.cli import CommandLine
 from support.paths import CONFIGS
 
 MIXTRAL = str(CONFIGS / "mixtral-8x7b.json")
+pytestmark = pytest.mark.usefixtures("short_plans")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def simulated_once() -> Iterator[None]:
-    """What two plans simulate alike is simulated once."""
+    """What two plans simulate alike is simulated once, in this process."""
     once = functools.cache(outcome)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scheduler.planning.scaling.outcome", once)
         patch.setattr("scheduler.planning.plan.outcome", once)
+        patch.setattr("scheduler.planning.scaling.speed_together", functools.cache(speed_together))
+        patch.setattr("odmoe.simulation_pool._made", lambda: None)
         yield
 
 
@@ -68,8 +71,12 @@ def test_the_same_as_one_object(planned: Callable[..., dict[str, Any]]) -> None:
     assert len(found["assumed"]) == 7
 
 
-def test_several_requests_at_once(planned: Callable[..., dict[str, Any]], cli: CommandLine) -> None:
+def test_several_requests_at_once(
+    planned: Callable[..., dict[str, Any]], cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A load serves all that need it, and the dense part too where it is batched."""
+    monkeypatch.setattr("scheduler.planning.plan.TOGETHER", TOGETHER)
+    monkeypatch.setattr("scheduler.planning.plan.DRAFTED", DRAFTED)
     found = planned("-m", MIXTRAL)
     rates = {(one["requests"], one["batch_dense"]): one["tokens_per_s"] for one in found["requests_at_once"]}
     assert list(rates) == [(n, batched) for n in (1, 4, 16) for batched in (False, True)]

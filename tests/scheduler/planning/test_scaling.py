@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -29,6 +30,15 @@ from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.load_budget import load_budget
 from scheduler.timing.profile import Profile, find_profile
 from support.scheduling.paper_setup import ATTENTION, EXPERT, MIXTRAL, PAPER, PROFILE, few_layers, on
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_request() -> Iterator[None]:
+    """Several, and drafts, take longest to simulate: tests/odmoe/commands/test_plan.py has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scheduler.planning.plan.TOGETHER", ())
+        patch.setattr("scheduler.planning.plan.DRAFTED", ())
+        yield
 
 
 @pytest.fixture(scope="module")

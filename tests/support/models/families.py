@@ -6,6 +6,8 @@ shorter than the prompts, so that rows are forgotten.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -179,6 +181,15 @@ TESTED = (
 )
 """Those that every run of the tests takes: each kind of gate, of expert and of cache. `FAMILIES=all`: every family, as
 the system tests have it."""
+
+SHARING = ("mixtral", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next", "deepseek_v4")
+"""Of these, those in which requests share steps in every run: one for each kind of cache."""
+
+
+def of(chosen: Sequence[str]) -> Sequence[str]:
+    """The `chosen` families; with `FAMILIES=all` in the environment, every one."""
+    return tuple(FAMILIES) if os.environ.get("FAMILIES") == "all" else chosen
+
 
 NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"
 TWO_KINDS = "two experts modules"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -13,6 +14,15 @@ from scheduler.timing.profile import find_profile
 from support.scheduling.paper_setup import MIXTRAL, PAPER, PROFILE, on
 
 pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_request() -> Iterator[None]:
+    """Several, and drafts, take longest to simulate: tests/odmoe/commands/test_plan.py has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scheduler.planning.plan.TOGETHER", ())
+        patch.setattr("scheduler.planning.plan.DRAFTED", ())
+        yield
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
