@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from checkpoint import family
+from checkpoint.inference import inference
 from scheduler.errors import UnsupportedFamilyError
 
 SQUASHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -82,7 +83,7 @@ def find_gate(model: Any, block: torch.nn.Module, experts: torch.nn.Module, name
     trial = _Trial(block, experts)
     rows = _random_rows(model, block)
     try:
-        with torch.inference_mode():
+        with inference():
             trial.run(rows)
             call = _routing_call(trial, count)
             if call is None:

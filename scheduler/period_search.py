@@ -21,20 +21,25 @@ Periods = tuple[int, int]
 """Of the token, of the KV rows."""
 
 _TURN = 8
-"""Tokens of a request in a turn, at least: whole cycles of its periods."""
+"""Steps of a turn, at least, and tokens of a request: whole cycles of its periods."""
+_LONGEST_CYCLE = 4 * LONGEST
+"""Where the cycle of both periods is longer, it is that of the longer one."""
 _TURNS = 3, 6
 """Turns of the periods in use and of the others, each: the fewest before it is decided, and the most."""
 _GAIN = 0.01
 """A difference that counts, and the share of the time that must be there to be gained."""
-_SURE, _LIKELY = 2.5, 0.5
+_SURE, _LIKELY = 2.5, 1.0
 """Standard errors by which means must differ to be decided on before the last turn, and by which the others must be
 better after it."""
 _LOST = 1.25, 4
 """Periods that are so many times as slow, over so many tokens, are given up at once."""
 _PAUSE, _LONGEST_PAUSE = 256, 4096
 """Tokens until the neighbours are tried again: twice as many each time."""
-_CHANGED = 0.2
-"""At once, where the time of a token has changed by that share meanwhile."""
+_CHANGED, _SETTLED = 0.2, 16
+"""At once, where the time of a token has changed by that share since the first steps of the rest, of which there are so
+many."""
+_OUTLIER = 4.0
+"""A step that takes so many times as long as usual counts as one that takes no longer: it waited for something else."""
 _RATE = 1 / 64
 """Weight of the newest step in the mean that shows this."""
 _MOVES = ((1, 2), (2, 1), (2, 2), (1, 0.5), (0.5, 1), (0.5, 0.5))
@@ -62,9 +67,7 @@ class _Mean:
 
     @property
     def variance(self) -> float:
-        """Of the mean; infinite for a single step."""
-        if self.steps < 2:
-            return math.inf
+        """Of the mean. There must be two steps."""
         return max(0.0, self.squares / self.tokens - self.mean**2) / (self.steps - 1)
 
 
@@ -79,10 +82,16 @@ class _Comparison:
         self._sides[trying].setdefault(requests, _Mean()).add(tokens, seconds)
 
     @property
+    def _both(self) -> list[int]:
+        """Numbers of requests of which there are several steps on either side."""
+        of_used, of_others = self._sides
+        return [one for one in of_used.keys() & of_others.keys() if min(of_used[one].steps, of_others[one].steps) > 1]
+
+    @property
     def ratio(self) -> tuple[float, float]:
         """The others' time over that of those in use, and its standard error; 1 and infinity if nothing compares."""
         whole = ratios = variances = 0.0
-        for requests in self._sides[0].keys() & self._sides[1].keys():
+        for requests in self._both:
             used, other = self._sides[0][requests], self._sides[1][requests]
             weight, ratio = min(used.tokens, other.tokens), other.mean / used.mean
             spread = used.variance / used.mean**2 + other.variance / other.mean**2
@@ -93,8 +102,7 @@ class _Comparison:
     @property
     def tried(self) -> float:
         """Tokens with the others that compare."""
-        both = self._sides[0].keys() & self._sides[1].keys()
-        return sum(self._sides[1][requests].tokens for requests in both)
+        return sum(self._sides[1][requests].tokens for requests in self._both)
 
 
 class PeriodSearch:
@@ -106,12 +114,13 @@ class PeriodSearch:
         self._token = token
         self._trial: _Comparison | None = None
         self._trying = False
-        self._turns, self._left = 0, float(_turn(first))
+        self._turns, self._steps, self._left = 0, 0, 0.0
         self._untried: list[Periods] = self._neighbours()
         self._pause, self._rest = _PAUSE, 0.0
         self._usual: dict[int, float] = {}
-        self._settled: dict[int, float] = {}
+        self._settled: dict[int, _Mean] = {}
         self._stall = self._demand = self._time = 0.0
+        self._restart(first)
 
     @property
     def periods(self) -> Periods:
@@ -123,34 +132,49 @@ class PeriodSearch:
         `stall_s`: of its time, waits for loads. `demand_s`: what loads on demand can have taken of it."""
         if tokens <= 0 or seconds <= 0:
             return
+        usual = self._usual.get(requests)
+        if usual is not None:
+            seconds = min(seconds, _OUTLIER * usual * tokens)
+            stall_s = min(stall_s, seconds)
         keep = 1 - _RATE
         self._time = keep * self._time + seconds
         self._stall, self._demand = keep * self._stall + stall_s, keep * self._demand + min(demand_s, seconds)
         if not self._trying:
-            usual, now = self._usual.get(requests), seconds / tokens
+            now = seconds / tokens
             self._usual[requests] = now if usual is None else usual + (now - usual) * _RATE
         if self._rest > 0:
-            self._wait(requests, tokens)
+            self._wait(requests, tokens, seconds)
             return
         if self._trial is not None:
             self._trial.add(self._trying, requests, tokens, seconds)
         self._left -= tokens
+        self._steps -= 1
         if self._hopeless():
             self._decide(better=False)
-        elif self._left <= 0:
+        elif self._left <= 0 and self._steps <= 0:
             self._turn_over()
 
-    def _wait(self, requests: int, tokens: float) -> None:
+    def interrupt(self) -> None:
+        """What is compared is not alike any more: the shadow has gone, or come."""
+        self._trial, self._trying = None, False
+        self._usual, self._settled = {}, {}
+        self._restart(self.used)
+
+    def _restart(self, periods: Periods) -> None:
+        """A turn begins."""
+        self._left, self._steps = float(_turn(periods)), _TURN
+
+    def _wait(self, requests: int, tokens: float, seconds: float) -> None:
         """Nothing is tried."""
         self._rest -= tokens
-        settled, usual = self._settled.get(requests), self._usual[requests]
-        if settled is None:
-            self._settled[requests] = usual
-        elif abs(usual / settled - 1) > _CHANGED:
+        settled = self._settled.setdefault(requests, _Mean())
+        if settled.steps < _SETTLED:
+            settled.add(tokens, seconds)
+        elif abs(self._usual[requests] / settled.mean - 1) > _CHANGED:
             self._rest, self._pause = 0.0, _PAUSE
         if self._rest <= 0:
             self._untried = self._neighbours()
-            self._left = _turn(self.used)
+            self._restart(self.used)
 
     def _hopeless(self) -> bool:
         if self._trial is None or not self._trying:
@@ -171,7 +195,7 @@ class PeriodSearch:
                 self._decide(ratio < 1 - max(_GAIN, _LIKELY * error))
                 return
         self._trying = not self._trying
-        self._left = _turn(self.periods)
+        self._restart(self.periods)
 
     def _begin(self) -> None:
         """The next neighbour that may be better, or a rest."""
@@ -183,7 +207,7 @@ class PeriodSearch:
             return
         self._trial = _Comparison(self._untried.pop(0))
         self._trying, self._turns = False, 0
-        self._left = _turn(self.used)
+        self._restart(self.used)
 
     def _promises(self, other: Periods) -> bool:
         """Whether there is time that these periods could save."""
@@ -218,5 +242,7 @@ def _moved(period: int, factor: float) -> int:
 
 def _turn(periods: Periods) -> int:
     """Tokens of a turn."""
-    cycle = max(periods)
+    cycle = math.lcm(*periods)
+    if cycle > _LONGEST_CYCLE:
+        cycle = max(periods)
     return -(-_TURN // cycle) * cycle

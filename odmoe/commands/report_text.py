@@ -235,7 +235,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         ),
         Line(
             "alignment",
-            "every {} tokens (token) and {} (KV rows), chosen live".format(*report.periods or (0, 0)),
+            "token every {}, KV rows every {} tokens (chosen live)".format(*report.periods or (0, 0)),
             shown=report.periods is not None,
         ),
     ]

@@ -12,7 +12,12 @@ from scheduler.period_search import Periods, PeriodSearch
 
 
 class LivePeriods:
-    """Measures steps that only decode. `load_s`: seconds that a load takes."""
+    """Measures steps that only decode, from their start to the last answer of a worker: what clients take to ask for
+    the next token is no part of them. `load_s`: seconds that a load takes.
+
+    New periods are those of all requests from the same step on, so that their alignments are due together. That step is
+    not measured.
+    """
 
     def __init__(self, alignment: Alignment, load_s: Callable[[], float]) -> None:
         self._search: PeriodSearch | None = None
@@ -20,18 +25,16 @@ class LivePeriods:
             first = alignment.token_period, alignment.kv_period
             self._search = PeriodSearch(first, alignment.tuning == AUTO)
         self._load_s = load_s
-        self._began = 0.0
+        self.periods: Periods | None = self.best
+        """Those to use in this step; None: they are fixed."""
+        self._shadow = False
+        self._began = self._ended = 0.0
         self._step: dict[int, tuple[int, RequestStats]] = {}
         """Request -> the token of its answer that its pass begins with, and its figures."""
         self._waiting: set[int] = set()
         """Requests of the step whose tokens have not come."""
         self._gained = self._reloads = 0
         self._stall_s = 0.0
-
-    @property
-    def periods(self) -> Periods | None:
-        """Those to use now; None: they are fixed."""
-        return self._search.periods if self._search is not None else None
 
     @property
     def best(self) -> Periods | None:
@@ -42,15 +45,31 @@ class LivePeriods:
         """A step begins."""
         if self._search is None:
             return
-        self._began, self._gained, self._step = now, 0, {}
-        if not any(one.prefill for one in passes.values()):
+        self._began, self._ended, self._gained, self._step = now, now, 0, {}
+        changed, self.periods = self.periods != self._search.periods, self._search.periods
+        if self._shadow and not changed and not any(one.prefill for one in passes.values()):
             for number, one in passes.items():
                 stats = requests[number].stats
                 self._step[number] = one.position - stats.prompt_tokens, stats
         self._waiting = set(self._step)
         self._stall_s, self._reloads = self._sums()
 
-    def decoded(self, request: int, index: int, now: float) -> None:
+    def disturbed(self) -> None:
+        """The workers have changed: the step under way says nothing."""
+        self._waiting.clear()
+
+    def shadow_changed(self, present: bool) -> None:
+        """The shadow has come, or is lost."""
+        self._shadow = present
+        self.disturbed()
+        if self._search is not None:
+            self._search.interrupt()
+
+    def computed(self, now: float) -> None:
+        """A worker has answered."""
+        self._ended = now
+
+    def decoded(self, request: int, index: int) -> None:
         """Token `index` of a request's answer exists."""
         if self._search is None or request not in self._waiting:
             return
@@ -63,7 +82,7 @@ class LivePeriods:
         self._search.stepped(
             count,
             self._gained / count,
-            now - self._began,
+            self._ended - self._began,
             (stall_s - self._stall_s) / count,
             (reloads - self._reloads) * self._load_s(),
         )

@@ -179,6 +179,7 @@ class Core:
 
     def _worker_joined(self, event: t.WorkerJoined) -> None:
         missing = self.shortfall is not None
+        self._periods.disturbed()
         self._workers.joined(event)
         if missing and self.shortfall is None:
             self._passes.workers_back()
@@ -188,6 +189,7 @@ class Core:
         lost = self._workers.lost(event)
         if lost is None:
             return
+        self._periods.disturbed()
         self._slots.worker_lost(lost)
         self._audits.worker_lost(event.worker)
         demands = sorted(lost.demands(), key=lambda demand: demand.urgency)
@@ -228,9 +230,11 @@ class Core:
         """Predictions of what came before are not waited for."""
         for request in self._state.requests.values():
             request.stats.orphan()
+        self._periods.shadow_changed(present=True)
         self._shadow.joined()
 
     def _shadow_lost(self, event: t.ShadowLost) -> None:
+        self._periods.shadow_changed(present=False)
         self._shadow.lost()
         if not self.strategy.predicts:
             for request in self._state.requests.values():
@@ -247,7 +251,7 @@ class Core:
             self._passes.warm_up(event.request, request)
         elif request.in_block:
             self._passes.cut_back(request, event.index)
-        self._periods.decoded(event.request, event.index, self._state.now)
+        self._periods.decoded(event.request, event.index)
         self._shadow.decoded(event.request, event.index, event.drafts)
 
     def _step_started(self, event: t.StepStarted) -> None:
@@ -293,6 +297,7 @@ class Core:
             return
         if demand.entry is not None and not demand.entry.loaded:
             self._slots.loaded(demand.entry)  # LoadEnded was lost, or is still on its way
+        self._periods.computed(self._state.now)
         self._passes.computed(demand)
 
     def _load_failed(self, event: t.LoadFailed) -> None:

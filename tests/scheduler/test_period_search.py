@@ -169,6 +169,60 @@ def test_numbers_of_requests_are_compared_with_their_like() -> None:
     assert world.mean(search.used) <= 1.05 * world.best()
 
 
+@pytest.mark.parametrize("most", [3, 16])
+def test_any_numbers_of_requests(most: int) -> None:
+    """Also those of which there is a single step."""
+    world = World(token_s=0.05, kv_s=0.05, token_miss_s=0.001, kv_miss_s=0.001)
+    search = PeriodSearch((1, 1), token=True)
+    changing = Random(1)
+    numbers = [changing.randint(1, most) for _ in range(3000)]
+    world.run(search, 3000, lambda number: numbers[number])
+    assert world.mean(search.used) <= 1.05 * world.best()
+
+
+@pytest.mark.parametrize("at", range(0, 400, 25))
+def test_one_step_that_waited_for_something_else_decides_nothing(at: int) -> None:
+    """The periods that it begins with are the best by far."""
+    world = World(token_s=0.01, kv_s=0.01, token_miss_s=0.02, kv_miss_s=0.02)
+    search = PeriodSearch((1, 1), token=True)
+    for number in range(500):
+        seconds, stall, demand = world.token(search.periods)
+        search.stepped(1, 1.0, seconds + (20.0 if number == at else 0.0), stall, demand)
+        assert search.used == (1, 1), number
+
+
+def test_blocks_are_compared_over_as_many_steps() -> None:
+    """Eight tokens a step."""
+    search, tried = PeriodSearch((1, 1), token=False), []
+    for _ in range(40):
+        tried.append(search.periods)
+        search.stepped(1, 8.0, 1.0, 0.5, 0.5)
+    assert tried == [*[(1, 1)] * 16, *[(1, 2)] * 8, *[(1, 1)] * 8, *[(1, 2)] * 8]
+
+
+@pytest.mark.parametrize(
+    ("periods", "tokens"), [((1, 1), 8), ((5, 4), 20), ((3, 2), 12), ((16, 1), 16), ((13, 11), 13)]
+)
+def test_turns_are_whole_cycles(periods: Periods, tokens: int) -> None:
+    search = PeriodSearch(periods, token=True)
+    steps = 0
+    while search.periods == periods and steps < 1000:
+        search.stepped(1, 1.0, 1.0, 0.5, 0.5)
+        steps += 1
+    assert steps == 2 * tokens
+
+
+def test_an_interruption_begins_the_comparison_anew() -> None:
+    world = World(token_s=0.05, kv_s=0.05, token_miss_s=0.01, kv_miss_s=0.01)
+    search = PeriodSearch((1, 1), token=True)
+    world.run(search, 20)
+    assert search.periods != (1, 1)
+    search.interrupt()
+    assert search.periods == search.used == (1, 1)
+    world.run(search, 2000)
+    assert world.mean(search.used) <= 1.05 * world.best()
+
+
 def test_steps_without_tokens_or_time_say_nothing() -> None:
     search = PeriodSearch((1, 1), token=True)
     for _ in range(100):

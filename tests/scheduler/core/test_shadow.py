@@ -181,29 +181,92 @@ def test_a_shadow_that_joins_is_told_the_periods_in_use() -> None:
     assert aligned == [t.Align(1, 2, True, 0, 7, periods=(4, 4)), t.Align(1, 3, False, 8, 8)]
 
 
-def test_steps_that_only_decode_are_measured() -> None:
-    """Two requests, of which one reads its prompt in between; stalls and loads on demand are means over requests."""
-    live = LivePeriods(Alignment(1, 1, tuning=AUTO), lambda: 0.25)
-    told: list[tuple[float, ...]] = []
-    live._search.stepped = lambda *figures: told.append(figures)  # type: ignore[union-attr, method-assign]
-    requests = {1: Request(RequestStats(5)), 2: Request(RequestStats(7))}
+class Search:
+    """In place of a search: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.periods = self.used = (1, 1)
+        self.told: list[tuple[float, ...]] = []
+        self.interrupts = 0
+
+    def stepped(self, *figures: float) -> None:
+        self.told.append(figures)
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+
+
+def measured() -> tuple[LivePeriods, Search, dict[int, Request]]:
+    """With a shadow, and two requests of 5 and 7 prompt tokens."""
+    live, search = LivePeriods(Alignment(1, 1, tuning=AUTO), lambda: 0.25), Search()
+    live._search = search  # type: ignore[assignment]
+    live.shadow_changed(present=True)
+    return live, search, {1: Request(RequestStats(5)), 2: Request(RequestStats(7))}
+
+
+def test_steps_that_only_decode_are_measured_to_their_last_answer() -> None:
+    """Of two requests, one reads its prompt in between. Stalls and loads on demand are means over requests."""
+    live, search, requests = measured()
     live.begin({1: t.Pass(1, 5, 1, False)}, requests, 1.0)
     requests[1].stats.stall_s += 0.5
     requests[1].stats.reloads += 2
-    live.decoded(1, 1, 2.0)
+    live.computed(1.5)
+    live.computed(2.0)
+    live.decoded(1, 1)
     live.begin({1: t.Pass(1, 6, 1, False), 2: t.Pass(2, 0, 7, True)}, requests, 3.0)
-    live.decoded(2, 0, 3.5)
-    live.decoded(1, 2, 4.0)
+    live.computed(3.5)
+    live.decoded(2, 0)
+    live.decoded(1, 2)
     live.begin({1: t.Pass(1, 7, 4, False), 2: t.Pass(2, 7, 1, False)}, requests, 5.0)
     requests[2].stats.stall_s += 0.5
-    live.decoded(1, 5, 6.0)
-    live.decoded(1, 5, 6.0)
-    live.decoded(2, 1, 6.5)
-    assert told == [(1, 1.0, 1.0, 0.5, 0.5), (2, 2.0, 1.5, 0.25, 0.0)]
+    live.computed(6.5)
+    live.decoded(1, 5)
+    live.decoded(1, 5)
+    live.decoded(2, 1)
+    assert search.told == [(1, 1.0, 1.0, 0.5, 0.5), (2, 2.0, 1.5, 0.25, 0.0)]
+
+
+def test_steps_without_a_shadow_or_with_other_workers_are_not_measured() -> None:
+    live, search, requests = measured()
+    live.begin({1: t.Pass(1, 5, 1, False)}, requests, 1.0)
+    live.disturbed()
+    live.decoded(1, 1)
+    live.begin({1: t.Pass(1, 6, 1, False)}, requests, 2.0)
+    live.shadow_changed(present=False)
+    live.decoded(1, 2)
+    live.begin({1: t.Pass(1, 7, 1, False)}, requests, 3.0)
+    live.decoded(1, 3)
+    live.shadow_changed(present=True)
+    assert (search.told, search.interrupts) == ([], 3)
+    live.begin({1: t.Pass(1, 8, 1, False)}, requests, 4.0)
+    live.computed(4.5)
+    live.decoded(1, 4)
+    assert search.told == [(1, 1.0, 0.5, 0.0, 0.0)]
+
+
+def test_all_requests_of_a_step_get_new_periods_with_the_same_token() -> None:
+    """The step in which they are told is not measured."""
+    live, search, requests = measured()
+    passes = {1: t.Pass(1, 5, 1, False), 2: t.Pass(2, 7, 1, False)}
+    live.begin(passes, requests, 1.0)
+    live.decoded(1, 1)
+    search.periods = (2, 4)
+    assert live.periods == (1, 1)
+    live.decoded(2, 1)
+    assert live.periods == (1, 1)
+    live.begin({1: t.Pass(1, 6, 1, False), 2: t.Pass(2, 8, 1, False)}, requests, 2.0)
+    assert live.periods == (2, 4)
+    live.decoded(1, 2)
+    live.decoded(2, 2)
+    live.begin({1: t.Pass(1, 7, 1, False), 2: t.Pass(2, 9, 1, False)}, requests, 3.0)
+    live.computed(3.5)
+    live.decoded(1, 3)
+    live.decoded(2, 3)
+    assert len(search.told) == 2
 
 
 def test_fixed_periods_are_told_nothing() -> None:
     live = LivePeriods(Alignment(2, 3), lambda: 0.25)
     live.begin({1: t.Pass(1, 5, 1, False)}, {1: Request(RequestStats(5))}, 1.0)
-    live.decoded(1, 1, 2.0)
+    live.decoded(1, 1)
     assert (live.periods, live.best) == (None, None)
