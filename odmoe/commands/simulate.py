@@ -239,13 +239,22 @@ def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
         find_profile(str(profile_name)), layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k
     )
     groups = [workloads] if given.parallel is not None else recorded_groups(workloads)
-    return [_recorded_run(given, profile, recording, group, file) for group in groups]
+    known = [right for one in workloads for right in one.drafts.values()]
+    for one in workloads:
+        one.likely = sum(known) / len(known) if known else one.likely
+    return [_recorded_run(given, profile, recording, group, file, drafted=bool(known)) for group in groups]
 
 
 def _recorded_run(
-    given: SimulateSettings, profile: Profile, recording: Recording, group: list[RecordedWorkload], file: Path
+    given: SimulateSettings,
+    profile: Profile,
+    recording: Recording,
+    group: list[RecordedWorkload],
+    file: Path,
+    drafted: bool,
 ) -> Run:
-    """Requests that are answered together. Each joins the step that it joined then, unless --parallel is given."""
+    """Requests that are answered together. Each joins the step that it joined then, unless --parallel is given.
+    `drafted`: the file says of some drafts whether they were right."""
     arrivals = []
     for one in group:
         one.recall, one.acceptance, one.seed = given.recall, given.acceptance, given.seed
@@ -259,7 +268,12 @@ def _recorded_run(
     scenario = _scenario(given, profile, recording, prompt, tokens)
     for one, arrival in zip(group, arrivals, strict=True):
         _check_predictions(replace(scenario, tokens=arrival.tokens), recording, one, file)
-    _check_drafts(scenario, group, file)
+    if scenario.draft and scenario.tokens > 1 and given.acceptance is None and not drafted:
+        numbers = ", ".join(str(one.number) for one in group)
+        raise ConfigError(
+            f"--draft is {scenario.draft}, and {file} has no drafts of a shadow for request {numbers}, so nobody knows "
+            "how many are right; give --acceptance, or record a run with --draft"
+        )
     return Run(scenario, _preset(given, recording), arrivals, group)
 
 
@@ -284,22 +298,6 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
             )
     if not one.predictions:
         raise ConfigError(f"request {one.number} of {file} has no predictions; give --recall, or --predictor none")
-
-
-def _check_drafts(scenario: Scenario, group: list[RecordedWorkload], file: Path) -> None:
-    """Raises ConfigError where nobody knows how many drafts are right. Those of other requests tell it for one that has
-    none."""
-    if not scenario.draft or scenario.tokens == 1 or group[0].acceptance is not None:
-        return
-    known = [right for one in group for right in one.drafts.values()]
-    if not known:
-        numbers = ", ".join(str(one.number) for one in group)
-        raise ConfigError(
-            f"--draft is {scenario.draft}, and {file} has no drafts of a shadow for request {numbers}, so nobody knows "
-            "how many are right; give --acceptance, or record a run with --draft"
-        )
-    for one in group:
-        one.likely = sum(known) / len(known)
 
 
 # --- outcomes to figures ----------------------------------------------------------------------------------------
