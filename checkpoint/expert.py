@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from checkpoint import family
-from checkpoint.inference import inference
+from checkpoint.devices.inference import inference
 from checkpoint.kernels import EXACT, Linear
 
 Views = dict[str, torch.Tensor]

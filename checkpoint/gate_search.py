@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from checkpoint import family
-from checkpoint.inference import inference
+from checkpoint.devices.inference import inference
 from scheduler.errors import UnsupportedFamilyError
 
 SQUASHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

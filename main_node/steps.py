@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from checkpoint.inference import inference
+from checkpoint.devices.inference import inference
 from main_node.engine.engine import Engine
 from main_node.engine.sequence import Sequence
 from main_node.lockstep import LockStep

@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.errors import ConfigError
+from scheduler.limits import MAX_PERIOD
 
 AT_ONCE, LATE = "at-once", "late"
 """Departures of the shadow. `LATE` waits for a due alignment, as the paper's does. `AT_ONCE` goes on from its own token
 and KV rows, and goes back where the alignment differs."""
-
-LONGEST = 16
-"""The longest period that is chosen live: the paper's sweeps end there (OD-MoE Figs 9 and 10)."""
 
 _AHEAD = {AT_ONCE: 1, LATE: 0}
 """Departure -> due alignments that a pass may be ahead of. A pass ahead of a second one would surely be run again."""
 
 
 FIXED, AUTO, KV_AUTO = "fixed", "auto", "kv-auto"
-"""Whether periods are chosen live, see `scheduler.period_search`. `KV_AUTO`: that of the KV rows is; the token is
+"""Whether periods are chosen live, see `scheduler.periods.search`. `KV_AUTO`: that of the KV rows is; the token is
 aligned as often as is given."""
 
 
@@ -37,8 +35,8 @@ class Alignment:
         for name, value in (("--align-token", self.token_period), ("--align-kv", self.kv_period)):
             if value < 0:
                 raise ConfigError(f"{name} is {value}; allowed: 0 (never), 1 (every token), 2, 3, ...")
-            if self.tuning != FIXED and not 1 <= value <= LONGEST:
-                raise ConfigError(f"{name} is {value} with periods that are chosen live; begin at 1, 2, ... {LONGEST}")
+            if self.tuning != FIXED and not 1 <= value <= MAX_PERIOD:
+                raise ConfigError(f"{name} is {value} with periods chosen live; begin at 1, 2, ... {MAX_PERIOD}")
         if self.tuning not in (FIXED, AUTO, KV_AUTO):
             raise ConfigError(f"tuning of periods is {self.tuning!r}; allowed: {FIXED}, {AUTO}, {KV_AUTO}")
 

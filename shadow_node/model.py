@@ -10,9 +10,9 @@ import torch
 from checkpoint import family
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.devices.inference import inference
 from checkpoint.devices.streams import new_stream
 from checkpoint.devices.transfer import to_host, token_ids
-from checkpoint.inference import inference
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore

@@ -7,9 +7,9 @@ import os
 import queue
 import threading
 
+from checkpoint.devices.inference import inference
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.streams import on_stream
-from checkpoint.inference import inference
 from scheduler.errors import LinkError, ProtocolError
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from main_node.answer import collect
-from scheduler import period_search
 from scheduler.core.commands import Commands
+from scheduler.periods import search as period_search
 from support.nodes import two_threads
 from support.nodes.exact import SETTINGS, WHOLE, answers, check_bit_for_bit, check_split_prefill, mean_recall
 from support.paths import ROOT

@@ -29,7 +29,6 @@ from scheduler.core.audits import AuditTable
 from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
 from scheduler.core.groups import Grouping
-from scheduler.core.live_periods import LivePeriods
 from scheduler.core.passes import PassTracker
 from scheduler.core.shadow import ShadowFollower
 from scheduler.core.slots import SlotTable
@@ -39,6 +38,7 @@ from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
 from scheduler.core.workers import WorkerTable
 from scheduler.errors import ConfigError
+from scheduler.periods.live import LivePeriods
 from scheduler.policies.precision import FULL
 from scheduler.policies.strategy import Strategy, od_moe
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.commands import Commands
-from scheduler.core.live_periods import LivePeriods
+from scheduler.periods.live import LivePeriods
 
 
 @dataclass(slots=True)

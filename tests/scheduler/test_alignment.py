@@ -51,9 +51,9 @@ def test_periods_count_from_where_they_begin(token: int, kv: int, since: int, st
     [
         (
             {"token_period": 0},
-            "--align-token is 0 with periods that are chosen live; begin at 1, 2, ... 16",
+            "--align-token is 0 with periods chosen live; begin at 1, 2, ... 16",
         ),
-        ({"kv_period": 17}, "--align-kv is 17 with periods that are chosen live; begin at 1, 2, ... 16"),
+        ({"kv_period": 17}, "--align-kv is 17 with periods chosen live; begin at 1, 2, ... 16"),
         ({"tuning": "sometimes"}, "tuning of periods is 'sometimes'; allowed: fixed, auto, kv-auto"),
     ],
 )

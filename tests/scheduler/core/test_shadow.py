@@ -7,10 +7,10 @@ import pytest
 from scheduler import types as t
 from scheduler.alignment import AUTO, Alignment
 from scheduler.core.commands import Commands
-from scheduler.core.live_periods import LivePeriods
 from scheduler.core.shadow import ShadowFollower
 from scheduler.core.state import Request
 from scheduler.core.stats import RequestStats
+from scheduler.periods.live import LivePeriods
 from scheduler.policies.predictors.base import Silent
 from support.scheduling.core_driver import Driver, P, compute
 

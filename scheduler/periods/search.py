@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scheduler.alignment import LONGEST
+from scheduler.limits import MAX_PERIOD
 
 Periods = tuple[int, int]
 """Of the token, of the KV rows."""
 
 _TURN = 8
 """Steps of a turn, at least, and tokens of a request: whole cycles of its periods."""
-_LONGEST_CYCLE = 4 * LONGEST
+_LONGEST_CYCLE = 4 * MAX_PERIOD
 """Where the cycle of both periods is longer, it is that of the longer one."""
 _TURNS = 3, 6
 """Turns of the periods in use and of the others, each: the fewest before it is decided, and the most."""
@@ -237,7 +237,7 @@ class PeriodSearch:
 
 
 def _moved(period: int, factor: float) -> int:
-    return max(1, min(LONGEST, int(period * factor)))
+    return max(1, min(MAX_PERIOD, int(period * factor)))
 
 
 def _turn(periods: Periods) -> int:

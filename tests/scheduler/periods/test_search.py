@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.alignment import LONGEST
-from scheduler.period_search import Periods, PeriodSearch
+from scheduler.limits import MAX_PERIOD
+from scheduler.periods.search import Periods, PeriodSearch
 
-LADDER = [2**power for power in range(int(math.log2(LONGEST)) + 1)]
+LADDER = [2**power for power in range(int(math.log2(MAX_PERIOD)) + 1)]
 ALL = list(itertools.product(LADDER, LADDER))
 
 

@@ -8,7 +8,7 @@ from scheduler import types as t
 from scheduler.alignment import AUTO, FIXED, Alignment
 from scheduler.core.state import Request
 from scheduler.core.stats import RequestStats
-from scheduler.period_search import Periods, PeriodSearch
+from scheduler.periods.search import Periods, PeriodSearch
 
 
 class LivePeriods:

@@ -8,12 +8,12 @@ import sys
 
 import torch
 
-from checkpoint.inference import inference
+from checkpoint.devices.inference import inference
 from support.paths import ROOT
 
 IN_A_THREAD = """
 import threading, torch
-from checkpoint.inference import inference
+from checkpoint.devices.inference import inference
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
