@@ -24,6 +24,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 odmoe_settings.available_cores = lambda: 1
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 _CACHE = tempfile.TemporaryDirectory(prefix="odmoe-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 os.environ["XDG_CONFIG_HOME"] = _CACHE.name

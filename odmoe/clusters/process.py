@@ -22,6 +22,8 @@ def prepare_process(debug: bool = False) -> None:
     Transformers' models are imported."""
     postpone_hqq()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # gRPC's handlers of fork abort a child that is forked while a call runs, and ray.init forks its processes.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     level = logging.DEBUG if debug else logging.ERROR
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     for ours in OUR_PACKAGES:

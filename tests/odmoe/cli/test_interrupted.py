@@ -18,7 +18,7 @@ from main_node.answer import Step
 from odmoe.settings.settings import Settings
 from scheduler.errors import RequestCancelledError
 from support.machines.cli import CommandLine
-from support.machines.processes import HANG_S, wait_until
+from support.machines.processes import HANG_S, WITH_CTRL_C, wait_until
 from support.paths import ROOT
 
 
@@ -116,13 +116,12 @@ def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str,
     (tmp_path / "swallows.py").write_text(SWALLOWS)
     code = f"import odmoe.cli.main, time\nodmoe.cli.main.one_interrupt()\n{work}\ntime.sleep(600)"
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [*WITH_CTRL_C, sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None
@@ -138,13 +137,12 @@ def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str,
 def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text('import time\nprint("importing", flush=True)\ntime.sleep(600)\n')
     process = subprocess.Popen(
-        [sys.executable, "-m", "odmoe", "--help"],
+        [*WITH_CTRL_C, sys.executable, "-m", "odmoe", "--help"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         assert process.stdout is not None

@@ -16,6 +16,9 @@ from typing import Any
 ODMOE = Path(sys.executable).with_name("odmoe")
 MARK = "TEST_MARK_OF_ODMOE"
 """The environment variable that whatever a marked process starts has too."""
+WITH_CTRL_C = ("env", "--default-signal=INT")
+"""Before a command: a shell that runs the tests in its background has them ignore Ctrl-C, and their children with
+them. Popen's preexec_fn would fork a process in which gRPC runs: one such child in twenty aborts."""
 HANG_S = 120.0
 """No step of these tests takes this long, on whatever machine: who waits longer hangs."""
 
@@ -97,14 +100,12 @@ class Starter:
     def __call__(self, *args: str, stdin: Any = subprocess.DEVNULL, **environment: str) -> Running:
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
-            [ODMOE, *args],
+            [*WITH_CTRL_C, ODMOE, *args],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             env=os.environ | {MARK: mark} | environment,
-            # A shell that runs the tests in its background has them ignore Ctrl-C, and their children with them.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self._running.append(Running(process, mark))
         return self._running[-1]
