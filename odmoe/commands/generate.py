@@ -12,28 +12,27 @@ from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odmoe.api.model import join_model, open_model
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
-from odmoe.clusters.retries import RetriedAnswer
 from odmoe.commands.checks import check_early
 from odmoe.commands.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import CHOSEN, system_name
-from odmoe.start import start_cluster
 from odmoe.terminal import Output, Terminal, counted
 from scheduler.errors import ODMoEError, PromptError, PromptsFailedError, RequestError
 from scheduler.files import write_whole
 from scheduler.trace import write_trace
 
 if TYPE_CHECKING:
-    from checkpoint.store import ExpertStore
     from main_node.report import Report
     from main_node.sampling import How
-    from odmoe.clusters.base import Answering, Cluster, Say
+    from odmoe.api.model import Model, OpenedModel
+    from odmoe.api.text_answer import TextAnswer
+    from odmoe.clusters.base import Say
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +43,11 @@ class Job:
     """How to answer."""
     served: Settings
     """How the nodes run: those of a cluster that was running may have been started with other settings."""
-    tokenizer: Any
-    cluster: Cluster
-    dtype: str
+    model: Model
     notify: Callable[[str], None] = lambda text: None
     """Gets a line about each retry."""
-    under_way: set[Answering] = field(default_factory=set)
+    under_way: set[TextAnswer] = field(default_factory=set)
     """Answers that have begun and not ended."""
-    given_up: threading.Event = field(default_factory=threading.Event)
-    """Set when nobody wants the answers any more."""
 
     @property
     def system(self) -> str:
@@ -61,20 +56,16 @@ class Job:
 
     def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
         """One answer. `show` gets the text that each token completes, often empty."""
-        from odmoe.text import StoppedText
-
-        text, pieces, report = StoppedText(self.tokenizer, self.settings.stop), [], None
-        settings = self.settings
-        retried = RetriedAnswer(
-            self.cluster, settings.retry, settings.launch_s, self.notify, self.given_up, self.under_way
-        )
-        with closing(retried.steps(ids, settings.max_new_tokens, answering(settings))) as steps:
-            for step in steps:
-                if step.token_id is not None:
-                    pieces.append(text.push(step.token_id) + (text.flush() if step.finish else ""))
-                    show(pieces[-1])
-                report = step.report
-        return "".join(pieces), report
+        settings, pieces = self.settings, []
+        with self.model.answer(ids, settings.max_new_tokens, answering(settings), self.notify) as answer:
+            self.under_way.add(answer)
+            try:
+                for piece in answer:
+                    pieces.append(piece.text)
+                    show(piece.text)
+            finally:
+                self.under_way.discard(answer)
+        return "".join(pieces), answer.report
 
     def facts(self, text: str, report: Report) -> dict[str, Any]:
         """What --json prints of one answer."""
@@ -83,7 +74,7 @@ class Job:
             **dataclasses.asdict(report),
             "cluster": self.served.cluster,
             "shadow": shadow_of(self.served),
-            "dtype": self.dtype,
+            "dtype": self.model.opened.store.manifest.dtype,
             "system": self.served.system,
             **dataclasses.asdict(self.served.system_config),
             "device_memory": self.served.device_memory,
@@ -106,89 +97,46 @@ def run_generate(
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug)
     check_early(settings)
-    prepared = _start(settings, prompts, terminal) if settings.model else _join(settings, prompts, terminal)
-    cluster = prepared.cluster
-    with closing(cluster):
-        served = cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})
-        job = Job(settings, served, prepared.tokenizer, cluster, prepared.store.manifest.dtype, terminal.notify)
+    if settings.model:
+        opened = open_model(settings, terminal)
+        ids = _tokens(opened, prompts)
+        with terminal.status() as say:
+            model = opened.start(say)
+    else:
+        model = join_model(settings, terminal)
+    with model:
+        ids = ids if settings.model else _tokens(model.opened, prompts)
+        served = model.cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})
+        job = Job(settings, served, model, terminal.notify)
         try:
-            with NodeWatch(cluster, terminal.notify):
+            with NodeWatch(model.cluster, terminal.notify):
                 if listed:
-                    _answer_all(job, prepared.prompts, prompts, output, terminal)
+                    _answer_all(job, ids, prompts, output, terminal)
                 else:
-                    _answer_one(job, prepared.prompts[0], output, terminal)
+                    _answer_one(job, ids[0], output, terminal)
         finally:
-            _write_records(settings, job, prepared.store)  # most wanted where something went wrong
+            _write_records(job)  # most wanted where something went wrong
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A running cluster, and prompts that its model can take."""
-
-    cluster: Cluster
-    store: ExpertStore
-    tokenizer: Any
-    prompts: list[list[int]]
-    """Token ids."""
-
-
-def _start(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepared:
-    """Prepare the model's store and start a cluster for it, or join one that serves it."""
-    from odmoe.clusters.devices import check_devices
-
-    check_devices(settings)
-    with terminal.progress("opening the model") as progress:
-        from odmoe.clusters.configuration import check_fits, forms_needed
-        from odmoe.stores import prepare_store
-        from odmoe.text import check_tokenizer
-
-        needed = partial(forms_needed, settings)
-        store = prepare_store(
-            settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
-        )
-    check_fits(settings, store)
-    with terminal.status() as say:
-        tokenizer, ids = _tokens(settings, prompts, store, say)
-        return _Prepared(start_cluster(settings, store, say), store, tokenizer, ids)
-
-
-def _join(settings: Settings, prompts: list[str], terminal: Terminal) -> _Prepared:
-    """Join a running cluster, whatever model it serves."""
-    from odmoe.stores import open_verified
-
-    with ExitStack() as undo, terminal.status() as say:
-        cluster = undo.enter_context(closing(start_cluster(settings, None, say)))
-        store = open_verified(str(cluster.store()))
-        tokenizer, ids = _tokens(settings, prompts, store, say)
-        undo.pop_all()
-        return _Prepared(cluster, store, tokenizer, ids)
-
-
-def _tokens(settings: Settings, prompts: list[str], store: ExpertStore, say: Say) -> tuple[Any, list[list[int]]]:
-    """The store's tokenizer, and every prompt's token ids. Raises PromptError, ConfigError."""
-    say("reading the tokenizer")
-    from main_node.shape import limited, model_shape
-    from odmoe.text import load_tokenizer
-
-    tokenizer = load_tokenizer(store.dense)
-    context = limited(model_shape(store), settings.ctx_size).context
+def _tokens(opened: OpenedModel, prompts: list[str]) -> list[list[int]]:
+    """Every prompt's token ids. Raises PromptError, ConfigError."""
     ids = []
     for number, prompt in enumerate(prompts, 1):
         try:
-            ids.append(to_tokens(settings, tokenizer, prompt, context))
+            ids.append(to_tokens(opened, prompt))
         except PromptError as error:
             if len(prompts) == 1:
                 raise
             raise PromptError(f"prompt {number} of the file: {error}") from error
-    return tokenizer, ids
+    return ids
 
 
-def _write_records(settings: Settings, job: Job, store: ExpertStore) -> None:
+def _write_records(job: Job) -> None:
     """Write --record and --trace."""
     from odmoe.clusters.configuration import resources, with_precision
 
     failing = sys.exc_info()[0] is not None
-    cluster = job.cluster
+    settings, cluster, store = job.settings, job.model.cluster, job.model.opened.store
     try:
         with ExitStack() as both:  # each is written even if the other fails
             if settings.record is not None:
@@ -227,12 +175,14 @@ def about(settings: Settings, slots: int) -> dict[str, Any]:
     return values | {"shadow": shadow_of(settings), "emulated": settings.profile}
 
 
-def to_tokens(settings: Settings, tokenizer: Any, prompt: str, context: int) -> list[int]:
+def to_tokens(opened: OpenedModel, prompt: str) -> list[int]:
     """A prompt's token ids, with --chat in the model's chat template. Raises PromptError, ConfigError."""
-    from odmoe.text import as_chat, encode
+    settings = opened.settings
+    if not settings.chat:
+        return opened.encode(prompt)
+    from odmoe.text import as_chat
 
-    text = as_chat(tokenizer, prompt, settings.system_prompt) if settings.chat else prompt
-    return encode(tokenizer, text, context, special=not settings.chat)
+    return opened.encode(as_chat(opened.tokenizer, prompt, settings.system_prompt), special=False)
 
 
 def answering(settings: Settings) -> How:
@@ -357,7 +307,6 @@ class Batch:
     def close(self) -> None:
         """Give up every answer that is not done."""
         self._stopped.set()
-        self._job.given_up.set()
         for one in self._running:
             one.cancel()
         for steps in self._job.under_way.copy():  # they may wait long for their next token

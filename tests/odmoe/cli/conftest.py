@@ -24,7 +24,7 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*args: Any) -> NoReturn:
         pytest.fail("a cluster was started")
 
-    monkeypatch.setattr("odmoe.commands.generate.start_cluster", started)
+    monkeypatch.setattr("odmoe.api.model.start_cluster", started)
 
 
 @pytest.fixture

@@ -211,7 +211,7 @@ def test_one_of_many_that_fails(
     answer = Job.answer
 
     def doomed(job: Job, ids: list[int], show: Any) -> Any:
-        if job.tokenizer.decode(ids, skip_special_tokens=True).strip() == "HAMLET":
+        if job.model.opened.tokenizer.decode(ids, skip_special_tokens=True).strip() == "HAMLET":
             raise RequestFailedError("a load failed three times")
         return answer(job, ids, show)
 

@@ -80,7 +80,7 @@ def test_answers_under_way_are_cancelled(
         assert all(one.asked.wait(HANG_S) for one in cluster.answers)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("odmoe.commands.generate.start_cluster", start)
+    monkeypatch.setattr("odmoe.api.model.start_cluster", start)
     prompts = tmp_path / "prompts"
     prompts.write_text("one\ntwo\nthree\n")
     answer = cli("generate", "-m", str(demo), "--prompts", str(prompts), "--parallel", "2")

@@ -176,7 +176,7 @@ def test_the_record_of_an_answer_that_fails_is_written(
     answer = Job.answer
 
     def doomed(job: Any, ids: list[int], show: Any) -> Any:
-        engine = job.cluster.main.engine
+        engine = job.model.cluster.main.engine
 
         def lose(piece: str) -> None:
             for peer in list(engine.peers.workers.values()):

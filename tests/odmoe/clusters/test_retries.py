@@ -175,7 +175,7 @@ def test_the_text_is_shown_once(
     def start(settings: Settings, store: Any, say: Any) -> Any:
         return Dying(settings.but(cluster="embedded", retry=0), store, say)
 
-    monkeypatch.setattr("odmoe.commands.generate.start_cluster", start)
+    monkeypatch.setattr("odmoe.api.model.start_cluster", start)
     common = ["generate", "-m", str(demo), "-n", "16", "--shadow", "none", "--workers", "1", "--threads", "1", *flags]
     answer = cli(*common, "--cluster", "auto", "--retry", "3", "HAMLET", "--json")
     assert (answer.code, Dying.died) == (0, 1), answer

@@ -56,7 +56,7 @@ log = Recorder({}, CoreConfig(ModelShape((0,), 2, 1), 1, system=settings.system_
 print(json.dumps({
     "settings": settings.system_config.dice,
     "trace": about(settings, 1)["dice"],
-    "report": Job(settings, settings, None, None, "float32").system,
+    "report": Job(settings, settings, None).system,
     "served": "dice" in SERVED,
     "recorded": b"dice" in log and b"twelve" in log,
     "config": printed("config", "--dice", "twelve"),

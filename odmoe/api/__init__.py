@@ -1,0 +1,1 @@
+"""The Python interface: a model on a cluster, its answers as text."""

@@ -1,0 +1,118 @@
+"""A model on a running cluster, and what is known of it before a node runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from odmoe.api.text_answer import TextAnswer
+from odmoe.settings.settings import Settings
+from odmoe.start import start_cluster
+
+if TYPE_CHECKING:
+    from checkpoint.store import ExpertStore
+    from main_node.sampling import How
+    from odmoe.clusters.base import Cluster, Say
+    from odmoe.terminal import Terminal
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model's store and tokenizer. No node runs yet."""
+
+    settings: Settings
+    store: ExpertStore
+    tokenizer: Any
+    context: int
+    """Most tokens of prompt and answer."""
+
+    def encode(self, prompt: str, special: bool = True) -> list[int]:
+        """A prompt's token ids. `special`: with the tokenizer's special tokens. Raises PromptError."""
+        from odmoe.text import encode
+
+        return encode(self.tokenizer, prompt, self.context, special)
+
+    def start(self, say: Say = lambda text: None) -> Model:
+        """Start the cluster of the settings, or join the one that serves this model. Raises ClusterError."""
+        return Model(self, start_cluster(self.settings, self.store, say))
+
+
+class Model:
+    """Answers prompts. Several answers may be open at once, in a thread each. The end of a `with` block stops every
+    node that was started for it."""
+
+    def __init__(self, opened: OpenedModel, cluster: Cluster) -> None:
+        self.opened, self.cluster = opened, cluster
+
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, how: How, notify: Callable[[str], None] = lambda text: None
+    ) -> TextAnswer:
+        """The answer to a prompt's token ids. `notify`: gets a line about each retry (`settings.retry`)."""
+        settings = self.opened.settings
+        return TextAnswer(
+            self.cluster,
+            self.opened.tokenizer,
+            prompt,
+            max_new_tokens,
+            how,
+            settings.retry,
+            settings.launch_s,
+            notify,
+        )
+
+    def close(self) -> None:
+        self.cluster.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
+    """Open the model of the settings; make its store where there is none. `terminal` shows the progress.
+
+    Raises ConfigError, CheckpointError, StoreError.
+    """
+    from odmoe.clusters.devices import check_devices
+
+    check_devices(settings)
+    with terminal.progress("opening the model") as progress:
+        from odmoe.clusters.configuration import check_fits, forms_needed
+        from odmoe.stores import prepare_store
+        from odmoe.text import check_tokenizer
+
+        needed = partial(forms_needed, settings)
+        store = prepare_store(
+            settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
+        )
+    check_fits(settings, store)
+    with terminal.status() as say:
+        return _opened(settings, store, say)
+
+
+def join_model(settings: Settings, terminal: Terminal) -> Model:
+    """Join a running cluster, whatever model it serves. Raises ClusterError, StoreError."""
+    from odmoe.stores import open_verified
+
+    with ExitStack() as undo, terminal.status() as say:
+        cluster = undo.enter_context(closing(start_cluster(settings, None, say)))
+        opened = _opened(settings, open_verified(str(cluster.store())), say)
+        undo.pop_all()
+        return Model(opened, cluster)
+
+
+def _opened(settings: Settings, store: ExpertStore, say: Say) -> OpenedModel:
+    say("reading the tokenizer")
+    from main_node.shape import limited, model_shape
+    from odmoe.text import load_tokenizer
+
+    tokenizer = load_tokenizer(store.dense)
+    return OpenedModel(settings, store, tokenizer, limited(model_shape(store), settings.ctx_size).context)
