@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from main_node.logprobs import TokenLogprobs
 from main_node.report import Report
 from main_node.request import Request
 from scheduler.errors import ClusterError, RequestCancelledError, RequestFailedError
@@ -31,6 +32,11 @@ class Step:
     """In the closing step."""
     finish: str | None = None
     """With the last token: `Report.finish`."""
+    logprobs: TokenLogprobs | None = None
+    """Of the token, where the request asked for them."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """With the first token, where the request asked for them: of each token of the prompt. None for its first token,
+    which follows nothing."""
 
 
 def collect(answer: Iterable[Step]) -> tuple[list[int], Report]:
