@@ -157,7 +157,8 @@ def _drafts(plan: Plan) -> dict[str, str]:
         f"{'1 alone' if count == 1 else f'{count} at once'}: {rate:.2f} tokens/s"
         for count, rate in sorted(plan.drafted.items())
     ]
-    return {"drafts": f"--draft auto, where {SAME_TOKEN:.0%} of drafts are right: {'; '.join(each)}"}
+    says = f"--draft auto in short answers (long ones gain more), where {SAME_TOKEN:.0%} of drafts are right"
+    return {"drafts": f"{says}: {'; '.join(each)}"}
 
 
 def _helps(plan: Plan) -> list[str]:

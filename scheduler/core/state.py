@@ -30,6 +30,7 @@ CONFIRMED, PREFETCH, ABSENT, WARM_UP = range(4)
 """The classes. `ABSENT`: prefetches of requests that are not in the step."""
 
 _urgency = attrgetter("urgency")
+_rank = attrgetter("rank")
 
 
 @dataclass(slots=True, eq=False)
@@ -192,6 +193,8 @@ class Demand:
     """Computations that have been sent and not answered."""
     importance: Importance = PREDICTED
     """Decides the form in which the expert is loaded."""
+    rank: Urgency = (PREFETCH, 0, 0)
+    """Its urgency when its worker's queue was put in order. A queue is searched far more often than it changes."""
 
     @property
     def urgency(self) -> Urgency:
@@ -233,15 +236,17 @@ class Worker:
 
     def enqueue(self, demand: Demand) -> None:
         queue = self.queue
-        demand.worker = self.number
-        if not queue or queue[-1].urgency < demand.urgency:
+        demand.worker, demand.rank = self.number, demand.urgency
+        if not queue or queue[-1].rank < demand.rank:
             queue.append(demand)
         else:
-            bisect.insort(queue, demand, key=_urgency)
+            bisect.insort(queue, demand, key=_rank)
 
     def reorder(self) -> None:
         """The urgency of queued demands has changed."""
-        self.queue.sort(key=_urgency)
+        for demand in self.queue:
+            demand.rank = demand.urgency
+        self.queue.sort(key=_rank)
 
     @property
     def prefetches(self) -> int:
@@ -251,10 +256,14 @@ class Worker:
     def distance(self, due: int) -> int:
         """How many layers lie between this one and the nearest for which it has an expert in a slot or a queued
         prefetch. Large where there is none."""
-        place = bisect.bisect_left(self.queue, (PREFETCH, due, 0), key=_urgency)
-        near = [demand.visit.due for demand in self.queue[max(0, place - 1) : place + 1]]
-        near += [user.visit.due for entry in self.slots if entry is not None for user in entry.users]
-        return min((abs(due - other) for other in near), default=1 << 30)
+        place = bisect.bisect_left(self.queue, (PREFETCH, due, 0), key=_rank)
+        least = 1 << 30
+        for demand in self.queue[max(0, place - 1) : place + 1]:
+            least = min(least, abs(due - demand.visit.due))
+        for entry in self.slots:
+            for user in entry.users if entry is not None else ():
+                least = min(least, abs(due - user.visit.due))
+        return least
 
     def least_urgent_prefetch(self, among: Sequence[SlotEntry | None]) -> SlotEntry | None:
         """What can be put off: in a slot for a prefetch only, and needed last."""

@@ -134,11 +134,17 @@ class WorkerTable:
         experts = min(self._state.shape.experts, max(1, rows) * self._state.shape.top_k)
         turns = max(1, len(self.live) // experts)
 
-        def rank(number: int) -> tuple[int, int, int]:
-            worker = workers[number]
-            return -min(turns, worker.distance(visit.due)), counts[number], worker.prefetches
+        def load(number: int) -> tuple[int, int]:
+            return counts.get(number, 0), workers[number].prefetches
 
-        return min(self._grouping.ring(self.live, visit.turn), key=rank)
+        best, farthest = -1, -1
+        for number in sorted(self._grouping.ring(self.live, visit.turn), key=load):
+            distance = min(turns, workers[number].distance(visit.due))
+            if distance == turns:  # as far as counts, and nobody with less to load was
+                return number
+            if distance > farthest:
+                best, farthest = number, distance
+        return best
 
     def least_busy_host(self) -> Worker:
         return min((self._state.workers[number] for number in self.hosts), key=lambda w: (w.backlog, w.number))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from checkpoint.devices.transfer import to_device
 from checkpoint.kv import CachePiece, Growing
@@ -91,7 +92,6 @@ def test_an_alignment_without_rows_is_one_message() -> None:
 
 
 def test_a_sequence_tells_its_rows_and_tokens() -> None:
-    from transformers import DynamicCache
 
     cache = DynamicCache()
     keys, values = kv(6, 1)
@@ -118,3 +118,12 @@ def test_after_a_block_the_tokens_of_its_passes_are_sent(command: t.Align, expec
     told = Sequence([1, 2, 3], 9, None)
     told.tokens += [4, 5, 6, 7]
     assert list(shadow_messages(command, told, Alignment(), 2, AT_ONCE)) == [expected]
+
+
+def test_a_sequence_that_is_freed_has_no_bytes() -> None:
+    """Whoever counts the caches of all requests may find one whose answer has just ended."""
+    made = Sequence([1, 2], 4, DynamicCache())
+    made.cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
+    assert made.cache_bytes() == 2 * 24 * 4
+    made.free()
+    assert made.cache_bytes() == 0
