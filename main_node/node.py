@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class MainNode:
         self._open: dict[int, Sequence] = {}
         """Requests whose tokens are being computed."""
         self._cache_bytes_max = 0
+        self._noting = threading.Lock()
         strategy, watch = engine.core.strategy, None
         if needs_watch(strategy) and drafts is not None:
             raise ConfigError("--draft needs a system whose policies read no scores of gates, such as od-moe; give 0")
@@ -357,7 +359,8 @@ class MainNode:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
         `beside` them."""
         held = beside + sum(other.cache_bytes() for other in list(self._open.values()))
-        self._cache_bytes_max = max(self._cache_bytes_max, held)
+        with self._noting:
+            self._cache_bytes_max = max(self._cache_bytes_max, held)
 
     @property
     def device_bytes(self) -> int:

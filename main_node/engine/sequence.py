@@ -65,7 +65,9 @@ class Sequence:
         self.cache = None
 
     def cache_bytes(self) -> int:
-        return kv.cache_bytes(self.cache)
+        """From any thread; the cache may be given up meanwhile."""
+        cache = self.cache
+        return kv.cache_bytes(cache) if cache is not None else 0
 
 
 class Carrier:
