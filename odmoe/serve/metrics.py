@@ -19,7 +19,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 """Upper bounds of the histograms' buckets. Tokens that a draft has given come at once."""
-FINISHES = ("stop", "length", "cancelled", "deadline", "error")
+FINISHES = (
+    "stop",
+    "stop_text",
+    "length",
+    "context",
+    "cancelled",
+    "deadline",
+    "request_failed",
+    "main_node_lost",
+    "cluster_unavailable",
+    "error",
+)
 """Ends that are there from the start, at 0: of a counter that first appears with 1, `increase` does not see the 1."""
 
 

@@ -139,7 +139,7 @@ def test_counters_never_fall(cluster: EmbeddedCluster, reference: Any) -> None:
 
 def test_what_is_counted_of_requests() -> None:
     metrics = Metrics(Failing())  # type: ignore[arg-type]
-    for finish in ("stop", "length", "cancelled", "deadline", "error"):
+    for finish in ("stop", "stop_text", "length", "context", "cancelled", "deadline", "main_node_lost", "error"):
         assert Scrape(metrics).of("odmoe_requests_total", finish=finish) == 0
     for _ in range(3):
         metrics.began()
