@@ -33,7 +33,7 @@ def _of_engine(engine: Engine, answered: int, waiting: int, nodes: tuple[NodeFig
         totals=totals,
         computations=checks.computations,
         audits=checks.audits.done if checks.audits else 0,
-        audits_missed=tuple(sorted(checks.audits.missed.items())) if checks.audits else (),
+        audits_missed=tuple(sorted(dict(checks.audits.missed).items())) if checks.audits else (),  # a copy: it may grow
         nodes=nodes,
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +118,15 @@ def test_what_a_cluster_counts_is_the_sum_of_its_reports(cluster: EmbeddedCluste
     assert info.labels["role"] == "worker"
     assert info.labels["device"].startswith("cpu")
     assert ("odmoe_main_requests", ("state", "waiting")) in after.samples
+
+
+def test_requests_in_a_step(cluster: EmbeddedCluster) -> None:
+    figures = cluster.figures()
+    figures = replace(figures, totals=replace(figures.totals, steps=Counter({1: 2, 3: 5, 70: 1})))
+    found = Scrape(Metrics(SimpleNamespace(figures=lambda: figures)))  # type: ignore[arg-type]
+    buckets = [found.of("odmoe_step_requests_bucket", le=le) for le in ("1.0", "2.0", "3.0", "64.0", "+Inf")]
+    assert buckets == [2, 2, 7, 7, 8]
+    assert (found["odmoe_step_requests_count"], found["odmoe_step_requests_sum"]) == (8, 2 + 15 + 70)
 
 
 def test_counters_never_fall(cluster: EmbeddedCluster, reference: Any) -> None:
