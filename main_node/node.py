@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class MainNode:
         self._open: dict[int, Sequence] = {}
         """Requests whose tokens are being computed."""
         self._cache_bytes_max = 0
+        self._noting = threading.Lock()
         strategy, watch = engine.core.strategy, None
         if needs_watch(strategy) and drafts is not None:
             raise ConfigError("--draft needs a system whose policies read no scores of gates, such as od-moe; give 0")
@@ -329,6 +331,7 @@ class MainNode:
 
         block = Block(forward, tokens, request.sequence.cache, visit.position, experts)
         gained: list[int] = []
+        before = request.accepted
         for logits, draft in zip(block.run(), [*tokens[1:], None], strict=True):
             gained.append(self._choose(request, logits))
             request.accepted += gained[-1] == draft
@@ -337,6 +340,7 @@ class MainNode:
         self._note_cache_bytes(block.nbytes)
         block.cut(len(gained))
         self.drafting.verified(request.number, len(gained))
+        self.engine.verified(len(tokens) - 1, request.accepted - before)
         self.engine.spans.end_pass(request.number)
         return tuple(gained)
 
@@ -355,7 +359,8 @@ class MainNode:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
         `beside` them."""
         held = beside + sum(other.cache_bytes() for other in list(self._open.values()))
-        self._cache_bytes_max = max(self._cache_bytes_max, held)
+        with self._noting:
+            self._cache_bytes_max = max(self._cache_bytes_max, held)
 
     @property
     def device_bytes(self) -> int:

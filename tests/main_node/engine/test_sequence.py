@@ -33,6 +33,14 @@ def snapshot(rows: list[torch.Tensor], start: int) -> CachePiece:
     return CachePiece(start, start + rows[0].shape[2], [Growing(each, -2, start) for each in rows])
 
 
+def test_a_cache_that_was_given_up_takes_no_bytes() -> None:
+    sequence = Sequence([1, 2], 4, DynamicCache())
+    sequence.cache.update(*kv(3, layers=1), layer_idx=0)
+    assert sequence.cache_bytes() == 2 * 2 * 3 * 4 * 4
+    sequence.free()
+    assert sequence.cache_bytes() == 0
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 @pytest.mark.parametrize("part_rows", [1, 3, 7, 100])
 def test_alignment_parts_add_up(count: int, part_rows: int, monkeypatch: Any) -> None:

@@ -14,7 +14,7 @@ from odmoe.on_ray import actors
 from odmoe.on_ray.actors import Main
 from odmoe.on_ray.cluster import _differs
 from odmoe.settings.settings import Settings
-from scheduler.errors import ConfigError, LaunchError
+from scheduler.errors import ConfigError, LaunchError, LinkError
 
 SETTINGS = Settings(model="m", cluster="local", shadow="none", threads=1, secret="s")
 RESOLVED = SETTINGS.but(precision="int4")
@@ -82,6 +82,11 @@ def main(world: World) -> Iterator[Main]:
     made = Main(SETTINGS, "store")
     yield made
     made.stop()
+
+
+def test_before_its_start_it_has_no_figures(main: Main) -> None:
+    with pytest.raises(LinkError, match="not started yet"):
+        main.figures()
 
 
 def test_a_start_that_fails_half_way_leaves_nothing_and_the_next_begins_anew(world: World, main: Main) -> None:

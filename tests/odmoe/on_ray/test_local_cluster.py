@@ -77,6 +77,25 @@ def test_tokens_and_recall_as_in_one_process(cluster: RayCluster, demo_store: An
     assert report.resident_experts_max == [1] * WORKERS
 
 
+def test_figures_come_over_ray(cluster: RayCluster, reference: Any) -> None:
+    before = cluster.figures()
+    reports = [report_of(cluster, reference("float32", number, TOKENS).prompt) for number in (0, 1)]
+    after = cluster.figures()
+    for name in ("prompt_tokens", "named", "hits"):
+        gained = getattr(after.totals, name) - getattr(before.totals, name)
+        assert gained == sum(getattr(report, name) for report in reports), name
+    assert after.totals.answer_tokens - before.totals.answer_tokens == 2 * TOKENS
+    assert (after.totals.predicted - before.totals.predicted) / (
+        after.totals.activated - before.totals.activated
+    ) == pytest.approx(sum(report.recall for report in reports) / 2)
+    nodes = {node.name: node for node in after.nodes}
+    assert list(nodes) == ["main", "worker 0", "worker 1", "shadow"]
+    assert all(node.up for node in after.nodes)
+    assert nodes["worker 1"].memory_bytes == reports[-1].memory_bytes["workers"][1]
+    assert nodes["worker 1"].bytes_loaded > 0
+    assert dict(nodes["shadow"].stream_bytes)["from_shadow"] > 0
+
+
 def test_every_node_is_a_process(cluster: RayCluster) -> None:
     pids = [cluster.pid(name) for name in ("main node", "shadow", *(f"worker {n}" for n in range(WORKERS)))]
     assert len({os.getpid(), *pids}) == 3 + WORKERS

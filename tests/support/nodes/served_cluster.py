@@ -12,6 +12,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
+from main_node.drafting import DraftSource
 from main_node.engine.engine import Engine
 from main_node.engine.reconnector import keep_connected
 from main_node.node import MainNode
@@ -96,8 +97,9 @@ class ServedCluster:
         shadow: ShadowModel | None = None,
         worker_wait_s: float = WAIT_S,
         device: str = "cpu",
+        drafts: DraftSource | None = None,
     ) -> None:
-        """`device`: of the main node."""
+        """`device`, `drafts`: of the main node."""
         manifest = store.manifest
         core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
         hello = w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main")
@@ -114,7 +116,7 @@ class ServedCluster:
         if shadow is not None:
             node = Shadow("shadow", shadow, manifest.fingerprint, manifest.dtype)
             self.engine.peers.add_shadow(self._served(node, "shadow"), WAIT_S)
-        self.main = MainNode(store, self.engine, torch.float32, None, device=device)
+        self.main = MainNode(store, self.engine, torch.float32, None, device=device, drafts=drafts)
 
     def _served(self, node: Node, kind: Role) -> Any:
         self._nodes.append(node)
