@@ -148,15 +148,26 @@ class MainNode:
         ignore_eos: bool = False,
         sampling: Sampling = GREEDY,
         stop: tuple[str, ...] = (),
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        schema: str | None = None,
     ) -> Answer:
         """The answer, a token at a time, then a closing step with its report.
 
         It ends with an end-of-sequence token (unless `ignore_eos`, for measuring), with the token that completes one
         of the texts in `stop`, after `max_new_tokens`, or where the context is full. With the first token the answer
         takes its place among those that are computed at once, and keeps it until its last token or until it is closed.
-        The report waits for predictions that the shadow owes, for at most `DRAIN_S`. Raises PromptError, ConfigError.
-        Iterating raises RequestError, ClusterError.
+        The report waits for predictions that the shadow owes, for at most `DRAIN_S`.
+
+        `logprobs`: each step has the log-probabilities of its token and of so many most probable ones.
+        `prompt_logprobs`: so has the first step of the prompt's tokens. `schema`: a JSON schema, as text, that the
+        answer's text follows. The answer ends where its JSON is complete; cut short by its length, it is the beginning
+        of one. None: without.
+
+        Raises PromptError, ConfigError. Iterating raises RequestError, ClusterError.
         """
+        if (logprobs, prompt_logprobs, schema) != (None, None, None):
+            raise ConfigError("log-probabilities and schemas are not supported yet; leave them out")
         check_prompt(prompt, self.shape.context, self.model.get_input_embeddings().num_embeddings)
         if max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {max_new_tokens}; allowed: 1, 2, ...")

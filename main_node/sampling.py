@@ -29,9 +29,12 @@ NEUTRAL = {name: values[-1] for name, values in UNSUPPORTED.items()}
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Arguments of Transformers' `generate`. None: as in the model's generation settings.
+    """Arguments of Transformers' `generate`, and those of OpenAI's API that it lacks. None: as in the model's generation
+    settings.
 
-    A temperature above 0, top-k or top-p draw even without `draw`. Temperature 0 never does.
+    A temperature above 0, top-k or top-p draw even without `draw`. Temperature 0 never does. Penalties and biases
+    change the logits before temperature, top-k and top-p do; a token that is not drawn is the one whose logit is then
+    the highest.
     """
 
     draw: bool = False
@@ -43,6 +46,12 @@ class Sampling:
     repetition_penalty: float | None = None
     seed: int | None = None
     """None: a random one."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that the answer has so far. The prompt's do not count."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit as often as the answer has it so far."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
 
     @property
     def drawn(self) -> bool:
@@ -66,6 +75,9 @@ class How(TypedDict, total=False):
     ignore_eos: bool
     sampling: Sampling
     stop: tuple[str, ...]
+    logprobs: int | None
+    prompt_logprobs: int | None
+    schema: str | None
 
 
 class Chooser:
