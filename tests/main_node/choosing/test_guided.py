@@ -174,7 +174,7 @@ def test_a_model_without_an_end_of_sequence_token(
 
 def test_with_drafts_and_several_at_once(cluster: EmbeddedCluster, prompt: list[int]) -> None:
     """Drafts right and wrong, and drafts past the end of the JSON: the same tokens, and the same end."""
-    prompts = [prompt, prompt[:-1], prompt[2:]]
+    prompts = [prompt, prompt[2:]]
     how: dict[str, Any] = {"schema": json.dumps(OBJECT), "logprobs": 2}
     alone = [list(cluster.generate(one, ROOM, sampling=Sampling(seed=3, **WILD), **how)) for one in prompts]
     assert {steps[-2].finish for steps in alone} == {"stop"}
