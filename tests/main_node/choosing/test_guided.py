@@ -172,8 +172,11 @@ def test_a_model_without_an_end_of_sequence_token(
     jsonschema.validate(json.loads(text_of(tokenizer, report)), OBJECT)
 
 
-def test_with_drafts_and_several_at_once(cluster: EmbeddedCluster, prompt: list[int]) -> None:
-    """Drafts right and wrong, and drafts past the end of the JSON: the same tokens, and the same end."""
+def test_with_drafts_and_several_at_once(
+    cluster: EmbeddedCluster, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts right and wrong, and drafts past the end of the JSON, where no token is allowed: the same tokens, and the
+    same end."""
     prompts = [prompt, prompt[2:]]
     how: dict[str, Any] = {"schema": json.dumps(OBJECT), "logprobs": 2}
     alone = [list(cluster.generate(one, ROOM, sampling=Sampling(seed=3, **WILD), **how)) for one in prompts]
@@ -182,6 +185,7 @@ def test_with_drafts_and_several_at_once(cluster: EmbeddedCluster, prompt: list[
     cluster.main.drafting = scripted = ScriptedDrafts(
         {tuple(one): [*answer, *[5] * 8] for one, answer in zip(prompts, tokens, strict=True)}
     )
+    monkeypatch.setattr(cluster.main.model.generation_config, "eos_token_id", None)
     runs = [cluster.generate(one, ROOM, sampling=Sampling(seed=3, **WILD), **how) for one in prompts]
     together = [one.result() for one in [Later(lambda run=run: list(run)) for run in runs]]
     for mine, wanted in zip(together, alone, strict=True):
