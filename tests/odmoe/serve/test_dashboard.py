@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -39,6 +40,11 @@ TARGETS = [
     for panel in BOARD["panels"]
     for target in panel.get("targets", [])
 ]
+
+
+def filled(expression: str) -> str:
+    """With the values of Grafana's variables."""
+    return expression.replace("$__rate_interval", f"{INTERVAL_S:.0f}s").replace("$instance", ".*")
 
 
 @dataclass
@@ -72,8 +78,7 @@ class World:
 
     def ask(self, expression: str) -> Value:
         """As the dashboard does."""
-        expression = expression.replace("$__rate_interval", f"{INTERVAL_S:.0f}s").replace("$instance", ".*")
-        return Query(expression, self.scrapes).result()
+        return Query(filled(expression), self.scrapes).result()
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +109,13 @@ def test_each_query_finds_figures(expression: str, world: World) -> None:
     found = world.ask(expression)
     assert isinstance(found, dict)
     assert [value for value in found.values() if math.isfinite(value)], f"nothing, or no number: {found}"
+
+
+@pytest.mark.parametrize("expression", TARGETS)
+def test_prometheus_own_grammar_takes_each_query(expression: str) -> None:
+    promql_parser.parse(filled(expression))
+    with pytest.raises(ValueError, match=r"\w"):
+        promql_parser.parse(filled(expression) + ")")
 
 
 def of(title: str, legend: str) -> str:
