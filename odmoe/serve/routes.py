@@ -12,9 +12,9 @@ from starlette.responses import Response
 from odmoe.serve.body import read_body
 from odmoe.serve.errors import ApiError, ClientGoneError, log_defect, told
 from odmoe.serve.exchange import Exchange
-from odmoe.serve.openai import completions
+from odmoe.serve.openai import chat, completions
 from odmoe.serve.openai.parts import Part, Shape, parts_of, usage_of
-from odmoe.serve.openai.requests import AnswerRequest, CompletionRequest, parse
+from odmoe.serve.openai.requests import AnswerRequest, ChatRequest, CompletionRequest, parse
 from odmoe.serve.sse import DONE, EventStream, encode, event
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_answers(app: FastAPI, service: Service) -> None:
-    """`/v1/completions`."""
+    """`/v1/completions`, `/v1/chat/completions`."""
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
@@ -34,6 +34,14 @@ def add_answers(app: FastAPI, service: Service) -> None:
         service.check_name(found.model)
         asked, texts = await asyncio.to_thread(completions.asked_of, service, found)
         shape = completions.CompletionShape(service, found, asked, texts, request.state.record.id)
+        return await _respond(service, request, found, asked, shape)
+
+    @app.post("/v1/chat/completions")
+    async def answer(request: Request) -> Response:
+        found = parse(ChatRequest, await _body(service, request))
+        service.check_name(found.model)
+        asked, text = await asyncio.to_thread(chat.asked_of, service, found)
+        shape = chat.ChatShape(service, found, text, request.state.record.id)
         return await _respond(service, request, found, asked, shape)
 
 
