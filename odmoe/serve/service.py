@@ -77,7 +77,7 @@ class Service:
 
     def check_name(self, name: str) -> None:
         """Raises ApiError for another model's."""
-        if name not in (self.name, self.settings.model):
+        if not name or name not in (self.name, self.settings.model, self.served.model):
             raise ApiError(
                 404,
                 f"the model {name!r} does not exist; {self.name!r} is served",
