@@ -88,7 +88,8 @@ class Report:
     bytes_loaded: int
 
     finish: str
-    """`stop` (end-of-sequence token), `stop_text`, `length` (max_new_tokens) or `context` (full)."""
+    """`stop` (end-of-sequence token, or the last token of a text that a schema lets end nowhere else), `stop_text`,
+    `length` (max_new_tokens) or `context` (full)."""
     lost: list[str]
     """Nodes lost since the cluster started."""
     rejoined: list[str]

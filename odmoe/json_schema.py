@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from main_node.choosing.guide import Guides
 
-WHITESPACE = r"[ \t\r\n]{1,40}"
-"""Between two parts of the JSON, at most; the schema's own `x-guidance` may say otherwise. Without a bound, a model
-that does not know how to go on writes blanks until it is cut."""
+WHITESPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,40}"
+"""Between two parts of the JSON: blanks, or a new line and its indentation. Without a bound, a model that does not know
+how to go on writes blanks until it is cut. A schema's own `x-guidance` may say otherwise."""
 
 
 class JsonGuide:
@@ -74,7 +74,7 @@ class JsonGuides:
                 known = self._read[ends, vocabulary] = _tokens(self._folder, ends, vocabulary)
         tokens, unwanted = known
         try:
-            grammar = LLMatcher.grammar_from_json_schema(parsed, defaults={"whitespace_pattern": WHITESPACE})
+            grammar = LLMatcher.grammar_from_json_schema(parsed, defaults=_defaults(parsed))
         except ValueError as error:  # a text with half of a surrogate pair
             raise ConfigError(f"the schema is refused: {_short(str(error))}; change the schema") from error
         matcher = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
@@ -103,6 +103,12 @@ def _parsed(schema: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ConfigError(f'the schema is {schema[:40]}; give a JSON object, such as {{"type": "object"}}')
     return parsed
+
+
+def _defaults(schema: dict[str, Any]) -> Any:
+    options = schema.get("x-guidance")
+    own = isinstance(options, dict) and not options.keys().isdisjoint({"whitespace_flexible", "whitespace_pattern"})
+    return {} if own else {"whitespace_pattern": WHITESPACE}
 
 
 def _refused(number: str) -> None:

@@ -3,6 +3,9 @@
 A pass computes logits of its last token only. Where those of all are wanted, the model's hidden states before its
 output layer are kept until the pass has ended, and the model's own `forward` makes logits of some of them at a time:
 so the logits of a long prompt are never there at once, and what a family does to its logits is done to these.
+
+The pass itself stays as it is without: the answer's logits and tokens are the same, bit for bit. Logits of a prompt's
+tokens are products of several rows, and may differ in the last bits from those that a pass computes of its last token.
 """
 
 from __future__ import annotations
@@ -101,11 +104,12 @@ class OutputLayer:
             self._kind, scores.states = type(output), output.last_hidden_state
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Of hidden states [1, T, H]: [T, V], float32. A product of several rows may sum in another order than that of
-        one."""
-        self._given.output = self._kind(last_hidden_state=states)
+        """Of hidden states [1, T, H]: [T, V], float32."""
         ids = torch.zeros(states.shape[:2], dtype=torch.long, device=self._device)
-        with at_once():
-            out = self._head(input_ids=ids, use_cache=False)
-        self._given.output = None
+        self._given.output = self._kind(last_hidden_state=states)
+        try:
+            with at_once():
+                out = self._head(input_ids=ids, use_cache=False)
+        finally:
+            self._given.output = None
         return out.logits[0].float()  # type: ignore[no-any-return]

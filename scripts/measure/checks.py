@@ -78,7 +78,7 @@ CHECKS: dict[str, tuple[Function, ...]] = {
     ),
     "finite numbers": (
         ("main_node.engine.output_checks", "is_finite", _fine),
-        ("main_node.sampling", "is_finite", _fine),
+        ("main_node.choosing.chooser", "is_finite", _fine),
     ),
     "bounds of messages": (("wire.bounds.check", "Bounds.check", _nothing),),
 }

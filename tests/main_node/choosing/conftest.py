@@ -42,7 +42,7 @@ def cluster(shared: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
     shared.main.drafting = Drafting(None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole() -> Any:
     from transformers import AutoModelForCausalLM
 

@@ -109,19 +109,30 @@ def test_of_a_prompts_tokens(
     assert pickle.loads(pickle.dumps(steps)) == steps
 
 
-def test_in_batched_steps_with_prompts_in_chunks(
-    made: Callable[..., EmbeddedCluster], reference: Any, prompt_logprobs: Any
-) -> None:
+def test_in_batched_steps(made: Callable[..., EmbeddedCluster], reference: Any, prompt_logprobs: Any) -> None:
     """Requests share products, so that the last bit may differ."""
     expected = [reference("float32", number, COUNT) for number in range(3)]
-    prompts = [one.prompt for one in expected]
-    got = steps_of(made(batch_dense=True, prefill_chunk=16), prompts, logprobs=TOP, prompt_logprobs=TOP)
+    got = steps_of(made(batch_dense=True), [one.prompt for one in expected], logprobs=TOP, prompt_logprobs=TOP)
     for steps, one in zip(got, expected, strict=True):
         assert [step.token_id for step in steps] == one.tokens
         for step, logits in zip(steps, one.logits, strict=True):
             check_close(step.logprobs, told(logits, step.token_id))
         for found, wanted in zip(steps[0].prompt_logprobs[1:], prompt_logprobs(one.prompt), strict=True):
             check_close(found, wanted)
+
+
+def test_of_a_prompt_that_is_read_in_chunks(
+    made: Callable[..., EmbeddedCluster], reference: Any, prompt_logprobs: Any
+) -> None:
+    """As it is while another answer is open."""
+    cluster, one = made(prefill_chunk=16), reference("float32", 0, COUNT)
+    with cluster.generate([5, 6], COUNT) as other:
+        next(other)
+        *steps, last = cluster.generate(one.prompt, 4, logprobs=TOP, prompt_logprobs=TOP)
+    assert last.report.prefill_passes == -(-len(one.prompt) // 16)
+    check_close(steps[0].logprobs, told(one.logits[0], one.tokens[0]))
+    for found, wanted in zip(steps[0].prompt_logprobs[1:], prompt_logprobs(one.prompt), strict=True):
+        check_close(found, wanted)
 
 
 def test_a_prompt_of_one_token_and_an_answer_of_one(cluster: EmbeddedCluster) -> None:

@@ -18,7 +18,7 @@ from scheduler.errors import ConfigError
 from support.nodes.exact import answers_together
 from support.shadows.scripted_drafts import ScriptedDrafts
 
-COUNT = 24
+COUNT = 16
 DRAWN: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 3}
 CASES = {
     "presence": Sampling(presence_penalty=1.5),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 import torch
 
 from checkpoint.store import ExpertStore
+from main_node.sampling import How, Sampling
 from odmoe.clusters.devices import check_devices, device_of
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
@@ -52,17 +53,21 @@ def there(**more: Any) -> Settings:
     return settings(**{"device": "privateuseone", **more})
 
 
-def answer(cluster: EmbeddedCluster, prompt: list[int], tokens: int = TOKENS) -> tuple[list[int], Any]:
-    steps = list(cluster.generate(prompt, tokens, ignore_eos=True))
+def answer(
+    cluster: EmbeddedCluster, prompt: list[int], tokens: int = TOKENS, **how: Unpack[How]
+) -> tuple[list[int], Any]:
+    steps = list(cluster.generate(prompt, tokens, **{"ignore_eos": True, **how}))
     return [step.token_id for step in steps if step.token_id is not None], steps[-1].report
 
 
-def per_token(cluster: EmbeddedCluster, crossings: Crossings, prompt: list[int]) -> Counter[tuple[str, str]]:
+def per_token(
+    cluster: EmbeddedCluster, crossings: Crossings, prompt: list[int], **how: Unpack[How]
+) -> Counter[tuple[str, str]]:
     """What two answers of different lengths differ in, for each token, by kind and asker."""
     counts = []
     for tokens in (2, 2 + TOKENS):
         crossings.clear()
-        answer(cluster, prompt, tokens)
+        answer(cluster, prompt, tokens, **how)
         counts.append(Counter((one.kind, one.asked_by) for one in crossings.all))
     more = counts[1] - counts[0]
     assert not [count for count in more.values() if count % TOKENS], more
@@ -134,6 +139,43 @@ def test_a_token_waits_once_a_layer_and_once_for_itself(
     with closing(EmbeddedCluster(there(shadow="none"), store)) as cluster:
         found = per_token(cluster, machine[1], prompt)
     assert found == {("to host", "transfer.py:to_host"): LAYERS + 1, ("to device", "transfer.py:to_device"): LAYERS + 1}
+
+
+def test_so_does_one_with_log_probabilities_penalties_and_a_schema(
+    machine: Machine, store: ExpertStore, prompt: list[int]
+) -> None:
+    """Which tokens the schema allows is one more copy there, which nothing waits for."""
+    sampling = Sampling(frequency_penalty=0.5, presence_penalty=0.1, logit_bias=((5, 1.0),))
+    schema = '{"type": "string", "minLength": 100}'
+    with closing(EmbeddedCluster(there(shadow="none"), store)) as cluster:
+        found = per_token(cluster, machine[1], prompt, sampling=sampling, logprobs=3)
+        guided = per_token(cluster, machine[1], prompt, sampling=sampling, logprobs=3, schema=schema)
+        assert not machine[1].by_asker("waits")
+    assert found == {("to host", "transfer.py:to_host"): LAYERS + 1, ("to device", "transfer.py:to_device"): LAYERS + 1}
+    assert guided == found + Counter({("to device", "transfer.py:to_device"): 1})
+
+
+def test_what_is_told_and_chosen_there_is_as_on_the_processor(
+    machine: Machine, store: ExpertStore, prompt: list[int]
+) -> None:
+    """A prompt's log-probabilities are waited for once."""
+    how: How = {
+        "sampling": Sampling(frequency_penalty=0.5),
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+        "schema": '{"enum": ["ab", 17, null, true]}',
+    }
+    steps, waited = [], []
+    for where in (there(shadow="none"), settings(shadow="none", device="cpu")):
+        with closing(EmbeddedCluster(where, store)) as cluster:
+            cluster.main._output_layer.rows = 16
+            steps.append(list(cluster.generate(prompt, TOKENS, **how))[:-1])
+            waited.append(machine[1].by_asker("to host", "waits")["transfer.py:to_host"])
+            machine[1].clear()
+    assert steps[0] == steps[1]
+    assert len(steps[0][0].prompt_logprobs) == len(prompt)
+    assert steps[0][-1].finish == "stop"
+    assert waited == [len(steps[0]) * (LAYERS + 1) + 1 + 1, 0]
 
 
 def test_rows_and_outputs_of_workers_there_stay_there(

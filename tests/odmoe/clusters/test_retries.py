@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from main_node.answer import Step
-from main_node.sampling import Sampling
+from main_node.sampling import How, Sampling
 from odmoe.clusters import retries
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.clusters.retries import RetriedAnswer
@@ -177,6 +178,24 @@ class Dying(EmbeddedCluster):
             yield next(steps)
         type(self).died += 1
         raise MainNodeLostError("the main node died: SIGKILL")
+
+
+@pytest.mark.parametrize("schema", [None, '{"type": "string", "maxLength": 30}'], ids=["", "schema"])
+def test_every_step_once_with_all_that_was_asked_for(schema: str | None, demo_store: Any) -> None:
+    """The prompt's log-probabilities, too: with the first token, and not again with the first of the second answer."""
+    Dying.died = 0
+    sampling = Sampling(temperature=1.2, seed=3, frequency_penalty=0.5, logit_bias=((40, 2.0),))
+    how: How = {"sampling": sampling, "logprobs": 3, "prompt_logprobs": 2, "schema": schema}
+    prompt = [5, 17, 300, 88, 41]
+    settings = Settings(model="demo", shadow="none", workers=1, threads=1, loader="memory")
+    with closing(Dying(settings, demo_store("float32"))) as cluster:
+        retried = RetriedAnswer(cluster, 2, 5.0, lambda line: None, threading.Event(), set())
+        *steps, _ = retried.steps(prompt, 16, {**how})
+        assert Dying.died == 1
+        *wanted, _ = cluster.generate(prompt, 16, **how)
+    assert len(wanted) > 7
+    assert steps == wanted
+    assert len(steps[0].prompt_logprobs or ()) == len(prompt)
 
 
 @pytest.mark.parametrize("flags", [[], ["--temperature", "0.9"]])

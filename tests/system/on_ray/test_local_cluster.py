@@ -22,7 +22,7 @@ from main_node.sampling import Sampling
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
-from scheduler.errors import ClusterError, PromptError, RequestCancelledError, RequestFailedError
+from scheduler.errors import ClusterError, ConfigError, PromptError, RequestCancelledError, RequestFailedError
 from scheduler.eventlog.recording import read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
@@ -150,6 +150,26 @@ def test_drawn_stopped_and_cancelled_as_in_one_process(cluster: Any, demo_store:
     steps.cancel()
     with pytest.raises(RequestCancelledError):
         list(steps)
+
+
+@pytest.mark.parametrize("schema", [None, '{"type": "string", "maxLength": 9}'], ids=["", "schema"])
+def test_log_probabilities_penalties_and_schemas_as_in_one_process(
+    schema: str | None, cluster: Any, demo_store: Any, reference: Any
+) -> None:
+    prompt = reference("float32", PROMPTS[0], TOKENS).prompt
+    sampling = Sampling(temperature=1.2, seed=7, presence_penalty=0.5, frequency_penalty=0.5, logit_bias=((40, 2.0),))
+    asked: dict[str, Any] = {"sampling": sampling, "logprobs": 4, "prompt_logprobs": 3, "schema": schema}
+    embedded = EmbeddedCluster(Settings(model="demo", **(COMMON | {"shadow": "none"})), demo_store("float32"))
+    try:
+        *near, _ = embedded.generate(prompt, TOKENS, **asked)
+    finally:
+        embedded.close()
+    *steps, last = cluster.generate(prompt, TOKENS, **asked)
+    assert steps == near
+    assert len(steps[0].prompt_logprobs) == len(prompt)
+    assert last.report.finish == ("stop" if schema else "length")
+    with pytest.raises(ConfigError, match="the schema is refused: Invalid type: objec"):
+        next(cluster.generate(prompt, TOKENS, schema='{"type": "objec"}'))
 
 
 def test_every_process_is_in_the_trace_on_one_clock(cluster: Any, reference: Any) -> None:
