@@ -70,6 +70,8 @@ class RetriedAnswer:
         position = 0
         with closing(self._cluster.generate(prompt, max_new_tokens=max_new_tokens, **how)) as steps:
             self._under_way.add(steps)
+            if self._given_up.is_set():  # before there was anything to cancel
+                steps.cancel()
             try:
                 for step in steps:
                     if step.token_id is None:
