@@ -39,6 +39,13 @@ class Step:
     which follows nothing."""
 
 
+def step_of(request: Request, token: int, finish: str | None) -> Step:
+    """Of the last token of the answer so far."""
+    logprobs = request.logprobs.popleft() if request.logprobs else None
+    scores = request.prompt_scores if len(request.sequence.tokens) == 1 else None
+    return Step(token, None, finish, logprobs, tuple(scores.found) if scores is not None else None)
+
+
 def collect(answer: Iterable[Step]) -> tuple[list[int], Report]:
     """All tokens of an answer, and its report. Raises what iterating raises, ClusterError for an answer that ends
     without a report."""

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from checkpoint.kernels import EXACT, Linear
 from checkpoint.linear_batch import at_once, batch_linear
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
-from main_node.answer import Answer, Step, TokenLoops
+from main_node.answer import Answer, Step, TokenLoops, step_of
 from main_node.block import Block, row_experts
+from main_node.choosing.chooser import Chooser
+from main_node.choosing.guide import Guides
+from main_node.choosing.prompt_scores import OutputLayer, PromptScores
 from main_node.drafting import Drafting, DraftSource
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
@@ -29,12 +33,12 @@ from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.request import Request
-from main_node.sampling import GREEDY, Chooser, Sampling
+from main_node.sampling import GREEDY, Sampling
 from main_node.shadow_start import ShadowStart
 from main_node.shape import check_prompt, limited, model_shape
 from main_node.steps import PassJob, Steps
 from scheduler import types as t
-from scheduler.errors import ConfigError, RequestCancelledError
+from scheduler.errors import ConfigError
 from wire.machine import processor_name
 
 Stopper = Callable[[tuple[str, ...]], Callable[[int], bool]]
@@ -50,6 +54,7 @@ class _Current:
     visit: t.Visit
     cache: Any
     in_block: bool
+    scores: PromptScores | None
 
 
 class MainNode:
@@ -69,13 +74,14 @@ class MainNode:
         sharing: Sharing | None = None,
         device: torch.device | str = "cpu",
         drafts: DraftSource | None = None,
+        guides: Guides | None = None,
     ) -> None:
         """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`:
         most tokens of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the
         token-wise predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear
         layers. `sharing`: how requests share the node. `device`: of the model, its KV caches and its logits. `drafts`:
-        where drafts of the next tokens come from, None: nowhere. Raises ConfigError for drafts with a policy that reads
-        the scores of gates."""
+        where drafts of the next tokens come from, None: nowhere. `guides`: make answers follow schemas. Raises
+        ConfigError for drafts with a policy that reads the scores of gates."""
         sharing = sharing or Sharing()
         self.store = store
         self.engine = engine
@@ -86,7 +92,7 @@ class MainNode:
         self.kernel = linear.kernel
         """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
         self.shape = limited(model_shape(store), context)
-        self.stopper = stopper
+        self.stopper, self.guides = stopper, guides
         self.on_logits: Callable[[int, torch.Tensor], None] | None = None
         """Gets a request's number and the logits [V], float32, on the host, from which each of its tokens is chosen."""
         self.launch_s = launch_s
@@ -112,14 +118,19 @@ class MainNode:
             watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor)
         self.experts = RemoteExperts(engine, watch)
         dispatch_experts(self.model, self._experts_of)
+        self._output_layer = OutputLayer(self.model, self._scores)
 
     def _cache(self) -> Any:
         """The KV cache of the request whose pass is under way, None between passes."""
         return self._current.cache if self._current is not None else None
 
-    def _enter(self, visit: t.Visit, cache: Any, memory: PassMemory | None, in_block: bool) -> None:
+    def _scores(self) -> PromptScores | None:
+        """Of the request whose pass is under way, where log-probabilities of its prompt are wanted."""
+        return self._current.scores if self._current is not None else None
+
+    def _enter(self, current: _Current, memory: PassMemory | None) -> None:
         """A pass begins or goes on on this thread."""
-        self._current = _Current(visit, cache, in_block)
+        self._current = current
         if self.experts.watch is not None and memory is not None:
             self.experts.watch.use(memory)
 
@@ -166,18 +177,24 @@ class MainNode:
 
         Raises PromptError, ConfigError. Iterating raises RequestError, ClusterError.
         """
-        if (logprobs, prompt_logprobs, schema) != (None, None, None):
-            raise ConfigError("log-probabilities and schemas are not supported yet; leave them out")
-        check_prompt(prompt, self.shape.context, self.model.get_input_embeddings().num_embeddings)
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        check_prompt(prompt, self.shape.context, vocabulary)
         if max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {max_new_tokens}; allowed: 1, 2, ...")
         if stop and self.stopper is None:
             raise ConfigError(f"stop is {stop}; this main node was made without a tokenizer to find it")
+        if schema is not None and self.guides is None:
+            raise ConfigError("a schema is given, but this main node was made without a tokenizer to follow it")
+        for name, top in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+            if top is not None and not 0 <= top <= vocabulary:
+                raise ConfigError(f"{name} is {top}; allowed: 0 to {vocabulary}, the model's number of tokens")
         room = min(max_new_tokens, self.shape.context - len(prompt))
-        chooser = Chooser(self.model, sampling, prompt, room, ignore_eos)
+        follow = partial(self.guides, schema) if schema is not None and self.guides is not None else None
+        chooser = Chooser(self.model, sampling, prompt, room, ignore_eos, logprobs, follow)
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
         stopped = self.stopper(stop) if stop and self.stopper else None
-        request = Request(next(self._numbers), sequence, chooser, stopped)
+        scores = PromptScores(prompt, prompt_logprobs) if prompt_logprobs is not None else None
+        request = Request(next(self._numbers), sequence, chooser, stopped, chooser.logprobs, scores)
         steps = self._steps(request)
         answer = Answer(self._give_up, request, steps)
         self._loops.add(answer, steps)
@@ -199,13 +216,12 @@ class MainNode:
             self._open[number] = request.sequence
             try:
                 self.drafting.opened(number, request.sequence.prompt, request.sequence.max_new_tokens)
-                if request.cancelled.is_set():  # before the engine knew the request
-                    raise RequestCancelledError(f"request {number} was cancelled")
-                token, finish, times = yield from self._tokens(request, began)
+                request.check_wanted()  # it may have been cancelled before the engine knew it
+                last, finish, times = yield from self._tokens(request, began)
                 self._computed(number)
                 request.sequence.free()
                 leave()
-                yield Step(token, finish=finish)
+                yield last
                 complete = self.engine.wait_for_predictions(number, DRAIN_S)
                 report = self._report(request, times, finish, complete)
             finally:
@@ -215,9 +231,9 @@ class MainNode:
                     self.engine.close_request(number)
         yield Step(None, report)
 
-    def _tokens(self, request: Request, began: float) -> Generator[Step, None, tuple[int, str, Times]]:
-        """The token loop: the prompt, in one pass or in chunks, then a pass a token. Returns the last token and why it
-        is the last. `began`: when the client asked for the first token."""
+    def _tokens(self, request: Request, began: float) -> Generator[Step, None, tuple[Step, str, Times]]:
+        """The token loop: the prompt, in one pass or in chunks, then a pass a token. Returns the last token's step and
+        why it is the last. `began`: when the client asked for the first token."""
         sequence, number = request.sequence, request.number
         gained = self._read(request, sequence.prompt, 0, prefill=True)
         first = time.perf_counter()
@@ -229,10 +245,11 @@ class MainNode:
         while True:
             for token in gained:
                 finish = self._finish(request, token)
+                step = step_of(request, token, finish)
                 if finish is not None:
                     decode_s = time.perf_counter() - first - shadow_wait_s
-                    return token, finish, Times(first - began, decode_s, shadow_wait_s, longest_s, carried)
-                yield Step(token)
+                    return step, finish, Times(first - began, decode_s, shadow_wait_s, longest_s, carried)
+                yield step
             if len(sequence.tokens) == 1 and self._shadow is not None:
                 waited = time.perf_counter()
                 self._shadow.wait(self.launch_s, request.cancelled)
@@ -290,12 +307,13 @@ class MainNode:
         sequence, visit = request.sequence, t.Visit(request.number, position, 0)
         memory: PassMemory | None = None
         in_block = len(tokens) > 1 and not prefill
+        current = _Current(visit, sequence.cache, in_block, request.unread_scores)
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
             if memory is None and self.experts.watch is not None:
                 memory = PassMemory(final=one.tokens == len(tokens))
-            self._enter(visit, sequence.cache, memory, in_block)
+            self._enter(current, memory)
 
         def forward(one: t.Pass) -> tuple[int, ...]:
             if in_block:
@@ -312,7 +330,7 @@ class MainNode:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
         tokens = request.sequence.tokens
         tokens.append(token)
-        if token in request.chooser.ends:
+        if token in request.chooser.ends or len(tokens) == request.chooser.complete_at:
             return "stop"
         if request.stopped is not None and request.stopped(token):
             return "stop_text"
@@ -324,6 +342,9 @@ class MainNode:
         """One pass over `tokens`. Returns the next token; none where these are not the `last` ones so far."""
         with contextlib.nullcontext() if self._batched else at_once():
             logits = self._logits(tokens, request.sequence.cache)
+        scores = request.unread_scores
+        if scores is not None:
+            scores.read(self._output_layer, request.check_wanted)
         gained = (self._choose(request, logits),) if last else ()
         self.engine.spans.end_pass(request.number)
         return gained
@@ -343,7 +364,7 @@ class MainNode:
         for logits, draft in zip(block.run(), [*tokens[1:], None], strict=True):
             gained.append(self._choose(request, logits))
             request.accepted += gained[-1] == draft
-            if gained[-1] != draft or draft in request.chooser.ends:
+            if gained[-1] != draft or draft in request.chooser.ends or request.chooser.complete_at is not None:
                 break
         self._note_cache_bytes(block.nbytes)
         block.cut(len(gained))

@@ -23,6 +23,7 @@ from main_node.shadow_start import ShadowStart
 from odmoe.clusters.configuration import Configuration, Resources, find_token_predictor
 from odmoe.clusters.devices import device_of
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
+from odmoe.json_schema import make_guides
 from odmoe.settings.settings import Settings
 from odmoe.text import make_stopper
 from scheduler.alignment import LATE
@@ -178,4 +179,5 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
         sharing,
         device,
         drafts,
+        make_guides(store.dense),
     )

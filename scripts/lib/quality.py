@@ -101,6 +101,7 @@ class Forced:
         self.ignored: list[str] = []
         self.seed = None
         self.ends: frozenset[int] = frozenset()
+        self.complete_at: int | None = None
         self.logits: list[torch.Tensor] = []
         self._text = text
 

@@ -86,6 +86,7 @@ class Forced:
         self.ignored: list[str] = []
         self.seed: int | None = None
         self.ends: frozenset[int] = frozenset()
+        self.complete_at: int | None = None
         self._text = iter(text)
 
     def choose(self, logits: Any) -> int:

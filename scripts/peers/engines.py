@@ -165,6 +165,7 @@ class ForcedChooser:
 
     def __init__(self, tokens: list[int], steps: Steps) -> None:
         self.ends: frozenset[int] = frozenset()
+        self.complete_at: int | None = None
         self.seed: int | None = None
         self.ignored: list[str] = []
         self._tokens = iter(tokens)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from checkpoint.expert import ExpertArithmetic
-from main_node.sampling import GREEDY, Chooser, Sampling, ignored
+from main_node.choosing.chooser import Chooser
+from main_node.sampling import GREEDY, Sampling, ignored
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, NonFiniteError, RequestFailedError

@@ -24,7 +24,7 @@ ONCE = {
     "dense.py:_moved",  # weights
     "quantise.py:_move",
     "quantise.py:quantise_linear",
-    "sampling.py:__init__",  # tokens that end an answer
+    "chooser.py:__init__",  # tokens that end an answer
 }
 """Who may move tensors when a node or a request begins, beside the two below."""
 MOVES = {"transfer.py:to_device", "transfer.py:to_host"}

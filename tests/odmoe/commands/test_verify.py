@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from checkpoint.manifest import seal
 from checkpoint.store import ExpertStore
+from main_node.choosing.chooser import Chooser
 from main_node.engine.device_layer import DeviceLayerWork
-from main_node.sampling import Chooser
 from odmoe.commands.comparison import ROUNDING, Answer, Verdict, compare
 from odmoe.commands.verify import answer, reference
 from odmoe.commands.verify_text import as_text
