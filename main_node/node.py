@@ -361,6 +361,7 @@ class MainNode:
 
         block = Block(forward, tokens, request.sequence.cache, visit.position, experts)
         gained: list[int] = []
+        before = request.accepted
         for logits, draft in zip(block.run(), [*tokens[1:], None], strict=True):
             gained.append(self._choose(request, logits))
             request.accepted += gained[-1] == draft
@@ -369,6 +370,7 @@ class MainNode:
         self._note_cache_bytes(block.nbytes)
         block.cut(len(gained))
         self.drafting.verified(request.number, len(gained))
+        self.engine.verified(len(tokens) - 1, request.accepted - before)
         self.engine.spans.end_pass(request.number)
         return tuple(gained)
 

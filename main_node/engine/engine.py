@@ -15,6 +15,7 @@ from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import Sequence, shadow_messages
 from main_node.engine.tracing import MainSpans, gather
+from main_node.figures.totals import Totals
 from main_node.reach import Reach
 from main_node.shadow_sender import ShadowSender
 from scheduler import types as t
@@ -82,6 +83,8 @@ class Engine:
         """Request -> how and why it failed; until it is closed."""
         self._shared: set[int] = set()
         """Requests beside which another was opened."""
+        self._ended = Totals()
+        """Of all steps and drafts, and of the requests that are closed."""
 
     # --- what the peers say -------------------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class Engine:
             self._computed(number, message)
         elif isinstance(message, w.Loaded):
             owed.settle(number, message.load_id, t.Load)
-            self.peers.roster.loaded(number)
+            self.peers.roster.loaded(number, message.nbytes, message.seconds)
             before = self.core.stalled_s
             self.post(t.LoadEnded(message.load_id, message.nbytes))
             self.spans.stalled(self.core.stalled_s - before)
@@ -258,12 +261,16 @@ class Engine:
     def close_request(self, number: int) -> None:
         with self._lock:
             self._take_back(number)
-            self.post(t.RequestClosed(number, self._answers.pop(number, 0)))
+            tokens = self._answers.pop(number, 0)
+            self._ended.answer_tokens += tokens
+            self.post(t.RequestClosed(number, tokens))
             self._failed.pop(number, None)
             self.checks.closed(number)
             self.reach.closed(number)
             self._shared.discard(number)
-            self.core.stats.pop(number, None)
+            stats = self.core.stats.pop(number, None)
+            if stats is not None:
+                self._ended.add(stats)
             self._layers.release(number)
             self.pace.closed(number)
             self.spans.closed(number)
@@ -272,7 +279,15 @@ class Engine:
         """The main model begins a step. `batched`: see `Pace.begin_step`."""
         self.pace.begin_step(passes, batched)
         self.spans.begin_step(passes)
+        with self._lock:
+            self._ended.begin_step(passes)
         self.post(t.StepStarted(passes))
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """A block has verified so many drafts; `accepted` of them were right."""
+        with self._lock:
+            self._ended.drafted += drafted
+            self._ended.accepted += accepted
 
     def gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
         """Announce a gate. Raises RequestFailedError for a closed request."""
@@ -338,6 +353,16 @@ class Engine:
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""
         return gather(self.spans.take(), self.peers.all(), deadline_s) if self.spans.on else []
+
+    def totals(self) -> Totals:
+        """The figures of all requests so far, those under way included."""
+        with self._lock:
+            found = self._ended.copy()
+            for stats in self.core.stats.values():
+                found.add(stats)
+            found.answer_tokens += sum(len(data.tokens) for data in self._requests.values())
+            found.answer_tokens += sum(self._answers.values())
+            return found
 
     def carried(self, number: int) -> dict[str, int] | None:
         """See `Roster.carried`. None where other requests are open, or were opened meanwhile, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -90,6 +91,9 @@ class PeerHandler:
         self.credit = RowCredit(0)
         self._channel: Channel | None = None
         self._answers: dict[type, Message] = {}
+        self._usage: WorkerUsage | ShadowUsage | None = None
+        """What it said last."""
+        self._usage_asked = False
         self._error: ODMoEError | None = None
         self._ended = False
         self._changed = threading.Condition()
@@ -130,6 +134,22 @@ class PeerHandler:
             self._changed.wait_for(lambda: answer() or self._ended or self._error, deadline_s)
             return answer()
 
+    def ask_usage(self) -> None:
+        """Ask what the node holds, for `last_usage`, unless it owes that answer already. A stream that has ended is not
+        asked."""
+        with self._changed:
+            if self._usage_asked or self._ended:
+                return
+            self._usage_asked = True
+        with contextlib.suppress(LinkError):
+            self.send(AskUsage())
+
+    def last_usage(self, first_s: float) -> WorkerUsage | ShadowUsage | None:
+        """What the node said last. None: nothing, within `first_s` of now."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._usage or self._ended or self._error, first_s)
+            return self._usage
+
     def round_trip(self) -> float | None:
         """Seconds that a small message takes there and back: the best of `ECHOES`. None where no answer came."""
         end, best = time.monotonic() + ECHO_S, 0.0
@@ -169,6 +189,8 @@ class PeerHandler:
         if isinstance(message, _ANSWERS):
             with self._changed:
                 self._answers[type(message)] = message
+                if isinstance(message, WorkerUsage | ShadowUsage):
+                    self._usage, self._usage_asked = message, False
                 self._changed.notify_all()
             return
         if isinstance(message, Failed) and not (message.load_id or message.call_id or message.request):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from main_node.figures.figures import NodeFigures
 from wire.base import Role
 from wire.messages import Align, Compute, Computed, Prediction, ShadowReady, WorkerReady
 from wire.traffic import Traffic
 
+SENT, RECEIVED = "sent", "received"
+"""All messages of a stream, beside those that tokens cost."""
 LINES = 100
 """Lines that are kept. A client asks for them each second."""
 
@@ -51,6 +54,18 @@ class _Entry:
     traffic: Traffic | None
     lost: bool = False
     loads: int = 0
+    bytes_loaded: int = 0
+    load_s: float = 0.0
+    losses: int = 0
+    returns: int = 0
+    before: Counter[str] = field(default_factory=Counter)
+    """Bytes that its earlier streams have carried, as `_carried`."""
+
+    def carried(self) -> Counter[str]:
+        """Bytes that its streams have carried so far, as `_carried`."""
+        carried = self.before.copy()
+        carried.update(_carried(self.ready, self.traffic))
+        return carried
 
 
 class Roster:
@@ -59,7 +74,6 @@ class Roster:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[tuple[Role, int], _Entry] = {}
-        self._before: Counter[str] = Counter()  # carried by earlier streams
 
     def joined(
         self,
@@ -71,28 +85,41 @@ class Roster:
     ) -> None:
         """A node has joined, or joined again. `traffic`: of its stream, as the main node counts it."""
         with self._lock:
-            before = self._entries.get((role, number))
+            entry, before = _Entry(ready, round_trip_s, traffic), self._entries.get((role, number))
             if before is not None:
-                self._before.update(_carried(role, before.traffic))
-            loads = before.loads if before else 0
-            self._entries[role, number] = _Entry(ready, round_trip_s, traffic, loads=loads)
+                entry.loads, entry.bytes_loaded, entry.load_s = before.loads, before.bytes_loaded, before.load_s
+                entry.losses, entry.returns = before.losses, before.returns + 1
+                entry.before = before.carried()
+            self._entries[role, number] = entry
 
     def lost(self, role: Role, number: int) -> None:
         with self._lock:
-            self._entries[role, number].lost = True
+            entry = self._entries[role, number]
+            entry.lost = True
+            entry.losses += 1
 
-    def loaded(self, number: int) -> None:
+    def loaded(self, number: int, nbytes: int, seconds: float) -> None:
         """A worker's load has ended."""
         with self._lock:
             entry = self._entries.get(("worker", number))
             if entry is not None:  # else its load has ended before it joined
                 entry.loads += 1
+                entry.bytes_loaded += nbytes
+                entry.load_s += seconds
 
     def facts(self) -> list[NodeFacts]:
         """Workers by number, then the shadow."""
         with self._lock:
-            entries = sorted(self._entries.items(), key=lambda item: (item[0][0] == "shadow", item[0][1]))
-            return [_facts(role, number, entry) for (role, number), entry in entries]
+            return [_facts(role, number, entry) for role, number, entry in self._sorted()]
+
+    def figures(self) -> list[NodeFigures]:
+        """Workers by number, then the shadow; without what they hold and whether they are suspect."""
+        with self._lock:
+            return [_figures(role, number, entry) for role, number, entry in self._sorted()]
+
+    def _sorted(self) -> list[tuple[Role, int, _Entry]]:
+        entries = [(role, number, entry) for (role, number), entry in self._entries.items()]
+        return sorted(entries, key=lambda one: (one[0] == "shadow", one[1]))
 
     def devices(self) -> dict[str, str | list[str]]:
         """What `workers` and `shadow` compute on: the device as torch names it, and its model."""
@@ -114,9 +141,9 @@ class Roster:
         with self._lock:
             if all(entry.traffic is None for entry in self._entries.values()):
                 return None
-            total = self._before.copy()
-            for (role, _), entry in self._entries.items():
-                total.update(_carried(role, entry.traffic))
+            total: Counter[str] = Counter()
+            for entry in self._entries.values():
+                total.update(entry.carried())
         return {name: total[name] for name in ("to_workers", "from_workers", "to_shadow", "from_shadow")}
 
 
@@ -169,15 +196,41 @@ def _device(ready: WorkerReady | ShadowReady) -> str:
     return f"{ready.device} ({ready.device_name})"
 
 
-def _carried(role: Role, traffic: Traffic | None) -> dict[str, int]:
+def _carried(ready: WorkerReady | ShadowReady, traffic: Traffic | None) -> dict[str, int]:
+    """Bytes by stream, and of all messages as `SENT` and `RECEIVED`. Empty in one process."""
     if traffic is None:
         return {}
-    if role == "worker":
-        return {
-            "to_workers": traffic.sent.of(Compute).nbytes,
-            "from_workers": traffic.received.of(Computed).nbytes,
-        }
-    return {"to_shadow": traffic.sent.of(Align).nbytes, "from_shadow": traffic.received.of(Prediction).nbytes}
+    every = {SENT: traffic.sent.of().nbytes, RECEIVED: traffic.received.of().nbytes}
+    if isinstance(ready, WorkerReady):
+        there, back = traffic.sent.of(Compute), traffic.received.of(Computed)
+        return {"to_workers": there.nbytes, "from_workers": back.nbytes, **every}
+    there, back = traffic.sent.of(Align), traffic.received.of(Prediction)
+    return {"to_shadow": there.nbytes, "from_shadow": back.nbytes, **every}
+
+
+def _figures(role: Role, number: int, entry: _Entry) -> NodeFigures:
+    ready = entry.ready
+    carried = entry.carried() if entry.traffic is not None else Counter()
+    worker = ready if isinstance(ready, WorkerReady) else None
+    return NodeFigures(
+        role=role,
+        number=number,
+        up=not entry.lost,
+        host=ready.host,
+        device=_device(ready),
+        loader=worker.loader if worker else "",
+        slots=worker.slots if worker else 0,
+        measured_load_bytes_per_s=(worker.load_bytes_per_s or None) if worker else None,
+        round_trip_s=entry.round_trip_s,
+        loads=entry.loads,
+        bytes_loaded=entry.bytes_loaded,
+        load_s=entry.load_s,
+        stream_bytes=tuple((name, nbytes) for name, nbytes in carried.items() if name not in (SENT, RECEIVED)),
+        sent_bytes=carried[SENT] if carried else None,
+        received_bytes=carried[RECEIVED] if carried else None,
+        lost=entry.losses,
+        rejoined=entry.returns,
+    )
 
 
 def _facts(role: Role, number: int, entry: _Entry) -> NodeFacts:

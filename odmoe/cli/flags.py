@@ -21,11 +21,16 @@ _PLAIN = {float: "g"}
 Command = Callable[..., None]
 
 
-def with_settings(table: type[Table], only: Sequence[str] = ()) -> Callable[[Command], Command]:
-    """Makes `command(flags, ...)` a command with a flag for every setting, or only for those of `only`. The command
-    receives in `flags` the settings that were given. Register it with `cls=SettingsCommand`."""
+def with_settings(
+    table: type[Table], only: Sequence[str] = (), beside: type[Table] | None = None
+) -> Callable[[Command], Command]:
+    """Makes `command(flags, ...)` a command with a flag for every setting, or only for those of `only`, and for those
+    of the table `beside`. The command receives in `flags` the settings that were given. Register it with
+    `cls=SettingsCommand`."""
     names = [name for name in table.names() if name not in NOT_FLAGS and (not only or name in only)]
     settings = [parameter for name in names for parameter in _parameters(table, name)]
+    if beside is not None:
+        settings += [parameter for name in beside.names() for parameter in _parameters(beside, name)]
 
     def wrap(command: Command) -> Command:
         own = [

@@ -21,6 +21,7 @@ from odmoe.cli.machines import add_commands
 from odmoe.cli.options import Json, LibrariesDebug
 from odmoe.cli.plan import add_plan
 from odmoe.cli.prompts import read_prompts
+from odmoe.cli.serve import add_serve
 from odmoe.cli.simulate import add_simulate
 from odmoe.cli.systems import add_systems
 from odmoe.cli.trace import add_trace
@@ -168,6 +169,7 @@ def shard(
 add_commands(app)
 add_bench(app)
 add_plan(app)
+add_serve(app)
 add_simulate(app)
 add_systems(app)
 add_trace(app)

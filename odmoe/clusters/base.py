@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self, Unpack
 
 from main_node.answer import Step
+from main_node.figures.figures import Figures
 from main_node.sampling import How
 from odmoe.settings.settings import Settings
 from scheduler.trace import Span
@@ -52,6 +53,10 @@ class Cluster(Protocol):
     def changes(self, since: int | None) -> tuple[int, list[str]]:
         """A number, and a line for each node that was lost or came back after `since`, the number of an earlier call;
         None: no lines. Raises ODMoEError where the main node is not there."""
+
+    def figures(self) -> Figures:
+        """What the cluster counts, now: from any thread, also during passes, for which it does not wait. Raises
+        ODMoEError where the main node is not there, or does not answer within seconds."""
 
     def trace(self) -> list[Span]:
         """The spans of every node since the last call. Needs `settings.trace`."""

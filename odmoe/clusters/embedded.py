@@ -11,6 +11,8 @@ from checkpoint.kernels import linear_of
 from checkpoint.store import ExpertStore
 from main_node.answer import Answer
 from main_node.engine.reconnector import keep_connected
+from main_node.figures.collect import figures_of
+from main_node.figures.figures import Figures
 from main_node.sampling import How
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.base import Say
@@ -86,6 +88,9 @@ class EmbeddedCluster:
 
     def changes(self, since: int | None) -> tuple[int, list[str]]:
         return self.main.engine.peers.membership.since(since)
+
+    def figures(self) -> Figures:
+        return figures_of(self.main)
 
     def trace(self) -> list[Span]:
         return self.main.engine.trace()

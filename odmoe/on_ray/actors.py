@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray
 
 from main_node.answer import Step
+from main_node.figures.collect import figures_of
+from main_node.figures.figures import Figures
 from main_node.node import MainNode
 from odmoe.clusters.credentials import credentials
 from odmoe.on_ray.answers import Answers
@@ -19,7 +21,7 @@ from odmoe.on_ray.node_actor import NodeProcess, own_host
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
 from odmoe.settings.settings import ROLES, Settings
 from odmoe.stores import open_verified
-from scheduler.errors import LaunchError
+from scheduler.errors import LaunchError, LinkError
 from scheduler.trace import Span
 from wire.rpc.stream import check_access
 
@@ -155,6 +157,12 @@ class Main(NodeProcess):
     def changes(self, since: int | None) -> tuple[int, list[str]]:
         """As `Cluster.changes`."""
         return self._main.engine.peers.membership.since(since) if self._main is not None else (0, [])
+
+    def figures(self) -> Figures:
+        """As `Cluster.figures`."""
+        if self._main is None:
+            raise LinkError("the main node has not started yet, so that it has no figures; ask again in a moment")
+        return figures_of(self._main)
 
     def trace(self) -> list[Span]:
         return self._main.engine.trace() if self._main is not None else []

@@ -20,6 +20,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from checkpoint.store import ExpertStore
+from main_node.figures.figures import Figures
 from main_node.sampling import How
 from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import Main, Serving
@@ -40,6 +41,7 @@ LOOK_S = 1.0
 """Between two looks whether this cluster was closed."""
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 RECORD_S = 60.0  # how long trace and recording may take
+FIGURES_S = 4.0  # how long figures may take: who asks for them does so often, and waits
 SERVED = (
     "workers",
     "group_size",
@@ -287,6 +289,10 @@ class RayCluster:
     def changes(self, since: int | None) -> tuple[int, list[str]]:
         count, lines = get(self._main.changes.options(**QUICK).remote(since), CONTROL_S, "the main node")
         return int(count), list(lines)
+
+    def figures(self) -> Figures:
+        found: Figures = get(self._main.figures.options(**QUICK).remote(), FIGURES_S, "the main node")
+        return found
 
     def trace(self) -> list[Span]:
         return list(get(self._main.trace.options(**QUICK).remote(), RECORD_S, "the main node"))

@@ -18,6 +18,8 @@ from scheduler.unknown_names import nearest
 from scheduler.yaml_file import parse_yaml, read_yaml
 
 PREFIX = "ODMOE_"
+API_KEY = PREFIX + "API_KEY"
+"""Not a setting of a cluster: the key of `odmoe serve`, which no command line should show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ ONLY_LASTING = ("retry",)
 """Settings that apply only where nodes outlive the command. Of other clusters a flag is an error, and a variable or the
 file is ignored: many commands share it."""
 _ALIGNMENT = ("align_token", "align_kv", "align")
-_VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG"]
+_VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG", API_KEY]
 
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:

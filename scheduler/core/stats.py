@@ -57,6 +57,8 @@ class RequestStats:
     prefill_stall_s: float = 0.0
     by_index: list[RecallCounts] = field(default_factory=list)
     """By decode pass."""
+    overall: RecallCounts = field(default_factory=RecallCounts)
+    """Equation (3): over all decode passes and layers that were predicted."""
     _predicted: dict[Visit, tuple[int, ...]] = field(default_factory=dict)
     _activated: dict[Visit, Collection[int]] = field(default_factory=dict)
     _orphans: dict[Visit, Collection[int]] = field(default_factory=dict)
@@ -116,11 +118,14 @@ class RequestStats:
             del self._predicted[visit]
 
     def _add(self, visit: Visit, activated: Collection[int], predicted: tuple[int, ...]) -> None:
-        counts = self._counts_of(visit)
-        counts.activated += len(activated)
+        counts, overall, correct = self._counts_of(visit), self.overall, 0
         for expert in activated:
             if expert in predicted:
-                counts.correct += 1
+                correct += 1
+        counts.activated += len(activated)
+        counts.correct += correct
+        overall.activated += len(activated)
+        overall.correct += correct
 
     def _counts_of(self, visit: Visit) -> RecallCounts:
         index = visit.position - self.prompt_tokens
@@ -154,8 +159,3 @@ class RequestStats:
     def _close_row(self, visit: Visit, experts: Collection[int]) -> None:
         self._counts_of(visit)  # its token is there, if without a recall
         self.unpredicted += len(experts)
-
-    @property
-    def overall(self) -> RecallCounts:
-        """Equation (3): over all decode passes and layers that were predicted."""
-        return RecallCounts(sum(t.correct for t in self.by_index), sum(t.activated for t in self.by_index))

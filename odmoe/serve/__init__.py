@@ -1,0 +1,1 @@
+"""The HTTP service: the OpenAI API on a model of `odmoe.api`."""

@@ -1,0 +1,117 @@
+"""A line a request. Prompts and answers are never in it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from main_node.report import Report
+
+PREFIX = "/v1/"
+"""Paths whose requests are logged; a monitor asks the others all the time."""
+GONE = 499
+"""The status of a request whose client has gone before the answer began; nobody gets it. nginx writes the same."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one request. Times in seconds."""
+
+    id: str
+    method: str
+    path: str
+    began: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    model: str | None = None
+    stream: bool = False
+    prompt_tokens: int | None = None
+    tokens: int | None = None
+    ttft_s: float | None = None
+    """To the first token of its first answer, the wait for a place included."""
+    recall: float | None = None
+    """Of its answers together, weighted by their tokens."""
+    finish: str | None = None
+    """Why its answers ended, or why there are none."""
+    _recalls: list[tuple[float, int]] = field(default_factory=list)
+
+    def answered(self, report: Report) -> None:
+        """One of its answers has ended."""
+        if report.recall is not None:
+            self._recalls.append((report.recall, report.new_tokens))
+            total = sum(tokens for _, tokens in self._recalls)
+            self.recall = sum(recall * tokens for recall, tokens in self._recalls) / total
+        self.finish = report.finish if self.finish in (None, report.finish) else f"{self.finish},{report.finish}"
+
+    def facts(self) -> dict[str, Any]:
+        """In the order of a line. Without what is not known."""
+        total = time.perf_counter() - self.began
+        found = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "id": self.id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "model": self.model,
+            "stream": self.stream or None,
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+            "ttft_s": _rounded(self.ttft_s),
+            "total_s": _rounded(total),
+            "recall": _rounded(self.recall),
+            "finish": self.finish,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """`2026-01-01T00:00:00Z cmpl-... POST /v1/completions 200 tokens=5 ...`"""
+    head = ("time", "id", "method", "path", "status")
+    rest = [f"{name}={value}" for name, value in facts.items() if name not in head]
+    return " ".join([*(str(facts[name]) for name in head), *rest])
+
+
+FORMATS: dict[str, Callable[[dict[str, Any]], str]] = {"text": as_text, "json": json.dumps}
+
+
+class AccessLog:
+    """Makes the record of a request, `scope["state"]["record"]`, and writes it when the request has ended. The answer
+    says its id as `x-request-id`."""
+
+    def __init__(self, app: ASGIApp, write: Callable[[str], None], line: Callable[[dict[str, Any]], str]) -> None:
+        self._app, self._write, self._line = app, write, line
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = (scope.get("raw_path") or scope["path"].encode()).decode("ascii", "backslashreplace")
+        record = Record(secrets.token_hex(12), scope["method"], path)
+        scope.setdefault("state", {})["record"] = record
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except BaseException:
+            record.status = record.status or 500
+            raise
+        finally:
+            record.status = record.status or GONE
+            if record.path.startswith(PREFIX):
+                self._write(self._line(record.facts()))

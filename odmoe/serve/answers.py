@@ -1,0 +1,161 @@
+"""Answers are computed in threads, and reach the event loop as a feed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from odmoe.api.text_answer import Piece
+from odmoe.serve.errors import log_defect
+from scheduler.errors import ODMoEError, QueueFullError, RequestCancelledError
+
+if TYPE_CHECKING:
+    from main_node.report import Report
+    from odmoe.api.text_answer import TextAnswer
+
+Make = Callable[[], "TextAnswer"]
+
+
+class Got(NamedTuple):
+    """What one answer of a request has come to."""
+
+    choice: int
+    what: Piece | Report | Exception
+    """A piece; at the end its report, or why there is none."""
+    at: float
+    """When, by `time.perf_counter`."""
+
+
+class Feed:
+    """From any thread to the event loop. What has piled up arrives together."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._lock = threading.Lock()
+        self._items: list[Got] = []
+        self._failure: Exception | None = None
+
+    def put(self, item: Got) -> None:
+        """From any thread."""
+        with self._lock:
+            self._items.append(item)
+            wake = len(self._items) == 1
+        if wake:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and everybody on it
+                self._loop.call_soon_threadsafe(self._ready.set)
+
+    def fail(self, error: Exception) -> None:
+        """From the event loop: whoever takes gets `error`, whatever else has come."""
+        self._failure = self._failure or error
+        self._ready.set()
+
+    async def take(self) -> list[Got]:
+        """At least one item. Raises what `fail` was given."""
+        await self._ready.wait()
+        self._ready.clear()
+        with self._lock:
+            items, self._items = self._items, []
+        if self._failure is not None:
+            raise self._failure
+        return items
+
+
+class Answers:
+    """The answers that one HTTP request asks for, in order, several at once."""
+
+    def __init__(self, makes: list[Make]) -> None:
+        self.feed = Feed()
+        self.count = len(makes)
+        self._left = deque(enumerate(makes))
+        self._lock = threading.Lock()
+        self._open: set[TextAnswer] = set()
+        self._given_up = False
+
+    def work(self) -> None:
+        """In each of the request's threads: one answer after the other."""
+        while (next_one := self._next()) is not None:
+            index, make = next_one
+            try:
+                report = self._answer(index, make)
+            except ODMoEError as error:
+                self.feed.put(Got(index, error, time.perf_counter()))
+            except Exception as error:  # noqa: BLE001 - a defect: the client is told of it, and the log has it
+                log_defect(error)
+                self.feed.put(Got(index, error, time.perf_counter()))
+            else:
+                self.feed.put(Got(index, report, time.perf_counter()))
+
+    def _next(self) -> tuple[int, Make] | None:
+        with self._lock:
+            return self._left.popleft() if self._left and not self._given_up else None
+
+    def _answer(self, index: int, make: Make) -> Report | Exception:
+        with make() as answer:
+            with self._lock:
+                self._open.add(answer)
+                if self._given_up:
+                    answer.cancel()
+            try:
+                for piece in answer:
+                    self.feed.put(Got(index, piece, time.perf_counter()))
+            finally:
+                with self._lock:
+                    self._open.discard(answer)
+            return answer.report or RequestCancelledError("the answer was given up")
+
+    def cancel(self) -> None:
+        """Give up every answer, from any thread: their loads end at once."""
+        with self._lock:
+            self._given_up = True
+            given_up = self._open.copy()
+        for answer in given_up:
+            answer.cancel()
+
+
+class Desk:
+    """The threads of all answers, as many as the cluster answers and lets wait."""
+
+    def __init__(self, parallel: int, queue: int) -> None:
+        self.parallel, self.places = parallel, parallel + queue
+        self._pool = ThreadPoolExecutor(self.places, "odmoe-request")
+        self._lock = threading.Condition()
+        self._taken = 0
+
+    def start(self, makes: list[Make]) -> Answers:
+        """From the event loop. Raises QueueFullError where no thread is free."""
+        answers = Answers(makes)
+        with self._lock:
+            threads = min(len(makes), self.parallel, self.places - self._taken)
+            if threads < 1:
+                raise QueueFullError(f"the queue is full: {self._taken} answers are under way or wait; try again later")
+            self._taken += threads
+        for _ in range(threads):
+            self._pool.submit(self._work, answers)
+        return answers
+
+    def _work(self, answers: Answers) -> None:
+        try:
+            answers.work()
+        finally:
+            with self._lock:
+                self._taken -= 1
+                self._lock.notify_all()
+
+    @property
+    def taken(self) -> int:
+        """How many threads answer just now."""
+        with self._lock:
+            return self._taken
+
+    def close(self, within_s: float) -> bool:
+        """Wait for the threads' last answers, which were given up. Returns whether all have ended."""
+        self._pool.shutdown(wait=False)
+        with self._lock:
+            return self._lock.wait_for(lambda: self._taken == 0, within_s)

@@ -1,0 +1,80 @@
+"""The application: routes, and what every request passes on its way to them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from odmoe.serve.access_log import FORMATS, AccessLog
+from odmoe.serve.errors import ApiError, ClientGoneError, told
+from odmoe.serve.keys import Keys
+from odmoe.serve.routes import add_answers
+from odmoe.serve.sse import encode
+from odmoe.serve.status import add_status
+from scheduler.errors import ODMoEError
+
+if TYPE_CHECKING:
+    from odmoe.serve.service import Service
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask, and where it is written down."""
+
+    keys: tuple[str, ...] = ()
+    """None: everybody may."""
+    origins: tuple[str, ...] = ()
+    """Web pages of other hosts whose scripts may ask."""
+    log: Callable[[str], None] = lambda line: None
+    log_format: str = "text"
+
+
+def make_app(service: Service, access: Access) -> FastAPI:
+    """FastAPI's own pages of documentation are left out: they load scripts from elsewhere."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    add_answers(app, service)
+    add_status(app, service)
+    _add_errors(app, service)
+    # The last one added is the first that a request comes to. A browser asks for leave without a key.
+    app.add_middleware(Keys, keys=access.keys)
+    if access.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(access.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    app.add_middleware(AccessLog, write=access.log, line=FORMATS[access.log_format])
+    return app
+
+
+def _add_errors(app: FastAPI, service: Service) -> None:
+    """Every error is answered as OpenAI's API does."""
+
+    async def explain(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code="no_route")
+        answer, record = told(error), request.state.record
+        if record.finish is None:  # no answer has begun
+            record.finish = answer.code or answer.kind
+            service.meter.refused(record.finish)
+        return Response(encode(answer.body()), answer.status, answer.headers, "application/json")
+
+    async def leave(request: Request, error: Exception) -> Response:
+        request.state.record.finish = "cancelled"
+        return Response(status_code=499)  # nobody gets it
+
+    for kind in (ApiError, ODMoEError, HTTPException, Exception):
+        app.add_exception_handler(kind, explain)
+    app.add_exception_handler(ClientGoneError, leave)

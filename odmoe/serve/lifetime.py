@@ -1,0 +1,141 @@
+"""From the first request to the last: signals, and the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from odmoe.serve.errors import ApiError
+from odmoe.terminal import counted
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from odmoe.serve.service import Service
+
+CLOSE_S = 5
+"""Longest wait for connections to close once no answer is under way."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to `HttpServer`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class HttpServer:
+    """Serves an application until it is told to stop: then it takes no more requests, and ends when those under way
+    have ended, or after `drain_s`."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        service: Service,
+        listening: socket.socket,
+        drain_s: float,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`listening`: bound, not listening yet. `notify`: gets a line about the drain."""
+        self._service, self._listening = service, listening
+        self._drain_s, self._notify = drain_s, notify
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=CLOSE_S,
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._asked = 0
+        """How often it was told to stop."""
+
+    def run(self) -> int:
+        """Returns the exit code: 0, or 128 and a signal's number where a second one ended the drain."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        self._stop, self._at_once = asyncio.Event(), asyncio.Event()
+        self._code = 0
+        serving = asyncio.create_task(self._uvicorn.serve([self._listening]))
+        stopping = asyncio.create_task(self._stop.wait())
+        with self._signals():
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not serving.done():
+                await self._drain()
+                await serving
+        serving.result()  # raises what has ended it
+        return self._code
+
+    def stop(self, number: int = 0) -> None:
+        """From any thread. The second time: at once. `number`: of the signal that says so."""
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self._loop.call_soon_threadsafe(self._on_stop, number)
+
+    def _on_stop(self, number: int) -> None:
+        if self._stop.is_set():
+            self._code = 128 + number if number else 0
+            self._at_once.set()
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        self._service.stopping = True
+        under_way = self._service.under_way
+        if under_way:
+            self._notify(
+                f"stopping: {counted(len(under_way), 'request')} under way, for at most {self._drain_s:g} s; "
+                "once more to stop at once"
+            )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                await _either(self._empty(), self._at_once.wait())
+        if under_way:
+            self._notify(f"giving up {counted(len(under_way), 'request')}")
+        for exchange in list(under_way):
+            exchange.stop(ApiError(503, "the server was stopped before the answer was complete", "server_error"))
+        self._uvicorn.should_exit = True
+
+    async def _empty(self) -> None:
+        while self._service.under_way:
+            await asyncio.sleep(0.02)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop the server, where it runs in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
+            self._loop.add_signal_handler(number, self._on_stop, number)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                self._loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+
+async def _either(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of these has ended; cancel the others."""
+    tasks = [asyncio.create_task(one) for one in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

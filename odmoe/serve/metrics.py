@@ -1,0 +1,108 @@
+"""The service's figures for Prometheus: what is counted of each request, beside what the cluster counts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from odmoe.serve.cluster_metrics import ClusterMetrics
+
+if TYPE_CHECKING:
+    from main_node.report import Report
+    from odmoe.clusters.base import Cluster
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of the text format that every Prometheus reads."""
+FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+"""Upper bounds of the histograms' buckets. Tokens that a draft has given come at once."""
+FINISHES = ("stop", "length", "cancelled", "deadline", "error")
+"""Ends that are there from the start, at 0: of a counter that first appears with 1, `increase` does not see the 1."""
+
+
+class Metrics:
+    """Thread-safe. Every metric has a row in docs/metrics.md. `cluster`: whose figures are read with each scrape."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "odmoe_requests_total", "Answers that have ended, by why.", ["finish"], registry=registry
+        )
+        for finish in FINISHES:
+            self._requests.labels(finish)
+        self._begun = Counter("odmoe_requests_begun_total", "Answers that were asked for.", registry=registry)
+        self._refused = Counter(
+            "odmoe_refused_requests_total", "Requests that got no answer, by why.", ["reason"], registry=registry
+        )
+        self._inexact = Counter(
+            "odmoe_inexact_answers_total",
+            "Answers whose tokens may not be those of the model with every expert in memory.",
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "odmoe_time_to_first_token_seconds",
+            "From a request to its answer's first token.",
+            buckets=FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self._next_token = Histogram(
+            "odmoe_time_between_tokens_seconds",
+            "From a token of an answer to the next.",
+            buckets=NEXT_TOKEN_S,
+            registry=registry,
+        )
+        self._waiting = Gauge("odmoe_queue_length", "Requests here that wait for their first token.", registry=registry)
+        self._answered = Gauge(
+            "odmoe_requests_answered",
+            "Requests here that have their first token, not their last.",
+            registry=registry,
+        )
+        registry.register(ClusterMetrics(cluster))
+        ProcessCollector(registry=registry)
+
+    def began(self) -> None:
+        """An answer was asked for and not refused."""
+        self._begun.inc()
+
+    def refused(self, reason: str) -> None:
+        """A request got no answer. `reason`: one of few."""
+        self._refused.labels(reason).inc()
+
+    def first_token(self, seconds: float) -> None:
+        """From the request to an answer's first token."""
+        self._first_token.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """Between two tokens of an answer."""
+        self._next_token.observe(seconds)
+
+    def ended(self, finish: str, report: Report | None) -> None:
+        """An answer that began has ended. `finish`: why, one of few. `report`: None where it ended without."""
+        self._requests.labels(finish).inc()
+        if report is not None and not report.exact:
+            self._inexact.inc()
+
+    def queue(self, waiting: int, answered: int) -> None:
+        """How many answers have no token yet, and how many have one and have not ended."""
+        self._waiting.set(waiting)
+        self._answered.set(answered)
+
+    def render(self) -> tuple[bytes, str]:
+        """The body of a scrape, and its content type. Takes as long as the cluster does to give its figures, at most
+        `cluster_metrics.DEADLINE_S`."""
+        return generate_latest(_Plain(self.registry)), CONTENT_TYPE
+
+
+class _Plain:
+    """A registry without the times at which its counters were made: in the text format each is a metric of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -1,0 +1,1 @@
+"""The OpenAI API: what requests ask for, and how responses are written."""

@@ -1,0 +1,190 @@
+"""The bodies of requests: what is read of them, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from odmoe.serve.errors import ApiError
+
+MOST_LOGPROBS = 20
+"""Most probable tokens whose log-probabilities one may ask for, as in OpenAI's chat API."""
+MOST_ANSWERS = 4096
+"""Of one request: prompts times `n`."""
+UNUSED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+"""Fields that identify a request to its sender. By OpenAI's own definition they change no answer."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "audio": (),
+    "functions": (),
+    "function_call": (),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields of OpenAI's API that are not supported, with the values that ask for nothing."""
+
+Token = Annotated[int, Field(ge=0)]
+StopText = Annotated[str, Field(min_length=1)]
+Model = TypeVar("Model", bound="AnswerRequest")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class JsonSchema(Strict):
+    name: str = ""
+    description: str = ""
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to type json_schema, and only to it")
+        return self
+
+    @property
+    def text(self) -> str | None:
+        """The schema as JSON. None: any text."""
+        if self.json_schema is not None:
+            return json.dumps(self.json_schema.schema_)
+        return json.dumps({"type": "object"}) if self.type == "json_object" else None
+
+
+class AnswerRequest(Strict):
+    """What both APIs have. None: not given."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    stop: StopText | list[StopText] = Field(default_factory=list)
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    response_format: ResponseFormat | None = None
+    # Not OpenAI's own: as the settings of these names.
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    ignore_eos: bool = False
+
+    @model_validator(mode="after")
+    def _streams(self) -> AnswerRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is given without stream; leave it out, or give stream true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(AnswerRequest):
+    prompt: str | list[str] | list[Token] | list[list[Token]]
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n):
+            raise ValueError(f"best_of is {self.best_of}, and answers are not ranked; leave it out")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens is 0 without echo, which asks for nothing; allowed: 1, 2, ...")
+        if not self.prompt and self.prompt != "":
+            raise ValueError("prompt is an empty list; give a text, its token ids, or a list of either")
+        if len(self.prompts) * self.n > MOST_ANSWERS:
+            raise ValueError(f"{len(self.prompts)} prompts with n {self.n}; allowed: {MOST_ANSWERS} answers a request")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class ChatRequest(AnswerRequest):
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
+    # Not OpenAI's own, but of several servers: more variables of the model's chat template.
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is given without logprobs; give logprobs true")
+        if self.tool_choice not in ("auto", "none"):
+            raise ValueError("tool_choice is neither auto nor none; that a tool is called cannot be forced")
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise ValueError("max_tokens and max_completion_tokens are both given; give one of them")
+        return self
+
+
+def parse(kind: type[Model], body: bytes) -> Model:
+    """The request in a body. Raises ApiError."""
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:  # of its encoding too
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ApiError(400, f"the body is a JSON {type(given).__name__}; an object is expected")
+    given = {name: value for name, value in given.items() if value is not None and name not in UNUSED}
+    for name in NEUTRAL.keys() & given.keys():
+        value = given.pop(name)
+        if value not in NEUTRAL[name] and name not in kind.model_fields:
+            raise ApiError(400, f"{name} is not supported; leave it out", param=name, code="unsupported_parameter")
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _explained(error, kind) from error
+
+
+def _explained(error: ValidationError, kind: type[BaseModel]) -> ApiError:
+    """The first fault, in a sentence."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or None
+    name = str(first["loc"][0]) if first["loc"] else None
+    if first["type"] == "extra_forbidden":
+        text = f"{place} is not a parameter that is known here; leave it out"
+        return ApiError(400, text, param=place, code="unknown_parameter")
+    if first["type"] == "missing":
+        return ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
+    message = first["msg"].removeprefix("Value error, ")
+    text = f"{name}: {message}" if name else message
+    return ApiError(400, text, param=name, code="invalid_value")

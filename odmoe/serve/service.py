@@ -1,0 +1,84 @@
+"""What the service has: a model on a cluster, its name, and how it answers where a request does not say."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from odmoe.serve.answers import Desk
+from odmoe.serve.errors import ApiError
+from odmoe.serve.openai.token_texts import TokenTexts
+
+if TYPE_CHECKING:
+    from odmoe.api.model import Model
+    from odmoe.serve.exchange import Exchange
+    from odmoe.serve.metrics import Metrics
+    from odmoe.settings.settings import Settings
+
+CLOSE_S = 5.0
+"""Longest wait for threads whose answers were given up: a cluster may be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_tokens: int | None = None
+    """Of a chat's answer that does not say; None: to the end of the context."""
+    request_timeout_s: float | None = None
+    body_bytes: int = 16 << 20
+    """Of a request."""
+
+
+class Service:
+    """Everything that the routes share."""
+
+    def __init__(self, model: Model, name: str, served: Settings, limits: Limits, meter: Metrics) -> None:
+        """`served`: the settings of the running nodes."""
+        self.model, self.name, self.served, self.limits, self.meter = model, name, served, limits, meter
+        self.settings = model.opened.settings
+        """How answers are chosen where the request does not say."""
+        self.desk = Desk(served.parallel, served.queue)
+        self.texts = TokenTexts(model.opened.tokenizer)
+        self.created = int(time.time())
+        self.under_way: set[Exchange] = set()
+        """Requests that have begun and not ended."""
+        self.stopping = False
+        """No request is taken any more."""
+        self.tokenizing = threading.Lock()
+        """A tokenizer's settings are changed while it encodes."""
+
+    @property
+    def context(self) -> int:
+        return self.model.opened.context
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.model.opened.tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """What answers depend on, for clients that compare."""
+        return f"fp_{self.model.opened.store.manifest.fingerprint[:10]}"
+
+    def check_name(self, name: str) -> None:
+        """Raises ApiError for another model's."""
+        if name not in (self.name, self.settings.model):
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist; {self.name!r} is served",
+                param="model",
+                code="model_not_found",
+            )
+
+    def count(self) -> None:
+        """Tell the meter how many answers wait and are computed."""
+        waiting = answered = 0
+        for exchange in self.under_way:
+            waiting += exchange.waiting
+            answered += exchange.answered
+        self.meter.queue(waiting, answered)
+
+    def close(self) -> None:
+        """Wait for the threads of answers that were given up."""
+        self.desk.close(CLOSE_S)

@@ -1,0 +1,99 @@
+"""`odmoe serve`: a model on a cluster, by the OpenAI API."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from odmoe.api.model import join_model, open_model
+from odmoe.clusters.node_watch import NodeWatch
+from odmoe.clusters.process import prepare_process
+from odmoe.commands.checks import check_early
+from odmoe.settings.serve_settings import ServeSettings
+from odmoe.settings.settings import Settings
+from odmoe.terminal import Output, Terminal
+from scheduler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from odmoe.api.model import Model
+    from odmoe.serve.service import Service
+
+
+def run_serve(settings: Settings, own: ServeSettings, keys: tuple[str, ...], output: Output) -> int:
+    """Serve until a signal comes. Returns the exit code. Raises ConfigError, CheckpointError, StoreError,
+    ClusterError."""
+    terminal = Terminal(output.quiet, output.debug)
+    prepare_process(output.debug)
+    check_early(settings)
+    with closing(_bound(own)) as listening, _started(settings, terminal) as model:
+        return _served(model, own, keys, listening, terminal, output.quiet)
+
+
+def _started(settings: Settings, terminal: Terminal) -> Model:
+    if not settings.model:
+        return join_model(settings, terminal)
+    opened = open_model(settings, terminal)
+    with terminal.status() as say:
+        return opened.start(say)
+
+
+def _bound(own: ServeSettings) -> socket.socket:
+    """Bound before the model is loaded, so that an address in use is told at once; nobody can connect yet."""
+    host, port = own.address
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, proto)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"--bind is {own.bind}: {error.strerror or error}; allowed: a free port of an address of this machine"
+        ) from error
+    return listening
+
+
+def _served(
+    model: Model,
+    own: ServeSettings,
+    keys: tuple[str, ...],
+    listening: socket.socket,
+    terminal: Terminal,
+    quiet: bool,
+) -> int:
+    from odmoe.serve.app import Access, make_app
+    from odmoe.serve.lifetime import HttpServer
+
+    service = make_service(model, own)
+    log = (lambda line: None) if quiet else _write
+    app = make_app(service, Access(keys, own.cors_origin, log, own.log_format))
+    server = HttpServer(app, service, listening, own.drain_timeout, terminal.notify)
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    listening.listen(socket.SOMAXCONN)
+    terminal.complain(f"serving {service.name} at http://{shown}:{port}/v1")
+    try:
+        with NodeWatch(model.cluster, terminal.notify):
+            return server.run()
+    finally:
+        service.close()
+
+
+def make_service(model: Model, own: ServeSettings) -> Service:
+    """What the routes share."""
+    from odmoe.serve.metrics import Metrics
+    from odmoe.serve.service import Limits, Service
+
+    served = model.cluster.serves()
+    name = own.model_name or Path(served.model.rstrip("/") or model.cluster.store()).name
+    limits = Limits(own.max_tokens, own.request_timeout)
+    return Service(model, name, served, limits, Metrics(model.cluster))
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,84 @@
+"""`odmoe serve` within a test's process: a real server on a port of its own, and clients of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from odmoe.api.model import Model, OpenedModel
+from odmoe.settings.serve_settings import ServeSettings
+from odmoe.settings.settings import Settings
+from support.paths import DEMO
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from odmoe.serve.lifetime import HttpServer
+    from odmoe.serve.service import Service
+
+WAIT_S = 60.0
+
+
+@dataclass
+class Served:
+    """A running service."""
+
+    service: Service
+    server: HttpServer
+    address: tuple[str, int]
+    lines: list[str] = field(default_factory=list)
+    """Of its log."""
+    code: list[int] = field(default_factory=list)
+    """The exit code, once it has ended."""
+
+    @property
+    def url(self) -> str:
+        return "http://{}:{}".format(*self.address)
+
+    def client(self, key: str = "none", **more: Any) -> OpenAI:
+        """The official client. It sends a request once."""
+        from openai import OpenAI
+
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, **({"max_retries": 0, "timeout": WAIT_S} | more))
+
+
+@contextmanager
+def demo_model(store: Any, **settings: Any) -> Iterator[Model]:
+    """The demo model on an embedded cluster."""
+    from main_node.shape import limited, model_shape
+    from odmoe.text import load_tokenizer
+
+    chosen = Settings(**({"model": str(DEMO), "shadow": "none", "threads": 1, "workers": 2} | settings))
+    context = limited(model_shape(store), chosen.ctx_size).context
+    with OpenedModel(chosen, store, load_tokenizer(store.dense), context).start() as model:
+        yield model
+
+
+@contextmanager
+def serving(model: Model, keys: tuple[str, ...] = (), **own: Any) -> Iterator[Served]:
+    """`own`: of `ServeSettings`."""
+    from odmoe.serve.app import Access, make_app
+    from odmoe.serve.lifetime import HttpServer
+    from odmoe.serve.start import make_service
+
+    settings = ServeSettings(**own)
+    service = make_service(model, settings)
+    lines: list[str] = []
+    app = make_app(service, Access(keys, settings.cors_origin, lines.append, settings.log_format))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = HttpServer(app, service, listening, settings.drain_timeout)
+        served = Served(service, server, listening.getsockname(), lines)
+        thread = threading.Thread(target=lambda: served.code.append(server.run()), daemon=True)
+        thread.start()
+        try:
+            yield served
+        finally:
+            server.stop()
+            server.stop()
+            thread.join(WAIT_S)
+            service.close()
+    assert not thread.is_alive()
