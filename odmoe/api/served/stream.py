@@ -135,6 +135,8 @@ def _chunks(event: dict[str, Any], facts: _Facts) -> Generator[Chunk]:
             chat = "delta" in choice
             text = choice["delta"].get("content") if chat else choice.get("text")
             logprobs = _of_chat(choice) if chat else _of_completion(choice, facts.top)
+            if not isinstance(text, (str, type(None))):
+                raise TypeError(f"text is {text!r}")
             if text or logprobs:
                 yield from _by_token(text or "", logprobs)
     except (LookupError, TypeError, AttributeError, ValueError) as error:

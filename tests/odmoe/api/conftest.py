@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import odmoe
+from support.machines.http_service import Served, serving
 
 CHAT = (
     "{% for m in messages %}{{ raise_exception('no tools') if m['role'] == 'tool' }}"
@@ -28,3 +29,10 @@ def chats(model: odmoe.Model, monkeypatch: pytest.MonkeyPatch) -> odmoe.Model:
     """The same model with a chat template."""
     monkeypatch.setattr(model.opened.tokenizer, "chat_template", CHAT)
     return model
+
+
+@pytest.fixture(scope="session")
+def service(model: odmoe.Model) -> Iterator[Served]:
+    """An `odmoe serve` of the same model."""
+    with serving(model) as made:
+        yield made

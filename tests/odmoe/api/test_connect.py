@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,6 +72,10 @@ class Told(BaseHTTPRequestHandler):
             self.wfile.write(f"data: {data}\n\n".encode())
         self.wfile.flush()
 
+    def drop(self) -> None:
+        self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
+
     def gone(self) -> bool:
         """Whether the client closes its end, within `LIMIT_S`."""
         self.connection.settimeout(LIMIT_S)
@@ -110,7 +115,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def served(server: Server) -> Iterator[odmoe.ServedModel]:
-    with odmoe.connect(server.url) as model:
+    with odmoe.connect(server.url, timeout=LIMIT_S) as model:
         yield model
 
 
@@ -235,7 +240,7 @@ def test_an_error_within_the_stream(server: Server, served: odmoe.ServedModel) -
     [
         (lambda it: it.events(text("to")), LinkError, "ended the answer after 1 chunks"),
         (lambda it: it.events(text("to"), "[DONE]"), LinkError, "ended the answer after 1 chunks"),
-        (lambda it: it.connection.close(), LinkError, "the connection to"),
+        (lambda it: it.drop(), LinkError, "the connection to"),
         (lambda it: it.events("{"), ProtocolError, "not JSON"),
         (lambda it: it.events("[]"), ProtocolError, "not an object"),
         (lambda it: it.events({"choices": [{"text": 5}]}), ProtocolError, "not one of the OpenAI API"),

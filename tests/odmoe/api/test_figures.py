@@ -71,7 +71,7 @@ def test_a_simulation_of_recorded_routes(tmp_path: Path, demo: Path) -> None:
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tokns is not a setting of odmoe simulate; did you mean tokens\?"):
+    with pytest.raises(ConfigError, match=r"tokns is not a setting of odmoe simulate; did you mean tokens"):
         odmoe.simulate(tokns=3)
     with pytest.raises(ConfigError, match="tokens is 0; allowed: 1 to"):
         odmoe.simulate(tokens=0)
