@@ -42,15 +42,17 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name == "errors":
-        found: Any = import_module("scheduler.errors")
-    elif name in _HOME:
-        found = getattr(import_module(_HOME[name]), name)
-    else:
-        raise AttributeError(f"module 'odmoe' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # type checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name == "errors":
+            found: Any = import_module("scheduler.errors")
+        elif name in _HOME:
+            found = getattr(import_module(_HOME[name]), name)
+        else:
+            raise AttributeError(f"module 'odmoe' has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

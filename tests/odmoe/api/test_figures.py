@@ -77,7 +77,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         odmoe.simulate(tokens=0)
     with pytest.raises(ConfigError, match=r"call odmoe\.replay"):
         odmoe.simulate(replay="file")
-    with pytest.raises(ConfigError, match=r"worker is not a setting of odmoe plan; did you mean workers\?"):
+    with pytest.raises(ConfigError, match=r"worker is not a setting of odmoe plan; did you mean workers"):
         odmoe.plan(MIXTRAL, worker=3)
     with pytest.raises(DoesNotFitError, match="one expert"):
         odmoe.plan(MIXTRAL, worker_memory="100MB")
