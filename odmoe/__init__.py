@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from odmoe.api.asking import AnyModel as AnyModel
     from odmoe.api.asking import Options as Options
     from odmoe.api.async_stream import AsyncStream as AsyncStream
     from odmoe.api.completion import Alternative as Alternative
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from scheduler.errors import ODMoEError as ODMoEError
 
 _HOMES = {
-    "odmoe.api.asking": ("Options",),
+    "odmoe.api.asking": ("AnyModel", "Options"),
     "odmoe.api.async_stream": ("AsyncStream",),
     "odmoe.api.completion": ("Alternative", "Chunk", "Completion", "Logprob", "Stream"),
     "odmoe.api.served.connecting": ("ServedModel", "connect"),

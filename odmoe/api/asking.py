@@ -58,8 +58,9 @@ class Asked:
     options: Options
 
 
-class Asker(ABC):
-    """Answers prompts and chats. Several answers may be open at once, in a thread or a task each."""
+class AnyModel(ABC):
+    """A model, loaded or served: it answers prompts and chats. Several answers may be open at once, in a thread or a
+    task each."""
 
     @abstractmethod
     def _begin(self, asked: Asked) -> Stream:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from odmoe.api.asking import Asked, Asker
+from odmoe.api.asking import AnyModel, Asked
 from odmoe.api.chat import chat_text
 from odmoe.api.local_stream import LocalStream
 from odmoe.api.options import how_asked
@@ -46,7 +46,7 @@ class OpenedModel:
         return Model(self, start_cluster(self.settings, self.store, say))
 
 
-class Model(Asker):
+class Model(AnyModel):
     """Answers prompts. Several answers may be open at once, in a thread each. The end of a `with` block stops every
     node that was started for it."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 
-from odmoe.api.asking import Asked, Asker
+from odmoe.api.asking import AnyModel, Asked
 from odmoe.api.served.body import request_of
 from odmoe.api.served.errors import explained, refused
 from odmoe.api.served.stream import HttpStream
@@ -17,7 +17,7 @@ CONNECT_S = 10.0
 TIMEOUT_S = 600.0
 
 
-class ServedModel(Asker):
+class ServedModel(AnyModel):
     """The model of a server. Each answer has a connection of its own, whose end tells the server to give it up."""
 
     def __init__(self, url: str, client: httpx2.Client, name: str) -> None:
