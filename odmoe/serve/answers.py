@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from odmoe.api.text_answer import Piece
-from odmoe.serve.errors import log_defect
-from scheduler.errors import ODMoEError, QueueFullError, RequestCancelledError
+from scheduler.errors import QueueFullError, RequestCancelledError
 
 if TYPE_CHECKING:
     from main_node.report import Report
@@ -84,10 +83,7 @@ class Answers:
             index, make = next_one
             try:
                 report = self._answer(index, make)
-            except ODMoEError as error:
-                self.feed.put(Got(index, error, time.perf_counter()))
-            except Exception as error:  # noqa: BLE001 - a defect: the client is told of it, and the log has it
-                log_defect(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client is told of it
                 self.feed.put(Got(index, error, time.perf_counter()))
             else:
                 self.feed.put(Got(index, report, time.perf_counter()))

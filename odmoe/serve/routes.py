@@ -64,6 +64,10 @@ async def _respond(service: Service, request: Request, found: AnswerRequest, ask
     except ClientGoneError as error:
         exchange.close(error)
         return Response(status_code=499)  # nobody gets it
+    except Exception as error:
+        exchange.close(error)
+        log_defect(error)
+        raise told(error) from error
     except BaseException as error:
         exchange.close(error)
         raise

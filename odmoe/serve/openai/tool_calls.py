@@ -12,7 +12,7 @@ HERMES: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor_pattern": r"\Z",
     "fields": {
-        "content": {},
+        "content": {"repeats": True, "join": ""},
         "tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json"},
     },
 }

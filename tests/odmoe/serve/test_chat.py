@@ -1,0 +1,254 @@
+"""/v1/chat/completions, by the official client: the chat in the model's template, tools, formats."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from odmoe.serve.openai.tool_calls import parse_answer
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from odmoe.api.model import Model
+
+NAME = "demo-moe"
+CHAT: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+TEXT = "<s><system>be brief</system><user>hi</user><assistant>"
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+TOOL_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> <tool_call>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}</{{ m.role }}>{% endfor %}"
+)
+
+
+def answer(client: OpenAI, **asked: Any) -> Any:
+    return client.chat.completions.create(model=NAME, **({"messages": CHAT, "max_completion_tokens": 8} | asked))
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model) -> str:
+    """The answer to the chat's text as a prompt, without another beginning-of-text token."""
+    ids = model.opened.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    assert ids.count(0) == 1
+    from main_node.sampling import GREEDY
+
+    with model.answer(ids, 8, {"sampling": GREEDY}) as found:
+        return "".join(piece.text for piece in found)
+
+
+def test_a_whole_answer(client: OpenAI, expected: str) -> None:
+    found = answer(client)
+    choice = found.choices[0]
+    assert (found.object, choice.message.role, choice.message.content) == ("chat.completion", "assistant", expected)
+    assert (choice.finish_reason, choice.message.tool_calls, found.usage.completion_tokens) == ("length", None, 8)
+
+
+def test_a_stream(client: OpenAI, expected: str) -> None:
+    events = list(answer(client, stream=True, stream_options={"include_usage": True}))
+    assert {event.object for event in events} == {"chat.completion.chunk"}
+    *parts, last = events
+    assert (last.choices, last.usage.completion_tokens) == ([], 8)
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert all(part.choices[0].delta.role is None for part in parts[1:])
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == expected
+    assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_completion_tokens": None, "max_tokens": 8},
+        {"messages": [{"role": "developer", "content": [{"type": "text", "text": "be brief"}]}, CHAT[1]]},
+        {"response_format": {"type": "text"}},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"parallel_tool_calls": True, "service_tier": "auto", "store": False, "metadata": {"a": "b"}, "user": "me"},
+    ],
+    ids=lambda change: ",".join(change),
+)
+def test_other_ways_to_ask_the_same(client: OpenAI, expected: str, change: dict[str, Any]) -> None:
+    given = {"max_completion_tokens": 8} | change
+    assert answer(client, **given).choices[0].message.content == expected
+
+
+def test_several_answers(client: OpenAI) -> None:
+    whole = [one.message.content for one in answer(client, n=3, temperature=1.2, seed=5).choices]
+    assert len(set(whole)) > 1
+    parts = ["", "", ""]
+    for event in answer(client, n=3, temperature=1.2, seed=5, stream=True):
+        for choice in event.choices:
+            parts[choice.index] += choice.delta.content or ""
+    assert parts == whole
+
+
+def test_without_a_limit_it_goes_on_to_the_end_of_the_context(client: OpenAI, model: Model) -> None:
+    tokenizer, context = model.opened.tokenizer, model.opened.context
+    frame = len(tokenizer("<s><user></user><assistant>", add_special_tokens=False)["input_ids"])
+    each = len(tokenizer(" clips" * 101)["input_ids"]) - len(tokenizer(" clips" * 100)["input_ids"])
+    text = " clips" * ((context - frame - 8) // each)
+    found = answer(
+        client,
+        messages=[{"role": "user", "content": text}],
+        max_completion_tokens=None,
+        extra_body={"ignore_eos": True},
+    )
+    assert found.choices[0].finish_reason == "length"
+    assert found.usage.total_tokens == context
+    assert found.usage.completion_tokens < 20
+
+
+def test_log_probabilities(client: OpenAI, expected: str) -> None:
+    choice = answer(client, logprobs=True, top_logprobs=2).choices[0]
+    content = choice.logprobs.content
+    assert bytes(byte for one in content for byte in one.bytes).decode() == expected
+    for one in content:
+        assert [top.logprob for top in one.top_logprobs] == sorted((t.logprob for t in one.top_logprobs), reverse=True)
+        assert len(one.top_logprobs) == 2
+        assert (one.top_logprobs[0].token, one.top_logprobs[0].logprob) == (one.token, one.logprob)
+    events = answer(client, logprobs=True, top_logprobs=2, stream=True)
+    streamed = [one for event in events for c in event.choices if c.logprobs for one in c.logprobs.content]
+    assert streamed == content
+    assert answer(client, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "'image_url'"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "x", "audio": {"id": "1"}}]}, "messages.0.audio"),
+    ({"top_logprobs": 2}, "logprobs"),
+    ({"tools": [TOOL]}, "knows no tools"),
+    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0"),
+    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"max_tokens": 3}, "max_completion_tokens"),
+    ({"response_format": {"type": "json_schema"}}, "json_schema"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"messages": [{"role": "user", "content": "a " * 2000}]}, "context is 1024"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG, ids=lambda value: str(value)[:50])
+def test_what_cannot_be_done_is_refused_by_name(client: OpenAI, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(openai.BadRequestError) as found:
+        answer(client, **change)
+    assert words in str(found.value.body)
+    assert found.value.type == "invalid_request_error"
+
+
+def test_a_model_without_a_template(client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.opened.tokenizer, "chat_template", None)
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        answer(client)
+
+
+def test_a_template_that_refuses(client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.opened.tokenizer, "chat_template", "{{ raise_exception('no system message, please') }}")
+    with pytest.raises(openai.BadRequestError, match="no system message, please"):
+        answer(client)
+
+
+class TestTools:
+    CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "ü"}}\n</tool_call>'
+
+    @pytest.fixture(autouse=True)
+    def template(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(model.opened.tokenizer, "chat_template", TOOL_TEMPLATE)
+
+    @pytest.fixture
+    def says(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """`says(text)`: what the model will have answered, whatever its tokens are."""
+
+        def say(text: str) -> None:
+            def parsed(tokenizer: Any, prompt: str, tokens: list[int], tools: list[Any]) -> Any:
+                ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+                return parse_answer(tokenizer, prompt, [*ids, 1], tools)
+
+            monkeypatch.setattr("odmoe.serve.openai.chat.parse_answer", parsed)
+
+        return say
+
+    def test_the_template_gets_them(self, client: OpenAI) -> None:
+        with_tools = answer(client, tools=[TOOL]).usage.prompt_tokens
+        assert with_tools > answer(client).usage.prompt_tokens + 20
+        assert answer(client, tools=[TOOL], tool_choice="none").usage.prompt_tokens < with_tools
+
+    def test_an_answer_without_a_call(self, client: OpenAI) -> None:
+        plain = answer(client, tools=[TOOL])
+        assert plain.choices[0].finish_reason == "length"
+        assert plain.choices[0].message.tool_calls is None
+        parts = list(answer(client, tools=[TOOL], stream=True))
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == plain.choices[0].message.content
+
+    def test_calls_are_read(self, client: OpenAI, says: Any) -> None:
+        says("I add.\n" + self.CALL + "\n" + self.CALL.replace("1", "2"))
+        choice = answer(client, tools=[TOOL]).choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I add.")
+        calls = choice.message.tool_calls
+        assert [call.function.name for call in calls] == ["add", "add"]
+        assert [json.loads(call.function.arguments)["a"] for call in calls] == [1, 2]
+        assert json.loads(calls[0].function.arguments)["b"] == "ü"
+        assert len({call.id for call in calls}) == 2
+
+    def test_calls_are_streamed(self, client: OpenAI, says: Any) -> None:
+        says(self.CALL)
+        with client.chat.completions.stream(model=NAME, messages=CHAT, max_completion_tokens=3, tools=[TOOL]) as stream:
+            found = stream.get_final_completion().choices[0]
+        assert found.finish_reason == "tool_calls"
+        assert found.message.tool_calls is not None
+        assert found.message.tool_calls[0].function.name == "add"
+        assert json.loads(found.message.tool_calls[0].function.arguments) == {"a": 1, "b": "ü"}
+
+    def test_a_call_that_is_no_json_is_text(self, client: OpenAI, says: Any) -> None:
+        says("<tool_call>{add</tool_call>")
+        choice = answer(client, tools=[TOOL]).choices[0]
+        assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+        assert choice.message.content
+
+    def test_the_chat_goes_on_after_a_call(self, client: OpenAI) -> None:
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 41}'}}
+        chat = [
+            *CHAT,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "42"},
+        ]
+        assert answer(client, messages=chat, tools=[TOOL]).choices[0].message.content
+        call["function"]["arguments"] = "{"  # type: ignore[index]
+        with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_calls"):
+            answer(client, messages=chat, tools=[TOOL])
+
+    def test_it_is_not_known_how_the_model_calls(
+        self, client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        template = TOOL_TEMPLATE.replace("<tool_call>", "")
+        monkeypatch.setattr(model.opened.tokenizer, "chat_template", template)
+        with pytest.raises(openai.BadRequestError, match="no response_template"):
+            answer(client, tools=[TOOL])
+
+    def test_the_models_own_way_to_call(
+        self, client: OpenAI, model: Model, says: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As its tokenizer declares it."""
+        own = {
+            "start_anchor": "<assistant>",
+            "fields": {"content": {}, "tool_calls": {"open": "[", "close": "]", "repeats": True, "content": "json"}},
+        }
+        monkeypatch.setattr(model.opened.tokenizer, "response_template", own, raising=False)
+        says('[{"name": "add", "arguments": {"a": 5}}]')
+        calls = answer(client, tools=[TOOL]).choices[0].message.tool_calls
+        assert [json.loads(call.function.arguments) for call in calls] == [{"a": 5}]
