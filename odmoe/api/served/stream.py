@@ -71,13 +71,12 @@ class _Wire:
         self.cut_off = False
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """httpcore's `trace` extension: called at each step of the request. Raises RequestCancelledError after
-        `cut`."""
-        stream = info.get("return_value")
+        """httpcore's `trace` extension: called at each step of the request. Raises RequestCancelledError where it was
+        cut off before there was a socket."""
         with self._lock:
             if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-                self._socket = stream.get_extra_info("socket")  # type: ignore[union-attr]
-            if self.cut_off and event.endswith(".started"):
+                self._socket = info["return_value"].get_extra_info("socket")
+            if self.cut_off and event.endswith((".connect_tcp.started", ".send_request_headers.started")):
                 raise RequestCancelledError("the answer was given up")
 
     def cut(self) -> None:
