@@ -36,7 +36,7 @@ def load(args: argparse.Namespace) -> list[dict[str, Any]]:
     seconds = args.seconds or 60.0 * args.minutes
     with _server(args) as server:
         test = LoadTest(server, NAME, args.deadline, args.seed)
-        rows = asyncio.run(test.rows(args.shares, seconds, args.parallel))
+        rows = asyncio.run(test.rows(args.shares, seconds, args.parallel, args.queue))
     engine = EngineAlone(shadow=args.shadow, threads=args.threads, parallel=args.parallel)
     try:
         with _server(args) as server:

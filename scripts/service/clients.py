@@ -139,6 +139,11 @@ def _note(seen: Seen, data: str) -> None:
         seen.finish = choice["finish_reason"] or seen.finish
 
 
+async def warm(crowd: Crowd, places: int) -> None:
+    """Fill every place of the server once: it keeps the threads that it has begun."""
+    await asyncio.gather(*(crowd.ask(Question("HAMLET:", 1)) for _ in range(places)))
+
+
 async def lone_answers(crowd: Crowd, questions: list[Question]) -> dict[Question, str]:
     """What each question is answered when nobody else asks. Raises RuntimeError where one is not answered."""
     found = {}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scripts.lib.prompts import gsm8k_prompts
-from scripts.service.clients import Crowd, Question, Seen, arriving, at_once, lone_answers
+from scripts.service.clients import Crowd, Question, Seen, arriving, at_once, lone_answers, warm
 from scripts.service.engine import EngineAlone
 from scripts.service.server import MemoryWatch, ServerProcess
 
@@ -56,17 +56,19 @@ def figures(seen: Sequence[Seen], right: dict[Question, str], seconds: float) ->
 
 
 class LoadTest:
-    """Rows of one server. `parallel`: most answers computed at once."""
+    """Rows of one server."""
 
     def __init__(self, server: ServerProcess, name: str, deadline_s: float, seed: int) -> None:
         self._server, self._name, self._deadline_s = server, name, deadline_s
         self._draw = random.Random(seed)
         self._questions = questions()
 
-    async def rows(self, shares: Sequence[float], seconds: float, parallel: int) -> list[dict[str, Any]]:
-        """A row for each rate. `shares`: of the rate at which a closed loop of `parallel` clients is served."""
+    async def rows(self, shares: Sequence[float], seconds: float, parallel: int, queue: int) -> list[dict[str, Any]]:
+        """A row for each rate. `shares`: of the rate at which a closed loop of `parallel` clients is served. The last
+        two are the server's."""
         async with Crowd(self._server.url, self._name, self._deadline_s) as crowd:
             right = await lone_answers(crowd, self._questions)
+            await warm(crowd, parallel + queue)
             capacity = await self._capacity(crowd, parallel)
             rows = []
             for share in shares:

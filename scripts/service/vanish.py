@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from scripts.lib.prompts import gsm8k_prompts
-from scripts.service.clients import Crowd, Question, Seen, at_once
+from scripts.service.clients import Crowd, Question, Seen, at_once, warm
 from scripts.service.load import PROMPTS, percentile, say, settled
 from scripts.service.server import ServerProcess
 
@@ -34,7 +34,7 @@ class Vanishing:
     async def rows(self, alone: int) -> list[dict[str, Any]]:
         """`alone`: so many more leave one after the other, to time the end of their loads."""
         async with Crowd(self._server.url, self._name, 600.0) as crowd:
-            await crowd.ask(Question(self._prompts[0], 4))  # what starts with the first answer has started
+            await warm(crowd, self._together)
             return [await self._crowd(crowd), await self._alone(crowd, alone)]
 
     async def _crowd(self, crowd: Crowd) -> dict[str, Any]:
