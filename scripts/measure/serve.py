@@ -68,7 +68,18 @@ def _common(args: argparse.Namespace) -> tuple[str, ...]:
     return ("--threads", str(args.threads), "--quiet", "--model-name", NAME)
 
 
+def saw(row: Any) -> str:
+    """`30 whole, 2 wrong`."""
+    return ", ".join(f"{count} {what}" for what, count in row["saw"].items()) or "-"
+
+
 MIB = 1 / (1 << 20)
+MEMORY = (
+    Column("MiB first", "rss_first", ".0f", MIB),
+    Column("most", "rss_most", ".0f", MIB),
+    Column("last", "rss_last", ".0f", MIB),
+    Column("growth a minute", "rss_growth_a_minute", "+.1f", MIB),
+)
 TABLES = {
     "load": (
         Column("share", "share", "g"),
@@ -78,14 +89,12 @@ TABLES = {
         Column("wrong", "wrong", "d"),
         Column("stuck", "stuck", "d"),
         Column("429", "refused_429", "d"),
-        Column("others", "others"),
+        Column("others", lambda row: saw({"saw": row["others"]})),
         Column("most open", "most_open", "d"),
         Column("tokens/s", "tokens_per_s", ".1f"),
         *(Column(f"first token p{n} ms", f"ttft_p{n}_s", ".0f", 1e3) for n in (50, 95, 99)),
         *(Column(f"gap p{n} ms", f"gap_p{n}_s", ".0f", 1e3) for n in (50, 95, 99)),
-        Column("MiB first", "rss_first", ".0f", MIB),
-        Column("most", "rss_most", ".0f", MIB),
-        Column("growth a minute", "rss_growth_a_minute", "+.1f", MIB),
+        *MEMORY,
         Column("left", "requests_left", ".0f"),
         Column("threads", "threads_more", "+d"),
     ),
@@ -100,10 +109,10 @@ TABLES = {
     ),
     "vanish": (
         Column("clients", "clients", "d"),
-        Column("saw", "saw"),
+        Column("saw", saw),
         Column("requests left", "requests_left", ".0f"),
         Column("threads", "threads_more", "+d"),
-        Column("MiB", "rss_more", "+.1f", MIB),
+        *MEMORY,
         Column("answers afterwards", "answers_afterwards"),
     ),
     "loads stop": (
@@ -115,7 +124,7 @@ TABLES = {
     "fault": (
         Column("case", "case"),
         Column("clients", "clients", "d"),
-        Column("saw", lambda row: ", ".join(f"{count} {what}" for what, count in row["saw"].items())),
+        Column("saw", saw),
         Column("longest pause s", "longest_pause_s", ".2f"),
         Column("last end s", "last_end_s", ".1f"),
         Column("requests left", "requests_left", ".0f"),

@@ -85,7 +85,12 @@ class ServerProcess:
         return float(times.user + times.system)
 
     def threads(self) -> int:
-        return psutil.Process(self.pid).num_threads()
+        """Those that stay: a scrape has one of its own for a moment."""
+        counts = []
+        for _ in range(5):
+            counts.append(psutil.Process(self.pid).num_threads())
+            time.sleep(0.02)
+        return min(counts)
 
     def metrics(self) -> dict[str, float]:
         """Sums over labels, but for the phase of loads. Raises httpx2.HTTPError."""

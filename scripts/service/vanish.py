@@ -11,7 +11,7 @@ from typing import Any
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.service.clients import Crowd, Question, Seen, at_once, warm
 from scripts.service.load import PROMPTS, percentile, say, settled
-from scripts.service.server import ServerProcess
+from scripts.service.server import MemoryWatch, ServerProcess
 
 TOKENS = 200
 """Of the answers that nobody reads to the end."""
@@ -39,17 +39,18 @@ class Vanishing:
 
     async def _crowd(self, crowd: Crowd) -> dict[str, Any]:
         say(f"{self._clients} clients that leave, {self._together} at once")
-        before = self._server.threads(), self._server.resident_bytes()
-        seen = await at_once(self._together, lambda number: self._leaving(crowd), self._clients)
-        left = await settled(self._server)
+        threads = self._server.threads()
+        with MemoryWatch(self._server) as memory:
+            seen = await at_once(self._together, lambda number: self._leaving(crowd), self._clients)
+            left = await settled(self._server)
         after = await crowd.ask(Question(self._prompts[0], 4))
         return {
             "part": "vanish",
             "clients": self._clients,
             "saw": dict(Counter("left" if not one.done and not one.error else one.kind(None) for one in seen)),
             "requests_left": left,
-            "threads_more": self._server.threads() - before[0],
-            "rss_more": self._server.resident_bytes() - before[1],
+            "threads_more": self._server.threads() - threads,
+            **memory.facts(),
             "answers_afterwards": after.kind(None) == "whole",
         }
 
