@@ -54,7 +54,7 @@ def vanish(args: argparse.Namespace) -> list[dict[str, Any]]:
 def in_faults(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for case in args.cases:
-        with ServerProcess("--shadow", args.shadow, *_common(args), *faults.flags(case)) as server:
+        with ServerProcess(*_common(args), *faults.flags(case)) as server:
             rows.append(asyncio.run(faults.row(server, NAME, case)))
     return rows
 

@@ -24,7 +24,8 @@ CASES = ("none", "full queue", "killed worker", "killed main node", "SIGTERM")
 def flags(case: str) -> list[str]:
     """Of the server. Where the queue is to be full, half the clients fit."""
     places = ("8", "8") if case == "full queue" else (str(CLIENTS // 2), str(CLIENTS))
-    return ["--parallel", places[0], "--queue", places[1], "--cluster", "local", "--workers", "3"]
+    cluster = ("--cluster", "local", "--workers", "3", "--shadow", "none")  # every other node is a worker
+    return ["--parallel", places[0], "--queue", places[1], *cluster]
 
 
 async def row(server: ServerProcess, name: str, case: str) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def _kill(role: str) -> Callable[[ServerProcess], Awaitable[Ending]]:
 _FAULTS: dict[str, Callable[[ServerProcess], Awaitable[Ending]]] = {
     "none": _none,
     "full queue": _none,
-    "killed worker": _kill("Worker"),
+    "killed worker": _kill("NodeActor"),
     "killed main node": _kill("Main"),
     "SIGTERM": _terminate,
 }

@@ -66,11 +66,9 @@ class ServerProcess:
         return [top, *top.children(recursive=True)]
 
     def node_processes(self, role: str) -> list[psutil.Process]:
-        """Processes of a local cluster's nodes, by what Ray calls their actors: `Main`, `ServedWorker`, ...
-
-        Raises ServerFailed where there is none.
-        """
-        titles = {one.pid: " ".join(one.cmdline()) for one in self.family()}
+        """Processes of a local cluster's nodes, by what Ray calls their actors: `Main`, or `NodeActor` for a worker or
+        the shadow. Raises ServerFailed where there is none."""
+        titles = {one.pid: " ".join(one.cmdline())[:60].strip() for one in self.family()}
         found = [pid for pid, title in titles.items() if title.startswith(f"ray::{role}")]
         if not found:
             raise ServerFailed(f"the server has no process ray::{role}; it has {sorted(titles.values())}")
