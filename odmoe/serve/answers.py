@@ -57,12 +57,14 @@ class Feed:
 
     async def take(self) -> list[Got]:
         """At least one item. Raises what `fail` was given."""
-        await self._ready.wait()
-        self._ready.clear()
-        with self._lock:
-            items, self._items = self._items, []
-        if self._failure is not None:
-            raise self._failure
+        items: list[Got] = []
+        while not items:  # one that comes just now may wake this twice
+            await self._ready.wait()
+            self._ready.clear()
+            with self._lock:
+                items, self._items = self._items, []
+            if self._failure is not None:
+                raise self._failure
         return items
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -76,7 +76,7 @@ async def _respond(service: Service, request: Request, found: AnswerRequest, ask
     return Response(encode(shape.response(parts_of(got), usage)), media_type="application/json")
 
 
-async def _events(exchange: Exchange, first: list[Got], shape: Shape, usage: bool) -> AsyncIterator[bytes]:
+async def _events(exchange: Exchange, first: list[Got], shape: Shape, usage: bool) -> AsyncGenerator[bytes, None]:
     """The whole stream. An error ends it with an event that says so."""
     why: BaseException | None = None
     try:

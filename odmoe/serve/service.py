@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from odmoe.serve.answers import Desk
 from odmoe.serve.errors import ApiError
@@ -13,7 +13,6 @@ from odmoe.serve.openai.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from odmoe.api.model import Model
-    from odmoe.serve.exchange import Exchange
     from odmoe.serve.metrics import Metrics
     from odmoe.settings.settings import Settings
 
@@ -30,6 +29,21 @@ class Limits:
     """Of a request."""
 
 
+class UnderWay(Protocol):
+    """A request that has begun and not ended."""
+
+    @property
+    def waiting(self) -> int:
+        """How many of its answers have no token yet."""
+
+    @property
+    def answered(self) -> int:
+        """How many of its answers have a token and have not ended."""
+
+    def stop(self, error: Exception) -> None:
+        """The client gets `error` in place of what is left."""
+
+
 class Service:
     """Everything that the routes share."""
 
@@ -41,7 +55,7 @@ class Service:
         self.desk = Desk(served.parallel, served.queue)
         self.texts = TokenTexts(model.opened.tokenizer)
         self.created = int(time.time())
-        self.under_way: set[Exchange] = set()
+        self.under_way: set[UnderWay] = set()
         """Requests that have begun and not ended."""
         self.stopping = False
         """No request is taken any more."""
@@ -63,7 +77,7 @@ class Service:
 
     def check_name(self, name: str) -> None:
         """Raises ApiError for another model's."""
-        if name not in (self.name, self.settings.model):
+        if not name or name not in (self.name, self.settings.model, self.served.model):
             raise ApiError(
                 404,
                 f"the model {name!r} does not exist; {self.name!r} is served",

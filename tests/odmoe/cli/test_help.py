@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from odmoe.cli.flags import SettingsCommand
 from odmoe.cli.main import app
 from odmoe.settings.plan_settings import PlanSettings
+from odmoe.settings.serve_settings import NOT_SERVED, ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.table import HEADINGS, Table, declared
@@ -72,14 +73,27 @@ def test_every_setting_is_under_its_heading(shown: list[str], command: str) -> N
     assert max(map(len, shown)) <= 80
 
 
-@pytest.mark.parametrize("shown", TABLES, indirect=True)
+@pytest.mark.parametrize("shown", ["serve"], indirect=True)
+def test_what_serves_has_its_own_heading(shown: list[str]) -> None:
+    """Beside the settings of a cluster, without those of one answer."""
+    own = [name.replace("_", "-") for name in ServeSettings.names() if not declared(ServeSettings, name).common]
+    assert flags_in(panel_of(shown, "Service")) == own
+    assert "bind" in flags_in(panel_of(shown, "Options"))
+    everything = flags_in(shown)
+    for name in Settings.names():
+        flag = name.replace("_", "-")
+        assert (flag in everything) == (name not in NOT_SERVED and name != "secret"), flag
+    assert max(map(len, shown)) <= 80
+
+
+@pytest.mark.parametrize("shown", [*TABLES, "serve"], indirect=True)
 def test_no_flag_is_a_paragraph(shown: list[str]) -> None:
     """Three lines at most: long lists of names are in `odmoe systems`."""
     texts = "\n".join(line for line in shown if line.startswith("│"))
     assert max(part.count("\n") for part in texts.split("│ --")) <= 3
 
 
-@pytest.mark.parametrize("name", ["bench", "trace", "train-predictor", "verify"])
+@pytest.mark.parametrize("name", ["bench", "serve", "trace", "train-predictor", "verify"])
 def test_flags_of_other_commands_read_like_those_of_generate(name: str) -> None:
     """A phrase without a full stop, and the default in it."""
     group = typer.main.get_command(app)

@@ -1,0 +1,117 @@
+"""Who may ask: keys, origins, sizes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import httpx2
+import openai
+import pytest
+
+from support.machines.http_service import WAIT_S, Served, serving
+
+if TYPE_CHECKING:
+    from odmoe.api.model import Model
+
+KEYS = ("first-key-of-two-keys", "second-key-of-two-keys")
+ORIGIN = "https://chat.example.org"
+
+
+@pytest.fixture(scope="module")
+def locked(model: Model) -> Iterator[Served]:
+    with serving(model, keys=KEYS, cors_origin=(ORIGIN,)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_opens(locked: Served, key: str) -> None:
+    client = locked.client(key)
+    assert [one.id for one in client.models.list()] == ["demo-moe"]
+    assert client.completions.create(model="demo-moe", prompt="a", max_tokens=1).choices
+
+
+@pytest.mark.parametrize("key", ["wrong", KEYS[0][:-1], KEYS[0] + "x", "ключ"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/metrics", "/v1/chat/completions", "/else"])
+def test_another_key_does_not(locked: Served, key: str, path: str) -> None:
+    header = {"Authorization": f"Bearer {key}".encode()}
+    found = httpx2.request("GET" if "completions" not in path else "POST", f"{locked.url}{path}", headers=header)
+    assert found.status_code == 401
+    assert found.json()["error"]["code"] == "invalid_api_key"
+    assert found.headers["www-authenticate"] == "Bearer"
+
+
+def test_the_client_says_so(locked: Served) -> None:
+    with pytest.raises(openai.AuthenticationError, match="API key is missing or wrong"):
+        locked.client("wrong").models.list()
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_watching_needs_no_key(locked: Served, path: str) -> None:
+    assert httpx2.get(f"{locked.url}{path}").status_code == 200
+
+
+def test_a_key_of_another_scheme(locked: Served) -> None:
+    assert httpx2.get(f"{locked.url}/v1/models", headers={"Authorization": f"Basic {KEYS[0]}"}).status_code == 401
+    assert httpx2.get(f"{locked.url}/v1/models").status_code == 401
+    assert httpx2.get(f"{locked.url}/v1/models", headers={"Authorization": f"bearer  {KEYS[0]}"}).status_code == 200
+
+
+def test_pages_of_other_hosts(locked: Served, served: Served) -> None:
+    """A browser asks first, without the key. Without --cors-origin nothing is allowed."""
+    asks = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    found = httpx2.options(f"{locked.url}/v1/completions", headers=asks)
+    assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, ORIGIN)
+    other = httpx2.options(f"{locked.url}/v1/completions", headers=asks | {"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in other.headers
+    assert "access-control-allow-origin" not in httpx2.options(f"{served.url}/v1/completions", headers=asks).headers
+    refused = httpx2.get(f"{locked.url}/v1/models", headers={"Origin": ORIGIN})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_a_body_that_is_too_large(served: Served, length: bool) -> None:
+    most = served.service.limits.body_bytes
+    body = b"x" * (most + 1)
+    parts: object = body if length else iter([body[: 1 << 20]] * (len(body) // (1 << 20) + 1))
+    found = httpx2.post(f"{served.url}/v1/completions", content=parts)  # type: ignore[arg-type]
+    assert (found.status_code, found.json()["error"]["type"]) == (413, "invalid_request_error")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 200_000, b'"text"', b"null", b"NaN"])
+def test_a_body_that_is_no_request(served: Served, body: bytes) -> None:
+    found = httpx2.post(f"{served.url}/v1/completions", content=body)
+    assert (found.status_code, found.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_paths_and_methods_that_there_are_not(served: Served) -> None:
+    for method, path, status in [("GET", "/", 404), ("GET", "/v1/completions", 405), ("GET", "/docs", 404)]:
+        found = httpx2.request(method, f"{served.url}{path}")
+        assert (found.status_code, found.json()["error"]["code"]) == (status, "no_route")
+
+
+def test_every_answer_has_its_id(served: Served) -> None:
+    found = [httpx2.get(f"{served.url}/health").headers["x-request-id"] for _ in range(2)]
+    assert found[0] != found[1]
+
+
+def test_a_request_in_pieces(served: Served) -> None:
+    """As a slow client sends it."""
+    data = json.dumps({"model": "demo-moe", "prompt": "a", "max_tokens": 1}).encode()
+    with socket.create_connection(served.address) as client:
+        client.settimeout(WAIT_S)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        client.sendall(f"Content-Length: {len(data)}\r\n\r\n".encode())
+        for byte in data:
+            client.sendall(bytes([byte]))
+        answer = b""
+        while part := client.recv(1 << 16):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 1
