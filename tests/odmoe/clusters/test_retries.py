@@ -25,10 +25,13 @@ TOKENS = [5, 3, 8, 8, 1, 2]
 class Answering(Iterator[Step]):
     def __init__(self, steps: Iterator[Step]) -> None:
         self._steps = steps
-        self.closed = False
+        self.closed = self.cancelled = False
 
     def __next__(self) -> Step:
         return next(self._steps)
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
     def close(self) -> None:
         self.closed = True
@@ -148,6 +151,16 @@ def test_given_up_while_it_waits() -> None:
     retried = RetriedAnswer(DyingCluster([3], absences=10**9), 1, 600, lambda line: None, given_up, set())  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="interrupted"):
         list(retried.steps([1, 2], 6, {"sampling": Sampling()}))
+
+
+def test_given_up_before_it_begins() -> None:
+    """There was no answer to cancel then: it is cancelled before its first step."""
+    given_up, cluster = threading.Event(), DyingCluster([])
+    steps = RetriedAnswer(cluster, 0, 600, lambda line: None, given_up, set()).steps([1], 6, {"sampling": Sampling()})  # type: ignore[arg-type]
+    given_up.set()
+    next(steps)
+    assert cluster.answers[0].cancelled
+    steps.close()
 
 
 class Dying(EmbeddedCluster):

@@ -1,25 +1,18 @@
-"""`odmoe serve` in a process of its own: from its start to its end by a signal."""
+"""`odmoe serve`: its settings, and a process of it from its start to its end by a signal. More of these:
+tests/system/cli."""
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import httpx2
-import openai
 import pytest
 
 from support.machines.cli import CommandLine, check_one_line
-from support.machines.processes import Running, Starter, starter, wait_until_gone
-
-if TYPE_CHECKING:
-    from openai import OpenAI
-
-SMALL = ("--shadow", "none", "--workers", "2", "--threads", "1", "--bind", "127.0.0.1:0")
+from support.machines.processes import Starter, starter, wait_until_gone
+from support.machines.served_process import SERVED_SMALL, address_of, client_of
 
 
 @pytest.fixture
@@ -28,26 +21,12 @@ def start() -> Iterator[Starter]:
         yield made
 
 
-def address(running: Running) -> str:
-    """What it says when it serves."""
-    assert running.process.stderr is not None
-    for line in running.process.stderr:
-        if found := re.fullmatch(rb"serving demo-moe at (http://127\.0\.0\.1:\d+/v1)\n", line):
-            return found[1].decode()
-    pytest.fail(f"it ended with {running.process.wait()}")
-
-
-def client(url: str) -> OpenAI:
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
-def test_a_signal_ends_it_with_its_answers(start: Starter, demo: Path, number: signal.Signals) -> None:
-    running = start("serve", "-m", str(demo), *SMALL)
-    url = address(running)
-    stream = client(url).completions.create(model="demo-moe", prompt="Natalia", max_tokens=30, stream=True)
+def test_a_signal_ends_it_with_its_answers(start: Starter, demo: Path) -> None:
+    running = start("serve", "-m", str(demo), *SERVED_SMALL)
+    url = address_of(running)
+    stream = client_of(url).completions.create(model="demo-moe", prompt="Natalia", max_tokens=30, stream=True)
     text = next(iter(stream)).choices[0].text
-    running.interrupt(number)
+    running.interrupt(signal.SIGTERM)
     events = list(stream)
     assert text
     assert events[-1].choices[0].finish_reason == "length"
@@ -56,42 +35,6 @@ def test_a_signal_ends_it_with_its_answers(start: Starter, demo: Path, number: s
     assert b"stopping: 1 request under way, for at most 600 s; once more to stop at once\n" in err
     assert b" tokens=30 " in err
     wait_until_gone(running.mark)
-
-
-def test_a_second_signal_ends_it_at_once(start: Starter, demo: Path) -> None:
-    running = start("serve", "-m", str(demo), *SMALL)
-    stream = client(address(running)).completions.create(
-        model="demo-moe", prompt="Natalia", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
-    )
-    assert next(iter(stream)).choices
-    running.interrupt(signal.SIGTERM)
-    assert running.process.stderr is not None
-    assert b"stopping: 1 request under way" in running.process.stderr.readline()
-    running.interrupt(signal.SIGTERM)
-    with pytest.raises(openai.APIError, match="was stopped before the answer was complete"):
-        list(stream)
-    code, _, err = running.finish()
-    assert code == 128 + signal.SIGTERM, err.decode()
-    assert err.endswith(b"terminated\n")
-
-
-def test_interrupted_while_it_loads(start: Starter, demo: Path) -> None:
-    running = start("serve", "-m", str(demo), *SMALL)
-    running.wait_until_caught()
-    running.interrupt(signal.SIGTERM)
-    running.check_interrupted(signal.SIGTERM)
-
-
-def test_quiet_and_named(start: Starter, demo: Path, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("a-key-that-is-long-enough\n\n  another-key-long-enough  \n")
-    running = start("serve", "-q", "-m", str(demo), *SMALL, "--api-key-file", str(keys), "--model-name", "demo-moe")
-    url = address(running)
-    assert httpx2.get(f"{url}/models").status_code == 401
-    header = {"Authorization": "Bearer another-key-long-enough"}
-    assert httpx2.get(f"{url}/models", headers=header).json()["data"][0]["id"] == "demo-moe"
-    running.interrupt(signal.SIGTERM)
-    assert running.finish() == (0, b"", b"")
 
 
 WRONG: list[tuple[list[str], list[str]]] = [

@@ -144,12 +144,12 @@ def test_stop_texts(client: OpenAI, stop: Any) -> None:
     assert (parts, events[-1].choices[0].finish_reason) == (expected, "stop")
 
 
-def test_penalties_change_the_answer(client: OpenAI, greedy: Any, tokenizer: Any) -> None:
-    """A penalty of 2 on each token that was there: no token of the answer is what it is without."""
-    plain = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=40).choices[0].text
+def test_penalties_change_the_answer(client: OpenAI) -> None:
+    """An answer that repeats itself does not with a penalty."""
+    asked: dict[str, Any] = {"model": NAME, "prompt": "ha ha ha ha ha ha ha", "max_tokens": 8}
+    plain = client.completions.create(**asked).choices[0].text
     for name in ("presence_penalty", "frequency_penalty"):
-        options: dict[str, Any] = {name: 2.0}
-        assert client.completions.create(model=NAME, prompt=PROMPT, max_tokens=40, **options).choices[0].text != plain
+        assert client.completions.create(**asked, **{name: 2.0}).choices[0].text != plain
 
 
 def test_a_bias_of_100_chooses_its_token(client: OpenAI, tokenizer: Any) -> None:
@@ -160,15 +160,15 @@ def test_a_bias_of_100_chooses_its_token(client: OpenAI, tokenizer: Any) -> None
 
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_several_prompts(client: OpenAI, greedy: Any, tokenizer: Any, as_ids: bool) -> None:
-    texts = [PROMPT, "The weather", "She has 3 apples", "A", "One two"]
+    texts = [PROMPT, "The weather", "A"]
     prompts: Any = [tokenizer(text)["input_ids"] for text in texts] if as_ids else texts
-    answer = client.completions.create(model=NAME, prompt=prompts, max_tokens=5, n=2)
-    assert [choice.index for choice in answer.choices] == list(range(10))
-    assert [choice.text for choice in answer.choices[::2]] == [tokenizer.decode(greedy(text, 5)) for text in texts]
+    answer = client.completions.create(model=NAME, prompt=prompts, max_tokens=4, n=2)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices[::2]] == [tokenizer.decode(greedy(text, 4)) for text in texts]
     assert [choice.text for choice in answer.choices[1::2]] == [choice.text for choice in answer.choices[::2]]
     usage = answer.usage
     assert usage is not None
-    assert usage.completion_tokens == 50
+    assert usage.completion_tokens == 24
 
 
 def test_several_prompts_in_one_stream(client: OpenAI, greedy: Any, tokenizer: Any) -> None:

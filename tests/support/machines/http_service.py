@@ -52,7 +52,8 @@ def demo_model(store: Any, **settings: Any) -> Iterator[Model]:
     from main_node.shape import limited, model_shape
     from odmoe.text import load_tokenizer
 
-    chosen = Settings(**({"model": str(DEMO), "shadow": "none", "threads": 1, "workers": 2} | settings))
+    usual: dict[str, Any] = {"model": str(DEMO), "shadow": "none", "threads": 1, "workers": 2}
+    chosen = Settings(**(usual | settings))
     context = limited(model_shape(store), chosen.ctx_size).context
     with OpenedModel(chosen, store, load_tokenizer(store.dense), context).start() as model:
         yield model
