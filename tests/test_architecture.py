@@ -23,6 +23,9 @@ MAX_LINES = 500
 MAX_FILES = 16
 GENERATED = ("__init__", "odmoe_pb2", "odmoe_pb2_grpc")
 MAX_INIT_LINES = 3
+LISTS_NAMES = (ROOT / "odmoe" / "__init__.py",)
+"""What users import has to be named somewhere, for them and for their type checkers. It costs nothing all the same:
+each name is imported when it is first used, as tests/odmoe/api/test_public_names.py shows."""
 
 # Beside the standard library and the package itself. A dotted name allows that module and what is below it.
 SCHEDULER_TYPES = ("scheduler.errors", "scheduler.types", "scheduler.limits", "scheduler.model_limits")
@@ -240,7 +243,8 @@ def test_files_are_short(package: str) -> None:
 
 @each_package
 def test_init_files_are_nearly_empty(package: str) -> None:
-    offences = too_long([path for path in sources(package) if path.name == "__init__.py"], MAX_INIT_LINES)
+    inits = [path for path in sources(package) if path.name == "__init__.py" and path not in LISTS_NAMES]
+    offences = too_long(inits, MAX_INIT_LINES)
     report(f"an __init__.py may have {MAX_INIT_LINES} lines, so that importing a package costs nothing:", offences)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from odmoe.api.asking import AnyModel, Asked
+from odmoe.api.chat import chat_text
+from odmoe.api.local_stream import LocalStream
+from odmoe.api.options import how_asked
 from odmoe.api.text_answer import TextAnswer
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
+from scheduler.errors import ClusterError, PromptError
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
@@ -41,12 +46,15 @@ class OpenedModel:
         return Model(self, start_cluster(self.settings, self.store, say))
 
 
-class Model:
+class Model(AnyModel):
     """Answers prompts. Several answers may be open at once, in a thread each. The end of a `with` block stops every
     node that was started for it."""
 
     def __init__(self, opened: OpenedModel, cluster: Cluster) -> None:
         self.opened, self.cluster = opened, cluster
+        self.at_close: list[Callable[[], None]] = []
+        """Called before the nodes stop."""
+        self._closed = False
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, how: How, notify: Callable[[str], None] = lambda text: None
@@ -64,16 +72,33 @@ class Model:
             notify,
         )
 
+    def _begin(self, asked: Asked) -> LocalStream:
+        if self._closed:
+            raise ClusterError("the model is closed; load it again")
+        max_new_tokens, how = how_asked(self.opened.settings, asked.options)
+        answer = self.answer(self._tokens(asked), max_new_tokens, how)
+        return LocalStream(answer, self.opened.tokenizer)
+
+    def _tokens(self, asked: Asked) -> list[int]:
+        """Raises PromptError, ConfigError."""
+        if asked.messages is not None:
+            text = chat_text(self.opened.tokenizer, asked.messages)
+            return self.opened.encode(text, special=False)  # the template brings its own
+        prompt = asked.prompt
+        if isinstance(prompt, str):
+            return self.opened.encode(prompt)
+        try:
+            return [operator.index(token) for token in prompt or ()]
+        except TypeError as error:
+            raise PromptError(f"the prompt is neither text nor a list of token ids ({error})") from error
+
     def close(self) -> None:
-        self.cluster.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Stop every node that was started for this model. Any number of calls."""
+        if not self._closed:
+            self._closed = True
+            with closing(self.cluster):
+                for call in self.at_close:
+                    call()
 
 
 def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:

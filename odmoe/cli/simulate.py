@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any
 
 import typer
@@ -30,14 +30,32 @@ def simulate(
     Shows the speed and where the time goes. odmoe systems lists systems and policies.
     """
     settings = SimulateSettings(**flags)
-    from odmoe.commands.simulate import run_replay, run_simulation
-    from odmoe.terminal import Terminal
-
     if settings.replay is None:
-        run_simulation(settings, as_json, Terminal(quiet, debug))
+        from odmoe.api.simulating import simulated
+        from odmoe.commands.simulate_text import show
+        from odmoe.terminal import Terminal
+
+        found = simulated(settings, Terminal(quiet, debug).progress).as_dict()
+        if as_json:
+            print(json.dumps(found))
+        else:
+            show(found)
         return
     for name in SimulateSettings.names():
         if name != "replay" and settings.given(name):
             raise ConfigError(f"--replay is given with {flag(name)}; a replay has the recording's own settings")
-    if not run_replay(Path(settings.replay), as_json):
+    if not _replay(settings.replay, as_json):
         raise typer.Exit(1)
+
+
+def _replay(file: str, as_json: bool) -> bool:
+    """Whether the scheduler makes the recorded decisions. Raises ConfigError."""
+    from odmoe.api.simulating import replay
+
+    done = replay(file)
+    if as_json:
+        facts = {"events": done.events, "commands": done.commands, "difference": done.difference}
+        print(json.dumps({"recording": file, **facts, "identical": done.difference is None}))
+    else:
+        print(f"{file}: {done}")
+    return done.difference is None

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from odmoe.api.checks import check_writable
 from odmoe.cli.options import Debug
-from odmoe.commands.checks import check_writable
 from scheduler.errors import ConfigError
 
 

@@ -20,14 +20,19 @@ OUR_PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "
 def prepare_process(debug: bool = False) -> None:
     """Silence the libraries, unless `debug`, and postpone those that a start does not need. Call it before
     Transformers' models are imported."""
-    postpone_hqq()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # gRPC's handlers of fork abort a child that is forked while a call runs, and ray.init forks its processes.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    prepare_imports(debug)
     level = logging.DEBUG if debug else logging.ERROR
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     for ours in OUR_PACKAGES:
         logging.getLogger(ours).setLevel(logging.DEBUG if debug else logging.WARNING)
+
+
+def prepare_imports(debug: bool = False) -> None:
+    """What of `prepare_process` a Python program may have done to it: nothing about logging, which is its own."""
+    postpone_hqq()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # gRPC's handlers of fork abort a child that is forked while a call runs, and ray.init forks its processes.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if not debug:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -12,24 +12,22 @@ from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odmoe.api.checks import check_early
 from odmoe.api.model import join_model, open_model
+from odmoe.api.options import how_of
+from odmoe.api.records import shadow_of, write_records
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
-from odmoe.commands.checks import check_early
 from odmoe.commands.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
-from odmoe.settings.system_settings import CHOSEN, system_name
+from odmoe.settings.system_settings import system_name
 from odmoe.terminal import Output, Terminal, counted
 from scheduler.errors import ODMoEError, PromptError, PromptsFailedError, RequestError
-from scheduler.files import write_whole
-from scheduler.trace import write_trace
 
 if TYPE_CHECKING:
     from main_node.report import Report
-    from main_node.sampling import How
     from odmoe.api.model import Model, OpenedModel
     from odmoe.api.text_answer import TextAnswer
     from odmoe.clusters.base import Say
@@ -57,7 +55,7 @@ class Job:
     def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
         """One answer. `show` gets the text that each token completes, often empty."""
         settings, pieces = self.settings, []
-        with self.model.answer(ids, settings.max_new_tokens, answering(settings), self.notify) as answer:
+        with self.model.answer(ids, settings.max_new_tokens, how_of(settings), self.notify) as answer:
             self.under_way.add(answer)
             try:
                 for piece in answer:
@@ -115,7 +113,7 @@ def run_generate(
                 else:
                     _answer_one(job, ids[0], output, terminal)
         finally:
-            _write_records(job)  # most wanted where something went wrong
+            write_records(settings, job.served, model)  # most wanted where something went wrong
 
 
 def _tokens(opened: OpenedModel, prompts: list[str]) -> list[list[int]]:
@@ -131,50 +129,6 @@ def _tokens(opened: OpenedModel, prompts: list[str]) -> list[list[int]]:
     return ids
 
 
-def _write_records(job: Job) -> None:
-    """Write --record and --trace."""
-    from odmoe.clusters.configuration import resources, with_precision
-
-    failing = sys.exc_info()[0] is not None
-    settings, cluster, store = job.settings, job.model.cluster, job.model.opened.store
-    try:
-        with ExitStack() as both:  # each is written even if the other fails
-            if settings.record is not None:
-                both.callback(lambda path: write_whole(path, cluster.recording()), Path(settings.record))
-            if settings.trace is not None:
-                slots = resources(with_precision(job.served, store), store).slots
-                facts = about(job.served, slots)
-                both.callback(lambda path: write_trace(path, cluster.trace(), facts), Path(settings.trace))
-    except (ODMoEError, OSError):
-        if not failing:  # the first error is the one to show
-            raise
-
-
-def shadow_of(settings: Settings) -> str:
-    """The precision of the shadow that runs; none where nothing asks it."""
-    return settings.shadow if settings.shadowed else "none"
-
-
-def about(settings: Settings, slots: int) -> dict[str, Any]:
-    """What a trace says of itself. `slots`: of each worker."""
-    shown = (
-        "model",
-        "cluster",
-        "workers",
-        "slots",
-        "device_memory",
-        "system",
-        *CHOSEN,
-        "align_token",
-        "align_kv",
-        "align",
-        "dtype",
-        "loader",
-    )
-    values = {name: getattr(settings, name) for name in shown} | {"slots": slots}
-    return values | {"shadow": shadow_of(settings), "emulated": settings.profile}
-
-
 def to_tokens(opened: OpenedModel, prompt: str) -> list[int]:
     """A prompt's token ids, with --chat in the model's chat template. Raises PromptError, ConfigError."""
     settings = opened.settings
@@ -183,25 +137,6 @@ def to_tokens(opened: OpenedModel, prompt: str) -> list[int]:
     from odmoe.text import as_chat
 
     return opened.encode(as_chat(opened.tokenizer, prompt, settings.system_prompt), special=False)
-
-
-def answering(settings: Settings) -> How:
-    """How to answer, as arguments of `Cluster.generate`."""
-    from main_node.sampling import Sampling
-
-    sampling = Sampling(
-        settings.sample,
-        settings.temperature,
-        settings.top_k,
-        settings.top_p,
-        settings.repetition_penalty,
-        settings.seed,
-    )
-    return {
-        "sampling": sampling,
-        "stop": settings.stop,
-        "ignore_eos": settings.ignore_eos,
-    }
 
 
 def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) -> None:

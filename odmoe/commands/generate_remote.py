@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from odmoe.commands.checks import check_early
+from odmoe.api.checks import check_early
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import AT_HEAD, HERE_ONLY, Head
 from odmoe.machines.home import cluster_dir

@@ -1,64 +1,20 @@
-"""A plan as text, and as one JSON object."""
+"""A plan as text."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 from odmoe.commands.simulate_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
+from scheduler.planning.assumptions import assumed
 from scheduler.planning.plan import Plan
-from scheduler.planning.scaling import RECALLS, Change, Hardware, Policy, Together, best, workers_needed
+from scheduler.planning.scaling import Change, Together, best, workers_needed
 from scheduler.simulation.workload import SAME_TOKEN
-from scheduler.timing.profile import Profile
 
 _NOTHING = 0.01
 _WIDEST = 100
-
-
-def as_dict(plan: Plan) -> dict[str, Any]:
-    """The figures in seconds, bytes and tokens/s. If `equation_1.slack_s` is below 0, a load takes that much too long.
-    `decode_luck`: the relative standard error of the simulated rate."""
-    model, budget = plan.setup.model, plan.budget
-    helps = best(plan.changes)
-    return {
-        "model": asdict(model) | {"expert_bytes": model.expert_bytes},
-        "workers": budget.workers,
-        "equation_1": asdict(budget) | {"holds": not budget.io_bound, "workers_needed": workers_needed(budget)},
-        "group_size": plan.group_size,
-        "slots": plan.slots,
-        "tried": [{"group_size": g, "slots": s, "tokens_per_s": v} for (g, s), v in plan.tried.items()],
-        "shadow": plan.setup.policy.shadow,
-        "recall": plan.setup.policy.expected if plan.setup.policy.shadow != "none" else None,
-        "prefill": plan.setup.policy.chosen.prefill,
-        "decode_tokens_per_s": plan.tokens_per_s,
-        "decode_luck": plan.luck,
-        "requests_at_once": [
-            {"requests": one.requests, "batch_dense": one.batch_dense, "tokens_per_s": rate}
-            for one, rate in [
-                *((Together(1, batched), plan.tokens_per_s) for batched in (False, True)),
-                *_at_once(plan),
-            ]
-        ],
-        "drafts_at_once": [{"requests": count, "tokens_per_s": rate} for count, rate in sorted(plan.drafted.items())],
-        "decode_tokens_per_s_if_loads_took_no_time": plan.ideal_tokens_per_s,
-        "ttft_s": {str(tokens): seconds for tokens, seconds in plan.ttft_s.items()},
-        "bound": plan.bound,
-        "where_s": plan.where,
-        "memory_bytes": plan.memory,
-        "context": model.context,
-        "helps_most": asdict(helps) if helps else None,
-        "changes": [asdict(change) for change in plan.changes],
-        "assumed": assumed(plan.profile, plan.setup.hardware, plan.setup.policy),
-    }
-
-
-def _at_once(plan: Plan) -> list[tuple[Together, float]]:
-    """Tokens/s of several requests, fewest first."""
-    return sorted(plan.together.items(), key=lambda one: (one[0].requests, one[0].batch_dense))
 
 
 def as_text(plan: Plan) -> str:
@@ -201,36 +157,3 @@ def _wrapped(text: str, first: str = "", others: str | None = None) -> list[str]
     width = min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, 40), _WIDEST)
     indent = " " * len(first) if others is None else others
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
-    """The values that were not given, and where they come from."""
-    base = hardware.base
-    found = [
-        f"times of main node, workers and shadow: those of {base.name}, with the part that moves bytes scaled to "
-        f"the model"
-    ]
-    if hardware.device_bytes is None:
-        found.append("device memory of a worker: for one expert")
-    if hardware.load_bytes_per_s is None and base.model_sizes and base.load_s:
-        found.append(f"load bandwidth: {base.model_sizes[0] / base.load_s / 1e9:.1f} GB/s, as in {base.name}")
-    if hardware.link_bits_per_s is None:
-        found.append(f"links: {profile.link_bits_per_s / 1e9:g} Gbit/s, as in {base.name}")
-    if policy.recall is None and policy.shadow in RECALLS:
-        found.append(
-            f"recall: {RECALLS[policy.shadow]:.2%}, as the paper measured for {policy.shadow} with alignment "
-            f"every token"
-        )
-    found.append(
-        "routes: each token chooses at random, independently of the others. Tokens of real text are more alike: eight "
-        "requests of models/deep-moe need 5.7 of 8 experts in a layer, random ones 7.2. So several requests share more "
-        "loads than planned here"
-    )
-    shadowed = policy.shadow != "none"
-    found.append(
-        f"devices: {'main node, shadow' if shadowed else 'main node'} and workers compute on devices as fast as those "
-        f"of {base.name}, each on its own (--device). A node on a processor is slower than planned"
-        + ", and a shadow there takes twice the bytes for weights that are not quantised"
-        * shadowed
-    )
-    return found

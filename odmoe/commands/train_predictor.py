@@ -17,8 +17,8 @@ from typing import Any
 from checkpoint.hub import find_model
 from checkpoint.prediction import token_predictor
 from checkpoint.prediction.token_predictor import FILE, TokenPredictor
+from odmoe.api.checks import check_writable
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.checks import check_writable
 from odmoe.commands.whole_model import check_memory, checked_config, load_whole
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal

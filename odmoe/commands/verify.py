@@ -12,8 +12,8 @@ import torch
 from checkpoint.devices.names import return_memory
 from checkpoint.family import dtype_name, stored_dtype
 from checkpoint.hub import find_model
+from odmoe.api.checks import check_early
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.checks import check_early
 from odmoe.commands.comparison import Answer, Verdict, as_dict, compare
 from odmoe.commands.verify_text import as_text
 from odmoe.commands.whole_model import check_memory, checked_config, load_whole

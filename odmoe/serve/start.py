@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from odmoe.api.checks import check_early
 from odmoe.api.model import join_model, open_model
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
-from odmoe.commands.checks import check_early
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Output, Terminal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,16 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
         settings = Settings(lambda name: origin.get(name, flag(name)), **kept)
         origin = {name: source for name, source in origin.items() if name not in ignored}
         rank = {name: number for name, number in rank.items() if name not in ignored}
-    for name in _ALIGNMENT:
-        if name in origin and _is_without_shadow(settings) and (value := getattr(settings, name)) not in (0, FIXED):
-            raise ConfigError(f"{origin[name]} is {value} with shadow none; there is nothing to align")
-    check_read(origin, settings, settings.system_config, lambda name: origin.get(name, flag(name)))
+    check_used(settings, origin, lambda name: origin.get(name, flag(name)))
     return Effective(settings, origin, rank)
+
+
+def check_used(settings: Settings, given: Collection[str], named: Callable[[str], str]) -> None:
+    """Raises ConfigError for a setting of `given` that the system does not read."""
+    for name in _ALIGNMENT:
+        if name in given and _is_without_shadow(settings) and (value := getattr(settings, name)) not in (0, FIXED):
+            raise ConfigError(f"{named(name)} is {value} with shadow none; there is nothing to align")
+    check_read(given, settings, settings.system_config, named)
 
 
 def _rank_of_choice(name: str, found: Effective) -> int:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from checkpoint.sharding import shard as shard_module
 from checkpoint.sharding.source import open_source
-from odmoe.commands.plan_model import read_config
+from odmoe.api.plan_model import read_config
 from odmoe.text import check_tokenizer, has_vocabulary, load_tokenizer
 from scheduler.errors import (
     CheckpointError,

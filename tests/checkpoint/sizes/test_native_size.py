@@ -13,7 +13,7 @@ from checkpoint.native.encodings import ENCODINGS
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import PAGE
-from odmoe.commands.plan_model import model_of, read_config
+from odmoe.api.plan_model import model_of, read_config
 from scheduler.errors import UnsupportedFormatError
 from scheduler.types import ModelSize
 from support.models import families, published

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from odmoe.commands.plan_model import model_of
+import odmoe
+from odmoe.api.plan_model import model_of
 from scheduler.planning.scaling import DRAFTED, TOGETHER, Hardware, Policy, Setup, memory, outcome, speed_together
 from scheduler.timing.profile import PROFILES, find_profile
 from shadow_node.model import ShadowModel
@@ -69,6 +70,13 @@ def test_the_same_as_one_object(planned: Callable[..., dict[str, Any]]) -> None:
     assert found["helps_most"] == next(change for change in found["changes"] if change["real"])
     assert found["model"]["expert_bytes"] == 704_643_072
     assert len(found["assumed"]) == 7
+
+
+def test_the_same_for_python(planned: Callable[..., dict[str, Any]]) -> None:
+    found = odmoe.plan(MIXTRAL, context=512)
+    assert json.loads(json.dumps(found.as_dict())) == planned("-m", MIXTRAL, "--context", "512")
+    assert found.equation_1.io_bound
+    assert (found.model.experts, found.workers, len(found.tried) > 1) == (8, 8, True)
 
 
 def test_several_requests_at_once(

@@ -35,7 +35,8 @@ registry.CHOICES["dice"] = {name: registry.Choice(name, lambda shape, c: c) for 
 
 import click.testing, contextlib, io
 from odmoe.cli.main import app
-from odmoe.commands.generate import Job, about
+from odmoe.api.records import about
+from odmoe.commands.generate import Job
 from odmoe.on_ray.cluster import SERVED
 from odmoe.settings.settings import Settings
 from scheduler.eventlog.recording import Recorder

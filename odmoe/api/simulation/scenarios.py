@@ -1,40 +1,28 @@
-"""The work of `odmoe simulate`: from settings to scenarios, and from scenarios to figures."""
+"""From settings, and a recording, to scenarios."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from odmoe.commands.checks import check_writable
-from odmoe.commands.simulate_text import show
 from odmoe.settings.bounds import check_experts, check_slots
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.system_settings import CHOSEN, check_read
 from odmoe.settings.table import flag
 from odmoe.settings.units import AUTO_SLOTS
-from odmoe.terminal import Terminal
 from scheduler.alignment import FIXED, Alignment
-from scheduler.core.stats import RecallCounts
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
-from scheduler.eventlog.replay import replay
 from scheduler.policies.registry import caches, keeps_all, strategy_of
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.recorded_routes import SHADOW, RecordedWorkload, recorded_groups, recorded_workloads
 from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.scenario import RECALL, Scenario
-from scheduler.simulation.simulate import Outcome, simulate_requests, unscored
-from scheduler.simulation.time_breakdown import bound_by
+from scheduler.simulation.simulate import unscored
 from scheduler.simulation.workload import SAME_TOKEN
-from scheduler.timing.load_budget import luck
 from scheduler.timing.profile import Profile, find_profile
-from scheduler.trace import write_trace
 from scheduler.types import FormCost, WorkerJoined
 
 _OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k", "requests", "interval", "prefill_chunk")
@@ -52,55 +40,9 @@ class Run:
     measured: list[RecordedWorkload] | None = None
 
 
-def run_replay(file: Path, as_json: bool) -> bool:
-    """Whether the scheduler makes the recorded decisions. Raises ConfigError."""
-    done = replay(read_recording(file))
-    if as_json:
-        facts = {"events": done.events, "commands": done.commands, "difference": done.difference}
-        print(json.dumps({"recording": str(file), **facts, "identical": done.difference is None}))
-    else:
-        print(f"{file}: {done}")
-    return done.difference is None
-
-
-def run_simulation(given: SimulateSettings, as_json: bool, terminal: Terminal) -> None:
-    """Raises ConfigError."""
-    trace = given.trace
-    if trace is not None:
-        check_writable("--trace", trace)
-    runs = _recorded_runs(given, Path(given.routes)) if given.routes is not None else [_random_run(given)]
-    began = time.perf_counter()
-    outcomes = _simulated(runs, trace is not None, terminal)
-    facts = _facts(runs, outcomes, time.perf_counter() - began, given)
-    if trace is not None:
-        p = facts["profile"]
-        shown = {key: value for key, value in facts.items() if key not in ("where_ms", "requests", "token_gap_s")}
-        write_trace(
-            Path(trace), outcomes[0].spans, shown | {"cluster": f"simulated: {p}", "shadow": facts["predictor"]}
-        )
-    if as_json:
-        print(json.dumps(facts))
-    else:
-        show(facts)
-
-
-def _simulated(runs: list[Run], spans: bool, terminal: Terminal) -> list[Outcome]:
-    """`spans`: whether to keep the spans of the first run. What rows of drafts cost in a run is known in the next."""
-    counts = [sum(arrival.tokens for arrival in run.arrivals) for run in runs]
-    outcomes: list[Outcome] = []
-    before, lengths = 0, runs[0].scenario.draft_lengths()
-
-    def move(count: int) -> None:
-        progress("simulated tokens", before + count, sum(counts))
-
-    with terminal.progress() as progress:
-        for run, count in zip(runs, counts, strict=True):
-            outcomes.append(simulate_requests(run.scenario, run.arrivals, spans and not outcomes, move, lengths))
-            before += count
-    return outcomes
-
-
-# --- flags to scenarios -----------------------------------------------------------------------------------------
+def runs_of(given: SimulateSettings) -> list[Run]:
+    """What is simulated together. Raises ConfigError."""
+    return _recorded_runs(given, Path(given.routes)) if given.routes is not None else [_random_run(given)]
 
 
 def _random_run(given: SimulateSettings) -> Run:
@@ -298,95 +240,3 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
             )
     if not one.predictions:
         raise ConfigError(f"request {one.number} of {file} has no predictions; give --recall, or --predictor none")
-
-
-# --- outcomes to figures ----------------------------------------------------------------------------------------
-
-
-def _facts(runs: list[Run], outcomes: list[Outcome], took_s: float, given: SimulateSettings) -> dict[str, Any]:
-    """The object that --json prints. Means over requests weight each token equally, means over steps each step."""
-    scenario, p = runs[0].scenario, runs[0].scenario.profile
-    arrivals = [arrival for run in runs for arrival in run.arrivals]
-    answers = [answer for outcome in outcomes for answer in outcome.answers]
-    decoded, steps = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("decoded", "steps"))
-    where = {
-        cause: sum(outcome.where[cause] * outcome.steps for outcome in outcomes) / max(1, steps)
-        for cause in outcomes[0].where
-    }
-    tallies = [answer.stats.overall for answer in answers]
-    recall = RecallCounts(sum(counts.correct for counts in tallies), sum(counts.activated for counts in tallies)).recall
-    tokens, gaps = decoded + len(answers), sorted(gap for outcome in outcomes for gap in outcome.gaps_s)
-    unions = [(outcome.union, outcome.steps) for outcome in outcomes if outcome.union is not None]
-    return {
-        "profile": p.name,
-        "model": {"layers": p.layers, "experts": p.experts, "top_k": p.top_k},
-        "workers": scenario.worker_count,
-        "slots": scenario.slots,
-        "group_size": scenario.group,
-        "system": runs[0].system,
-        **asdict(scenario.system),
-        "host": scenario.host,
-        "align_token": scenario.alignment.token_period,
-        "align_kv": scenario.alignment.kv_period,
-        "mini_batch": scenario.mini_batch,
-        "seed": given.seed,
-        "prompt_tokens": [arrival.prompt_tokens for arrival in arrivals],
-        "tokens": [arrival.tokens for arrival in arrivals],
-        "at_once": max(len(run.arrivals) for run in runs) if given.parallel is None else given.parallel,
-        "interval": given.interval,
-        "prefill_chunk": scenario.prefill_chunk,
-        "batch_dense": scenario.batch_dense,
-        "draft": scenario.draft,
-        **_drafted(outcomes),
-        "acceptance": _acceptance(runs, given) if scenario.draft else None,
-        "acceptance_given": given.acceptance is not None,
-        "ttft_s": sum(answer.ttft_s for answer in answers) / len(answers),
-        "ttft_worst_s": max(answer.ttft_s for answer in answers),
-        "decode_tokens_per_s": decoded / sum(outcome.decode_s for outcome in outcomes) if decoded else None,
-        "token_gap_s": {"median": median(gaps), "worst": gaps[-1]} if gaps else None,
-        "luck": luck(answers[0].ttft_s, answers[0].token_s)
-        if given.routes is None and len(answers) == 1 and not scenario.draft
-        else None,
-        "tokens_per_s": tokens / sum(outcome.tokens_s for outcome in outcomes),
-        "loads_a_token": sum(answer.stats.decode_loads for answer in answers) / decoded if decoded else None,
-        "reloads_a_token": sum(answer.stats.reloads for answer in answers) / decoded if decoded else None,
-        "tokens_a_step": decoded / steps if decoded else None,
-        "experts_a_layer": sum(union * of for union, of in unions) / sum(of for _, of in unions) if unions else None,
-        "recall": recall,
-        "where_ms": {cause: seconds * 1e3 for cause, seconds in where.items()},
-        "bound": bound_by(where) if decoded else None,
-        "requests": [facts for run, outcome in zip(runs, outcomes, strict=True) for facts in _by_request(run, outcome)],
-        "trace": given.trace,
-        "events": sum(outcome.events for outcome in outcomes),
-        "wall_s": took_s,
-        "simulated_tokens_per_s": tokens / took_s,
-    }
-
-
-def _acceptance(runs: list[Run], given: SimulateSettings) -> float:
-    """Share of the shadow's own tokens that are the main model's: as given, as recorded, or as is assumed."""
-    if given.acceptance is not None:
-        return given.acceptance
-    known = [right for run in runs for one in run.measured or () for right in one.drafts.values()]
-    return sum(known) / len(known) if known else SAME_TOKEN
-
-
-def _drafted(outcomes: list[Outcome]) -> dict[str, Any]:
-    """Means over passes that decode; the share of verified drafts that were right. None without drafts."""
-    blocks, rows, gained = (sum(column) for column in zip(*(outcome.drafted for outcome in outcomes), strict=True))
-    drafts = rows - blocks
-    return {
-        "rows_a_pass": rows / blocks if blocks else None,
-        "tokens_a_pass": gained / blocks if blocks else None,
-        "accepted": (gained - blocks) / drafts if drafts else None,
-    }
-
-
-def _by_request(run: Run, outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """The speed of each request, and the recorded speed."""
-    for number, answer in enumerate(outcome.answers):
-        facts = {"ttft_s": answer.ttft_s, "decode_tokens_per_s": answer.decode_tokens_per_s}
-        if run.measured is not None:
-            was = run.measured[number]
-            facts |= {"recorded_ttft_s": was.ttft_s, "recorded_decode_tokens_per_s": was.decode_tokens_per_s}
-        yield facts

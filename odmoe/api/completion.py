@@ -1,0 +1,154 @@
+"""An answer as Python gets it: whole, or in chunks as they come."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from scheduler.errors import RequestError
+
+if TYPE_CHECKING:
+    from main_node.report import Report
+
+
+class Alternative(NamedTuple):
+    """One of the most probable tokens at a place of the answer."""
+
+    token: str
+    logprob: float
+    token_id: int | None = None
+    """None: the server does not say."""
+
+
+class Logprob(NamedTuple):
+    """Of one token: the natural logarithm of the model's own probability for it, before temperature and penalties."""
+
+    token: str
+    logprob: float
+    token_id: int | None = None
+    """None: the server does not say."""
+    top: tuple[Alternative, ...] = ()
+    """The most probable tokens at this place, the most probable first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one token added to the answer; `str(chunk)` is its text."""
+
+    text: str
+    """Empty where the token ends within a character, or may begin a stop text."""
+    token_id: int | None = None
+    """None: the server does not say."""
+    logprob: Logprob | None = None
+    """With `logprobs=N`."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is known of an answer when it has ended."""
+
+    finish: str
+    prompt_tokens: int
+    new_tokens: int
+    report: Report | None = None
+    prompt_logprobs: list[Logprob | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer; `str(completion)` is its text."""
+
+    text: str
+    finish: str
+    """Why it ended: `stop` (end-of-sequence token), `stop_text`, `length` (max_new_tokens) or `context` (full). A
+    server says `stop` or `length`."""
+    prompt_tokens: int
+    new_tokens: int
+    token_ids: list[int] | None = None
+    """The answer's tokens, without the prompt. None: the server does not say."""
+    report: Report | None = None
+    """The figures: times, recall, loads, memory (docs/reports.md). None: the server does not say."""
+    logprobs: list[Logprob] | None = None
+    """With `logprobs=N`: of each token of the answer."""
+    prompt_logprobs: list[Logprob | None] | None = None
+    """With `prompt_logprobs=N`: of each token of the prompt. None for its first token, which follows nothing."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Stream(Iterator[Chunk]):
+    """Iterate over it for the answer's chunks. `completion` is the whole answer once it has ended.
+
+    The end of a `with` block gives up an answer that has not ended: its loads stop at once.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[Chunk] = []
+
+    def __next__(self) -> Chunk:
+        """Raises PromptError, ConfigError, RequestError, ClusterError."""
+        chunk = self._next()
+        self._chunks.append(chunk)
+        return chunk
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(chunk.text for chunk in self._chunks)
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer. Raises RequestError before its end."""
+        end = self._ending()
+        if end is None:
+            raise RequestError(f"the answer has not ended: {len(self._chunks)} chunks came; iterate to its end first")
+        ids = [chunk.token_id for chunk in self._chunks if chunk.token_id is not None]
+        logprobs = [chunk.logprob for chunk in self._chunks if chunk.logprob is not None]
+        return Completion(
+            self.text,
+            end.finish,
+            end.prompt_tokens,
+            end.new_tokens,
+            ids if len(ids) == end.new_tokens else None,
+            end.report,
+            logprobs or None,
+            end.prompt_logprobs,
+        )
+
+    def read(self) -> Completion:
+        """The whole answer, when it has ended. Raises what iterating raises."""
+        with self:
+            for _ in self:
+                pass
+            return self.completion
+
+    @abstractmethod
+    def _next(self) -> Chunk:
+        """Raises StopIteration after the last one."""
+
+    @abstractmethod
+    def _ending(self) -> Ending | None:
+        """None before the end."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Give the answer up, from any thread at any time. The thread that iterates over it gets RequestError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the answer up, from the thread that iterates over it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,205 @@
+"""`odmoe.plan`: speed and memory of a model on machines that need not exist yet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from odmoe.api.names import table_of
+from odmoe.api.plan_model import model_of, read_config
+from odmoe.settings.bounds import check_slots
+from odmoe.settings.plan_settings import CONTEXT, PlanSettings
+from odmoe.simulation_pool import simulation_pool
+from scheduler.errors import ConfigError
+from scheduler.planning.assumptions import assumed
+from scheduler.planning.plan import Plan, make_plan
+from scheduler.planning.scaling import Change, Each, Hardware, Policy, Setup, Together, best, workers_needed
+from scheduler.policies.system_config import SystemConfig
+from scheduler.timing.load_budget import LoadBudget
+from scheduler.timing.profile import find_profile
+from scheduler.types import ModelSize
+
+Say = Callable[[str], None]
+Status = Callable[[], contextlib.AbstractContextManager[Say]]
+_NO_FORK = ("torch", "grpc", "ray")
+"""Libraries with threads of their own, which a forked process would lack."""
+
+
+class Tried(NamedTuple):
+    """A choice of group size and slots, and its speed."""
+
+    group_size: int
+    slots: int
+    tokens_per_s: float
+
+
+class AtOnce(NamedTuple):
+    """The speed of several requests together."""
+
+    requests: int
+    batch_dense: bool
+    tokens_per_s: float
+
+
+class Drafted(NamedTuple):
+    """The speed of several requests together, where the shadow drafts."""
+
+    requests: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """The figures of a plan, in seconds, bytes and tokens a second; docs/reports.md explains them by these names."""
+
+    model: ModelSize
+    workers: int
+    equation_1: LoadBudget
+    """If `slack_s` is below 0, a load takes that much too long."""
+    group_size: int
+    slots: int
+    tried: list[Tried]
+    shadow: str
+    recall: float | None
+    prefill: str
+    decode_tokens_per_s: float
+    decode_luck: float | None
+    """The relative standard error of the simulated rate."""
+    requests_at_once: list[AtOnce]
+    drafts_at_once: list[Drafted]
+    decode_tokens_per_s_if_loads_took_no_time: float
+    ttft_s: dict[int, float]
+    """By the number of tokens of the prompt."""
+    bound: str | None
+    where_s: dict[str, float]
+    """Seconds of a token, by cause."""
+    memory_bytes: dict[str, int]
+    """By node."""
+    context: int
+    helps_most: Change | None
+    changes: list[Change]
+    """Best first."""
+    assumed: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that `odmoe plan --json` prints."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        budget = self.equation_1
+        more = {"holds": not budget.io_bound, "workers_needed": workers_needed(budget)}
+        return fields | {
+            "model": asdict(self.model) | {"expert_bytes": self.model.expert_bytes},
+            "equation_1": asdict(budget) | more,
+            "tried": [one._asdict() for one in self.tried],
+            "requests_at_once": [one._asdict() for one in self.requests_at_once],
+            "drafts_at_once": [one._asdict() for one in self.drafts_at_once],
+            "ttft_s": {str(tokens): seconds for tokens, seconds in self.ttft_s.items()},
+            "helps_most": asdict(self.helps_most) if self.helps_most else None,
+            "changes": [asdict(change) for change in self.changes],
+        }
+
+
+def plan(model: str | os.PathLike[str], **settings: Any) -> PlanReport:
+    """The speed and memory to expect of a cluster for a model, and the change that would help most.
+
+    `model`: a directory, its config.json, a GGUF file, a store, or org/name on the Hub. `settings`: those of `odmoe
+    plan --help`, with underscores. Raises ConfigError, CheckpointError, DoesNotFitError.
+    """
+    given = {**settings, "model": os.fspath(model)}
+    return report_of(planned(table_of(PlanSettings, given, "a setting of odmoe plan")))
+
+
+def planned(settings: PlanSettings, status: Status = lambda: contextlib.nullcontext(_silent)) -> Plan:
+    """`status`: begins to show the progress, with threads if it likes. Raises ConfigError, CheckpointError,
+    DoesNotFitError, SimulationError."""
+    settings.check_together()
+    hardware, policy = _setup(settings)
+    found = read_config(settings.model)  # before torch is imported, so that a wrong path is rejected at once
+    with _processes() as each, status() as say:
+        say("counting the model's parameters")
+        dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
+        model = model_of(settings.model, found.fields, dtype, settings.context or CONTEXT, experts)
+        if settings.context is not None and model.context < settings.context:
+            raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
+        return make_plan(Setup(model, hardware, policy), _counting(say), each)
+
+
+def _silent(text: str) -> None:
+    """Shows nothing."""
+
+
+def _setup(settings: PlanSettings) -> tuple[Hardware, Policy]:
+    base = find_profile(settings.profile)
+    workers = settings.workers or base.workers
+    if settings.group_size is not None and settings.group_size > workers:
+        raise ConfigError(f"--group-size is {settings.group_size}; allowed: 1 to --workers ({workers})")
+    if settings.slots is not None:
+        check_slots(workers, settings.slots)
+    hardware = Hardware(base, workers, settings.worker_memory, settings.load_bandwidth, settings.link)
+    policy = Policy(
+        settings.shadow,
+        settings.recall,
+        SystemConfig(prefill=settings.prefill),
+        group_size=settings.group_size,
+        slots=settings.slots,
+    )
+    return hardware, policy
+
+
+@contextlib.contextmanager
+def _processes() -> Iterator[Each]:
+    """Processes that simulate, where this one may be forked."""
+    if any(name in sys.modules for name in _NO_FORK):
+        yield map
+        return
+    with simulation_pool() as each:
+        yield each
+
+
+def _counting(say: Say) -> Callable[[], None]:
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        say(f"simulation {done}")
+
+    return step
+
+
+def report_of(found: Plan) -> PlanReport:
+    """The figures of a plan."""
+    policy = found.setup.policy
+    alone = [AtOnce(1, batched, found.tokens_per_s) for batched in (False, True)]
+    return PlanReport(
+        model=found.setup.model,
+        workers=found.budget.workers,
+        equation_1=found.budget,
+        group_size=found.group_size,
+        slots=found.slots,
+        tried=[Tried(group, slots, rate) for (group, slots), rate in found.tried.items()],
+        shadow=policy.shadow,
+        recall=policy.expected if policy.shadow != "none" else None,
+        prefill=policy.chosen.prefill,
+        decode_tokens_per_s=found.tokens_per_s,
+        decode_luck=found.luck,
+        requests_at_once=[*alone, *(AtOnce(one.requests, one.batch_dense, rate) for one, rate in _at_once(found))],
+        drafts_at_once=[Drafted(count, rate) for count, rate in sorted(found.drafted.items())],
+        decode_tokens_per_s_if_loads_took_no_time=found.ideal_tokens_per_s,
+        ttft_s=found.ttft_s,
+        bound=found.bound,
+        where_s=found.where,
+        memory_bytes=found.memory,
+        context=found.setup.model.context,
+        helps_most=best(found.changes),
+        changes=list(found.changes),
+        assumed=assumed(found.profile, found.setup.hardware, policy),
+    )
+
+
+def _at_once(found: Plan) -> list[tuple[Together, float]]:
+    """Tokens/s of several requests, fewest first."""
+    return sorted(found.together.items(), key=lambda one: (one[0].requests, one[0].batch_dense))

@@ -1,0 +1,1 @@
+"""The model of a server with the OpenAI API."""

@@ -1,0 +1,176 @@
+"""An answer of a server with the OpenAI API, as a stream of chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import httpx2
+
+from odmoe.api.completion import Alternative, Chunk, Ending, Logprob, Stream
+from odmoe.api.served.errors import explained, refused, told_error
+from scheduler.errors import LinkError, ODMoEError, ProtocolError, RequestCancelledError
+
+_LAST = "[DONE]"
+_LARGEST = 64 << 20
+"""Bytes of one event."""
+
+
+class HttpStream(Stream):
+    """See Stream. The request is sent when the first chunk is asked for."""
+
+    def __init__(self, client: httpx2.Client, url: str, path: str, body: dict[str, Any]) -> None:
+        super().__init__()
+        self._wire = _Wire()
+        self._facts = _Facts(0 if isinstance(body.get("logprobs"), bool) else body.get("logprobs") or 0)
+        self._events = _read(client, url, path, body, self._wire, self._facts)
+
+    def _next(self) -> Chunk:
+        try:
+            return next(self._events)
+        except ODMoEError as error:
+            if self._wire.cut_off:
+                raise RequestCancelledError("the answer was given up") from error
+            raise
+
+    def _ending(self) -> Ending | None:
+        facts = self._facts
+        if not facts.ended or facts.finish is None:
+            return None
+        tokens = facts.usage.get("completion_tokens", len(self._chunks))
+        return Ending(facts.finish, facts.usage.get("prompt_tokens", 0), tokens)
+
+    def cancel(self) -> None:
+        self._wire.cut()
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class _Facts:
+    """What an answer's events say of the whole."""
+
+    def __init__(self, top: int) -> None:
+        """`top`: how many of the most probable tokens a completion was asked for."""
+        self.top = top
+        self.finish: str | None = None
+        self.usage: dict[str, int] = {}
+        self.ended = False
+
+
+class _Wire:
+    """The connection of one answer, which any thread may cut off."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: Any = None
+        self.cut_off = False
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """httpcore's `trace` extension: called at each step of the request. Raises RequestCancelledError where it was
+        cut off before there was a socket."""
+        with self._lock:
+            if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+                self._socket = info["return_value"].get_extra_info("socket")
+            if self.cut_off and event.endswith((".connect_tcp.started", ".send_request_headers.started")):
+                raise RequestCancelledError("the answer was given up")
+
+    def cut(self) -> None:
+        """A thread that reads from the socket wakes up: closing it would not do that."""
+        with self._lock:
+            self.cut_off = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):  # it is closed already
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of a TLS socket too: no farewell
+
+
+def _read(
+    client: httpx2.Client, url: str, path: str, body: dict[str, Any], wire: _Wire, facts: _Facts
+) -> Generator[Chunk]:
+    request = client.build_request("POST", path, json=body, extensions={"trace": wire.trace})
+    count = 0
+    with explained(url):
+        answer = client.send(request, stream=True)
+        try:
+            if answer.status_code != 200:
+                answer.read()
+                raise refused(url, answer)
+            for event in httpx2.EventSource(answer, max_event_size=_LARGEST):
+                if event.data == _LAST:
+                    facts.ended = True
+                    break
+                for chunk in _chunks(_parsed(url, event.data), facts):
+                    count += 1
+                    yield chunk
+        finally:
+            answer.close()
+    if not facts.ended or facts.finish is None:
+        raise LinkError(f"{url} ended the answer after {count} chunks, before its end; ask again")
+
+
+def _parsed(url: str, data: str) -> dict[str, Any]:
+    """Raises ProtocolError, and the error that the event tells."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ProtocolError(f"{url} sent an event that is not JSON; check that it has the OpenAI API") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"{url} sent an event that is not an object; check that it has the OpenAI API")
+    if isinstance(found.get("error"), dict):
+        raise told_error(found["error"], 500)
+    return found
+
+
+def _chunks(event: dict[str, Any], facts: _Facts) -> Generator[Chunk]:
+    """The chunks of an event, and what it says of the whole."""
+    try:
+        facts.usage.update(event.get("usage") or {})
+        for choice in event.get("choices") or ():
+            facts.finish = choice.get("finish_reason") or facts.finish
+            chat = "delta" in choice
+            text = choice["delta"].get("content") if chat else choice.get("text")
+            logprobs = _of_chat(choice) if chat else _of_completion(choice, facts.top)
+            if not isinstance(text, (str, type(None))):
+                raise TypeError(f"text is {text!r}")
+            if text or logprobs:
+                yield from _by_token(text or "", logprobs)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ProtocolError(f"an event of the answer is not one of the OpenAI API ({error!r}): {event}") from error
+
+
+def _by_token(text: str, logprobs: list[Logprob]) -> Generator[Chunk]:
+    """One chunk, or one a token where there are log-probabilities. The last one has the text."""
+    yield from (Chunk("", one.token_id, one) for one in logprobs[:-1])
+    last = logprobs[-1] if logprobs else None
+    yield Chunk(text, last.token_id if last else None, last)
+
+
+def _of_chat(choice: dict[str, Any]) -> list[Logprob]:
+    found = (choice.get("logprobs") or {}).get("content") or []
+    return [
+        Logprob(
+            one["token"],
+            one["logprob"],
+            top=tuple(Alternative(each["token"], each["logprob"]) for each in one.get("top_logprobs") or ()),
+        )
+        for one in found
+    ]
+
+
+def _of_completion(choice: dict[str, Any], top_of: int) -> list[Logprob]:
+    """The API adds the token itself to the `top_of` most probable ones where it is none of them."""
+    found = choice.get("logprobs") or {}
+    tokens, logprobs = found.get("tokens") or [], found.get("token_logprobs") or []
+    tops = found.get("top_logprobs") or [{}] * len(tokens)
+    return [
+        Logprob(token, logprob, top=tuple(Alternative(*one) for one in _sorted(top or {})[:top_of]))
+        for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
+    ]
+
+
+def _sorted(top: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(top.items(), key=lambda one: -one[1])

@@ -1,0 +1,1 @@
+"""From the settings of a simulation to its figures."""

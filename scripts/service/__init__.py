@@ -1,0 +1,1 @@
+"""`odmoe serve` in a process of its own, and the clients that measure it."""
