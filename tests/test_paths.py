@@ -71,6 +71,8 @@ def is_module(name: str) -> bool:
         if base.with_suffix(".py").is_file() or (count == len(parts) and base.is_dir()):
             rest = parts[count:]
             return not rest or defines(base.with_suffix(".py"), rest[0])
+        if (base / "__init__.py").is_file():
+            return defines(base / "__init__.py", parts[count])  # what `import odmoe` offers
     return False
 
 

@@ -71,8 +71,8 @@ def settings_of(model: str | os.PathLike[str] | None, cluster: str, given: dict[
     chosen = Settings(str, **values)
     if chosen.cluster_file:
         raise ConfigError(
-            f"cluster is {cluster!r}, a cluster file; start its service with odmoe serve --cluster {cluster} and use "
-            "odmoe.connect(url), or load the model on the main host with cluster='auto'"
+            f"cluster is {cluster!r}, a cluster file; load the model on its main host with cluster='auto', or run "
+            "odmoe serve --cluster auto there and use odmoe.connect(url)"
         )
     if not chosen.model and not chosen.joined:
         raise ConfigError(f"model is not given, and cluster {cluster!r} needs one; give a model directory")

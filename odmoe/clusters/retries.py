@@ -52,7 +52,7 @@ class RetriedAnswer:
     def steps(self, prompt: list[int], max_new_tokens: int, how: How) -> Generator[Step]:
         """As `Cluster.generate`. Raises what iterating over its answer raises, MainNodeLostError only when no retry is
         left, and AnswerChangedError for another token than before."""
-        if self._retries:
+        if self._retries and "sampling" in how:
             how["sampling"] = _seeded(how["sampling"])
         for retry in range(self._retries + 1):
             try:

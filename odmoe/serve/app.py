@@ -48,7 +48,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     add_status(app, service)
     _add_errors(app, service)
     # The last one added is the first that a request comes to. A browser asks for leave without a key.
-    app.add_middleware(Keys, keys=access.keys)
+    app.add_middleware(Keys, keys=access.keys, refused=service.meter.refused)
     if access.origins:
         app.add_middleware(
             CORSMiddleware,

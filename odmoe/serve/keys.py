@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -17,10 +17,12 @@ OPEN = ("/health", "/ready")
 
 
 class Keys:
-    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. Without keys it lets all through."""
+    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. Without keys it lets all through.
+    `refused`: told why."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[str], None]) -> None:
         self._app = app
+        self._refused = refused
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -31,6 +33,7 @@ class Keys:
             401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
         )
         scope["state"]["record"].finish = error.code
+        self._refused("invalid_api_key")
         refusal = Response(encode(error.body()), error.status, error.headers, "application/json")
         await refusal(scope, receive, send)
 

@@ -137,7 +137,7 @@ def test_the_end_of_a_with_block_gives_it_up(model: odmoe.Model) -> None:
         ({"workers": 0}, "workers is 0; allowed: 1, 2, "),
         ({"shadow": "int9"}, "shadow is 'int9'; allowed: fp16, int8"),
         ({"chat": True}, "chat is a setting of the command line; call model.chat"),
-        ({"cluster": "lan.yaml"}, "odmoe serve --cluster lan.yaml"),
+        ({"cluster": "lan.yaml"}, "odmoe serve --cluster auto there"),
         ({"retry": 2}, "retry is 2 with cluster 'embedded'"),
         ({"cache_window": 3}, "cache_window is"),
         ({"align_kv": 2, "shadow": "none"}, "align_kv is 2 with shadow none"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import httpx2
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.machines.http_service import WAIT_S, Served, serving
 
@@ -46,6 +47,21 @@ def test_another_key_does_not(locked: Served, key: str, path: str) -> None:
 def test_the_client_says_so(locked: Served) -> None:
     with pytest.raises(openai.AuthenticationError, match="API key is missing or wrong"):
         locked.client("wrong").models.list()
+
+
+def test_what_was_refused_is_counted(locked: Served) -> None:
+    def count() -> float:
+        body = httpx2.get(f"{locked.url}/metrics", headers={"Authorization": f"Bearer {KEYS[0]}"}).text
+        samples = [one for family in text_string_to_metric_families(body) for one in family.samples]
+        return sum(
+            one.value
+            for one in samples
+            if one.name == "odmoe_refused_requests_total" and one.labels["reason"] == "invalid_api_key"
+        )
+
+    before = count()
+    assert httpx2.get(f"{locked.url}/v1/models").status_code == 401
+    assert count() == before + 1
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
