@@ -13,6 +13,9 @@ DATES = {
     "odmoe/machines/certs.py",  # dates of certificates
     "odmoe/machines/preflight.py",  # clocks of two machines, compared
     "odmoe/machines/probe.py",
+    "odmoe/serve/openai/chat.py",  # when an answer was made
+    "odmoe/serve/openai/completions.py",
+    "odmoe/serve/service.py",
     "wire/rpc/tls.py",  # dates of certificates
 }
 """Files that ask for the date."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -63,10 +64,15 @@ def test_figures_are_the_sums_of_the_reports(cluster_of: Any, expected: Any, nf4
     assert totals.loads - sum(report.loads for report in reports) in range(2 * 8 * 2 + 1)
     assert totals.loads == cluster.loads()
     # Recall, from what the shadow said and what the gates named.
-    said = {(m.request, m.position, m.layer): set(m.experts) for m in told.heard if isinstance(m, w.Prediction)}
+    heard = [m for m in told.heard if isinstance(m, w.Prediction)]
+    said = {(m.request, m.position, m.layer): set(m.experts) for m in heard}
+    times = Counter((m.request, m.position, m.layer) for m in heard)
     decode = {visit: named for visit, named in cluster.gates.items() if visit.position >= len(prompts[visit.request])}
     assert totals.activated == totals.named
-    assert totals.predicted == sum(len(said[tuple(visit)] & named) for visit, named in decode.items())
+    once_said = sum(len(said[tuple(visit)] & named) for visit, named in decode.items() if times[tuple(visit)] == 1)
+    # What is predicted again after another token may come when the answer has its last one.
+    again = sum(len(named) for visit, named in decode.items() if times[tuple(visit)] > 1)
+    assert once_said <= totals.predicted <= once_said + again
     assert totals.predicted / totals.activated == pytest.approx(sum(r.recall or 0 for r in reports) / 2)
     # Nodes, from the streams.
     nodes = by_name(found.nodes)

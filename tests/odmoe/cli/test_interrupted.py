@@ -90,6 +90,8 @@ def test_answers_under_way_are_cancelled(
     assert [(one.cancelled.is_set(), one.closed.is_set()) for one in cluster.answers] == [(True, True)] * 2
 
 
+FOR_EVER = "while True: time.sleep(0.05)"
+"""Python notices a signal that comes just before a sleep only after it."""
 SWALLOWS = """
 import time
 print("importing", flush=True)
@@ -114,7 +116,7 @@ Slow()
 def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str, begun: str, tmp_path: Path) -> None:
     """torch's import catches it, and Python discards what a finaliser raises."""
     (tmp_path / "swallows.py").write_text(SWALLOWS)
-    code = f"import odmoe.cli.main, time\nodmoe.cli.main.one_interrupt()\n{work}\ntime.sleep(600)"
+    code = f"import odmoe.cli.main, time\nodmoe.cli.main.one_interrupt()\n{work}\n{FOR_EVER}"
     process = subprocess.Popen(
         [*WITH_CTRL_C, sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
@@ -135,7 +137,7 @@ def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str,
 
 
 def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text('import time\nprint("importing", flush=True)\ntime.sleep(600)\n')
+    (tmp_path / "typer.py").write_text(f'import time\nprint("importing", flush=True)\n{FOR_EVER}\n')
     process = subprocess.Popen(
         [*WITH_CTRL_C, sys.executable, "-m", "odmoe", "--help"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
