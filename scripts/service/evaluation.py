@@ -7,8 +7,8 @@ must be the same, each text too, and each log-likelihood to rounding.
 The harness is no requirement of the project: install it with `pip install -e '.[evaluation]'`, or name the Python of
 another environment that has it.
 
-    .venv/bin/python -m scripts.measure.evaluation
-    .venv/bin/python -m scripts.measure.evaluation --quick --python /opt/harness/bin/python
+    .venv/bin/python -m scripts.service.evaluation
+    .venv/bin/python -m scripts.service.evaluation --quick --python /opt/harness/bin/python
 """
 
 from __future__ import annotations
