@@ -167,8 +167,11 @@ class StoppedText:
 
     def _unclear(self, text: str) -> int:
         """The number of characters at the end that may begin a stop text."""
-        lengths = (n for stop in self._stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
-        return max(lengths, default=0)
+        found = 0
+        for stop in self._stop:
+            most = min(len(stop) - 1, len(text))
+            found = max(found, next((n for n in range(most, found, -1) if text.endswith(stop[:n])), 0))
+        return found
 
 
 def make_stopper(folder: Path) -> Callable[[tuple[str, ...]], Callable[[int], bool]]:

@@ -51,20 +51,23 @@ class Feed:
                 self._loop.call_soon_threadsafe(self._ready.set)
 
     def fail(self, error: Exception) -> None:
-        """From the event loop: whoever takes gets `error`, whatever else has come."""
+        """From the event loop: whoever takes gets `error`, after what has come."""
         self._failure = self._failure or error
         self._ready.set()
 
     async def take(self) -> list[Got]:
-        """At least one item. Raises what `fail` was given."""
+        """At least one item. Raises what `fail` was given, after the items that had come before."""
         items: list[Got] = []
         while not items:  # one that comes just now may wake this twice
-            await self._ready.wait()
+            if self._failure is None:
+                await self._ready.wait()
             self._ready.clear()
             with self._lock:
                 items, self._items = self._items, []
             if self._failure is not None:
-                raise self._failure
+                items = [one for one in items if not isinstance(one.what, Exception)]  # they follow from it
+                if not items:
+                    raise self._failure
         return items
 
 
@@ -87,6 +90,10 @@ class Answers:
                 report = self._answer(index, make)
             except Exception as error:  # noqa: BLE001 - whatever it is, the client is told of it
                 self.feed.put(Got(index, error, time.perf_counter()))
+            except BaseException as error:  # a panic of a library in Rust is no Exception
+                defect = RuntimeError(f"{type(error).__name__}: {error}")
+                self.feed.put(Got(index, defect, time.perf_counter()))
+                raise
             else:
                 self.feed.put(Got(index, report, time.perf_counter()))
 

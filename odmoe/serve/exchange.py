@@ -33,6 +33,8 @@ class Exchange:
         """When each answer that has not ended gave its last token."""
         self._begun: set[int] = set()
         self._closed = False
+        self._failure: Exception | None = None
+        """What the next `take` raises."""
         for _ in self._last:
             service.meter.began()
         service.under_way.add(self)
@@ -52,21 +54,29 @@ class Exchange:
             code="deadline",
         )
         left = self.record.began + limit - time.perf_counter()
-        return asyncio.get_running_loop().call_later(max(0.0, left), self.answers.feed.fail, error)
+        return asyncio.get_running_loop().call_later(max(0.0, left), self.stop, error)
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.answers.feed.fail(ClientGoneError("the client has gone"))
+        self.stop(ClientGoneError("the client has gone"))
 
     def stop(self, error: Exception) -> None:
-        """The client gets `error` in place of what is left."""
+        """The client gets `error` in place of what is left, which is given up, also where it does not read."""
         self.answers.feed.fail(error)
+        self.answers.cancel()
 
     async def take(self) -> list[Got]:
         """What has come of the answers since the last call, at least one. Raises what ends the request."""
+        if self._failure is not None:
+            raise self._failure
         got = await self.answers.feed.take()
-        for one in got:
+        for place, one in enumerate(got):
+            if isinstance(one.what, Exception):
+                if not place:
+                    raise one.what
+                self._failure = one.what  # after what came before it
+                return got[:place]
             self._note(one)
         return got
 
@@ -78,8 +88,6 @@ class Exchange:
 
     def _note(self, got: Got) -> None:
         meter, record = self.service.meter, self.record
-        if isinstance(got.what, Exception):
-            raise got.what
         if isinstance(got.what, Piece):
             self.tokens += 1
             before, self._last[got.choice] = self._last[got.choice], got.at
@@ -89,7 +97,7 @@ class Exchange:
             self._begun.add(got.choice)
             meter.first_token(got.at - record.began)
             record.ttft_s = record.ttft_s or got.at - record.began
-        else:
+        elif not isinstance(got.what, Exception):
             del self._last[got.choice]
             self._begun.discard(got.choice)
             record.answered(got.what)

@@ -73,7 +73,7 @@ def how_of(service: Service, request: AnswerRequest) -> How:
         frequency_penalty=request.frequency_penalty,
         logit_bias=_biases(request.logit_bias, len(service.tokenizer)),
     )
-    how: How = {"sampling": sampling, "stop": request.stops, "ignore_eos": request.ignore_eos}
+    how: How = {"sampling": sampling, "stop": request.stop, "ignore_eos": request.ignore_eos}
     schema = request.response_format.text if request.response_format is not None else None
     if schema is not None:
         how["schema"] = schema

@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from odmoe.serve.errors import ApiError
 
@@ -34,8 +43,46 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI's API that are not supported, with the values that ask for nothing."""
 
-Token = Annotated[int, Field(ge=0)]
-StopText = Annotated[str, Field(min_length=1)]
+MOST_STOPS, MOST_STOP_CHARACTERS = 64, 1024
+"""Stop texts of a request, and characters of each: every token is compared with them."""
+MOST_BIASES = 4096
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("give a text of at least one character, or a list of such")
+    if len(texts) > MOST_STOPS or any(len(text) > MOST_STOP_CHARACTERS for text in texts):
+        raise ValueError(f"allowed: {MOST_STOPS} texts of {MOST_STOP_CHARACTERS} characters")
+    return tuple(texts)
+
+
+def _prompt(given: Any) -> str | list[str] | list[int] | list[list[int]]:
+    """Its first item says what it is a list of. pydantic would try every kind, and note an error for each item."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list) and given:
+        if all(isinstance(one, str) for one in given) or _are_tokens(given):
+            return given
+        if all(isinstance(one, list) and one and _are_tokens(one) for one in given):
+            return given
+    raise ValueError("give a text, its token ids, or a list of either; none of them empty")
+
+
+def _are_tokens(given: list[Any]) -> bool:
+    return all(type(one) is int and one >= 0 for one in given)
+
+
+def _few(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MOST_BIASES:
+        raise ValueError(f"it has {len(given)} tokens; allowed: {MOST_BIASES}")
+    return given
+
+
+Stops = Annotated[tuple[str, ...], PlainValidator(_stop)]
+Prompt = Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_prompt)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Objects = Annotated[list[dict[str, Any]], FailFast()]
 Model = TypeVar("Model", bound="AnswerRequest")
 
 
@@ -79,14 +126,14 @@ class AnswerRequest(Strict):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    stop: StopText | list[StopText] = Field(default_factory=list)
+    stop: Stops = ()
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] = Field(default_factory=dict)
     n: Annotated[int, Field(ge=1, le=128)] = 1
     response_format: ResponseFormat | None = None
     # Not OpenAI's own: as the settings of these names.
@@ -101,16 +148,12 @@ class AnswerRequest(Strict):
         return self
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 class CompletionRequest(AnswerRequest):
-    prompt: str | list[str] | list[Token] | list[list[Token]]
+    prompt: Prompt
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -121,8 +164,6 @@ class CompletionRequest(AnswerRequest):
             raise ValueError(f"best_of is {self.best_of}, and answers are not ranked; leave it out")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens is 0 without echo, which asks for nothing; allowed: 1, 2, ...")
-        if not self.prompt and self.prompt != "":
-            raise ValueError("prompt is an empty list; give a text, its token ids, or a list of either")
         if len(self.prompts) * self.n > MOST_ANSWERS:
             raise ValueError(f"{len(self.prompts)} prompts with n {self.n}; allowed: {MOST_ANSWERS} answers a request")
         return self
@@ -135,12 +176,12 @@ class CompletionRequest(AnswerRequest):
 
 
 class ChatRequest(AnswerRequest):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[Objects, Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools: Objects = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     # Not OpenAI's own, but of several servers: more variables of the model's chat template.
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

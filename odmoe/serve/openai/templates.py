@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,20 @@ def offered(request: ChatRequest) -> list[dict[str, Any]]:
     return request.tools if request.tool_choice == "auto" else []
 
 
+def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
+    """Raises ApiError for what is no variable: a template of the client's own would run here."""
+    for name in variables:
+        if name in inspect.signature(tokenizer.apply_chat_template).parameters:
+            raise ApiError(
+                400,
+                f"chat_template_kwargs.{name} is no variable of the chat template; leave it out",
+                param="chat_template_kwargs",
+                code="unsupported_parameter",
+            )
+
+
 def _applied(tokenizer: Any, messages: list[Any], tools: list[Any] | None, variables: dict[str, Any]) -> str:
+    _check_variables(tokenizer, variables)
     try:
         text: str = tokenizer.apply_chat_template(
             messages, tools=tools, tokenize=False, add_generation_prompt=True, **variables

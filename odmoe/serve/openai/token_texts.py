@@ -52,9 +52,10 @@ class Offsets:
 
 def _decoder(tokenizer: Any) -> Any:
     """A function from a token id to its bytes."""
-    if not getattr(tokenizer, "is_fast", False):
-        return lambda token: str(tokenizer.convert_ids_to_tokens(token) or "").encode()
     from llguidance.hf import from_tokenizer
 
-    vocabulary = from_tokenizer(tokenizer)
+    try:
+        vocabulary = from_tokenizer(tokenizer)
+    except Exception:  # noqa: BLE001 - it is only there for the bytes of parts of characters
+        return lambda token: str(tokenizer.decode([token])).encode()
     return lambda token: bytes(vocabulary.decode_bytes([token])) if token < vocabulary.vocab_size else b""

@@ -152,6 +152,13 @@ def test_what_cannot_be_done_is_refused_by_name(client: OpenAI, change: dict[str
     assert found.value.type == "invalid_request_error"
 
 
+@pytest.mark.parametrize("name", ["chat_template", "tokenizer_kwargs", "tokenize", "tools", "conversation"])
+def test_a_client_brings_no_template_of_its_own(client: OpenAI, name: str) -> None:
+    """It would run here, for as long as it likes."""
+    with pytest.raises(openai.BadRequestError, match=f"chat_template_kwargs.{name} is no variable"):
+        answer(client, extra_body={"chat_template_kwargs": {name: "{% for i in range(9) %}{% endfor %}"}})
+
+
 def test_a_model_without_a_template(client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.opened.tokenizer, "chat_template", None)
     with pytest.raises(openai.BadRequestError, match="no chat template"):

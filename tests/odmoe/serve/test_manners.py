@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -29,6 +30,10 @@ def model(demo_store: Callable[[str], Any]) -> Iterator[Model]:
     """Two at once, and two that wait."""
     with demo_model(demo_store("float32"), parallel=2, queue=2) as made:
         yield made
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -92,6 +97,21 @@ def test_clients_that_vanish(served: Served) -> None:
     until(lambda: not strangers(threads))
     assert pool_threads() - pools <= served.service.desk.places
     assert served.client().completions.create(**ASK, max_tokens=2).choices[0].text
+
+
+def test_the_answer_of_a_client_that_does_not_read_ends_with_the_deadline(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.service, "limits", replace(served.service.limits, request_timeout_s=0.5))
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(served.address)
+        client.sendall(request_bytes(served, LONG | {"stream": True, "logprobs": 20, "n": 2}))
+        until(lambda: served.service.desk.taken > 0)
+        until(lambda: served.service.desk.taken == 0)
+        main: Any = served.service.model.cluster.main  # type: ignore[attr-defined]
+        until(main.engine.idle)
+    until(lambda: is_idle(served))
 
 
 def test_a_client_that_has_gone_is_noted(served: Served) -> None:
@@ -196,12 +216,13 @@ def test_ready_and_health(served: Served, monkeypatch: pytest.MonkeyPatch) -> No
         (MainNodeLostError("the main node is gone"), 503, "main_node_lost"),
         (NonFiniteError("logits are not finite"), 500, "request_failed"),
         (RuntimeError("a secret of the code"), 500, None),
+        (Panic("a secret of a library"), 500, None),
     ],
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("after", [0, 3])
 def test_an_answer_that_fails(
-    served: Served, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, code: str | None, after: int
+    served: Served, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, code: str | None, after: int
 ) -> None:
     """Before the first token it is an HTTP error; within a stream, an event."""
     from odmoe.api.text_answer import TextAnswer
