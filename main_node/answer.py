@@ -8,12 +8,11 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from main_node.logprobs import TokenLogprobs
 from main_node.report import Report
 from main_node.request import Request
+from scheduler.closing import Closing
 from scheduler.errors import ClusterError, RequestCancelledError, RequestFailedError
 
 _log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ def collect(answer: Iterable[Step]) -> tuple[list[int], Report]:
     return tokens, report
 
 
-class Answer(Iterator[Step]):
+class Answer(Closing, Iterator[Step]):
     """Iterate over it for its tokens. `close`, `cancel` and the end of a `with` block give it up, loads in flight
     included. So does dropping the last reference to it, a moment later."""
 
@@ -70,14 +69,6 @@ class Answer(Iterator[Step]):
         self.number = request.number
         self._give_up = give_up
         self._steps = steps
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __next__(self) -> Step:
         """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""

@@ -10,6 +10,7 @@ from typing import Any
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer, is_gguf
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import removed
+from odmoe.api.chat import templated
 from scheduler.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -201,8 +202,4 @@ def as_chat(tokenizer: Any, message: str, system: str | None) -> str:
         raise ConfigError("--chat is given, but the model has no chat template; leave it out, or use an instruct model")
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": message})
-    try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # Jinja's own, or one that the template raises
-        raise ConfigError(f"the model's chat template refuses this chat: {error}") from error
-    return text
+    return templated(tokenizer, messages)

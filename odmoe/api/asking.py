@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from odmoe.api.async_stream import AsyncStream
 from odmoe.api.completion import Completion, Stream
 from odmoe.api.names import check_names
+from scheduler.closing import Closing
 from scheduler.errors import ConfigError
 
 Prompt = str | Sequence[int]
@@ -58,7 +58,7 @@ class Asked:
     options: Options
 
 
-class AnyModel(ABC):
+class AnyModel(Closing):
     """A model, loaded or served: it answers prompts and chats. Several answers may be open at once, in a thread or a
     task each."""
 
@@ -106,14 +106,6 @@ class AnyModel(ABC):
     def _abegin(self, asked: Asked) -> AsyncStream:
         begin: Callable[[], Stream] = lambda: self._begin(asked)  # noqa: E731 - the type is checked
         return AsyncStream(begin)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _prompted(prompt: Prompt, options: Options) -> Asked:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
+from scheduler.closing import Closing
 from scheduler.errors import RequestError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Completion:
         return self.text
 
 
-class Stream(Iterator[Chunk]):
+class Stream(Closing, Iterator[Chunk]):
     """Iterate over it for the answer's chunks. `completion` is the whole answer once it has ended.
 
     The end of a `with` block gives up an answer that has not ended: its loads stop at once.
@@ -144,11 +144,3 @@ class Stream(Iterator[Chunk]):
     @abstractmethod
     def close(self) -> None:
         """Give the answer up, from the thread that iterates over it."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -39,18 +39,13 @@ def load(
     chosen = settings_of(model, cluster, settings)
     prepare_imports()
     from odmoe.api.checks import check_early
-    from odmoe.api.model import join_model, open_model
+    from odmoe.api.model import start_model
     from odmoe.api.records import write_records
     from odmoe.terminal import Terminal
 
     check_early(chosen)
     terminal = Terminal(quiet=not progress)
-    if chosen.model:
-        opened = open_model(chosen, terminal)
-        with terminal.status() as say:
-            loaded = opened.start(say)
-    else:
-        loaded = join_model(chosen, terminal)
+    loaded = start_model(chosen, terminal)
     loaded.at_close += [partial(write_records, chosen, loaded.cluster.serves(), loaded)]
     loaded.at_close += [partial(atexit.unregister, loaded.close)]
     atexit.register(loaded.close)  # nodes that were not stopped would hold up the interpreter's end

@@ -123,6 +123,16 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
         return _opened(settings, store, say)
 
 
+def start_model(settings: Settings, terminal: Terminal) -> Model:
+    """Open the model of the settings and start its cluster; without one, join a running cluster. Raises what
+    `open_model` and `join_model` raise."""
+    if not settings.model:
+        return join_model(settings, terminal)
+    opened = open_model(settings, terminal)
+    with terminal.status() as say:
+        return opened.start(say)
+
+
 def join_model(settings: Settings, terminal: Terminal) -> Model:
     """Join a running cluster, whatever model it serves. Raises ClusterError, StoreError."""
     from odmoe.stores import open_verified

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odmoe.clusters.retries import RetriedAnswer
+from scheduler.closing import Closing
 
 if TYPE_CHECKING:
     from main_node.answer import Step
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     """The token, and with the last one why the answer ended."""
 
 
-class TextAnswer(Iterator[Piece]):
+class TextAnswer(Closing, Iterator[Piece]):
     """Iterate over it for its pieces, one a token. `report` is there after the last one.
 
     The end of a `with` block gives up an answer that has not ended.
@@ -66,14 +66,6 @@ class TextAnswer(Iterator[Piece]):
     def __next__(self) -> Piece:
         """Raises PromptError, ConfigError, RequestError, ClusterError."""
         return next(self._pieces)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def cancel(self) -> None:
         """Give the answer up, from any thread at any time: its loads end at once. The thread that iterates over it gets

@@ -7,13 +7,13 @@ import queue
 import time
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from main_node.answer import Step
+from scheduler.closing import Closing
 from scheduler.errors import ClusterError, LaunchError, LinkError, MainNodeLostError, ODMoEError
 
 STEP_S = 600.0
@@ -84,7 +84,7 @@ class HeldAnswers:
         return None
 
 
-class RayAnswer(Iterator[Step]):
+class RayAnswer(Closing, Iterator[Step]):
     """One answer, streamed from the main node's process. The request is sent with the first `next`."""
 
     def __init__(
@@ -98,14 +98,6 @@ class RayAnswer(Iterator[Step]):
         self._pending: Any = None
         self._over = False
         held.watch(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __next__(self) -> Step:
         """Raises RequestCancelledError after `cancel`, RequestFailedError, ClusterError."""

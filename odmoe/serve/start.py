@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from odmoe.api.checks import check_early
-from odmoe.api.model import join_model, open_model
+from odmoe.api.model import start_model
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
 from odmoe.settings.serve_settings import ServeSettings
@@ -28,16 +28,8 @@ def run_serve(settings: Settings, own: ServeSettings, keys: tuple[str, ...], out
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug)
     check_early(settings)
-    with closing(_bound(own)) as listening, _started(settings, terminal) as model:
+    with closing(_bound(own)) as listening, start_model(settings, terminal) as model:
         return _served(model, own, keys, listening, terminal, output.quiet)
-
-
-def _started(settings: Settings, terminal: Terminal) -> Model:
-    if not settings.model:
-        return join_model(settings, terminal)
-    opened = open_model(settings, terminal)
-    with terminal.status() as say:
-        return opened.start(say)
 
 
 def _bound(own: ServeSettings) -> socket.socket:

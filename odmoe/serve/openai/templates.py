@@ -6,7 +6,9 @@ import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
+from odmoe.api.chat import templated
 from odmoe.serve.errors import ApiError
+from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
     from odmoe.serve.openai.requests import ChatRequest
@@ -27,6 +29,7 @@ def chat_text(tokenizer: Any, request: ChatRequest) -> str:
             code="no_chat_template",
         )
     messages = [_message(number, message) for number, message in enumerate(request.messages)]
+    _check_variables(tokenizer, request.chat_template_kwargs)
     text = _applied(tokenizer, messages, None, request.chat_template_kwargs)
     tools = offered(request)
     if not tools:
@@ -59,8 +62,9 @@ def offered(request: ChatRequest) -> list[dict[str, Any]]:
 
 def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
     """Raises ApiError for what is no variable: a template of the client's own would run here."""
+    parameters = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in variables:
-        if name in inspect.signature(tokenizer.apply_chat_template).parameters:
+        if name in parameters:
             raise ApiError(
                 400,
                 f"chat_template_kwargs.{name} is no variable of the chat template; leave it out",
@@ -70,16 +74,10 @@ def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
 
 
 def _applied(tokenizer: Any, messages: list[Any], tools: list[Any] | None, variables: dict[str, Any]) -> str:
-    _check_variables(tokenizer, variables)
     try:
-        text: str = tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=True, **variables
-        )
-    except Exception as error:
-        raise ApiError(
-            400, f"the model's chat template refuses this chat: {error}", param="messages", code="invalid_value"
-        ) from error
-    return text
+        return templated(tokenizer, messages, {"tools": tools, **variables})
+    except ConfigError as error:
+        raise ApiError(400, str(error), param="messages", code="invalid_value") from error
 
 
 def _message(number: int, given: dict[str, Any]) -> dict[str, Any]:

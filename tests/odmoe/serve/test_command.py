@@ -63,7 +63,7 @@ def test_wrong_settings(cli: CommandLine, demo: Path, flags: list[str], words: l
 def test_a_port_in_use_is_told_before_anything_is_loaded(
     cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("odmoe.serve.start.open_model", lambda *given: pytest.fail("a model was opened"))
+    monkeypatch.setattr("odmoe.serve.start.start_model", lambda *given: pytest.fail("a model was opened"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         answer = cli("serve", "-m", str(demo), "--bind", f"127.0.0.1:{port}")
