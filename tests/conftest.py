@@ -167,10 +167,11 @@ def embedded(
 @pytest.fixture
 def short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans simulate no 16 requests at once, which takes longer than all the rest of a plan."""
-    from scheduler.planning.scaling import DRAFTED, TOGETHER
+    from scheduler.drafts.length import AUTO
+    from scheduler.planning.scaling import TOGETHER, Together
 
     monkeypatch.setattr("scheduler.planning.plan.TOGETHER", [one for one in TOGETHER if one.requests == 4])
-    monkeypatch.setattr("scheduler.planning.plan.DRAFTED", [one for one in DRAFTED if one.requests == 1])
+    monkeypatch.setattr("scheduler.planning.plan.DRAFTED", [Together(1, False, AUTO)])
 
 
 @pytest.fixture(scope="session")

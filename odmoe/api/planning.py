@@ -49,6 +49,8 @@ class Drafted(NamedTuple):
     """The speed of several requests together, where the shadow drafts."""
 
     requests: int
+    draft: int | str
+    """Drafts of a block, or `auto`."""
     tokens_per_s: float
 
 
@@ -187,7 +189,7 @@ def report_of(found: Plan) -> PlanReport:
         decode_tokens_per_s=found.tokens_per_s,
         decode_luck=found.luck,
         requests_at_once=[*alone, *(AtOnce(one.requests, one.batch_dense, rate) for one, rate in _at_once(found))],
-        drafts_at_once=[Drafted(count, rate) for count, rate in sorted(found.drafted.items())],
+        drafts_at_once=[Drafted(one.requests, one.draft, rate) for one, rate in reversed(found.drafted.items())],
         decode_tokens_per_s_if_loads_took_no_time=found.ideal_tokens_per_s,
         ttft_s=found.ttft_s,
         bound=found.bound,

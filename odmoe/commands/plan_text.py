@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from odmoe.commands.simulate_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
+from scheduler.drafts.length import AUTO
 from scheduler.planning.assumptions import assumed
 from scheduler.planning.plan import Plan
 from scheduler.planning.scaling import Change, Together, best, workers_needed
@@ -109,12 +110,19 @@ def _drafts(plan: Plan) -> dict[str, str]:
     """Tokens/s of one request and of several where the shadow drafts."""
     if not plan.drafted:
         return {}
-    each = [
-        f"{'1 alone' if count == 1 else f'{count} at once'}: {rate:.2f} tokens/s"
-        for count, rate in sorted(plan.drafted.items())
+    found = sorted(plan.drafted.items(), key=lambda pair: (pair[0].draft == AUTO, pair[0].requests, pair[0].draft))
+    fixed = [f"{rate:.2f} with --draft {one.draft}" for one, rate in found if one.draft != AUTO]
+    chosen = [
+        f"{'1 alone' if one.requests == 1 else f'{one.requests} at once'}: {rate:.2f}"
+        for one, rate in found
+        if one.draft == AUTO
     ]
-    says = f"--draft auto in short answers (long ones gain more), where {SAME_TOKEN:.0%} of drafts are right"
-    return {"drafts": f"{says}: {'; '.join(each)}"}
+    says = [f"tokens/s where {SAME_TOKEN:.0%} of drafts are right"]
+    if fixed:
+        says += [f"1 alone: {', '.join(fixed)}"]
+    if chosen:
+        says += [f"--draft auto in short answers (long ones gain more): {', '.join(chosen)}"]
+    return {"drafts": "; ".join(says)}
 
 
 def _helps(plan: Plan) -> list[str]:

@@ -44,8 +44,8 @@ class Plan:
     tokens_per_s: float
     together: dict[Together, float]
     """Tokens/s of several requests at once."""
-    drafted: dict[int, float]
-    """Tokens/s of that many requests, where the shadow drafts; empty without a shadow."""
+    drafted: dict[Together, float]
+    """The same where the shadow drafts; empty without a shadow."""
     luck: float | None
     """The relative standard error of `tokens_per_s` over random routes and mispredictions. Everything that is compared
     with it uses the same ones."""
@@ -75,7 +75,8 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
     budget = equation_1(profile, group_size)
     together = rates(each, step, [Run(setup, group_size, slots, together=one) for one in TOGETHER])
     shadowed = setup.policy.system.predictor == "sep"
-    drafted = rates(each, step, [Run(setup, group_size, slots, together=one) for one in DRAFTED] if shadowed else [])
+    blocks = DRAFTED if shadowed else ()
+    drafted = rates(each, step, [Run(setup, group_size, slots, together=one) for one in blocks])
     found = outcome(setup, group_size, slots)
     return Plan(
         setup=setup,
@@ -86,7 +87,7 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
         tried=tried,
         tokens_per_s=rate,
         together=dict(zip(TOGETHER, together, strict=True)),
-        drafted={one.requests: rate for one, rate in zip(DRAFTED, drafted, strict=False)},
+        drafted=dict(zip(blocks, drafted, strict=True)),
         luck=luck(found.ttft_s, found.token_s),
         ideal_tokens_per_s=speed(at_once(setup), group_size, slots),
         ttft_s={n: outcome(setup, group_size, slots, 2, n).ttft_s for n in PROMPTS},

@@ -276,7 +276,10 @@ class Together:
 
 TOGETHER = tuple(Together(requests, batched) for requests in (16, 4) for batched in (False, True))
 """Those that a plan has figures for; the longest simulation first."""
-DRAFTED = tuple(Together(requests, False, AUTO) for requests in (16, 4, 1))
+DRAFTED = (
+    *(Together(requests, False, AUTO) for requests in (16, 4, 1)),
+    *(Together(1, False, count) for count in (15, 7, 3)),
+)
 """Likewise with drafts, where there is a shadow."""
 
 

@@ -92,11 +92,13 @@ def test_several_requests_at_once(
     assert rates[1, False] < rates[4, False] < rates[16, False] < 1 / (32 * 3.6e-3), "the main node's layers"
     assert rates[16, False] < rates[16, True] < 16 * 8 * 40 / (32 * 7.92), "the workers' loads"
     assert any("random ones 7.2" in line for line in found["assumed"])
-    drafts = {one["requests"]: one["tokens_per_s"] for one in found["drafts_at_once"]}
-    assert list(drafts) == [1, 4, 16]
-    assert drafts[1] > 1.5 * rates[1, False]
+    drafts = {(one["requests"], one["draft"]): one["tokens_per_s"] for one in found["drafts_at_once"]}
+    assert list(drafts) == [(1, 3), (1, 7), (1, 15), (1, "auto"), (4, "auto"), (16, "auto")]
+    assert rates[1, False] < drafts[1, 3] < drafts[1, 7]
+    assert drafts[1, "auto"] > 1.5 * rates[1, False]
     said = " ".join(cli("plan", "-m", MIXTRAL).out.split())
-    assert f"are right: 1 alone: {drafts[1]:.2f} tokens/s; 4 at once: {drafts[4]:.2f} tokens/s" in said
+    assert f"are right; 1 alone: {drafts[1, 3]:.2f} with --draft 3, {drafts[1, 7]:.2f} with --draft 7," in said
+    assert f"1 alone: {drafts[1, 'auto']:.2f}, 4 at once: {drafts[4, 'auto']:.2f}, 16 at once:" in said
     assert f"16 at once: {rates[16, False]:.2f} tokens/s together, {rates[16, True]:.2f} with --batch-dense" in said
 
 
