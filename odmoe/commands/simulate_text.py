@@ -24,6 +24,7 @@ CAUSES = {
 """The causes of `scheduler.simulation.time_breakdown` in words. Without a predictor no load is early, so it is just
 "loads"."""
 _UNFORESEEN = {cause: words for cause, words in CAUSES.items() if cause != "shadow"} | {"load": "loads"}
+_ROUTES = {"uniform": "drawn at random, every expert as likely as any other"}
 _SAYS = {"sep": "a shadow predicts", "random": "random prefetch", "none": "no predictor"}
 
 
@@ -51,6 +52,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         config = SystemConfig(**{name: facts[name] for name in CHOSEN})
         yield "system", system_name(facts["system"], config)
     yield "model", f"{shape}; layer and load times are the profile's, for any shape"
+    if facts["route_model"] is not None:
+        yield "routes", _ROUTES.get(facts["route_model"], f"drawn like those of models/{facts['route_model']}")
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
     stay += f", placement {facts['placement']} with a host" if facts["host"] else ""

@@ -6,9 +6,10 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import SystemSettings
-from odmoe.settings.table import Count, Number, again, setting
+from odmoe.settings.table import Count, Number, again, one_of, setting
 from odmoe.settings.units import DRAFTS, Drafts, Slots
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS, MAX_WORKERS
+from scheduler.simulation.route_model import LIKE_TEXT, ROUTE_MODELS
 from scheduler.simulation.scenario import PROFILE, RECALL
 from scheduler.simulation.workload import SAME_TOKEN
 
@@ -35,6 +36,12 @@ class SimulateSettings(SystemSettings):
         Settings, "batch_dense", heading="Workload", about="Compute several requests' dense layers together"
     )
     routes: str | None = setting(None, "a file", "Simulate the routes of a recording", heading="Workload", common=True)
+    route_model: str | None = one_of(
+        None,
+        ROUTE_MODELS,
+        f"Draw routes like those of this model (default: uniform; {LIKE_TEXT} where experts or their history are kept)",
+        heading="Workload",
+    )
     replay: str | None = setting(
         None, "a file", "Replay a recording, compare all decisions", heading="Workload", common=True
     )

@@ -252,6 +252,16 @@ def keeps_all(system: SystemConfig) -> bool:
     return system.residency == "all"
 
 
+def remembers_routes(system: SystemConfig) -> str | None:
+    """The policy whose worth depends on how alike the experts of one token and of others are, in words; None without
+    one."""
+    if caches(system) and not keeps_all(system):
+        return f"--residency {system.residency}"
+    if system.predictor not in ("none", "random", "sep"):
+        return f"--predictor {system.predictor}"
+    return None
+
+
 def is_exact(system: SystemConfig) -> bool:
     """Whether the answer is the model's own. Raises ConfigError."""
     return not inexact(system)

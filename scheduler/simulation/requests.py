@@ -36,7 +36,7 @@ def random_arrivals(
     seeds: list[int | str] = [seed, *(f"{seed}/{number}" for number in range(2, scenario.requests + 1))]
     times = scenario.arrivals or (0.0,) * scenario.requests
     return [
-        Arrival(random_workload(scenario, recall, own, same_token), scenario.prompt_tokens, scenario.tokens, at)
+        Arrival(random_workload(scenario, recall, own, same_token, seed), scenario.prompt_tokens, scenario.tokens, at)
         for own, at in zip(seeds, times, strict=True)
     ]
 

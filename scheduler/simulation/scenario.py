@@ -12,6 +12,7 @@ from scheduler.drafts.length import DraftLengths
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import check
 from scheduler.policies.system_config import CoreConfig, SystemConfig
+from scheduler.simulation.route_model import UNIFORM, RouteModel
 from scheduler.timing.profile import Profile
 
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734
@@ -62,6 +63,8 @@ class Scenario:
     block: int = 1
     """Rows of a decode pass: the last token, and drafts of the next ones, which cost nothing. Right drafts are tokens
     of the answer."""
+    route_model: RouteModel = UNIFORM
+    """Of requests whose routes are drawn."""
     draft: int | str = 0
     """The shadow drafts: a decode pass has as many rows as there are drafts, at most this many; `auto`: chosen live."""
 

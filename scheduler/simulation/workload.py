@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from scheduler.drafts.length import MOST_DRAFTS
 from scheduler.errors import ConfigError
 from scheduler.policies.predictors.base import Scores
+from scheduler.simulation.route_model import UNIFORM, RouteModel
 
 if TYPE_CHECKING:
     from scheduler.simulation.scenario import Scenario
@@ -74,9 +75,10 @@ class Workload(Protocol):
 
 
 class RandomWorkload:
-    """Uniform random routes. The shadow predicts each activated expert with probability `recall`, and otherwise one
-    that is not activated. `same_token`: the probability that its own token is the main model's. From another token it
-    predicts experts at random. Without a model there are no scores. Raises ConfigError.
+    """Random routes, by a route model. The shadow predicts each activated expert with probability `recall`, and
+    otherwise one that is not activated. `same_token`: the probability that its own token is the main model's. From
+    another token it predicts experts that this one might choose. There are no scores. `popular`: the seed of what is
+    popular, which requests share. Raises ConfigError.
     """
 
     scored = False
@@ -91,6 +93,8 @@ class RandomWorkload:
         recall: float | None,
         seed: int | str,
         same_token: float = SAME_TOKEN,
+        model: RouteModel = UNIFORM,
+        popular: int | str = 0,
     ) -> None:
         for name, value in (("--recall", recall), ("--acceptance", same_token)):
             if value is not None and not 0 <= value <= 1:
@@ -101,25 +105,44 @@ class RandomWorkload:
         self._recall = recall
         self._seed = seed
         self._same_token = same_token
+        self._model = model
+        self._weights = [model.weights(experts, f"{popular} popular {layer}") for layer in range(layers)]
         self._routes: dict[int, list[tuple[int, ...]]] = {}
         self._predictions: dict[int, list[tuple[int, ...]]] = {}
 
     def prompt(self, layer: int, start: int, stop: int) -> Rows:
-        _, experts, top_k = self._shape
         draw = random.Random(f"{self._seed} prompt {layer}").random
-        rows = [0] * experts
+        rows = [0] * self._shape[1]
+        chosen: tuple[int, ...] = ()
         for token in range(stop):
-            for expert in _distinct(draw, experts, top_k, ()):
+            chosen = self._choose(draw, layer, chosen)
+            for expert in chosen:
                 rows[expert] += token >= start
         return tuple((expert, count) for expert, count in enumerate(rows) if count)
 
     def routes(self, index: int, layer: int) -> tuple[int, ...]:
         if index not in self._routes:
-            layers, experts, top_k = self._shape
-            draw = random.Random(f"{self._seed} routes {index}").random
-            self._routes[index] = _routes(draw, layers, experts, top_k)
-            self._routes.pop(index - KEPT, None)
+            # Each token's follow from those of the token before, if not from nothing.
+            first = index if self._model.memoryless else max((at for at in self._routes if at < index), default=-1) + 1
+            for at in range(first, index + 1):
+                self._routes[at] = self._next_routes(at)
+                self._routes.pop(at - KEPT, None)
         return self._routes[index][layer]
+
+    def _next_routes(self, index: int) -> list[tuple[int, ...]]:
+        """Of all layers, for a token whose predecessor's are known."""
+        layers, experts, top_k = self._shape
+        draw = random.Random(f"{self._seed} routes {index}").random
+        if self._model.memoryless:
+            return _routes(draw, layers, experts, top_k)
+        before = self._routes[index - 1] if index else [()] * layers
+        return [self._choose(draw, layer, before[layer]) for layer in range(layers)]
+
+    def _choose(self, draw: Callable[[], float], layer: int, before: tuple[int, ...]) -> tuple[int, ...]:
+        _, experts, top_k = self._shape
+        if self._model.memoryless:
+            return _distinct(draw, experts, top_k, ())
+        return self._model.choose(draw, self._weights[layer], top_k, before)
 
     def predict(self, index: int, layer: int) -> tuple[int, ...] | None:
         if self._recall is None:
@@ -146,8 +169,9 @@ class RandomWorkload:
         return mistaken(draw, self._other(index, layer), self._shape[1], recall)
 
     def _other(self, index: int, layer: int) -> tuple[int, ...]:
-        _, experts, top_k = self._shape
-        return _distinct(random.Random(f"{self._seed} other token {index} {layer}").random, experts, top_k, ())
+        draw = random.Random(f"{self._seed} other token {index} {layer}").random
+        before = () if self._model.memoryless or not index else self.routes(index - 1, layer)
+        return self._choose(draw, layer, before)
 
     def gate(self, index: int, layer: int) -> Gate:
         raise ConfigError("random routes have no scores; simulate the routes of a recording (--routes)")
@@ -187,8 +211,12 @@ def _distinct(draw: Callable[[], float], experts: int, count: int, but: tuple[in
 
 
 def random_workload(
-    scenario: Scenario, recall: float | None = None, seed: int | str = 0, same_token: float = SAME_TOKEN
+    scenario: Scenario,
+    recall: float | None = None,
+    seed: int | str = 0,
+    same_token: float = SAME_TOKEN,
+    popular: int | str = 0,
 ) -> RandomWorkload:
     """For the scenario's model. `recall` None: no predictions. Raises ConfigError."""
     p = scenario.profile
-    return RandomWorkload(p.layers, p.experts, p.top_k, recall, seed, same_token)
+    return RandomWorkload(p.layers, p.experts, p.top_k, recall, seed, same_token, scenario.route_model, popular)

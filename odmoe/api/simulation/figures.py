@@ -11,6 +11,7 @@ from odmoe.api.simulation.scenarios import Run
 from odmoe.settings.simulate_settings import SimulateSettings
 from scheduler.core.stats import RecallCounts
 from scheduler.policies.system_config import SystemConfig
+from scheduler.simulation.route_model import name_of
 from scheduler.simulation.simulate import Outcome
 from scheduler.simulation.time_breakdown import bound_by
 from scheduler.simulation.workload import SAME_TOKEN
@@ -65,6 +66,7 @@ class Simulation:
     align_kv: int
     mini_batch: int | None
     seed: int
+    route_model: str | None
     prompt_tokens: list[int]
     tokens: list[int]
     at_once: int
@@ -137,6 +139,7 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
         align_kv=scenario.alignment.kv_period,
         mini_batch=scenario.mini_batch,
         seed=given.seed,
+        route_model=None if runs[0].measured else name_of(scenario.route_model),
         prompt_tokens=[arrival.prompt_tokens for arrival in arrivals],
         tokens=[arrival.tokens for arrival in arrivals],
         at_once=max(len(run.arrivals) for run in runs) if given.parallel is None else given.parallel,

@@ -14,18 +14,19 @@ from odmoe.settings.units import AUTO_SLOTS
 from scheduler.alignment import FIXED, Alignment
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
-from scheduler.policies.registry import caches, keeps_all, strategy_of
+from scheduler.policies.registry import caches, keeps_all, remembers_routes, strategy_of
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.recorded_routes import SHADOW, RecordedWorkload, recorded_groups, recorded_workloads
 from scheduler.simulation.requests import Arrival, random_arrivals
+from scheduler.simulation.route_model import LIKE_TEXT, ROUTE_MODELS, RouteModel, find_route_model
 from scheduler.simulation.scenario import RECALL, Scenario
 from scheduler.simulation.simulate import unscored
 from scheduler.simulation.workload import SAME_TOKEN
 from scheduler.timing.profile import Profile, find_profile
 from scheduler.types import FormCost, WorkerJoined
 
-_OF_ROUTES = ("prompt_tokens", "layers", "experts", "top_k", "requests", "interval", "prefill_chunk")
+_OF_ROUTES = ("route_model", "prompt_tokens", "layers", "experts", "top_k", "requests", "interval", "prefill_chunk")
 """Settings that a recording determines."""
 
 
@@ -59,6 +60,7 @@ def _random_run(given: SimulateSettings) -> Run:
     scenario = _scenario(given, profile, None, given.prompt_tokens, given.tokens)
     recall = RECALL if given.recall is None and scenario.system.predictor == "sep" else given.recall
     same_token = SAME_TOKEN if given.acceptance is None else given.acceptance
+    scenario = replace(scenario, route_model=_route_model(given, scenario.system))
     arrivals = random_arrivals(scenario, recall, given.seed, same_token)
     if lacking := unscored(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
         flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.given(name))
@@ -67,6 +69,19 @@ def _random_run(given: SimulateSettings) -> Run:
             f"then odmoe simulate {flags} --routes FILE"
         )
     return Run(scenario, given.system, arrivals)
+
+
+def _route_model(given: SimulateSettings, system: SystemConfig) -> RouteModel:
+    """As given, or one with which it matters what a system remembers. Raises ConfigError where it would not."""
+    remembers = remembers_routes(system)
+    found = find_route_model(given.route_model or (LIKE_TEXT if remembers else "uniform"))
+    if remembers and found.memoryless:
+        others = ", ".join(name for name, model in ROUTE_MODELS.items() if not model.memoryless)
+        raise ConfigError(
+            f"--route-model is {given.route_model}, and {remembers} goes by what was chosen before: every expert is "
+            f"then as likely as any other, and caches are all alike; give {others}, or a recording (--routes)"
+        )
+    return found
 
 
 def _scenario(
