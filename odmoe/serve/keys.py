@@ -6,11 +6,9 @@ import hmac
 from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from odmoe.serve.errors import ApiError
-from odmoe.serve.sse import encode
+from odmoe.serve.api_error import ApiError
 
 OPEN = ("/health", "/ready")
 """Paths that need no key: what watches the process has none."""
@@ -34,8 +32,7 @@ class Keys:
         )
         scope["state"]["record"].finish = error.code
         self._refused("invalid_api_key")
-        refusal = Response(encode(error.body()), error.status, error.headers, "application/json")
-        await refusal(scope, receive, send)
+        await error.response()(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
         """In a time that does not tell how much of a key is right."""

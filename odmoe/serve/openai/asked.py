@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import ApiError
 
 if TYPE_CHECKING:
     from main_node.sampling import How, Sampling

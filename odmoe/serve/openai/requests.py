@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import ApiError
 
 MOST_LOGPROBS = 20
 """Most probable tokens whose log-probabilities one may ask for, as in OpenAI's chat API."""

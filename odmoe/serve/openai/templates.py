@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from odmoe.api.chat import templated
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import ApiError
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import secrets
 from typing import Any, NamedTuple
 
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import ApiError
 
 HERMES: dict[str, Any] = {
     "defaults": {"role": "assistant"},

@@ -122,7 +122,7 @@ def test_a_request_in_pieces(served: Served) -> None:
     data = json.dumps({"model": "demo-moe", "prompt": "a", "max_tokens": 1}).encode()
     with socket.create_connection(served.address) as client:
         client.settimeout(WAIT_S)
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        client.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {served.host}\r\nConnection: close\r\n".encode())
         client.sendall(f"Content-Length: {len(data)}\r\n\r\n".encode())
         for byte in data:
             client.sendall(bytes([byte]))

@@ -121,8 +121,8 @@ def test_a_client_that_has_gone_is_noted(served: Served) -> None:
     assert "finish=cancelled" in served.lines[-1]
     until(lambda: is_idle(served))
     text = httpx2.get(f"{served.url}/metrics").text
-    assert 'odmoe_requests_total{finish="cancelled"}' in text
-    assert "odmoe_requests_answered 0.0" in text
+    assert 'odmoe_answers_total{finish="cancelled"}' in text
+    assert "odmoe_answers_under_way 0.0" in text
 
 
 def test_a_full_queue(served: Served) -> None:

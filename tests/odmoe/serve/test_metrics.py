@@ -151,7 +151,7 @@ def test_counters_never_fall(cluster: EmbeddedCluster, reference: Any) -> None:
 def test_what_is_counted_of_requests() -> None:
     metrics = Metrics(Failing())  # type: ignore[arg-type]
     for finish in ("stop", "stop_text", "length", "context", "cancelled", "deadline", "main_node_lost", "error"):
-        assert Scrape(metrics).of("odmoe_requests_total", finish=finish) == 0
+        assert Scrape(metrics).of("odmoe_answers_total", finish=finish) == 0
     for _ in range(3):
         metrics.began()
     metrics.refused("queue_full")
@@ -163,11 +163,11 @@ def test_what_is_counted_of_requests() -> None:
     metrics.ended("cancelled", None)
     metrics.queue(4, 2)
     found = Scrape(metrics)
-    assert found.of("odmoe_requests_total", finish="stop") == 2
-    assert found.of("odmoe_requests_total", finish="cancelled") == 1
+    assert found.of("odmoe_answers_total", finish="stop") == 2
+    assert found.of("odmoe_answers_total", finish="cancelled") == 1
     assert found.of("odmoe_refused_requests_total", reason="queue_full") == 1
-    assert (found["odmoe_requests_begun_total"], found["odmoe_inexact_answers_total"]) == (3, 1)
-    assert (found["odmoe_queue_length"], found["odmoe_requests_answered"]) == (4, 2)
+    assert (found["odmoe_answers_begun_total"], found["odmoe_inexact_answers_total"]) == (3, 1)
+    assert (found["odmoe_answers_waiting"], found["odmoe_answers_under_way"]) == (4, 2)
     ttft = "odmoe_time_to_first_token_seconds"
     assert found[f"{ttft}_sum"] == pytest.approx(700.2)
     counts = [found.of(f"{ttft}_bucket", le=le) for le in ("0.1", "0.25", "600.0", "+Inf")]
@@ -185,7 +185,7 @@ def test_a_cluster_that_is_gone_costs_its_own_figures_alone(caplog: pytest.LogCa
     metrics.began()
     for _ in range(2):
         found = Scrape(metrics)
-        assert (found["odmoe_up"], found["odmoe_requests_begun_total"]) == (0, 1)
+        assert (found["odmoe_up"], found["odmoe_answers_begun_total"]) == (0, 1)
         assert "odmoe_expert_loads" not in found.families
         assert "odmoe_node_up" not in found.families
     assert [record.message for record in caplog.records] == ["no figures of the cluster: the main node died: SIGKILL"]

@@ -36,8 +36,13 @@ class Served:
     """The exit code, once it has ended."""
 
     @property
+    def host(self) -> str:
+        """As clients name it in the header of this name."""
+        return "{}:{}".format(*self.address)
+
+    @property
     def url(self) -> str:
-        return "http://{}:{}".format(*self.address)
+        return f"http://{self.host}"
 
     def client(self, key: str = "none", **more: Any) -> OpenAI:
         """The official client. It sends a request once."""
