@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from odmoe.serve.api_error import ApiError, ClientGoneError, log_defect, told
+from odmoe.serve.api_error import ClientGoneError, log_defect, told
 from odmoe.serve.openai import chat, completions
 from odmoe.serve.openai.parts import Part, Shape, parts_of, usage_of
 from odmoe.serve.openai.requests import AnswerRequest, ChatRequest, CompletionRequest, parse
@@ -75,7 +75,6 @@ class _Answering:
         body = await under_way.read_body()
         found, asked, shape = await under_way.unless_stopped(asyncio.to_thread(self._read, service, body, record.id))
         record.model, record.stream, record.prompt_tokens = service.name, found.stream, asked.prompt_tokens
-        check_size(asked, service.limits.values)
         exchange = under_way.begin(asked)
         if found.stream:
             return EventStream(_events(exchange, shape, found.include_usage), _last_event)
@@ -111,19 +110,3 @@ def _encoded(shape: Shape, part: Part) -> bytes:
 
 def _tokens(exchange: Exchange) -> int:
     return exchange.tokens if exchange.asked.max_new_tokens else 0
-
-
-def check_size(asked: Asked, most: int) -> None:
-    """A whole response is made in memory: of each token there is the token, and what is asked of its probabilities.
-    Raises ApiError for more than `most` of these values."""
-    of_answers = len(asked.prompts) * asked.n * asked.max_new_tokens * (1 + (asked.how.get("logprobs") or 0))
-    top = asked.how.get("prompt_logprobs")
-    of_prompts = 0 if top is None else asked.prompt_tokens * asked.n * (1 + top)
-    if of_answers + of_prompts > most:
-        raise ApiError(
-            400,
-            f"the request asks for up to {of_answers + of_prompts} tokens and log-probabilities at once; allowed: "
-            f"{most}; lower max_tokens, n or logprobs, or send fewer prompts in a request",
-            param="max_tokens",
-            code="too_large",
-        )

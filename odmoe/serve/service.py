@@ -31,8 +31,6 @@ class Limits:
     """Of a request."""
     body_s: float = 60.0
     """To send it."""
-    values: int = 2 << 20
-    """Tokens and log-probabilities that a request may ask for at once."""
 
 
 class Service:

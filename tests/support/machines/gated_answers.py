@@ -16,23 +16,24 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Before each token of each answer, until it is opened; answers that are given up pass. Reports have one of their
+    """Before the tokens of every answer, until it is opened; answers that are given up pass. Reports have one of their
     own."""
 
     def __init__(self) -> None:
-        self._tokens = threading.Semaphore(0)
+        self._passing = 0
         self._open = threading.Event()
         self.reports = threading.Event()
         self.reports.set()
 
     def let(self, tokens: int) -> None:
-        self._tokens.release(tokens)
+        """So many of each answer pass."""
+        self._passing = tokens
 
     def open(self) -> None:
         self._open.set()
 
-    def pass_token(self, given_up: threading.Event) -> None:
-        while not (self._open.is_set() or given_up.is_set() or self._tokens.acquire(timeout=0.01)):
+    def pass_token(self, number: int, given_up: threading.Event) -> None:
+        while number >= self._passing and not given_up.is_set() and not self._open.wait(0.01):
             pass
 
     def pass_report(self, given_up: threading.Event) -> None:
@@ -46,8 +47,8 @@ def gated() -> Iterator[Gate]:
     gate, whole = Gate(), TextAnswer._read
 
     def read(self: Any, *given: Any) -> Iterator[Piece]:
-        for piece in whole(self, *given):
-            gate.pass_token(self._given_up)
+        for number, piece in enumerate(whole(self, *given)):
+            gate.pass_token(number, self._given_up)
             yield piece
             if piece.step.finish is not None:
                 gate.pass_report(self._given_up)
