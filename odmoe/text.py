@@ -87,7 +87,7 @@ def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> l
         raise PromptError(f"the prompt is not UTF-8 text (character {error.start}); convert it") from error
     ids: list[int] = tokenizer(prompt, add_special_tokens=special)["input_ids"]
     if not prompt or not ids:
-        raise PromptError("the prompt is empty; give it as an argument or on standard input")
+        raise PromptError("the prompt is empty; give at least one character")
     if len(ids) >= context:
         raise PromptError(f"the prompt has {len(ids)} tokens, the model's context is {context}; shorten it")
     return ids

@@ -114,6 +114,11 @@ def test_paths_and_methods_that_there_are_not(served: Served) -> None:
         assert served.counted("odmoe_refused_requests_total", reason="no_route") == before + 1
 
 
+def test_an_empty_prompt_is_no_matter_of_the_command_line(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="the prompt is empty; give at least one character"):
+        served.client().completions.create(model="demo-moe", prompt="")
+
+
 def test_another_method_is_told_which_there_is(served: Served) -> None:
     for method, path, allowed in [("GET", "/v1/completions", "POST"), ("DELETE", "/v1/models", "GET")]:
         found = httpx2.request(method, f"{served.url}{path}")

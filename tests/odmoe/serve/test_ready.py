@@ -24,7 +24,7 @@ def _asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ready(served: Served) -> tuple[int, Any]:
-    found = httpx2.get(f"{served.url}/ready")
+    found = httpx2.get(f"{served.url}/ready", timeout=WAIT_S)
     return found.status_code, found.json()
 
 
@@ -57,7 +57,9 @@ def test_lost_workers(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ready(served) == (503, {"status": "not ready", "why": "every worker is lost"})
 
 
-def test_however_many_ask_the_cluster_is_asked_once_and_requests_are_answered(model: Model) -> None:
+def test_however_many_ask_the_cluster_is_asked_once_and_requests_are_answered(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, go = [], threading.Event()
     figures = model.cluster.figures
 
@@ -66,13 +68,10 @@ def test_however_many_ask_the_cluster_is_asked_once_and_requests_are_answered(mo
         assert go.wait(WAIT_S)
         return figures()
 
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        serving(model) as served,
-        ThreadPoolExecutor(40) as pool,
-    ):
-        patch.setattr(status, "FRESH_S", 3600.0)
-        patch.setattr(model.cluster, "figures", slow)
+    monkeypatch.setattr(status, "FRESH_S", 3600.0)
+    monkeypatch.setattr(status, "READY_S", WAIT_S)
+    with serving(model) as served, ThreadPoolExecutor(40) as pool:
+        monkeypatch.setattr(model.cluster, "figures", slow)
         try:
             waiting = [pool.submit(ready, served) for _ in range(40)]
             until(lambda: bool(asked))
