@@ -17,7 +17,7 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.sources import merged
 
 AGAIN_S = 1.0
-"""Between interrupts of a service that is to end."""
+"""Between the interrupts of a service that is to end at once."""
 
 
 def settings_here(given: dict[str, Any]) -> Settings:
@@ -62,13 +62,13 @@ def _serve(request: dict[str, Any]) -> int:
 
 
 def _follow_signals() -> None:
-    """Interrupt this process once for each line, a signal at the launching machine; when standard input ends, until it
-    has ended: nobody can reach the service any more."""
+    """Interrupt this process once for each line, a signal at the launching machine. When standard input ends, nobody
+    can reach the service any more: then twice, which ends it at once."""
     while sys.stdin.readline():
         os.kill(os.getpid(), signal.SIGINT)
-    while True:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(AGAIN_S)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(AGAIN_S)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _follow_launcher() -> None:

@@ -15,10 +15,9 @@ from starlette.responses import Response
 
 from odmoe.serve.access_log import FORMATS, GONE, AccessLog
 from odmoe.serve.api_error import ApiError, ClientGoneError, told
-from odmoe.serve.keys import Keys
+from odmoe.serve.callers import Keys, OwnPages
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
-from odmoe.serve.web_pages import OwnPages
 from scheduler.errors import ODMoEError
 
 if TYPE_CHECKING:

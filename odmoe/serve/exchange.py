@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from odmoe.api.text_answer import Piece
 from odmoe.serve.answers import Got
-from odmoe.serve.api_error import ClientGoneError, told
+from odmoe.serve.api_error import ApiError, ClientGoneError, told
 
 if TYPE_CHECKING:
     from main_node.report import Report
@@ -56,24 +56,22 @@ class Exchange:
         found: list[Got] = []
         while self._last and not found:
             if self._failure is None:
-                found = self._noted(await self._feed_take())
+                try:
+                    found = self._noted(await self._answers.feed.take())
+                except Exception as error:
+                    self._failure = error
+                    raise
             if self._failure is not None and not found:
                 raise self._failure
         return found
 
-    async def _feed_take(self) -> list[Got]:
-        try:
-            return await self._answers.feed.take()
-        except Exception as error:
-            self._failure = error
-            raise
-
     async def settle(self) -> None:
-        """Wait for the reports of whole answers, for the log and the metrics."""
-        with contextlib.suppress(TimeoutError):
+        """Wait for the reports of whole answers, for the log and the metrics. There may be none: of answers that were
+        given up when their last tokens were on their way."""
+        with contextlib.suppress(TimeoutError, ApiError, ClientGoneError):
             async with asyncio.timeout(REPORTS_S):
-                while self._owed and self._failure is None:
-                    self._noted(await self._feed_take())
+                while self._owed:
+                    self._noted(await self._answers.feed.take())
 
     def _noted(self, got: list[Got]) -> list[Got]:
         """Those of them that are for the client, up to the first error."""

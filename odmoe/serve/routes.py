@@ -16,7 +16,7 @@ from odmoe.serve.openai import chat, completions
 from odmoe.serve.openai.parts import Part, Shape, parts_of, usage_of
 from odmoe.serve.openai.requests import AnswerRequest, ChatRequest, CompletionRequest, parse
 from odmoe.serve.sse import DONE, EventStream, encode, event
-from odmoe.serve.under_way import UnderWay
+from odmoe.serve.under_way import RequestUnderWay
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -58,7 +58,7 @@ class _Answering:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        with UnderWay(self._service, request) as under_way:
+        with RequestUnderWay(self._service, request) as under_way:
             try:
                 response = await self._response(under_way)
                 await response(scope, receive, send)
@@ -69,7 +69,7 @@ class _Answering:
                 raise told(error) from error
             await under_way.settle()
 
-    async def _response(self, under_way: UnderWay) -> Response:
+    async def _response(self, under_way: RequestUnderWay) -> Response:
         """What fails before the first event is an HTTP error, whether a stream was asked for or not."""
         service, record = self._service, under_way.record
         body = await under_way.read_body()

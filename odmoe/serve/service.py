@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from odmoe.serve.answers import Desk
 from odmoe.serve.api_error import ApiError
@@ -15,7 +15,6 @@ from odmoe.serve.openai.token_texts import TokenTexts
 if TYPE_CHECKING:
     from odmoe.api.model import Model
     from odmoe.serve.metrics import Metrics
-    from odmoe.serve.under_way import UnderWay
     from odmoe.settings.settings import Settings
 
 CLOSE_S = 5.0
@@ -33,6 +32,21 @@ class Limits:
     """To send it."""
 
 
+class UnderWay(Protocol):
+    """A request for answers, from its headers to the end of its response."""
+
+    @property
+    def waiting(self) -> int:
+        """How many of its answers have no token yet."""
+
+    @property
+    def answered(self) -> int:
+        """How many of its answers have a token, and not their last."""
+
+    def stop(self, error: Exception) -> None:
+        """The client gets `error` in place of what is left."""
+
+
 class Service:
     """Everything that the routes share."""
 
@@ -45,7 +59,7 @@ class Service:
         self.texts = TokenTexts(model.opened.tokenizer)
         self.created = int(time.time())
         self.under_way: set[UnderWay] = set()
-        """Requests for answers whose headers have come and whose response has not ended."""
+        """A drain waits until there is none."""
         self.stopping = False
         """No request is taken any more."""
         self.ready_pool = ThreadPoolExecutor(1, "odmoe-ready")

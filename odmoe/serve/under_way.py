@@ -24,7 +24,7 @@ GIVEN_UP_S = 5.0
 """What a client has to read the rest of an answer that was given up."""
 
 
-class UnderWay:
+class RequestUnderWay:
     """What waits for it to end (a drain) finds it in `service.under_way`. It ends early with the first of these: its
     deadline, its client's leaving, `stop`."""
 

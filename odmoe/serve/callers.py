@@ -1,7 +1,9 @@
-"""Without a key, programs of this machine may ask, and not the web pages that its browsers show."""
+"""Who may ask: with keys, whoever has one; without, programs of this machine, and not the web pages that its browsers
+show."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
@@ -11,8 +13,36 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from odmoe.serve.api_error import ApiError
 from odmoe.settings.serve_settings import is_loopback
 
+OPEN = ("/health", "/ready")
+"""Paths that need no key: what watches the process has none."""
 WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 """Methods of requests that change nothing. A page cannot read their responses, unless it is allowed to."""
+
+
+class Keys:
+    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. Without keys it lets all through.
+    `refused`: told why."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[str], None]) -> None:
+        self._app = app
+        self._refused = refused
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keys or scope["path"] in OPEN or self._known(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
+        )
+        await _refuse(error, self._refused, scope, receive, send)
+
+    def _known(self, headers: Headers) -> bool:
+        """In a time that does not tell how much of a key is right."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        key = given.strip().encode("utf-8", "surrogateescape")
+        same = [hmac.compare_digest(key, known) for known in self._keys]
+        return scheme.lower() == "bearer" and any(same)
 
 
 class OwnPages:
@@ -28,9 +58,7 @@ class OwnPages:
         if error is None:
             await self._app(scope, receive, send)
             return
-        scope["state"]["record"].finish = error.code
-        self._refused(str(error.code))
-        await error.response()(scope, receive, send)
+        await _refuse(error, self._refused, scope, receive, send)
 
     def _fault(self, method: str, headers: Headers) -> ApiError | None:
         host, origin = headers.get("host", ""), headers.get("origin")
@@ -51,3 +79,9 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+async def _refuse(error: ApiError, refused: Callable[[str], None], scope: Scope, receive: Receive, send: Send) -> None:
+    scope["state"]["record"].finish = error.code
+    refused(error.code or error.kind)
+    await error.response()(scope, receive, send)
