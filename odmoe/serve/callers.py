@@ -20,8 +20,7 @@ WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 
 
 class Keys:
-    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. Without keys it lets all through.
-    `refused`: told why."""
+    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. `refused`: told why."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[str], None]) -> None:
         self._app = app
@@ -29,7 +28,7 @@ class Keys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or scope["path"] in OPEN or self._known(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in OPEN or self._known(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         error = ApiError(
