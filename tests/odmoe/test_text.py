@@ -65,9 +65,16 @@ TOKENIZERS = {
 each = pytest.mark.parametrize("name", TOKENIZERS)
 
 
-def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
-    stream = TextStream(tokenizer)
+def pieces(tokenizer: Any, ids: list[int], prompt: list[int] | None = None) -> list[str]:
+    stream = TextStream(tokenizer, prompt or [])
     return [*(stream.push(token) for token in ids), stream.flush()]
+
+
+def check_after(tokenizer: Any, prompt: list[int], ids: list[int]) -> None:
+    """Prompt and answer are the text of both, unless the answer changes the prompt's last characters."""
+    before, whole = (tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, [*prompt, *ids]))
+    if whole.startswith(before):
+        assert before + "".join(pieces(tokenizer, ids, prompt)) == whole
 
 
 def check(tokenizer: Any, ids: list[int]) -> None:
@@ -84,6 +91,41 @@ def test_pieces_add_up(name: str, data: st.DataObject) -> None:
     newlines = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
     often = st.sampled_from([*tokenizer.all_special_ids, *newlines]) | number
     check(tokenizer, data.draw(st.lists(often, max_size=40)))
+
+
+@each
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_prompt_and_answer_are_the_text_of_both(name: str, data: st.DataObject) -> None:
+    """Also where decoding the answer alone leaves out its first space, and after prompts of many tokens."""
+    tokenizer = TOKENIZERS[name]
+    number = st.integers(0, len(tokenizer) - 1)
+    words = tokenizer.convert_tokens_to_ids([word for word in WORDS if word in tokenizer.get_vocab()])
+    often = st.sampled_from([*tokenizer.all_special_ids, *words]) | number
+    prompt = data.draw(st.lists(often, max_size=12)) * data.draw(st.sampled_from([1, 1, 10, 100]))
+    check_after(tokenizer, prompt, data.draw(st.lists(often, max_size=20)))
+
+
+def test_the_first_space_of_an_answer_stays() -> None:
+    for name in ("llama", "metaspace"):
+        tokenizer = TOKENIZERS[name]
+        one, two, bos = tokenizer.convert_tokens_to_ids(["▁one", "▁two", "<s>"])
+        assert tokenizer.decode([two]) == "two"
+        for prompt in ([one], [bos, one], [one] * 1000, [one, *[bos] * 20]):
+            assert pieces(tokenizer, [two, one], prompt) == [" two", " one", ""]
+        assert pieces(tokenizer, [two, one], [bos]) == ["two", " one", ""]
+
+
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_an_answer_completes_the_prompts_last_character(known: int) -> None:
+    tokenizer = TOKENIZERS["llama"]
+    spelled = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in "\N{GRINNING FACE}".encode()])
+    word = tokenizer.convert_tokens_to_ids("one")
+    answer = [*spelled[known:], word]
+    assert "".join(pieces(tokenizer, answer, [word, *spelled[:known]])) == "\N{GRINNING FACE}one"
+    demo = TOKENIZERS["demo"]
+    ids = demo("a \N{GRINNING FACE}")["input_ids"]
+    assert "".join(pieces(demo, ids[-4 + known :], ids[: -4 + known])) == "\N{GRINNING FACE}"
 
 
 @given(text=st.text(max_size=40))
@@ -148,6 +190,20 @@ def test_long_texts_are_not_decoded_again_and_again(monkeypatch: pytest.MonkeyPa
     stream = TextStream(tokenizer)
     assert "".join([*map(stream.push, ids), stream.flush()]) == "A line of text.\n" * 200
     assert max(decoded) < 30
+
+
+@each
+def test_long_lines_and_prompts_are_not_decoded_again_and_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS[name]
+    words = ["Ġto" if name == "demo" else "▁two"]
+    prompt, ids = tokenizer.convert_tokens_to_ids(words) * 5000, tokenizer.convert_tokens_to_ids(words) * 1000
+    decoded: list[int] = []
+    real = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda part, **k: decoded.append(len(part)) or real(part, **k))
+    stream = TextStream(tokenizer, prompt)
+    text = "".join([*map(stream.push, ids), stream.flush()])
+    assert max(decoded) < 100
+    assert text == real([*prompt, *ids])[len(real(prompt)) :]
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------

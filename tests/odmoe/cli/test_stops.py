@@ -135,7 +135,7 @@ def test_the_command_line_leaves_the_stop_out(cli: CommandLine, greedy: Any, dem
 
 def test_the_stopper_reads_the_model(demo: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo)
-    stopped = make_stopper(demo)(("two",))
+    stopped = make_stopper(demo)(("two",), [])
     assert [stopped(token) for token in tokenizer("one two")["input_ids"]][-1] is True
 
 
