@@ -10,9 +10,8 @@ from typing import Any
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer, is_gguf
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import removed
-from odmoe.api.chat import templated
+from odmoe.token_length import most_characters
 from scheduler.errors import (
-    ConfigError,
     CorruptCheckpointError,
     CorruptStoreError,
     NoTokenizerError,
@@ -89,12 +88,23 @@ def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> l
         prompt.encode()
     except UnicodeEncodeError as error:
         raise PromptError(f"the prompt is not UTF-8 text (character {error.start}); convert it") from error
+    _check_length(tokenizer, prompt, context)
     ids: list[int] = tokenizer(prompt, add_special_tokens=special)["input_ids"]
     if not prompt or not ids:
         raise PromptError("the prompt is empty; give it as an argument or on standard input")
     if len(ids) >= context:
         raise PromptError(f"the prompt has {len(ids)} tokens, the model's context is {context}; shorten it")
     return ids
+
+
+def _check_length(tokenizer: Any, prompt: str, context: int) -> None:
+    """Raises PromptError for a text that cannot fit, before tokenising it takes long."""
+    most = most_characters(tokenizer) if len(prompt) > context else None
+    if most is not None and len(prompt) > context * most:
+        raise PromptError(
+            f"the prompt has {len(prompt)} characters, and the {context} tokens of the model's context have at most "
+            f"{context * most}; shorten it"
+        )
 
 
 class TextStream:
@@ -223,15 +233,3 @@ def make_stopper(folder: Path) -> Callable[[tuple[str, ...], Sequence[int]], Cal
         return push
 
     return stopper
-
-
-def as_chat(tokenizer: Any, message: str, system: str | None) -> str:
-    """A user's message in the model's chat template, up to where the answer begins. `system`: the system prompt.
-
-    Raises ConfigError where the model has no chat template, or one that refuses this chat.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise ConfigError("--chat is given, but the model has no chat template; leave it out, or use an instruct model")
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": message})
-    return templated(tokenizer, messages)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from odmoe.text import TextStream, encode, load_tokenizer
+from odmoe.token_length import most_characters
 from scheduler.errors import CorruptStoreError, NoTokenizerError, PromptError, StoreNotFoundError
 from support.paths import ROOT
 
@@ -221,6 +222,57 @@ def test_a_prompt_must_leave_room() -> None:
     assert encode(tokenizer, "a few words here", len(ids) + 1) == ids
     with pytest.raises(PromptError, match=rf"has {len(ids)} tokens, the model's context is {len(ids)}; shorten"):
         encode(tokenizer, "a few words here", len(ids))
+
+
+def nfc() -> Any:
+    """As Qwen: bytes, of the text's composed form."""
+    made = Tokenizer.from_file(str(ROOT / "models" / "demo-moe" / "tokenizer.json"))
+    made.normalizer = normalizers.NFC()
+    return fast(made)
+
+
+def unigram() -> Any:
+    """As Llama's, and of a model that chooses among pieces."""
+    pieces = [(piece, -1.0) for piece in [*SPECIAL, *BYTES, *WORDS]]
+    made = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return fast(made)
+
+
+BOUNDED = {"demo": TOKENIZERS["demo"], "llama": TOKENIZERS["llama"], "nfc": nfc(), "unigram": unigram()}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@given(text=st.text(max_size=60) | st.text("one two. 你é\u0301\u0323\u0345ᾳ", max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_no_token_stands_for_more_characters_than_the_bound(name: str, text: str) -> None:
+    most = most_characters(BOUNDED[name])
+    assert most is not None
+    ids = BOUNDED[name](text, add_special_tokens=False)["input_ids"]
+    assert len(text) <= most * len(ids)
+
+
+def test_where_a_token_may_stand_for_any_length_there_is_no_bound() -> None:
+    assert most_characters(TOKENIZERS["metaspace"]) is None, "a word that is not in its vocabulary is one token"
+    stripping = Tokenizer.from_file(str(ROOT / "models" / "demo-moe" / "tokenizer.json"))
+    stripping.add_special_tokens([AddedToken("<mask>", rstrip=True)])
+    assert most_characters(fast(stripping)) is None, "it takes the blanks after it"
+    dropping = Tokenizer.from_file(str(ROOT / "models" / "demo-moe" / "tokenizer.json"))
+    dropping.normalizer = normalizers.Replace("  ", "")
+    assert most_characters(fast(dropping)) is None
+    assert most_characters(object()) is None
+
+
+def test_a_prompt_that_cannot_fit_is_not_tokenised() -> None:
+    tokenizer = TOKENIZERS["demo"]
+    most = most_characters(tokenizer) or 0
+    assert len(encode(tokenizer, " " * 10 * most, 10 * most)) > 0
+
+    class Untouched:
+        backend_tokenizer = tokenizer.backend_tokenizer
+
+    with pytest.raises(PromptError, match=f"has {10 * most + 1} characters, and the 10 tokens .* at most {10 * most};"):
+        encode(Untouched(), "a" * (10 * most + 1), 10)
 
 
 @pytest.mark.parametrize(("prompt", "says"), [("", "empty"), ("a\udcffb", r"not UTF-8 text \(character 1\)")])
