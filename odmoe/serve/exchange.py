@@ -15,7 +15,7 @@ from odmoe.serve.errors import ApiError, ClientGoneError, told
 
 if TYPE_CHECKING:
     from odmoe.serve.access_log import Record
-    from odmoe.serve.openai.asked import Asked
+    from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
 
 
@@ -23,10 +23,10 @@ class Exchange:
     """Begins the answers. They end when they are whole, or with the first of these: an error of one of them, the
     request's deadline, the client's leaving, `stop`. Call `close` whatever happened."""
 
-    def __init__(self, service: Service, record: Record, asked: Asked, receive: Receive) -> None:
+    def __init__(self, service: Service, record: Record, wanted: EngineRequest, receive: Receive) -> None:
         """Raises QueueFullError."""
-        self.service, self.record, self.asked = service, record, asked
-        self.answers = service.desk.start(asked.makes(service))
+        self.service, self.record, self.wanted = service, record, wanted
+        self.answers = service.desk.start(wanted.makes(service))
         self.tokens = 0
         """Of all its answers."""
         self._last = dict.fromkeys(range(self.answers.count), record.began)

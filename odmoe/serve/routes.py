@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from odmoe.serve.answers import Got
-    from odmoe.serve.openai.asked import Asked
+    from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
 
 
@@ -32,17 +32,17 @@ def add_answers(app: FastAPI, service: Service) -> None:
     async def complete(request: Request) -> Response:
         found = parse(CompletionRequest, await _body(service, request))
         service.check_name(found.model)
-        asked, texts = await asyncio.to_thread(completions.asked_of, service, found)
-        shape = completions.CompletionShape(service, found, asked, texts, request.state.record.id)
-        return await _respond(service, request, found, asked, shape)
+        wanted, texts = await asyncio.to_thread(completions.to_engine_request, service, found)
+        shape = completions.CompletionShape(service, found, wanted, texts, request.state.record.id)
+        return await _respond(service, request, found, wanted, shape)
 
     @app.post("/v1/chat/completions")
     async def answer(request: Request) -> Response:
         found = parse(ChatRequest, await _body(service, request))
         service.check_name(found.model)
-        asked, text = await asyncio.to_thread(chat.asked_of, service, found)
-        shape = chat.ChatShape(service, found, text, request.state.record.id)
-        return await _respond(service, request, found, asked, shape)
+        wanted, text = await asyncio.to_thread(chat.to_engine_request, service, found)
+        shape = chat.ChatShape(service, found, wanted, text, request.state.record.id)
+        return await _respond(service, request, found, wanted, shape)
 
 
 async def _body(service: Service, request: Request) -> bytes:
@@ -51,11 +51,13 @@ async def _body(service: Service, request: Request) -> bytes:
     return await read_body(request, service.limits.body_bytes)
 
 
-async def _respond(service: Service, request: Request, found: AnswerRequest, asked: Asked, shape: Shape) -> Response:
+async def _respond(
+    service: Service, request: Request, found: AnswerRequest, wanted: EngineRequest, shape: Shape
+) -> Response:
     """The answers as one response, or as events. What fails before the first token is an HTTP error either way."""
     record = request.state.record
-    record.model, record.stream, record.prompt_tokens = service.name, found.stream, asked.prompt_tokens
-    exchange = Exchange(service, record, asked, request.receive)
+    record.model, record.stream, record.prompt_tokens = service.name, found.stream, wanted.prompt_tokens
+    exchange = Exchange(service, record, wanted, request.receive)
     try:
         first = await exchange.take()
         if found.stream:
@@ -72,7 +74,7 @@ async def _respond(service: Service, request: Request, found: AnswerRequest, ask
         exchange.close(error)
         raise
     exchange.close()
-    usage = usage_of(asked.prompt_tokens, _tokens(exchange, asked))
+    usage = usage_of(wanted.prompt_tokens, _tokens(exchange, wanted))
     return Response(encode(shape.response(parts_of(got), usage)), media_type="application/json")
 
 
@@ -85,7 +87,7 @@ async def _events(exchange: Exchange, first: list[Got], shape: Shape, usage: boo
             if data:
                 yield data
         if usage:
-            tokens = usage_of(exchange.asked.prompt_tokens, _tokens(exchange, exchange.asked))
+            tokens = usage_of(exchange.wanted.prompt_tokens, _tokens(exchange, exchange.wanted))
             yield event(shape.usage_chunk(tokens))
         yield DONE
     except ClientGoneError as error:
@@ -105,5 +107,5 @@ def _encoded(shape: Shape, part: Part) -> bytes:
     return b"".join(event(chunk) for chunk in shape.chunks(part))
 
 
-def _tokens(exchange: Exchange, asked: Asked) -> int:
-    return exchange.tokens if asked.max_new_tokens else 0
+def _tokens(exchange: Exchange, wanted: EngineRequest) -> int:
+    return exchange.tokens if wanted.max_new_tokens else 0
