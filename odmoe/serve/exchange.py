@@ -13,7 +13,7 @@ from odmoe.serve.api_error import ApiError, ClientGoneError, told
 if TYPE_CHECKING:
     from main_node.report import Report
     from odmoe.serve.access_log import Record
-    from odmoe.serve.openai.asked import Asked
+    from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
 
 REPORTS_S = 30.0
@@ -24,10 +24,10 @@ class Exchange:
     """Begins the answers. They are whole with their last tokens; their reports come later, and are waited for by
     `settle`, when the client has its response. An error of one of them ends all. Call `close` whatever happened."""
 
-    def __init__(self, service: Service, record: Record, asked: Asked) -> None:
+    def __init__(self, service: Service, record: Record, wanted: EngineRequest) -> None:
         """Raises QueueFullError."""
-        self.service, self.record, self.asked = service, record, asked
-        self._answers = service.desk.start(asked.makes(service))
+        self.service, self.record, self.wanted = service, record, wanted
+        self._answers = service.desk.start(wanted.makes(service))
         self.tokens = 0
         """Of all its answers."""
         self._last = dict.fromkeys(range(self._answers.count), record.began)

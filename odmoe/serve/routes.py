@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from odmoe.serve.exchange import Exchange
-    from odmoe.serve.openai.asked import Asked
+    from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
 
-Read = Callable[["Service", bytes, str], tuple[AnswerRequest, "Asked", Shape]]
+Read = Callable[["Service", bytes, str], tuple[AnswerRequest, "EngineRequest", Shape]]
 """A body and the request's id -> what it asks for, and how it is answered. In a thread: it encodes prompts."""
 
 
@@ -35,18 +35,18 @@ def add_answers(app: FastAPI, service: Service) -> None:
         app.router.routes.append(Route(path, _Answering(service, read), methods=["POST"]))
 
 
-def _read_completion(service: Service, body: bytes, record_id: str) -> tuple[AnswerRequest, Asked, Shape]:
+def _read_completion(service: Service, body: bytes, record_id: str) -> tuple[AnswerRequest, EngineRequest, Shape]:
     found = parse(CompletionRequest, body)
     service.check_name(found.model)
-    asked, texts = completions.asked_of(service, found)
-    return found, asked, completions.CompletionShape(service, found, asked, texts, record_id)
+    wanted, texts = completions.to_engine_request(service, found)
+    return found, wanted, completions.CompletionShape(service, found, wanted, texts, record_id)
 
 
-def _read_chat(service: Service, body: bytes, record_id: str) -> tuple[AnswerRequest, Asked, Shape]:
+def _read_chat(service: Service, body: bytes, record_id: str) -> tuple[AnswerRequest, EngineRequest, Shape]:
     found = parse(ChatRequest, body)
     service.check_name(found.model)
-    asked, text = chat.asked_of(service, found)
-    return found, asked, chat.ChatShape(service, found, text, record_id)
+    wanted, text = chat.to_engine_request(service, found)
+    return found, wanted, chat.ChatShape(service, found, wanted, text, record_id)
 
 
 class _Answering:
@@ -73,15 +73,15 @@ class _Answering:
         """What fails before the first event is an HTTP error, whether a stream was asked for or not."""
         service, record = self._service, under_way.record
         body = await under_way.read_body()
-        found, asked, shape = await under_way.unless_stopped(asyncio.to_thread(self._read, service, body, record.id))
-        record.model, record.stream, record.prompt_tokens = service.name, found.stream, asked.prompt_tokens
-        exchange = under_way.begin(asked)
+        found, wanted, shape = await under_way.unless_stopped(asyncio.to_thread(self._read, service, body, record.id))
+        record.model, record.stream, record.prompt_tokens = service.name, found.stream, wanted.prompt_tokens
+        exchange = under_way.begin(wanted)
         if found.stream:
             return EventStream(_events(exchange, shape, found.include_usage), _last_event)
         got = []
         while not exchange.whole:
             got += await exchange.take()
-        usage = usage_of(asked.prompt_tokens, _tokens(exchange))
+        usage = usage_of(wanted.prompt_tokens, _tokens(exchange))
         return Response(encode(shape.response(parts_of(got), usage)), media_type="application/json")
 
 
@@ -92,7 +92,7 @@ async def _events(exchange: Exchange, shape: Shape, usage: bool) -> AsyncGenerat
         if data:
             yield data
     if usage:
-        yield event(shape.usage_chunk(usage_of(exchange.asked.prompt_tokens, _tokens(exchange))))
+        yield event(shape.usage_chunk(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange))))
     yield DONE
 
 
@@ -109,4 +109,4 @@ def _encoded(shape: Shape, part: Part) -> bytes:
 
 
 def _tokens(exchange: Exchange) -> int:
-    return exchange.tokens if exchange.asked.max_new_tokens else 0
+    return exchange.tokens if exchange.wanted.max_new_tokens else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,6 +61,8 @@ class Service:
         self.created = int(time.time())
         self.under_way: set[UnderWay] = set()
         """A drain waits until there is none."""
+        self.notify: Callable[[str], None] = lambda line: None
+        """Gets a line about each answer that is begun again, since its main node was lost."""
         self.stopping = False
         """No request is taken any more."""
         self.ready_pool = ThreadPoolExecutor(1, "odmoe-ready")

@@ -85,6 +85,7 @@ def _served(
     from odmoe.serve.lifetime import HttpServer
 
     service = make_service(model, own)
+    service.notify = terminal.notify
     log = (lambda line: None) if quiet else _write
     app = make_app(service, Access(keys, own.cors_origin, log, own.log_format))
     server = HttpServer(app, service, listening, own.drain_timeout, terminal.notify)

@@ -16,7 +16,7 @@ from odmoe.serve.exchange import Exchange
 if TYPE_CHECKING:
     from odmoe.serve.access_log import Record
     from odmoe.serve.connection import Connection
-    from odmoe.serve.openai.asked import Asked
+    from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
 
 Found = TypeVar("Found")
@@ -92,11 +92,11 @@ class RequestUnderWay:
             text = f"the request's body was not complete within {limits.body_s:g} s"
             raise ApiError(408, text, code="slow_request") from error
 
-    def begin(self, asked: Asked) -> Exchange:
+    def begin(self, wanted: EngineRequest) -> Exchange:
         """The answers begin. Raises QueueFullError, or what the request was stopped with."""
         if self._stopped.done():
             self._stopped.result()
-        self._exchange = Exchange(self._service, self.record, asked)
+        self._exchange = Exchange(self._service, self.record, wanted)
         self._watch = asyncio.create_task(self._watch_client())
         self._service.count()
         return self._exchange
