@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import queue
 import signal
 import sys
@@ -31,7 +32,7 @@ from scheduler.errors import HostError
 GRACE_S = 30.0
 """What the service has to end when nobody can reach it any more: this process has, or the connection."""
 CHECK_S = 10.0
-STOP = "stop\n"
+STOP = b"stop\n"
 """A line for the main host: as a signal that came here."""
 THERE = "127.0.0.1:0"
 
@@ -79,7 +80,8 @@ def _signals(remote: Remote) -> Iterator[list[int]]:
 
     def pass_signal(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        remote.send(STOP)
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(remote.stdin.fileno(), STOP)  # a signal may come while another one is passed on
 
     before = {number: signal.signal(number, pass_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -92,9 +94,12 @@ def _signals(remote: Remote) -> Iterator[list[int]]:
 def _follow(
     ssh: Ssh, cluster: ClusterFile, remote: Remote, here: tuple[str, int], terminal: Terminal
 ) -> tuple[int, str]:
-    """Until the service ends. Returns its exit code and the last 4,000 bytes of its standard error."""
+    """Until the service ends. Returns its exit code and the last 4,000 bytes of its standard error.
+
+    Raises HostError, and OSError where its log cannot be written here: it would wait for room in the pipe for ever.
+    """
     said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    stderr = bytearray()
+    stderr, broken = bytearray(), list[OSError]()
 
     def listen() -> None:
         for line in remote.stdout:
@@ -103,12 +108,14 @@ def _follow(
 
     threads = [
         threading.Thread(target=listen, daemon=True),
-        threading.Thread(target=pass_on, args=(remote.stderr, sys.stderr, [], stderr), daemon=True),
+        threading.Thread(target=pass_on, args=(remote.stderr, sys.stderr, broken, stderr), daemon=True),
     ]
     for thread in threads:
         thread.start()
-    while (line := _next(said)) is not None:
-        serving = json.loads(line)
+    while (line := _next(said, broken)) is not None:
+        serving = _announced(line)
+        if serving is None:
+            continue
         ssh.forward(cluster.main, here, serving["port"])
         _check(here, cluster)
         terminal.complain(f"serving {serving['name']} at {url_of(here)}")
@@ -116,10 +123,20 @@ def _follow(
     return remote.process.wait(CHECK_S), stderr[-4000:].decode(errors="replace")
 
 
-def _next(said: queue.SimpleQueue[bytes | None]) -> bytes | None:
-    while True:
+def _next(said: queue.SimpleQueue[bytes | None], broken: list[OSError]) -> bytes | None:
+    while not broken:
         with contextlib.suppress(queue.Empty):
             return said.get(timeout=0.2)  # without a limit it would hold up signals
+    raise broken[0]
+
+
+def _announced(line: bytes) -> dict[str, Any] | None:
+    """Name and port of the service. None for a line of a library."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and {"name", "port"} <= found.keys() else None
 
 
 def _check(here: tuple[str, int], cluster: ClusterFile) -> None:

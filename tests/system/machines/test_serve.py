@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,6 +28,7 @@ from odmoe.settings.sources import merged
 nodes = {"cluster": "embedded", "model": %r, "shadow": "none", "workers": 2, "threads": 1}
 at_head.prepare_ray = lambda cluster: None
 at_head.settings_here = lambda given: merged({**given, **nodes}).settings
+print("a line of a library", flush=True)
 try:
     code = at_head.main()
 except KeyboardInterrupt:
@@ -126,6 +128,21 @@ def test_the_service_there_ends_with_the_command_here(world: World) -> None:
     stream_of(running, 900)
     os.kill(running.process.pid, signal.SIGKILL)
     wait_until(lambda: not world.runs_there(), "the service on the main host", HANG_S)
+
+
+def test_it_ends_when_nobody_reads_its_log_any_more(world: World) -> None:
+    running = world.serve()
+    client = client_of(address_of(running))
+    assert running.process.stderr is not None
+    running.process.stderr.close()
+
+    def asked() -> bool:
+        with contextlib.suppress(openai.APIError):
+            client.models.list()
+        return running.process.poll() is not None
+
+    wait_until(asked, "the command has ended")
+    assert not world.runs_there()
 
 
 def test_keys_do_not_appear_on_command_lines(world: World, tmp_path: Path) -> None:
