@@ -42,8 +42,9 @@ from scheduler import types as t
 from scheduler.errors import ConfigError
 from wire.machine import processor_name
 
-Stopper = Callable[[tuple[str, ...]], Callable[[int], bool]]
-"""Stop texts -> a function that takes an answer's tokens in order and is True once it has reached one of them."""
+Stopper = Callable[[tuple[str, ...], list[int]], Callable[[int], bool]]
+"""(stop texts, prompt) -> a function that takes an answer's tokens in order and is True once it has reached one of
+them."""
 DRAIN_S = 10.0
 """Longest wait for an answer's last predictions, so that recall counts them."""
 
@@ -194,7 +195,7 @@ class MainNode:
         follow = partial(self.guides, schema) if schema is not None and self.guides is not None else None
         chooser = Chooser(self.model, sampling, prompt, room, ignore_eos, logprobs, follow)
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
-        stopped = self.stopper(stop) if stop and self.stopper else None
+        stopped = self.stopper(stop, prompt) if stop and self.stopper else None
         scores = PromptScores(prompt, prompt_logprobs) if prompt_logprobs is not None else None
         request = Request(next(self._numbers), sequence, chooser, stopped, chooser.logprobs, scores)
         steps = self._steps(request)

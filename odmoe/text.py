@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer, is_gguf
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import removed
-from odmoe.api.chat import templated
+from odmoe.token_length import most_characters
 from scheduler.errors import (
-    ConfigError,
     CorruptCheckpointError,
     CorruptStoreError,
     NoTokenizerError,
@@ -23,6 +22,10 @@ from scheduler.errors import (
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A token that is one byte of text (SentencePiece's byte fallback)."""
+_CUT = "\N{REPLACEMENT CHARACTER}"
+"""What an incomplete character is decoded to."""
+_LONG = 64
+"""Tokens of a line, after which decoding begins anew: each token decodes those before it again."""
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "tekken.json")
 """Files that hold the vocabulary of a tokenizer, as patterns."""
 
@@ -85,52 +88,90 @@ def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> l
         prompt.encode()
     except UnicodeEncodeError as error:
         raise PromptError(f"the prompt is not UTF-8 text (character {error.start}); convert it") from error
+    _check_length(tokenizer, prompt, context)
     ids: list[int] = tokenizer(prompt, add_special_tokens=special)["input_ids"]
     if not prompt or not ids:
-        raise PromptError("the prompt is empty; give it as an argument or on standard input")
+        raise PromptError("the prompt is empty; give at least one character")
     if len(ids) >= context:
         raise PromptError(f"the prompt has {len(ids)} tokens, the model's context is {context}; shorten it")
     return ids
 
 
-class TextStream:
-    """Text in pieces that add up to the tokenizer's decoding of all tokens. Each piece ends at a whole character."""
+def _check_length(tokenizer: Any, prompt: str, context: int) -> None:
+    """Raises PromptError for a text that cannot fit, before tokenising it takes long."""
+    most = most_characters(tokenizer) if len(prompt) > context else None
+    if most is not None and len(prompt) > context * most:
+        raise PromptError(
+            f"the prompt has {len(prompt)} characters, and the {context} tokens of the model's context have at most "
+            f"{context * most}; shorten it"
+        )
 
-    def __init__(self, tokenizer: Any) -> None:
+
+class TextStream:
+    """The text that tokens add to a prompt, in pieces. Each piece ends at a whole character, and all of them together
+    are what the tokenizer's decoding of prompt and tokens has beyond that of the prompt."""
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int] = (), special: bool = False) -> None:
+        """`prompt`: the tokens before. `special`: the text has special tokens too."""
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
+        self._special = special
+        self._ids = self._end_of(prompt)
         self._start = 0  # token at which decoding begins
-        self._taken = 0  # number of tokens whose text was returned
-        self._given = ""  # the text returned of the tokens from `_start` on
+        self._taken = len(self._ids)  # number of tokens whose text was returned, or is the prompt's
+        self._given = self._decode(0)  # the text of these from `_start` on
 
     def push(self, token: int) -> str:
         """The text that this token completes, often empty within a multi-byte character."""
         self._ids.append(token)
         # A further byte token may change the text of the byte tokens before it, even past a token that is skipped.
-        one = self._tokenizer.convert_ids_to_tokens(token)
-        if _BYTE.fullmatch(one or "") or not self._decode(len(self._ids) - 1):
+        if self._is_byte(token) or not self._decode(len(self._ids) - 1):
             return ""
         text = self._decode(self._start)
-        return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else self._take(text)
+        return "" if text.endswith(_CUT) else self._take(text)
 
     def flush(self) -> str:
         """What is left at the end, whole or not."""
         return self._take(self._decode(self._start))
 
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """Tokens at the prompt's end after which any text reads as after the whole prompt: many tokenizers leave out a
+        text's first space, and some read several byte tokens together."""
+        for count in (8, 64, 512):
+            if count >= len(prompt):
+                break
+            end = list(prompt[-count:])
+            if not self._is_byte(end[0]) and self._text_of(end).strip(f" {_CUT}"):
+                return end
+        return list(prompt)
+
+    def _is_byte(self, token: int) -> bool:
+        return _BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token) or "") is not None
+
     def _decode(self, start: int) -> str:
-        text: str = self._tokenizer.decode(self._ids[start:], skip_special_tokens=True)
+        return self._text_of(self._ids[start:])
+
+    def _text_of(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=not self._special)
         return text
 
     def _take(self, text: str) -> str:
-        piece, self._given = text[len(self._given) :], text
+        # Of a prompt that ends within a character, the tokens may complete it.
+        given = self._given if text.startswith(self._given) else self._given.rstrip(_CUT)
+        piece, self._given = text[len(given) :], text
         before, self._taken = self._taken, len(self._ids)
-        if piece.endswith("\n"):
-            # Nothing joins over a line's end, so decoding may begin there. The line's own tokens are kept as context:
-            # many tokenizers strip the first space of a text.
+        if piece.endswith("\n") or before - self._start > _LONG:
+            # Decoding may begin at this piece, which ends with a whole token of text. Its own tokens are kept as
+            # context.
             line = self._decode(before)
             if line:
                 self._start, self._given = before, line
         return piece
+
+
+def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], special: bool = False) -> str:
+    """The text that tokens add to a prompt. `special`: with special tokens."""
+    stream = TextStream(tokenizer, prompt, special)
+    return "".join([*map(stream.push, tokens), stream.flush()])
 
 
 class StoppedText:
@@ -140,8 +181,8 @@ class StoppedText:
     request by this class too, so that the answer's tokens and text end together.
     """
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
-        self._stream = TextStream(tokenizer)
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...], prompt: Sequence[int] = ()) -> None:
+        self._stream = TextStream(tokenizer, prompt)
         self._stop = stop
         self._waiting = ""
         self.stopped = False
@@ -175,14 +216,15 @@ class StoppedText:
         return found
 
 
-def make_stopper(folder: Path) -> Callable[[tuple[str, ...]], Callable[[int], bool]]:
-    """Stop texts -> a function that takes an answer's tokens in order and is True once it has reached one of them.
+def make_stopper(folder: Path) -> Callable[[tuple[str, ...], Sequence[int]], Callable[[int], bool]]:
+    """(stop texts, prompt) -> a function that takes an answer's tokens in order and is True once it has reached one of
+    them.
 
     The tokenizer in `folder` is read for each call that has stop texts.
     """
 
-    def stopper(stop: tuple[str, ...]) -> Callable[[int], bool]:
-        text = StoppedText(load_tokenizer(folder), stop)
+    def stopper(stop: tuple[str, ...], prompt: Sequence[int]) -> Callable[[int], bool]:
+        text = StoppedText(load_tokenizer(folder), stop, prompt)
 
         def push(token: int) -> bool:
             text.push(token)
@@ -191,15 +233,3 @@ def make_stopper(folder: Path) -> Callable[[tuple[str, ...]], Callable[[int], bo
         return push
 
     return stopper
-
-
-def as_chat(tokenizer: Any, message: str, system: str | None) -> str:
-    """A user's message in the model's chat template, up to where the answer begins. `system`: the system prompt.
-
-    Raises ConfigError where the model has no chat template, or one that refuses this chat.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise ConfigError("--chat is given, but the model has no chat template; leave it out, or use an instruct model")
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": message})
-    return templated(tokenizer, messages)

@@ -56,7 +56,7 @@ class TextAnswer(Closing, Iterator[Piece]):
     ) -> Iterator[Piece]:
         from odmoe.text import StoppedText
 
-        text = StoppedText(tokenizer, how.get("stop", ()))
+        text = StoppedText(tokenizer, how.get("stop", ()), prompt)
         with closing(retried.steps(prompt, max_new_tokens, how)) as steps:
             for step in steps:
                 if step.token_id is not None:

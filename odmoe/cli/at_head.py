@@ -8,12 +8,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 from odmoe.cli.exit import outcome
 from odmoe.clusters.process import prepare_process, prepare_ray
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import merged
+
+AGAIN_S = 1.0
+"""Between the interrupts of a service that is to end at once."""
 
 
 def settings_here(given: dict[str, Any]) -> Settings:
@@ -38,6 +42,35 @@ def _generate(request: dict[str, Any]) -> int:
     return outcome(work, bool(request["output"]["json"]))
 
 
+def _serve(request: dict[str, Any]) -> int:
+    """Serve as `odmoe.commands.serve_remote` asks for, to this host alone. Says on standard output where, in a JSON
+    line. Returns the exit code."""
+
+    def announce(name: str, address: tuple[str, int]) -> None:
+        print(json.dumps({"name": name, "port": address[1]}), flush=True)
+
+    def work() -> int:
+        from odmoe.serve.start import run_serve
+        from odmoe.settings.serve_settings import ServeSettings
+        from odmoe.terminal import Output
+
+        settings = settings_here({**request["settings"], "cluster": "auto"})
+        own = ServeSettings(**request["service"])
+        return run_serve(settings, own, tuple(request["keys"]), Output(**request["output"]), announce)
+
+    return outcome(work)
+
+
+def _follow_signals() -> None:
+    """Interrupt this process once for each line, a signal at the launching machine. When standard input ends, nobody
+    can reach the service any more: then twice, which ends it at once."""
+    while sys.stdin.readline():
+        os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(AGAIN_S)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def _follow_launcher() -> None:
     """Interrupt this process when standard input ends, because the launching machine has disconnected."""
     while sys.stdin.readline():
@@ -54,7 +87,10 @@ def main() -> int:
         return 130
     request = json.loads(line)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_follow_launcher, daemon=True).start()
+    follow = _follow_signals if request.get("do") == "serve" else _follow_launcher
+    threading.Thread(target=follow, daemon=True).start()
+    if request.get("do") == "serve":
+        return _serve(request)
     if request.get("do") == "generate":
         return _generate(request)
     from odmoe.on_ray.head import serve

@@ -39,19 +39,20 @@ def serve(
     settings = effective(
         {name: value for name, value in flags.items() if name in Settings.model_fields}, config
     ).settings
-    if settings.cluster_file:
-        raise ConfigError(
-            f"--cluster is {settings.cluster}; the nodes of a cluster file are served from its main host: log in there "
-            "and run odmoe serve --cluster auto"
-        )
     if not settings.model and not settings.joined:
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     if settings.retry and not settings.joined:
         raise ConfigError(
             f"--retry is {settings.retry} with --cluster {settings.cluster}, whose main node ends with this command; "
-            "allowed: a cluster that lasts (auto, host:port)"
+            "allowed: a cluster that lasts (a cluster file, auto, host:port)"
         )
-    from odmoe.serve.start import run_serve
     from odmoe.terminal import Output
 
-    raise typer.Exit(run_serve(settings, own, keys, Output(False, quiet, debug)))
+    output = Output(False, quiet, debug)
+    if settings.cluster_file:
+        from odmoe.commands.serve_remote import serve_there
+
+        raise typer.Exit(serve_there(settings, own, keys, output))
+    from odmoe.serve.start import run_serve
+
+    raise typer.Exit(run_serve(settings, own, keys, output))

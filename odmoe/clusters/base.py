@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -46,9 +47,9 @@ class Cluster(Protocol):
         """Gives one step per token, then a closing one with the report. Several answers may be open at once, in a
         thread each."""
 
-    def rejoin(self, within_s: float) -> None:
+    def rejoin(self, within_s: float, given_up: threading.Event) -> None:
         """Find the main node again after MainNodeLostError, and wait until it is ready. Raises LinkError if it is not
-        there yet, LaunchError if it serves another model now."""
+        there yet, LaunchError if it serves another model now, RequestCancelledError soon after `given_up` is set."""
 
     def changes(self, since: int | None) -> tuple[int, list[str]]:
         """A number, and a line for each node that was lost or came back after `since`, the number of an earlier call;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
@@ -83,7 +84,7 @@ class EmbeddedCluster:
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answer:
         return self.main.generate(prompt, max_new_tokens, **how)
 
-    def rejoin(self, within_s: float) -> None:
+    def rejoin(self, within_s: float, given_up: threading.Event) -> None:
         """The main node lives as long as this process."""
 
     def changes(self, since: int | None) -> tuple[int, list[str]]:

@@ -94,7 +94,7 @@ class RetriedAnswer:
         end = time.monotonic() + self._wait_s
         while True:
             try:
-                self._cluster.rejoin(max(1.0, end - time.monotonic()))
+                self._cluster.rejoin(max(1.0, end - time.monotonic()), self._given_up)
                 return
             except LinkError as error:
                 if time.monotonic() >= end:

@@ -134,9 +134,10 @@ def to_tokens(opened: OpenedModel, prompt: str) -> list[int]:
     settings = opened.settings
     if not settings.chat:
         return opened.encode(prompt)
-    from odmoe.text import as_chat
+    from odmoe.chat import chat_text
 
-    return opened.encode(as_chat(opened.tokenizer, prompt, settings.system_prompt), special=False)
+    chat = [{"role": "system", "content": settings.system_prompt}] if settings.system_prompt is not None else []
+    return opened.encode(chat_text(opened.tokenizer, [*chat, {"role": "user", "content": prompt}]), special=False)
 
 
 def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) -> None:

@@ -43,8 +43,7 @@ def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = F
     file = Path(settings.cluster)
     cluster = read_cluster_file(file)
     check_early(settings)
-    if settings.model and not _served(settings, cluster):
-        up(file, settings, Terminal(output.quiet, output.debug), settings.launch_s)
+    bring_up(settings, cluster, output)
     dumped = settings.model_dump(mode="json", exclude_unset=True)
     given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
     kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in KEPT_FILES if name in given}
@@ -70,6 +69,15 @@ def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = F
     if code == 255:
         raise remote.failure(code, stderr)
     return code
+
+
+def bring_up(settings: Settings, cluster: ClusterFile, output: Output) -> None:
+    """Start the cluster of the settings' file, unless it serves their model, or they name none.
+
+    Raises LaunchError where it serves another model, HostError, ConfigError.
+    """
+    if settings.model and not _served(settings, cluster):
+        up(Path(settings.cluster), settings, Terminal(output.quiet, output.debug), settings.launch_s)
 
 
 def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> None:
@@ -114,7 +122,7 @@ def relay(remote: Remote) -> tuple[int, str]:
     broken: list[OSError] = []
     stderr = bytearray()
     threads = [
-        threading.Thread(target=_pass_on, args=(stream, out, broken, kept), daemon=True)
+        threading.Thread(target=pass_on, args=(stream, out, broken, kept), daemon=True)
         for stream, out, kept in ((remote.stdout, sys.stdout, None), (remote.stderr, sys.stderr, stderr))
     ]
     for thread in threads:
@@ -127,7 +135,7 @@ def relay(remote: Remote) -> tuple[int, str]:
     return remote.process.wait(10), stderr[-4000:].decode(errors="replace")
 
 
-def _pass_on(stream: IO[bytes], out: Any, broken: list[OSError], kept: bytearray | None) -> None:
+def pass_on(stream: IO[bytes], out: Any, broken: list[OSError], kept: bytearray | None) -> None:
     """Bytes as they come: an answer is shown a token at a time."""
     try:
         while data := os.read(stream.fileno(), 1 << 16):

@@ -81,6 +81,16 @@ class Ssh:
         process = self._spawn(host, self._ssh(host, shlex.join(words)), subprocess.PIPE)
         return Remote(process, lambda code, stderr: refused(self.door, host, command, code, stderr), self._forget)
 
+    def forward(self, host: Host, here: tuple[str, int], there: int) -> None:
+        """Pass connections to an address of this machine on to a port of the host's loopback, until `close`. Something
+        must be running on the host (`start`). Raises HostError."""
+        place = f"[{here[0]}]:{here[1]}" if ":" in here[0] else f"{here[0]}:{here[1]}"
+        asked = f"{place}:127.0.0.1:{there}"
+        command = ["ssh", *self.options(), "-O", "forward", "-L", asked, "--", host.address]
+        code, _, stderr = self._finish(host, command, CONNECT_S, None, f"forwarding {asked}")
+        if code != 0:
+            raise refused(self.door, host, f"forwarding {asked}", code, stderr)
+
     def push(
         self,
         host: Host,

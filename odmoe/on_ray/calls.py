@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from main_node.answer import Step
 from scheduler.closing import Closing
-from scheduler.errors import ClusterError, LaunchError, LinkError, MainNodeLostError, ODMoEError
+from scheduler.errors import ClusterError, LaunchError, LinkError, MainNodeLostError, ODMoEError, RequestCancelledError
 
 STEP_S = 600.0
 """The most time between two tokens. The main node's own waits are shorter, unless --launch-timeout is longer; this
@@ -23,6 +24,8 @@ FIRST_S = 3600.0
 """The most time to the first token: a request may wait for its place among those that are answered at once."""
 CONTROL_S = 30.0
 """The most time for a call about the cluster itself."""
+LOOK_S = 0.5
+"""Between two looks whether a call is still wanted."""
 QUICK: dict[str, Any] = {"concurrency_group": "control"}
 START: dict[str, Any] = {"concurrency_group": "start"}
 """Options of a call that must not queue behind open answers: it has threads of its own in the main node."""
@@ -38,7 +41,7 @@ def get(pending: Any, deadline_s: float, who: str, if_dead: str = "") -> Any:
     try:
         return ray.get(pending, timeout=deadline_s)
     except GetTimeoutError as error:
-        raise LaunchError(f"{who} was not ready within {deadline_s:g} s; ray status shows what is missing") from error
+        raise _late(who, deadline_s) from error
     except RayTaskError as error:
         if isinstance(error.cause, ODMoEError):
             raise error.cause from error
@@ -49,6 +52,21 @@ def get(pending: Any, deadline_s: float, who: str, if_dead: str = "") -> Any:
         raise LinkError(f"{who} died: {str(error).splitlines()[0]}{if_dead}") from error
     except RayError as error:
         raise ClusterError(f"{who} cannot be reached: {str(error).splitlines()[0]}") from error
+
+
+def get_unless(given_up: threading.Event, pending: Any, deadline_s: float, who: str) -> Any:
+    """As `get`. Raises RequestCancelledError soon after `given_up` is set."""
+    end = time.monotonic() + deadline_s
+    while not ray.wait([pending], timeout=LOOK_S)[0]:
+        if given_up.is_set():
+            raise RequestCancelledError(f"the answer was given up while {who} was waited for")
+        if time.monotonic() >= end:
+            raise _late(who, deadline_s)
+    return get(pending, CONTROL_S, who)
+
+
+def _late(who: str, deadline_s: float) -> LaunchError:
+    return LaunchError(f"{who} was not ready within {deadline_s:g} s; ray status shows what is missing")
 
 
 class HeldAnswers:

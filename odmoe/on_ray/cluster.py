@@ -25,7 +25,7 @@ from main_node.sampling import How
 from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
-from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get
+from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get, get_unless
 from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_half_started, warn_of_strangers
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
@@ -267,17 +267,18 @@ class RayCluster:
         self._fingerprint = served.fingerprint
         return served
 
-    def rejoin(self, within_s: float) -> None:
+    def rejoin(self, within_s: float, given_up: threading.Event) -> None:
         """Find the main node again after its process was lost, and wait until it is ready.
 
-        Raises LinkError if it is not there yet, LaunchError if it does not start or serves another model.
+        Raises LinkError if it is not there yet, LaunchError if it does not start or serves another model,
+        RequestCancelledError soon after `given_up` is set.
         """
         fingerprint = self._fingerprint
         try:
             self._main = ray.get_actor(MAIN, NAMESPACE)
         except ValueError as error:
             raise LinkError("there is no main node; odmoe up starts one") from error
-        get(self._main.start.options(**START).remote(), within_s, "the main node")
+        get_unless(given_up, self._main.start.options(**START).remote(), within_s, "the main node")
         served = self._serving(CONTROL_S)
         if fingerprint not in (None, served.fingerprint):
             raise LaunchError(f"the main node was lost, and the cluster serves another model now, {served.store}")

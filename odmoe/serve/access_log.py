@@ -40,15 +40,18 @@ class Record:
     """Of its answers together, weighted by their tokens."""
     finish: str | None = None
     """Why its answers ended, or why there are none."""
-    _recalls: list[tuple[float, int]] = field(default_factory=list)
+    _finishes: set[str] = field(default_factory=set)
+    _recalled: tuple[float, int] = (0.0, 0)
+    """The sum of recall times tokens, and of tokens, of answers that have a recall."""
 
-    def answered(self, report: Report) -> None:
-        """One of its answers has ended."""
-        if report.recall is not None:
-            self._recalls.append((report.recall, report.new_tokens))
-            total = sum(tokens for _, tokens in self._recalls)
-            self.recall = sum(recall * tokens for recall, tokens in self._recalls) / total
-        self.finish = report.finish if self.finish in (None, report.finish) else f"{self.finish},{report.finish}"
+    def answered(self, finish: str, report: Report | None) -> None:
+        """One of its answers has ended. `report`: None where it did not come."""
+        if report is not None and report.recall is not None:
+            total, tokens = self._recalled
+            self._recalled = total + report.recall * report.new_tokens, tokens + report.new_tokens
+            self.recall = self._recalled[0] / self._recalled[1]
+        self._finishes.add(finish)
+        self.finish = ",".join(sorted(self._finishes))
 
     def facts(self) -> dict[str, Any]:
         """In the order of a line. Without what is not known."""

@@ -71,16 +71,24 @@ class Feed:
         return items
 
 
-class Answers:
+class RequestAnswers:
     """The answers that one HTTP request asks for, in order, several at once."""
 
     def __init__(self, makes: list[Make]) -> None:
         self.feed = Feed()
         self.count = len(makes)
+        self.threads = 0
+        """That work on it, or are about to. The desk's."""
         self._left = deque(enumerate(makes))
         self._lock = threading.Lock()
         self._open: set[TextAnswer] = set()
         self._given_up = False
+
+    @property
+    def left(self) -> int:
+        """How many have not begun, and are not given up."""
+        with self._lock:
+            return 0 if self._given_up else len(self._left)
 
     def work(self) -> None:
         """In each of the request's threads: one answer after the other."""
@@ -131,26 +139,45 @@ class Desk:
         self.parallel, self.places = parallel, parallel + queue
         self._pool = ThreadPoolExecutor(self.places, "odmoe-request")
         self._lock = threading.Condition()
+        self._working: list[RequestAnswers] = []
         self._taken = 0
+        self._closed = False
 
-    def start(self, makes: list[Make]) -> Answers:
+    def start(self, makes: list[Make]) -> RequestAnswers:
         """From the event loop. Raises QueueFullError where no thread is free."""
-        answers = Answers(makes)
+        answers = RequestAnswers(makes)
         with self._lock:
-            threads = min(len(makes), self.parallel, self.places - self._taken)
-            if threads < 1:
+            if self._taken >= self.places:
                 raise QueueFullError(f"the queue is full: {self._taken} answers are under way or wait; try again later")
-            self._taken += threads
-        for _ in range(threads):
-            self._pool.submit(self._work, answers)
+            self._working.append(answers)
+            self._give_thread(answers)
+            self._spread()
         return answers
 
-    def _work(self, answers: Answers) -> None:
+    def _spread(self) -> None:
+        """A request's further threads are those that the cluster has nothing else for: nobody is refused for them."""
+        while self._taken < self.parallel:
+            wanting = [one for one in self._working if one.left > 0 and one.threads < one.count]
+            if not wanting:
+                return
+            self._give_thread(min(wanting, key=lambda one: one.threads))
+
+    def _give_thread(self, answers: RequestAnswers) -> None:
+        answers.threads += 1
+        self._taken += 1
+        self._pool.submit(self._work, answers)
+
+    def _work(self, answers: RequestAnswers) -> None:
         try:
             answers.work()
         finally:
             with self._lock:
+                answers.threads -= 1
                 self._taken -= 1
+                if not answers.threads:
+                    self._working.remove(answers)
+                if not self._closed:
+                    self._spread()
                 self._lock.notify_all()
 
     @property
@@ -161,6 +188,8 @@ class Desk:
 
     def close(self, within_s: float) -> bool:
         """Wait for the threads' last answers, which were given up. Returns whether all have ended."""
+        with self._lock:
+            self._closed = True
         self._pool.shutdown(wait=False)
         with self._lock:
             return self._lock.wait_for(lambda: self._taken == 0, within_s)

@@ -13,11 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from odmoe.serve.access_log import FORMATS, AccessLog
-from odmoe.serve.errors import ApiError, ClientGoneError, told
-from odmoe.serve.keys import Keys
+from odmoe.serve.access_log import FORMATS, GONE, AccessLog
+from odmoe.serve.api_error import ApiError, ClientGoneError, told
+from odmoe.serve.callers import Keys, OwnPages
 from odmoe.serve.routes import add_answers
-from odmoe.serve.sse import encode
 from odmoe.serve.status import add_status
 from scheduler.errors import ODMoEError
 
@@ -48,7 +47,10 @@ def make_app(service: Service, access: Access) -> FastAPI:
     add_status(app, service)
     _add_errors(app, service)
     # The last one added is the first that a request comes to. A browser asks for leave without a key.
-    app.add_middleware(Keys, keys=access.keys, refused=service.meter.refused)
+    if access.keys:
+        app.add_middleware(Keys, keys=access.keys, refused=service.meter.refused)
+    else:
+        app.add_middleware(OwnPages, origins=access.origins, refused=service.meter.refused)
     if access.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -65,17 +67,19 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     """Every error is answered as OpenAI's API does."""
 
     async def explain(request: Request, error: Exception) -> Response:
+        headers = None
         if isinstance(error, HTTPException):
+            headers = error.headers  # such as Allow
             error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code="no_route")
         answer, record = told(error), request.state.record
         if record.finish is None:  # no answer has begun
             record.finish = answer.code or answer.kind
             service.meter.refused(record.finish)
-        return Response(encode(answer.body()), answer.status, answer.headers, "application/json")
+        return answer.response(headers)
 
     async def leave(request: Request, error: Exception) -> Response:
         request.state.record.finish = "cancelled"
-        return Response(status_code=499)  # nobody gets it
+        return Response(status_code=GONE)  # nobody gets it
 
     for kind in (ApiError, ODMoEError, HTTPException, Exception):
         app.add_exception_handler(kind, explain)

@@ -1,112 +1,119 @@
-"""One HTTP request's answers, from their threads to the client."""
+"""One request's answers, from their threads to the client, to the log and to the metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
+import contextlib
 from typing import TYPE_CHECKING
-
-from starlette.types import Receive
 
 from odmoe.api.text_answer import Piece
 from odmoe.serve.answers import Got
-from odmoe.serve.errors import ApiError, ClientGoneError, told
+from odmoe.serve.api_error import ApiError, ClientGoneError, told
 
 if TYPE_CHECKING:
+    from main_node.report import Report
     from odmoe.serve.access_log import Record
-    from odmoe.serve.openai.asked import Asked
+    from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
+
+REPORTS_S = 30.0
+"""Longest wait for reports of answers that are whole: the main node itself waits a while for its last predictions."""
 
 
 class Exchange:
-    """Begins the answers. They end when they are whole, or with the first of these: an error of one of them, the
-    request's deadline, the client's leaving, `stop`. Call `close` whatever happened."""
+    """Begins the answers. They are whole with their last tokens; their reports come later, and are waited for by
+    `settle`, when the client has its response. An error of one of them ends all. Call `close` whatever happened."""
 
-    def __init__(self, service: Service, record: Record, asked: Asked, receive: Receive) -> None:
+    def __init__(self, service: Service, record: Record, wanted: EngineRequest) -> None:
         """Raises QueueFullError."""
-        self.service, self.record, self.asked = service, record, asked
-        self.answers = service.desk.start(asked.makes(service))
+        self.service, self.record, self.wanted = service, record, wanted
+        self._answers = service.desk.start(wanted.makes(service))
         self.tokens = 0
         """Of all its answers."""
-        self._last = dict.fromkeys(range(self.answers.count), record.began)
-        """When each answer that has not ended gave its last token."""
+        self._last = dict.fromkeys(range(self._answers.count), record.began)
+        """When each answer that is not whole gave its latest token."""
         self._begun: set[int] = set()
-        self._closed = False
+        self._owed: dict[int, str] = {}
+        """Why each answer ended that is whole and has no report yet."""
         self._failure: Exception | None = None
-        """What the next `take` raises."""
+        """What the next `take` raises; why not all answers are whole."""
         for _ in self._last:
             service.meter.began()
-        service.under_way.add(self)
-        service.count()
-        self._watch = asyncio.create_task(self._watch_client(receive))
-        self._timer = self._deadline()
-
-    def _deadline(self) -> asyncio.TimerHandle | None:
-        limit = self.service.limits.request_timeout_s
-        if limit is None:
-            return None
-        error = ApiError(
-            504,
-            f"the answer was not complete within {limit:g} s (--request-timeout); ask for fewer tokens, or try again "
-            "when fewer requests are under way",
-            "server_error",
-            code="deadline",
-        )
-        left = self.record.began + limit - time.perf_counter()
-        return asyncio.get_running_loop().call_later(max(0.0, left), self.stop, error)
-
-    async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.stop(ClientGoneError("the client has gone"))
 
     def stop(self, error: Exception) -> None:
-        """The client gets `error` in place of what is left, which is given up, also where it does not read."""
-        self.answers.feed.fail(error)
-        self.answers.cancel()
+        """`take` raises `error`, what is left is given up. Without effect on answers that are whole."""
+        if self._last:
+            self._answers.feed.fail(error)
+            self._answers.cancel()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that is meant for the client has come."""
+        return not self._last
 
     async def take(self) -> list[Got]:
-        """What has come of the answers since the last call, at least one. Raises what ends the request."""
-        if self._failure is not None:
-            raise self._failure
-        got = await self.answers.feed.take()
-        for place, one in enumerate(got):
-            if isinstance(one.what, Exception):
-                if not place:
-                    raise one.what
-                self._failure = one.what  # after what came before it
-                return got[:place]
-            self._note(one)
-        return got
+        """Pieces that have come since the last call, at least one, unless it is `whole`. Raises what ends it."""
+        found: list[Got] = []
+        while self._last and not found:
+            if self._failure is None:
+                try:
+                    found = self._noted(await self._answers.feed.take())
+                except Exception as error:
+                    self._failure = error
+                    raise
+            if self._failure is not None and not found:
+                raise self._failure
+        return found
 
-    async def all(self, first: list[Got]) -> AsyncIterator[list[Got]]:
-        """`first`, and everything after it."""
-        yield first
-        while self._last:
-            yield await self.take()
+    async def settle(self) -> None:
+        """Wait for the reports of whole answers, for the log and the metrics. There may be none: of answers that were
+        given up when their last tokens were on their way."""
+        with contextlib.suppress(TimeoutError, ApiError, ClientGoneError):
+            async with asyncio.timeout(REPORTS_S):
+                while self._owed:
+                    self._noted(await self._answers.feed.take())
 
-    def _note(self, got: Got) -> None:
+    def _noted(self, got: list[Got]) -> list[Got]:
+        """Those of them that are for the client, up to the first error."""
+        found = []
+        for one in got:
+            if isinstance(one.what, Piece):
+                self._note_piece(one, one.what)
+                found.append(one)
+            elif not isinstance(one.what, Exception):
+                self._last.pop(one.choice, None)
+                self._owed.pop(one.choice, None)
+                self._end(one.what.finish, one.what)
+            elif one.choice in self._owed:
+                self._end(self._owed.pop(one.choice), None)
+            else:
+                self._failure = one.what
+                break
+        self.service.count()
+        return found
+
+    def _note_piece(self, got: Got, piece: Piece) -> None:
         meter, record = self.service.meter, self.record
-        if isinstance(got.what, Piece):
-            self.tokens += 1
-            before, self._last[got.choice] = self._last[got.choice], got.at
-            if got.choice in self._begun:
-                meter.next_token(got.at - before)
-                return
+        self.tokens += 1
+        before, self._last[got.choice] = self._last[got.choice], got.at
+        if got.choice in self._begun:
+            meter.next_token(got.at - before)
+        else:
             self._begun.add(got.choice)
             meter.first_token(got.at - record.began)
             record.ttft_s = record.ttft_s or got.at - record.began
-        elif not isinstance(got.what, Exception):
+        if piece.step.finish is not None:
             del self._last[got.choice]
             self._begun.discard(got.choice)
-            record.answered(got.what)
-            meter.ended(got.what.finish, got.what)
-        self.service.count()
+            self._owed[got.choice] = piece.step.finish
+
+    def _end(self, finish: str, report: Report | None) -> None:
+        self.record.answered(finish, report)
+        self.service.meter.ended(finish, report)
 
     @property
     def answered(self) -> int:
-        """How many of its answers have a token and have not ended."""
+        """How many of its answers have a token, and not their last."""
         return len(self._begun)
 
     @property
@@ -114,28 +121,24 @@ class Exchange:
         """How many of its answers have no token yet."""
         return len(self._last) - len(self._begun)
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Give up what has not ended. `error`: why."""
-        if self._closed:
-            return
-        self._closed = True
-        self._watch.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+    def close(self) -> None:
+        """Give up what has not ended."""
+        if self._last or self._owed:
+            self._answers.cancel()
+        for finish in self._owed.values():
+            self._end(finish, None)
         if self._last:
-            self.answers.cancel()
-            self.record.finish = _why(error)
+            self.record.finish = _why(self._failure)
             for _ in self._last:
                 self.service.meter.ended(self.record.finish, None)
         self.record.tokens = self.tokens
+        self._owed.clear()
         self._last.clear()
         self._begun.clear()
-        self.service.under_way.discard(self)
-        self.service.count()
 
 
-def _why(error: BaseException | None) -> str:
+def _why(error: Exception | None) -> str:
     """Why answers ended that are not whole, for log and metrics."""
-    if error is None or isinstance(error, (ClientGoneError, asyncio.CancelledError, GeneratorExit)):
+    if error is None or isinstance(error, ClientGoneError):
         return "cancelled"
-    return told(error).code or "error" if isinstance(error, Exception) else "error"
+    return told(error).code or "error"

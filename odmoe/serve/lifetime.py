@@ -8,11 +8,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import SERVER, ApiError
+from odmoe.serve.connection import Connection, Patience
 from odmoe.terminal import counted
 
 if TYPE_CHECKING:
@@ -44,13 +46,18 @@ class HttpServer:
         listening: socket.socket,
         drain_s: float,
         notify: Callable[[str], None] = lambda text: None,
+        patience: Patience | None = None,
     ) -> None:
-        """`listening`: bound, not listening yet. `notify`: gets a line about the drain."""
+        """`listening`: bound, not listening yet. `notify`: gets a line about the drain. `patience`: None is the usual
+        one, with a connection for each place of an answer beyond it."""
         self._service, self._listening = service, listening
         self._drain_s, self._notify = drain_s, notify
+        if patience is None:
+            patience = Patience(connections=Patience().connections + service.desk.places)
+        connection: Any = partial(Connection, patience, service.meter.refused)
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=connection,
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -79,6 +86,8 @@ class HttpServer:
             if not serving.done():
                 await self._drain()
                 await serving
+        for connection in list(self._uvicorn.server_state.connections):
+            connection.transport.abort()
         serving.result()  # raises what has ended it
         return self._code
 
@@ -106,8 +115,9 @@ class HttpServer:
                 await _either(self._empty(), self._at_once.wait())
         if under_way:
             self._notify(f"giving up {counted(len(under_way), 'request')}")
-        for exchange in list(under_way):
-            exchange.stop(ApiError(503, "the server was stopped before the answer was complete", "server_error"))
+        for request in list(under_way):
+            text = "the server was stopped before the answer was complete"
+            request.stop(ApiError(503, text, SERVER, code="stopped"))
         self._uvicorn.should_exit = True
 
     async def _empty(self) -> None:

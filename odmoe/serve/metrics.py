@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from odmoe.serve.api_error import TABLE
 from odmoe.serve.cluster_metrics import ClusterMetrics
 
 if TYPE_CHECKING:
@@ -25,13 +26,35 @@ FINISHES = (
     "length",
     "context",
     "cancelled",
-    "deadline",
-    "request_failed",
-    "main_node_lost",
-    "cluster_unavailable",
+    "stopped",
     "error",
+    *sorted({told.code for told in TABLE.values() if told.code is not None} - {"cancelled"}),
 )
-"""Ends that are there from the start, at 0: of a counter that first appears with 1, `increase` does not see the 1."""
+"""Why answers end. A counter's series are there from the start, at 0: where one appears with 1, `increase` does not see
+the 1."""
+REASONS = (
+    "foreign_host",
+    "foreign_origin",
+    "invalid_api_key",
+    "invalid_prompt",
+    "invalid_request_error",
+    "invalid_value",
+    "missing_required_parameter",
+    "model_not_found",
+    "no_chat_template",
+    "no_route",
+    "queue_full",
+    "server_error",
+    "slow_request",
+    "stopped",
+    "stopping",
+    "too_large",
+    "too_many_connections",
+    "unknown_parameter",
+    "unsupported_parameter",
+    "deadline",
+)
+"""Why requests are refused: the code of the error, or its type where it has none."""
 
 
 class Metrics:
@@ -39,15 +62,24 @@ class Metrics:
 
     def __init__(self, cluster: Cluster) -> None:
         registry = self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "odmoe_requests_total", "Answers that have ended, by why.", ["finish"], registry=registry
+        self._answers = Counter(
+            "odmoe_answers_total", "Answers that have ended, by why.", ["finish"], registry=registry
+        )
+        self._begun = Counter(
+            "odmoe_answers_begun_total",
+            "Answers that were asked for: of one request there may be several.",
+            registry=registry,
+        )
+        self._refused = Counter(
+            "odmoe_refused_requests_total",
+            "HTTP requests that were refused before an answer began, by why.",
+            ["reason"],
+            registry=registry,
         )
         for finish in FINISHES:
-            self._requests.labels(finish)
-        self._begun = Counter("odmoe_requests_begun_total", "Answers that were asked for.", registry=registry)
-        self._refused = Counter(
-            "odmoe_refused_requests_total", "Requests that got no answer, by why.", ["reason"], registry=registry
-        )
+            self._answers.labels(finish)
+        for reason in REASONS:
+            self._refused.labels(reason)
         self._inexact = Counter(
             "odmoe_inexact_answers_total",
             "Answers whose tokens may not be those of the model with every expert in memory.",
@@ -65,10 +97,10 @@ class Metrics:
             buckets=NEXT_TOKEN_S,
             registry=registry,
         )
-        self._waiting = Gauge("odmoe_queue_length", "Requests here that wait for their first token.", registry=registry)
-        self._answered = Gauge(
-            "odmoe_requests_answered",
-            "Requests here that have their first token, not their last.",
+        self._waiting = Gauge("odmoe_answers_waiting", "Answers that wait for their first token.", registry=registry)
+        self._under_way = Gauge(
+            "odmoe_answers_under_way",
+            "Answers that have their first token, and not their last.",
             registry=registry,
         )
         registry.register(ClusterMetrics(cluster))
@@ -79,7 +111,7 @@ class Metrics:
         self._begun.inc()
 
     def refused(self, reason: str) -> None:
-        """A request got no answer. `reason`: one of few."""
+        """An HTTP request was refused before an answer began. `reason`: one of `REASONS`."""
         self._refused.labels(reason).inc()
 
     def first_token(self, seconds: float) -> None:
@@ -91,15 +123,15 @@ class Metrics:
         self._next_token.observe(seconds)
 
     def ended(self, finish: str, report: Report | None) -> None:
-        """An answer that began has ended. `finish`: why, one of few. `report`: None where it ended without."""
-        self._requests.labels(finish).inc()
+        """An answer that began has ended. `finish`: one of `FINISHES`. `report`: None where it ended without."""
+        self._answers.labels(finish).inc()
         if report is not None and not report.exact:
             self._inexact.inc()
 
     def queue(self, waiting: int, answered: int) -> None:
         """How many answers have no token yet, and how many have one and have not ended."""
         self._waiting.set(waiting)
-        self._answered.set(answered)
+        self._under_way.set(answered)
 
     def render(self) -> tuple[bytes, str]:
         """The body of a scrape, and its content type. Takes as long as the cluster does to give its figures, at most

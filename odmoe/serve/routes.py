@@ -3,107 +3,110 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from odmoe.serve.body import read_body
-from odmoe.serve.errors import ApiError, ClientGoneError, log_defect, told
-from odmoe.serve.exchange import Exchange
+from odmoe.serve.api_error import ClientGoneError, log_defect, told
 from odmoe.serve.openai import chat, completions
 from odmoe.serve.openai.parts import Part, Shape, parts_of, usage_of
 from odmoe.serve.openai.requests import AnswerRequest, ChatRequest, CompletionRequest, parse
 from odmoe.serve.sse import DONE, EventStream, encode, event
+from odmoe.serve.under_way import RequestUnderWay
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from odmoe.serve.answers import Got
-    from odmoe.serve.openai.asked import Asked
+    from odmoe.serve.exchange import Exchange
+    from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
+
+Read = Callable[["Service", bytes, str], tuple[AnswerRequest, "EngineRequest", Shape]]
+"""A body and the request's id -> what it asks for, and how it is answered. In a thread: it encodes prompts."""
 
 
 def add_answers(app: FastAPI, service: Service) -> None:
     """`/v1/completions`, `/v1/chat/completions`."""
-
-    @app.post("/v1/completions")
-    async def complete(request: Request) -> Response:
-        found = parse(CompletionRequest, await _body(service, request))
-        service.check_name(found.model)
-        asked, texts = await asyncio.to_thread(completions.asked_of, service, found)
-        shape = completions.CompletionShape(service, found, asked, texts, request.state.record.id)
-        return await _respond(service, request, found, asked, shape)
-
-    @app.post("/v1/chat/completions")
-    async def answer(request: Request) -> Response:
-        found = parse(ChatRequest, await _body(service, request))
-        service.check_name(found.model)
-        asked, text = await asyncio.to_thread(chat.asked_of, service, found)
-        shape = chat.ChatShape(service, found, text, request.state.record.id)
-        return await _respond(service, request, found, asked, shape)
+    for path, read in (("/v1/completions", _read_completion), ("/v1/chat/completions", _read_chat)):
+        app.router.routes.append(Route(path, _Answering(service, read), methods=["POST"]))
 
 
-async def _body(service: Service, request: Request) -> bytes:
-    if service.stopping:
-        raise ApiError(503, "the server is stopping; it takes no more requests", "server_error", code="stopping")
-    return await read_body(request, service.limits.body_bytes)
+def _read_completion(service: Service, body: bytes, record_id: str) -> tuple[AnswerRequest, EngineRequest, Shape]:
+    found = parse(CompletionRequest, body)
+    service.check_name(found.model)
+    wanted, texts = completions.to_engine_request(service, found)
+    return found, wanted, completions.CompletionShape(service, found, wanted, texts, record_id)
 
 
-async def _respond(service: Service, request: Request, found: AnswerRequest, asked: Asked, shape: Shape) -> Response:
-    """The answers as one response, or as events. What fails before the first token is an HTTP error either way."""
-    record = request.state.record
-    record.model, record.stream, record.prompt_tokens = service.name, found.stream, asked.prompt_tokens
-    exchange = Exchange(service, record, asked, request.receive)
-    try:
-        first = await exchange.take()
+def _read_chat(service: Service, body: bytes, record_id: str) -> tuple[AnswerRequest, EngineRequest, Shape]:
+    found = parse(ChatRequest, body)
+    service.check_name(found.model)
+    wanted, text = chat.to_engine_request(service, found)
+    return found, wanted, chat.ChatShape(service, found, wanted, text, record_id)
+
+
+class _Answering:
+    """Under way from a request's headers to the end of its response, which a function that returns a response does not
+    see."""
+
+    def __init__(self, service: Service, read: Read) -> None:
+        self._service, self._read = service, read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        with RequestUnderWay(self._service, request) as under_way:
+            try:
+                response = await self._response(under_way)
+                await response(scope, receive, send)
+            except ClientGoneError:
+                raise
+            except Exception as error:
+                log_defect(error)
+                raise told(error) from error
+            await under_way.settle()
+
+    async def _response(self, under_way: RequestUnderWay) -> Response:
+        """What fails before the first event is an HTTP error, whether a stream was asked for or not."""
+        service, record = self._service, under_way.record
+        body = await under_way.read_body()
+        found, wanted, shape = await under_way.unless_stopped(asyncio.to_thread(self._read, service, body, record.id))
+        record.model, record.stream, record.prompt_tokens = service.name, found.stream, wanted.prompt_tokens
+        exchange = under_way.begin(wanted)
         if found.stream:
-            return EventStream(_events(exchange, first, shape, found.include_usage))
-        got = [one async for batch in exchange.all(first) for one in batch]
-    except ClientGoneError as error:
-        exchange.close(error)
-        return Response(status_code=499)  # nobody gets it
-    except Exception as error:
-        exchange.close(error)
-        log_defect(error)
-        raise told(error) from error
-    except BaseException as error:
-        exchange.close(error)
-        raise
-    exchange.close()
-    usage = usage_of(asked.prompt_tokens, _tokens(exchange, asked))
-    return Response(encode(shape.response(parts_of(got), usage)), media_type="application/json")
+            return EventStream(_events(exchange, shape, found.include_usage), _last_event)
+        got = []
+        while not exchange.whole:
+            got += await exchange.take()
+        usage = usage_of(wanted.prompt_tokens, _tokens(exchange))
+        return Response(encode(shape.response(parts_of(got), usage)), media_type="application/json")
 
 
-async def _events(exchange: Exchange, first: list[Got], shape: Shape, usage: bool) -> AsyncGenerator[bytes, None]:
-    """The whole stream. An error ends it with an event that says so."""
-    why: BaseException | None = None
-    try:
-        async for batch in exchange.all(first):
-            data = b"".join(_encoded(shape, part) for part in parts_of(batch))
-            if data:
-                yield data
-        if usage:
-            tokens = usage_of(exchange.asked.prompt_tokens, _tokens(exchange, exchange.asked))
-            yield event(shape.usage_chunk(tokens))
-        yield DONE
-    except ClientGoneError as error:
-        why = error
-    except Exception as error:  # noqa: BLE001 - the client is told of it, whatever it is
-        why = error
-        log_defect(error)
-        yield event(told(error).body())
-    except BaseException as error:
-        why = error
-        raise
-    finally:
-        exchange.close(why)
+async def _events(exchange: Exchange, shape: Shape, usage: bool) -> AsyncGenerator[bytes, None]:
+    """The whole stream."""
+    while not exchange.whole:
+        data = b"".join(_encoded(shape, part) for part in parts_of(await exchange.take()))
+        if data:
+            yield data
+    if usage:
+        yield event(shape.usage_chunk(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange))))
+    yield DONE
+
+
+def _last_event(error: Exception) -> bytes:
+    """Of a stream that fails. None where nobody reads it."""
+    if isinstance(error, ClientGoneError):
+        return b""
+    log_defect(error)
+    return event(told(error).as_object())
 
 
 def _encoded(shape: Shape, part: Part) -> bytes:
     return b"".join(event(chunk) for chunk in shape.chunks(part))
 
 
-def _tokens(exchange: Exchange, asked: Asked) -> int:
-    return exchange.tokens if asked.max_new_tokens else 0
+def _tokens(exchange: Exchange) -> int:
+    return exchange.tokens if exchange.wanted.max_new_tokens else 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from odmoe.serve.answers import Desk
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import ApiError
 from odmoe.serve.openai.token_texts import TokenTexts
 
 if TYPE_CHECKING:
@@ -27,10 +29,12 @@ class Limits:
     request_timeout_s: float | None = None
     body_bytes: int = 16 << 20
     """Of a request."""
+    body_s: float = 60.0
+    """To send it."""
 
 
 class UnderWay(Protocol):
-    """A request that has begun and not ended."""
+    """A request for answers, from its headers to the end of its response."""
 
     @property
     def waiting(self) -> int:
@@ -38,7 +42,7 @@ class UnderWay(Protocol):
 
     @property
     def answered(self) -> int:
-        """How many of its answers have a token and have not ended."""
+        """How many of its answers have a token, and not their last."""
 
     def stop(self, error: Exception) -> None:
         """The client gets `error` in place of what is left."""
@@ -56,9 +60,14 @@ class Service:
         self.texts = TokenTexts(model.opened.tokenizer)
         self.created = int(time.time())
         self.under_way: set[UnderWay] = set()
-        """Requests that have begun and not ended."""
+        """A drain waits until there is none."""
+        self.notify: Callable[[str], None] = lambda line: None
+        """Gets a line about each answer that is begun again, since its main node was lost."""
         self.stopping = False
         """No request is taken any more."""
+        self.ready_pool = ThreadPoolExecutor(1, "odmoe-ready")
+        self.scrape_pool = ThreadPoolExecutor(1, "odmoe-scrape")
+        """Of their own: a cluster that does not answer holds neither one another up, nor requests."""
         self.tokenizing = threading.Lock()
         """A tokenizer's settings are changed while it encodes."""
 
@@ -87,12 +96,11 @@ class Service:
 
     def count(self) -> None:
         """Tell the meter how many answers wait and are computed."""
-        waiting = answered = 0
-        for exchange in self.under_way:
-            waiting += exchange.waiting
-            answered += exchange.answered
-        self.meter.queue(waiting, answered)
+        waiting = sum(one.waiting for one in self.under_way)
+        self.meter.queue(waiting, sum(one.answered for one in self.under_way))
 
     def close(self) -> None:
         """Wait for the threads of answers that were given up."""
         self.desk.close(CLOSE_S)
+        for pool in (self.ready_pool, self.scrape_pool):
+            pool.shutdown(wait=False)

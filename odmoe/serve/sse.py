@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -12,6 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream that has its whole answer."""
+PING = b": ping\n\n"
+"""A comment, which clients skip."""
+PING_S = 15.0
+"""Longest silence: proxies cut a connection on which nothing comes, many after 60 s."""
 
 
 def encode(value: Any) -> bytes:
@@ -23,18 +28,59 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come. `events` ends by itself when the client has gone."""
+    """Sends events as they come, and comments while none comes. The headers go out with the first of either: what fails
+    before is raised; afterwards `failed` makes the last event of it, or none."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes], ping_s: float | None = None
+    ) -> None:
+        """`ping_s`: None is `PING_S`."""
         self.status_code, self.background = 200, None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
-        self._events = events
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events, self._failed = events, failed
+        self._ping_s = PING_S if ping_s is None else ping_s
+        self._lock = asyncio.Lock()
+        self._sent_at: float | None = None
+        """None: nothing was sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._events) as events:
-            async for data in events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+        pinging = asyncio.create_task(self._ping(send))
+        try:
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    await self._send(send, data)
+        except Exception as error:
+            await _end(pinging)
+            if self._sent_at is None:
+                raise
+            await self._send(send, self._failed(error))
+        finally:
+            await _end(pinging)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        async with self._lock:
+            if self._sent_at is None:
+                self._sent_at = asyncio.get_running_loop().time()
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sent_at = asyncio.get_running_loop().time()
+
+    async def _ping(self, send: Send) -> None:
+        last = asyncio.get_running_loop().time()
+        while True:
+            left = last + self._ping_s - asyncio.get_running_loop().time()
+            if left > 0:
+                await asyncio.sleep(left)
+            elif self._sent_at is not None and self._sent_at > last:
+                last = self._sent_at
+            else:
+                await self._send(send, PING)
+                last = asyncio.get_running_loop().time()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,17 +23,39 @@ if TYPE_CHECKING:
     from odmoe.serve.service import Service
 
 
-def run_serve(settings: Settings, own: ServeSettings, keys: tuple[str, ...], output: Output) -> int:
-    """Serve until a signal comes. Returns the exit code. Raises ConfigError, CheckpointError, StoreError,
-    ClusterError."""
+Announce = Callable[[str, tuple[str, int]], None]
+"""Told the model's name and the address once the service listens."""
+
+
+def run_serve(
+    settings: Settings,
+    own: ServeSettings,
+    keys: tuple[str, ...],
+    output: Output,
+    announce: Announce | None = None,
+) -> int:
+    """Serve until a signal comes. Returns the exit code. `announce`: None says it on standard error.
+
+    Raises ConfigError, CheckpointError, StoreError, ClusterError.
+    """
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug)
     check_early(settings)
-    with closing(_bound(own)) as listening, start_model(settings, terminal) as model:
-        return _served(model, own, keys, listening, terminal, output.quiet)
+    with closing(bound(own)) as listening, start_model(settings, terminal) as model:
+        return _served(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
 
 
-def _bound(own: ServeSettings) -> socket.socket:
+def _saying(terminal: Terminal) -> Announce:
+    return lambda name, address: terminal.complain(f"serving {name} at {url_of(address)}")
+
+
+def url_of(address: tuple[str, int]) -> str:
+    """For clients."""
+    host, port = address
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+def bound(own: ServeSettings) -> socket.socket:
     """Bound before the model is loaded, so that an address in use is told at once; nobody can connect yet."""
     host, port = own.address
     try:
@@ -55,19 +78,19 @@ def _served(
     keys: tuple[str, ...],
     listening: socket.socket,
     terminal: Terminal,
+    announce: Announce,
     quiet: bool,
 ) -> int:
     from odmoe.serve.app import Access, make_app
     from odmoe.serve.lifetime import HttpServer
 
     service = make_service(model, own)
+    service.notify = terminal.notify
     log = (lambda line: None) if quiet else _write
     app = make_app(service, Access(keys, own.cors_origin, log, own.log_format))
     server = HttpServer(app, service, listening, own.drain_timeout, terminal.notify)
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
     listening.listen(socket.SOMAXCONN)
-    terminal.complain(f"serving {service.name} at http://{shown}:{port}/v1")
+    announce(service.name, listening.getsockname()[:2])
     try:
         with NodeWatch(model.cluster, terminal.notify):
             return server.run()

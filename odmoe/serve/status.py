@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from odmoe.serve.errors import told
+from odmoe.serve.cluster_metrics import FiguresReader
 from odmoe.serve.sse import encode
-from scheduler.errors import ODMoEError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -18,10 +17,13 @@ if TYPE_CHECKING:
 
 READY_S = 5.0
 """Longest wait for the main node to say that it is there."""
+FRESH_S = 1.0
+"""How long what was found out is said again."""
 
 
 def add_status(app: FastAPI, service: Service) -> None:
     """`/v1/models`, `/health`, `/ready`, `/metrics`."""
+    readiness = Readiness(service)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -38,28 +40,42 @@ def add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        why = await _missing(service)
+        why = await readiness.why_not()
         return _json({"status": "ready"}) if why is None else _json({"status": "not ready", "why": why}, 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        body, kind = await asyncio.to_thread(service.meter.render)
+        body, kind = await asyncio.get_running_loop().run_in_executor(service.scrape_pool, service.meter.render)
         return Response(body, headers={"Content-Type": kind})
 
 
-async def _missing(service: Service) -> str | None:
-    """Why no request can be answered now. The store was verified when it was opened."""
-    if service.stopping:
-        return "the server is stopping"
-    try:
-        figures = await asyncio.wait_for(asyncio.to_thread(service.model.cluster.figures), READY_S)
-    except TimeoutError:
-        return f"the main node has not answered for {READY_S:g} s"
-    except ODMoEError as error:
-        return told(error).message
-    if not any(node.up for node in figures.nodes if node.role == "worker"):
-        return "every worker is lost"
-    return None
+class Readiness:
+    """Whether a request can be answered now. However many ask, the cluster is asked once at a time. Strangers ask too:
+    they are told no names and no places."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._reader = FiguresReader(service.model.cluster, READY_S)
+        self._looking: asyncio.Future[str | None] | None = None
+        self._until = 0.0
+
+    async def why_not(self) -> str | None:
+        """None: it can. The store was verified when it was opened."""
+        if self._service.stopping:
+            return "the server is stopping"
+        loop = asyncio.get_running_loop()
+        if self._looking is None or (self._looking.done() and loop.time() >= self._until):
+            self._looking = loop.run_in_executor(self._service.ready_pool, self._look)
+            self._until = loop.time() + FRESH_S
+        return await asyncio.shield(self._looking)
+
+    def _look(self) -> str | None:
+        figures = self._reader.read()
+        if figures is None:
+            return "the main node is lost or does not answer"
+        if not any(node.up for node in figures.nodes if node.role == "worker"):
+            return "every worker is lost"
+        return None
 
 
 def _described(service: Service) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class ServerProcess:
     def open_requests(self) -> tuple[float, float, float]:
         """Requests that wait, that are answered, and those that the main node has, where there is one."""
         found = self.metrics()
-        return found["odmoe_queue_length"], found["odmoe_requests_answered"], found.get("odmoe_main_requests", 0.0)
+        return found["odmoe_answers_waiting"], found["odmoe_answers_under_way"], found.get("odmoe_main_requests", 0.0)
 
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)

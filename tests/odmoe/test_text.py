@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from odmoe.text import TextStream, encode, load_tokenizer
+from odmoe.token_length import most_characters
 from scheduler.errors import CorruptStoreError, NoTokenizerError, PromptError, StoreNotFoundError
 from support.paths import ROOT
 
@@ -65,9 +66,16 @@ TOKENIZERS = {
 each = pytest.mark.parametrize("name", TOKENIZERS)
 
 
-def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
-    stream = TextStream(tokenizer)
+def pieces(tokenizer: Any, ids: list[int], prompt: list[int] | None = None) -> list[str]:
+    stream = TextStream(tokenizer, prompt or [])
     return [*(stream.push(token) for token in ids), stream.flush()]
+
+
+def check_after(tokenizer: Any, prompt: list[int], ids: list[int]) -> None:
+    """Prompt and answer are the text of both, unless the answer changes the prompt's last characters."""
+    before, whole = (tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, [*prompt, *ids]))
+    if whole.startswith(before):
+        assert before + "".join(pieces(tokenizer, ids, prompt)) == whole
 
 
 def check(tokenizer: Any, ids: list[int]) -> None:
@@ -84,6 +92,41 @@ def test_pieces_add_up(name: str, data: st.DataObject) -> None:
     newlines = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
     often = st.sampled_from([*tokenizer.all_special_ids, *newlines]) | number
     check(tokenizer, data.draw(st.lists(often, max_size=40)))
+
+
+@each
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_prompt_and_answer_are_the_text_of_both(name: str, data: st.DataObject) -> None:
+    """Also where decoding the answer alone leaves out its first space, and after prompts of many tokens."""
+    tokenizer = TOKENIZERS[name]
+    number = st.integers(0, len(tokenizer) - 1)
+    words = tokenizer.convert_tokens_to_ids([word for word in WORDS if word in tokenizer.get_vocab()])
+    often = st.sampled_from([*tokenizer.all_special_ids, *words]) | number
+    prompt = data.draw(st.lists(often, max_size=12)) * data.draw(st.sampled_from([1, 1, 10, 100]))
+    check_after(tokenizer, prompt, data.draw(st.lists(often, max_size=20)))
+
+
+def test_the_first_space_of_an_answer_stays() -> None:
+    for name in ("llama", "metaspace"):
+        tokenizer = TOKENIZERS[name]
+        one, two, bos = tokenizer.convert_tokens_to_ids(["▁one", "▁two", "<s>"])
+        assert tokenizer.decode([two]) == "two"
+        for prompt in ([one], [bos, one], [one] * 1000, [one, *[bos] * 20]):
+            assert pieces(tokenizer, [two, one], prompt) == [" two", " one", ""]
+        assert pieces(tokenizer, [two, one], [bos]) == ["two", " one", ""]
+
+
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_an_answer_completes_the_prompts_last_character(known: int) -> None:
+    tokenizer = TOKENIZERS["llama"]
+    spelled = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in "\N{GRINNING FACE}".encode()])
+    word = tokenizer.convert_tokens_to_ids("one")
+    answer = [*spelled[known:], word]
+    assert "".join(pieces(tokenizer, answer, [word, *spelled[:known]])) == "\N{GRINNING FACE}one"
+    demo = TOKENIZERS["demo"]
+    ids = demo("a \N{GRINNING FACE}")["input_ids"]
+    assert "".join(pieces(demo, ids[-4 + known :], ids[: -4 + known])) == "\N{GRINNING FACE}"
 
 
 @given(text=st.text(max_size=40))
@@ -150,6 +193,20 @@ def test_long_texts_are_not_decoded_again_and_again(monkeypatch: pytest.MonkeyPa
     assert max(decoded) < 30
 
 
+@each
+def test_long_lines_and_prompts_are_not_decoded_again_and_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS[name]
+    words = ["Ġto" if name == "demo" else "▁two"]
+    prompt, ids = tokenizer.convert_tokens_to_ids(words) * 5000, tokenizer.convert_tokens_to_ids(words) * 1000
+    decoded: list[int] = []
+    real = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda part, **k: decoded.append(len(part)) or real(part, **k))
+    stream = TextStream(tokenizer, prompt)
+    text = "".join([*map(stream.push, ids), stream.flush()])
+    assert max(decoded) < 100
+    assert text == real([*prompt, *ids])[len(real(prompt)) :]
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
@@ -165,6 +222,57 @@ def test_a_prompt_must_leave_room() -> None:
     assert encode(tokenizer, "a few words here", len(ids) + 1) == ids
     with pytest.raises(PromptError, match=rf"has {len(ids)} tokens, the model's context is {len(ids)}; shorten"):
         encode(tokenizer, "a few words here", len(ids))
+
+
+def nfc() -> Any:
+    """As Qwen: bytes, of the text's composed form."""
+    made = Tokenizer.from_file(str(ROOT / "models" / "demo-moe" / "tokenizer.json"))
+    made.normalizer = normalizers.NFC()
+    return fast(made)
+
+
+def unigram() -> Any:
+    """As Llama's, and of a model that chooses among pieces."""
+    pieces = [(piece, -1.0) for piece in [*SPECIAL, *BYTES, *WORDS]]
+    made = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return fast(made)
+
+
+BOUNDED = {"demo": TOKENIZERS["demo"], "llama": TOKENIZERS["llama"], "nfc": nfc(), "unigram": unigram()}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@given(text=st.text(max_size=60) | st.text("one two. 你é\u0301\u0323\u0345ᾳ", max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_no_token_stands_for_more_characters_than_the_bound(name: str, text: str) -> None:
+    most = most_characters(BOUNDED[name])
+    assert most is not None
+    ids = BOUNDED[name](text, add_special_tokens=False)["input_ids"]
+    assert len(text) <= most * len(ids)
+
+
+def test_where_a_token_may_stand_for_any_length_there_is_no_bound() -> None:
+    assert most_characters(TOKENIZERS["metaspace"]) is None, "a word that is not in its vocabulary is one token"
+    stripping = Tokenizer.from_file(str(ROOT / "models" / "demo-moe" / "tokenizer.json"))
+    stripping.add_special_tokens([AddedToken("<mask>", rstrip=True)])
+    assert most_characters(fast(stripping)) is None, "it takes the blanks after it"
+    dropping = Tokenizer.from_file(str(ROOT / "models" / "demo-moe" / "tokenizer.json"))
+    dropping.normalizer = normalizers.Replace("  ", "")
+    assert most_characters(fast(dropping)) is None
+    assert most_characters(object()) is None
+
+
+def test_a_prompt_that_cannot_fit_is_not_tokenised() -> None:
+    tokenizer = TOKENIZERS["demo"]
+    most = most_characters(tokenizer) or 0
+    assert len(encode(tokenizer, " " * 10 * most, 10 * most)) > 0
+
+    class Untouched:
+        backend_tokenizer = tokenizer.backend_tokenizer
+
+    with pytest.raises(PromptError, match=f"has {10 * most + 1} characters, and the 10 tokens .* at most {10 * most};"):
+        encode(Untouched(), "a" * (10 * most + 1), 10)
 
 
 @pytest.mark.parametrize(("prompt", "says"), [("", "empty"), ("a\udcffb", r"not UTF-8 text \(character 1\)")])

@@ -6,38 +6,43 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from odmoe.serve.openai import logprobs
-from odmoe.serve.openai.asked import Asked, how_of
+from odmoe.serve.openai.engine_request import EngineRequest, how_of
 from odmoe.serve.openai.parts import Part
-from odmoe.serve.openai.templates import chat_text, offered
+from odmoe.serve.openai.templates import chat_text
 from odmoe.serve.openai.tool_calls import Message, check_parser, parse_answer
+from odmoe.text import continuation
 
 if TYPE_CHECKING:
     from odmoe.serve.openai.requests import ChatRequest
     from odmoe.serve.service import Service
 
 
-def asked_of(service: Service, request: ChatRequest) -> tuple[Asked, str]:
-    """What is asked of the engine, and the chat's text. In a thread: it encodes the chat. Raises PromptError,
+def to_engine_request(service: Service, request: ChatRequest) -> tuple[EngineRequest, str]:
+    """The request for the engine, and the chat's text. In a thread: it encodes the chat. Raises PromptError,
     ApiError."""
     how = how_of(service, request)
     if request.logprobs:
         how["logprobs"] = request.top_logprobs or 0
     text = chat_text(service.tokenizer, request)
-    if offered(request):
+    if request.offered:
         check_parser(service.tokenizer)
     with service.tokenizing:
         prompt = service.model.opened.encode(text, special=False)
     most = request.max_completion_tokens or request.max_tokens or service.limits.max_tokens
-    return Asked([prompt], request.n, most or service.context - len(prompt), how), text
+    found = EngineRequest([prompt], request.n, most or service.context - len(prompt), how)
+    found.check_size(service.context)
+    return found, text
 
 
 class ChatShape:
     """An answer that may have tool calls is parsed when it is whole; its stream has it in one event."""
 
-    def __init__(self, service: Service, request: ChatRequest, text: str, record_id: str) -> None:
+    def __init__(
+        self, service: Service, request: ChatRequest, engine_request: EngineRequest, text: str, record_id: str
+    ) -> None:
         """`text`: the chat in the model's template."""
         self._service, self._request, self._text = service, request, text
-        self._tools = offered(request)
+        self._prompt = engine_request.prompts[0]
         self._whole: dict[int, Part] = {}
         """What there is of answers that may have tool calls."""
         self._begun: set[int] = set()
@@ -61,22 +66,33 @@ class ChatShape:
             "index": part.index,
             "message": message,
             "logprobs": self._logprobs(part),
-            "finish_reason": "tool_calls" if parsed.calls else part.reason,
+            "finish_reason": _reason(part, parsed),
         }
 
     def _parsed(self, part: Part) -> Message:
-        if not self._tools:
+        if not self._request.offered:
             return Message(part.text, [])
-        tokens = [step.token_id for step in part.steps if step.token_id is not None]
-        found = parse_answer(self._service.tokenizer, self._text, tokens, self._tools)
+        found = parse_answer(self._service.tokenizer, self._text, self._marked(part), self._request.offered)
         return found or Message(part.text, [])
+
+    def _marked(self, whole: Part) -> str:
+        """The text of a whole answer with its special tokens, which may mark calls. It ends where the text does."""
+        tokenizer = self._service.tokenizer
+        tokens = [step.token_id for step in whole.steps if step.token_id is not None]
+        if whole.finish == "stop":
+            del tokens[-1]  # the end of the sequence
+        marked = continuation(tokenizer, self._prompt, tokens, special=True)
+        if whole.finish != "stop_text":
+            return marked
+        cut = continuation(tokenizer, self._prompt, tokens)[len(whole.text) :]
+        return marked.removesuffix(cut) if marked.endswith(cut) else whole.text
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
         found = []
         if part.index not in self._begun:
             self._begun.add(part.index)
             found.append(self._chunk(part.index, {"role": "assistant", "content": "", "refusal": None}))
-        if self._tools:
+        if self._request.offered:
             return found + self._gathered(part)
         entries = self._logprobs(part)
         if part.text or entries is not None:
@@ -97,10 +113,9 @@ class ChatShape:
         delta: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
         if parsed.calls:
             delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(parsed.calls)]
-        reason = "tool_calls" if parsed.calls else whole.reason
         return [
             self._chunk(part.index, delta, self._logprobs(whole)),
-            self._chunk(part.index, {}, None, reason),
+            self._chunk(part.index, {}, None, _reason(whole, parsed)),
         ]
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:
@@ -120,3 +135,8 @@ class ChatShape:
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         return self._event([]) | {"usage": usage}
+
+
+def _reason(part: Part, parsed: Message) -> str | None:
+    """An answer that was cut short has a call only as far as it came."""
+    return "tool_calls" if parsed.calls and part.reason == "stop" else part.reason

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from odmoe.serve.openai import logprobs
-from odmoe.serve.openai.asked import Asked, how_of
+from odmoe.serve.openai.engine_request import EngineRequest, how_of
 from odmoe.serve.openai.parts import Part
 from odmoe.serve.openai.token_texts import Offsets
 from scheduler.errors import PromptError
@@ -19,8 +19,8 @@ MAX_TOKENS = 16
 """Of an answer where the request does not say, as OpenAI has it."""
 
 
-def asked_of(service: Service, request: CompletionRequest) -> tuple[Asked, list[str]]:
-    """What is asked of the engine, and the prompts' texts where they are echoed. In a thread: it encodes prompts.
+def to_engine_request(service: Service, request: CompletionRequest) -> tuple[EngineRequest, list[str]]:
+    """The request for the engine, and the prompts' texts where they are echoed. In a thread: it encodes prompts.
 
     Raises PromptError, ApiError.
     """
@@ -38,7 +38,9 @@ def asked_of(service: Service, request: CompletionRequest) -> tuple[Asked, list[
             for given in request.prompts
         ]
     most = MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    return Asked(prompts, request.n, most, how), texts
+    found = EngineRequest(prompts, request.n, most, how)
+    found.check_size(service.context)
+    return found, texts
 
 
 def _encoded(service: Service, prompt: str | list[int]) -> list[int]:
@@ -56,10 +58,16 @@ class CompletionShape:
     """Responses and events have the same shape."""
 
     def __init__(
-        self, service: Service, request: CompletionRequest, asked: Asked, texts: list[str], record_id: str
+        self,
+        service: Service,
+        request: CompletionRequest,
+        engine_request: EngineRequest,
+        texts: list[str],
+        record_id: str,
     ) -> None:
         """`texts`: of the prompts, where they are echoed."""
-        self._service, self._request, self._asked, self._texts = service, request, asked, texts
+        self._service, self._request, self._texts = service, request, texts
+        self._engine_request = engine_request
         self._offsets: dict[int, Offsets] = {}
         self._head = {
             "id": f"cmpl-{record_id}",
@@ -86,10 +94,10 @@ class CompletionShape:
 
     def _choice(self, part: Part) -> dict[str, Any]:
         first = part.index not in self._offsets
-        offsets = self._offsets.setdefault(part.index, Offsets(self._service.texts))
-        text = "" if self._asked.max_new_tokens == 0 else part.text
+        offsets = self._offsets.get(part.index) or self._begin(part.index)
+        text = "" if self._engine_request.max_new_tokens == 0 else part.text
         if first and self._texts:
-            text = self._texts[self._asked.prompt_of(part.index)] + text
+            text = self._texts[self._engine_request.prompt_number(part.index)] + text
         return {
             "index": part.index,
             "text": text,
@@ -97,13 +105,19 @@ class CompletionShape:
             "finish_reason": part.reason,
         }
 
+    def _begin(self, index: int) -> Offsets:
+        """Of a choice's text, which without `echo` continues its prompt."""
+        before = [] if self._texts else self._engine_request.prompt_of(index)
+        self._offsets[index] = Offsets(self._service.texts, before)
+        return self._offsets[index]
+
     def _logprobs(self, part: Part, first: bool, offsets: Offsets) -> dict[str, Any] | None:
         if self._request.logprobs is None or not part.steps:
             return None
-        steps = part.steps if self._asked.max_new_tokens else []
+        steps = part.steps if self._engine_request.max_new_tokens else []
         found = [step.logprobs for step in steps]
         ids = [step.token_id for step in steps if step.token_id is not None]
         if first and self._texts:
             found = [*(part.steps[0].prompt_logprobs or ()), *found]
-            ids = [*self._asked.prompts[self._asked.prompt_of(part.index)], *ids]
+            ids = [*self._engine_request.prompt_of(part.index), *ids]
         return logprobs.of_completion(self._service.texts, found, ids, offsets)

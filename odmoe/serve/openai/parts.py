@@ -52,8 +52,7 @@ def parts_of(got: Iterable[Got]) -> list[Part]:
         if isinstance(one.what, Piece):
             part.text += one.what.text
             part.steps.append(one.what.step)
-        elif not isinstance(one.what, Exception):
-            part.finish = one.what.finish
+            part.finish = one.what.step.finish
     return [found[index] for index in sorted(found)]
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -16,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import ApiError
 
 MOST_LOGPROBS = 20
 """Most probable tokens whose log-probabilities one may ask for, as in OpenAI's chat API."""
@@ -77,6 +78,20 @@ def _few(given: Any) -> Any:
     if isinstance(given, dict) and len(given) > MOST_BIASES:
         raise ValueError(f"it has {len(given)} tokens; allowed: {MOST_BIASES}")
     return given
+
+
+def _tools(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for number, tool in enumerate(given):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or not _is_name(function.get("name")):
+            raise ValueError(f"item {number} is not a function with a name; others are not supported")
+        if function.get("strict"):
+            raise ValueError(f"item {number} has strict true, which calls here do not follow; leave it out")
+    return given
+
+
+def _is_name(given: Any) -> bool:
+    return isinstance(given, str) and bool(given)
 
 
 Stops = Annotated[tuple[str, ...], PlainValidator(_stop)]
@@ -181,7 +196,7 @@ class ChatRequest(AnswerRequest):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: Objects = Field(default_factory=list)
+    tools: Annotated[Objects, AfterValidator(_tools)] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     # Not OpenAI's own, but of several servers: more variables of the model's chat template.
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -194,7 +209,17 @@ class ChatRequest(AnswerRequest):
             raise ValueError("tool_choice is neither auto nor none; that a tool is called cannot be forced")
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise ValueError("max_tokens and max_completion_tokens are both given; give one of them")
+        if self.offered and self.response_format is not None and self.response_format.text is not None:
+            raise ValueError(
+                f"tools are offered together with response_format {self.response_format.type}, and a call would not "
+                "follow it; leave one of them out, or give tool_choice none"
+            )
         return self
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        return self.tools if self.tool_choice == "auto" else []
 
 
 def parse(kind: type[Model], body: bytes) -> Model:

@@ -7,6 +7,11 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from odmoe.text import continuation
+
+_LONGEST_CHARACTER = 4
+"""Most tokens of one: its bytes."""
+
 
 class TokenTexts:
     """The bytes and the text of each token of a vocabulary."""
@@ -27,6 +32,13 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
+    def dropped(self, token: int) -> int:
+        """How many characters the token loses where a text begins with it: many tokenizers leave out the first
+        space."""
+        text: str = self._tokenizer.decode([token], skip_special_tokens=True)
+        whole = self._bytes(token).decode(errors="replace")
+        return len(whole) - len(text) if whole.endswith(text) else 0
+
     def is_special(self, token: int) -> bool:
         """Special tokens are no part of a text."""
         return token in self._special
@@ -35,10 +47,14 @@ class TokenTexts:
 class Offsets:
     """Where each token of a text begins in it, in characters."""
 
-    def __init__(self, texts: TokenTexts, start: int = 0) -> None:
-        """`start`: where the first one begins."""
-        self._texts, self._at = texts, start
+    def __init__(self, texts: TokenTexts, before: Iterable[int] = ()) -> None:
+        """`before`: tokens that the text continues, perhaps within a character."""
+        self._texts, self._at = texts, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        shown = [token for token in before if not texts.is_special(token)]
+        self._begun = bool(shown)
+        for token in shown[-_LONGEST_CHARACTER:]:
+            self._decoder.decode(texts.bytes_of(token))
 
     def of(self, tokens: Iterable[int]) -> list[int]:
         """Of the next tokens."""
@@ -46,7 +62,9 @@ class Offsets:
         for token in tokens:
             found.append(self._at)
             if not self._texts.is_special(token):
-                self._at += len(self._decoder.decode(self._texts.bytes_of(token)))
+                length = len(self._decoder.decode(self._texts.bytes_of(token)))
+                self._at += length if self._begun else length - self._texts.dropped(token)
+                self._begun = True
         return found
 
 
@@ -57,5 +75,12 @@ def _decoder(tokenizer: Any) -> Any:
     try:
         vocabulary = from_tokenizer(tokenizer)
     except Exception:  # noqa: BLE001 - it is only there for the bytes of parts of characters
-        return lambda token: str(tokenizer.decode([token])).encode()
+        before = _word(tokenizer)
+        return lambda token: continuation(tokenizer, before, [token], special=True).encode()
     return lambda token: bytes(vocabulary.decode_bytes([token])) if token < vocabulary.vocab_size else b""
+
+
+def _word(tokenizer: Any) -> list[int]:
+    """A token after which the next one reads as within a text."""
+    ordinary = (token for token in range(len(tokenizer)) if token not in tokenizer.all_special_ids)
+    return [next((token for token in ordinary if str(tokenizer.decode([token])).isalpha()), 0)]

@@ -6,7 +6,7 @@ import json
 import secrets
 from typing import Any, NamedTuple
 
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import ApiError
 
 HERMES: dict[str, Any] = {
     "defaults": {"role": "assistant"},
@@ -47,18 +47,15 @@ def _template(tokenizer: Any) -> dict[str, Any]:
     )
 
 
-def parse_answer(tokenizer: Any, prompt: str, tokens: list[int], tools: list[dict[str, Any]]) -> Message | None:
-    """The answer's content and calls. None where it is not as the template says: then its text is all there is."""
-    text = tokenizer.decode(tokens, skip_special_tokens=False)
-    for name in tokenizer.all_special_tokens:  # the end of the sequence
-        text = text.removesuffix(name)
+def parse_answer(tokenizer: Any, prompt: str, answer: str, tools: list[dict[str, Any]]) -> Message | None:
+    """The content and the calls of an answer's text, which has its special tokens. None where it has no calls, or not
+    as the template says: then its text is all there is."""
     try:
-        found = tokenizer.parse_response(text, _template(tokenizer), prefix=prompt, tools=tools)
+        found = tokenizer.parse_response(answer, _template(tokenizer), prefix=prompt, tools=tools)
         calls = [_call(call.get("function", call)) for call in found.get("tool_calls") or []]
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    content = found.get("content")
-    return Message(content.strip() if calls and content else content, calls) if content or calls else None
+    return Message((found.get("content") or "").strip() or None, calls) if calls else None
 
 
 def _call(function: dict[str, Any]) -> dict[str, Any]:

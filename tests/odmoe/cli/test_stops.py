@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from odmoe.chat import chat_text
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
-from odmoe.text import StoppedText, as_chat, make_stopper
+from odmoe.text import StoppedText, make_stopper
 from scheduler.errors import ConfigError
 from support.machines.cli import CommandLine
 
@@ -135,7 +136,7 @@ def test_the_command_line_leaves_the_stop_out(cli: CommandLine, greedy: Any, dem
 
 def test_the_stopper_reads_the_model(demo: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo)
-    stopped = make_stopper(demo)(("two",))
+    stopped = make_stopper(demo)(("two",), [])
     assert [stopped(token) for token in tokenizer("one two")["input_ids"]][-1] is True
 
 
@@ -150,11 +151,12 @@ TEMPLATE = (
 def test_chat_is_the_models_template(demo: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo)
     tokenizer.chat_template = TEMPLATE
-    assert as_chat(tokenizer, "hi", None) == "<user>hi</user><assistant>"
-    assert as_chat(tokenizer, "hi", "be brief") == "<system>be brief</system><user>hi</user><assistant>"
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert chat_text(tokenizer, chat[1:]) == "<user>hi</user><assistant>"
+    assert chat_text(tokenizer, chat) == "<system>be brief</system><user>hi</user><assistant>"
     tokenizer.chat_template = "{{ raise_exception('no system message, please') }}"
     with pytest.raises(ConfigError, match="no system message, please"):
-        as_chat(tokenizer, "hi", "be brief")
+        chat_text(tokenizer, chat)
 
 
 def test_chat_from_the_command_line(cli: CommandLine, demo: Path, tmp_path: Path, expected: Any) -> None:

@@ -17,7 +17,14 @@ from odmoe.clusters import retries
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.clusters.retries import RetriedAnswer
 from odmoe.settings.settings import Settings
-from scheduler.errors import AnswerChangedError, LaunchError, LinkError, MainNodeLostError, RequestError
+from scheduler.errors import (
+    AnswerChangedError,
+    LaunchError,
+    LinkError,
+    MainNodeLostError,
+    RequestCancelledError,
+    RequestError,
+)
 from support.machines.cli import CommandLine
 
 TOKENS = [5, 3, 8, 8, 1, 2]
@@ -60,7 +67,7 @@ class DyingCluster:
             yield Step(token)
         yield Step(None)
 
-    def rejoin(self, within_s: float) -> None:
+    def rejoin(self, within_s: float, given_up: threading.Event) -> None:
         assert within_s > 0
         self.absences -= 1
         if self.absences >= 0:
@@ -138,7 +145,7 @@ def test_a_main_node_that_is_not_back_yet_is_waited_for() -> None:
 def test_a_main_node_with_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = DyingCluster([3])
 
-    def rejoin(within_s: float) -> None:
+    def rejoin(within_s: float, given_up: threading.Event) -> None:
         raise LaunchError("the cluster serves another model now")
 
     monkeypatch.setattr(cluster, "rejoin", rejoin)
@@ -152,6 +159,22 @@ def test_given_up_while_it_waits() -> None:
     retried = RetriedAnswer(DyingCluster([3], absences=10**9), 1, 600, lambda line: None, given_up, set())  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="interrupted"):
         list(retried.steps([1, 2], 6, {"sampling": Sampling()}))
+
+
+def test_given_up_while_the_main_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for it, of minutes, knows of the end."""
+    given_up, cluster = threading.Event(), DyingCluster([3])
+
+    def rejoin(within_s: float, gone: threading.Event) -> None:
+        given_up.set()
+        assert gone.is_set()
+        raise RequestCancelledError("given up")
+
+    monkeypatch.setattr(cluster, "rejoin", rejoin)
+    retried = RetriedAnswer(cluster, 1, 600, lambda line: None, given_up, set())  # type: ignore[arg-type]
+    with pytest.raises(RequestCancelledError):
+        list(retried.steps([1, 2], 6, {"sampling": Sampling()}))
+    assert len(cluster.requests) == 1
 
 
 def test_given_up_before_it_begins() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from main_node.answer import Step, collect
 from odmoe.on_ray import calls
 from odmoe.on_ray.calls import HeldAnswers, RayAnswer
-from scheduler.errors import RequestFailedError
+from scheduler.errors import LaunchError, RequestCancelledError, RequestFailedError
 
 WAIT_S = 5.0
 STEPS = [Step(1), Step(2, finish="length"), Step(None, "the report")]  # type: ignore[arg-type]
@@ -105,3 +106,46 @@ def test_an_error_ends_it() -> None:
         next(answer)
     assert held.keys() == []
     assert list(answer) == []
+
+
+# --- a call that may be given up -------------------------------------------------------------------------------------
+
+
+class Pending:
+    """A call's answer. `looks`: what happens at each look whether it is there; it is not, but after the last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: Any) -> None:
+        self._looks = iter(looks)
+        self.waited: list[float] = []
+        monkeypatch.setattr(calls, "ray", SimpleNamespace(wait=self._wait))
+
+    def _wait(self, pending: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        self.waited.append(timeout)
+        look = next(self._looks, None)
+        if look is None:
+            return pending, []
+        look()
+        return [], pending
+
+
+def test_a_call_that_is_wanted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = Pending(monkeypatch, lambda: None, lambda: None)
+    assert calls.get_unless(threading.Event(), pending, 600, "the main node") is pending
+    assert pending.waited == [calls.LOOK_S] * 3
+
+
+def test_a_call_that_nobody_wants_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the next look, whatever its deadline."""
+    given_up = threading.Event()
+    pending = Pending(monkeypatch, lambda: None, given_up.set, lambda: pytest.fail("it is waited for still"))
+    with pytest.raises(RequestCancelledError, match="given up while the main node was waited for"):
+        calls.get_unless(given_up, pending, 600, "the main node")
+
+
+def test_a_call_has_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr(calls.time, "monotonic", lambda: next(now))
+    pending = Pending(monkeypatch, *[lambda: None] * 100)
+    with pytest.raises(LaunchError, match="the main node was not ready within 3 s"):
+        calls.get_unless(threading.Event(), pending, 3, "the main node")
+    assert len(pending.waited) == 3

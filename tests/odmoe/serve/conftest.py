@@ -37,3 +37,18 @@ def served(model: Model) -> Iterator[Served]:
 def client(served: Served) -> Iterator[OpenAI]:
     with served.client() as made:
         yield made
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer has large pieces until it is given up: more than any buffer."""
+    from main_node.answer import Step
+    from odmoe.api.text_answer import Piece, TextAnswer
+    from scheduler.errors import RequestCancelledError
+
+    def read(self: Any, *given: Any) -> Iterator[Piece]:
+        while not self._given_up.wait(0.005):
+            yield Piece("x" * (1 << 20), Step(5))
+        raise RequestCancelledError("given up")
+
+    monkeypatch.setattr(TextAnswer, "_read", read)

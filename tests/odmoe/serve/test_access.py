@@ -97,7 +97,7 @@ def test_a_body_that_is_too_large(served: Served, length: bool) -> None:
     body = b"x" * (most + 1)
     parts: object = body if length else iter([body[: 1 << 20]] * (len(body) // (1 << 20) + 1))
     found = httpx2.post(f"{served.url}/v1/completions", content=parts)  # type: ignore[arg-type]
-    assert (found.status_code, found.json()["error"]["type"]) == (413, "invalid_request_error")
+    assert (found.status_code, found.json()["error"]["code"]) == (413, "too_large")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 200_000, b'"text"', b"null", b"NaN"])
@@ -108,8 +108,72 @@ def test_a_body_that_is_no_request(served: Served, body: bytes) -> None:
 
 def test_paths_and_methods_that_there_are_not(served: Served) -> None:
     for method, path, status in [("GET", "/", 404), ("GET", "/v1/completions", 405), ("GET", "/docs", 404)]:
+        before = served.counted("odmoe_refused_requests_total", reason="no_route")
         found = httpx2.request(method, f"{served.url}{path}")
         assert (found.status_code, found.json()["error"]["code"]) == (status, "no_route")
+        assert served.counted("odmoe_refused_requests_total", reason="no_route") == before + 1
+
+
+def test_an_empty_prompt_is_no_matter_of_the_command_line(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="the prompt is empty; give at least one character"):
+        served.client().completions.create(model="demo-moe", prompt="")
+
+
+def test_another_method_is_told_which_there_is(served: Served) -> None:
+    for method, path, allowed in [("GET", "/v1/completions", "POST"), ("DELETE", "/v1/models", "GET")]:
+        found = httpx2.request(method, f"{served.url}{path}")
+        assert (found.status_code, found.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "127.0.0.1:8000", "127.1.2.3:1", "localhost", "LOCALHOST:8000", "[::1]", "[::1]:8000"],
+)
+def test_names_of_this_machine(served: Served, host: str) -> None:
+    assert httpx2.get(f"{served.url}/v1/models", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "192.0.2.1", "[", "::1"],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/completions"])
+def test_another_name_is_refused_without_a_key(served: Served, locked: Served, host: str, path: str) -> None:
+    """A page's own name may have been made to lead to this machine (DNS rebinding)."""
+    reason = {"reason": "foreign_host"}
+    before = served.counted("odmoe_refused_requests_total", **reason)
+    method = "POST" if path == "/v1/completions" else "GET"
+    found = httpx2.request(method, f"{served.url}{path}", headers={"Host": host})
+    assert (found.status_code, found.json()["error"]["code"]) == (403, "foreign_host")
+    assert served.counted("odmoe_refused_requests_total", **reason) == before + 1
+    key = {"Authorization": f"Bearer {KEYS[0]}"}
+    assert httpx2.get(f"{locked.url}/v1/models", headers={"Host": host} | key).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/json", "application/x-www-form-urlencoded"])
+def test_pages_may_not_send_requests_without_a_key(served: Served, locked: Served, kind: str) -> None:
+    """Browsers send the first and the last of these without asking."""
+    body = json.dumps({"model": "demo-moe", "prompt": "a", "max_tokens": 1})
+
+    def status(of: Served, origin: str, **more: str) -> int:
+        headers = {"Origin": origin, "Content-Type": kind, **more}
+        return httpx2.post(f"{of.url}/v1/completions", content=body, headers=headers).status_code
+
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1", f"https://{served.host}"):
+        assert status(served, origin) == 403
+    assert status(served, served.url) == 200, "a page of its own"
+    assert status(locked, "https://evil.example") == 401
+    assert status(locked, "https://evil.example", Authorization=f"Bearer {KEYS[0]}") == 200
+
+
+@pytest.mark.parametrize("allowed", [ORIGIN, "*"])
+def test_pages_that_are_allowed_to(model: Model, allowed: str) -> None:
+    body = json.dumps({"model": "demo-moe", "prompt": "a", "max_tokens": 1})
+    with serving(model, cors_origin=(allowed,)) as served:
+        found = httpx2.post(f"{served.url}/v1/completions", content=body, headers={"Origin": ORIGIN})
+        assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, allowed)
+        other = httpx2.post(f"{served.url}/v1/completions", content=body, headers={"Origin": "https://evil.example"})
+        assert other.status_code == (200 if allowed == "*" else 403)
 
 
 def test_every_answer_has_its_id(served: Served) -> None:
@@ -122,7 +186,7 @@ def test_a_request_in_pieces(served: Served) -> None:
     data = json.dumps({"model": "demo-moe", "prompt": "a", "max_tokens": 1}).encode()
     with socket.create_connection(served.address) as client:
         client.settimeout(WAIT_S)
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        client.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {served.host}\r\nConnection: close\r\n".encode())
         client.sendall(f"Content-Length: {len(data)}\r\n\r\n".encode())
         for byte in data:
             client.sendall(bytes([byte]))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import openai
 import pytest
 
-from odmoe.serve.openai.tool_calls import parse_answer
+from main_node.answer import Step
+from odmoe.text import StoppedText
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from openai import OpenAI
 
+    from main_node.report import Report
     from odmoe.api.model import Model
 
 NAME = "demo-moe"
@@ -132,7 +138,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x", "audio": {"id": "1"}}]}, "messages.0.audio"),
     ({"top_logprobs": 2}, "logprobs"),
     ({"tools": [TOOL]}, "knows no tools"),
-    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0"),
+    ({"tools": [TOOL, {"type": "custom", "custom": {"name": "x"}}]}, "tools: item 1 is not a function"),
+    ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, "tools: item 0 has strict true"),
+    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "tools are offered together with response_format"),
     ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
     ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
@@ -141,6 +149,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema"}}, "json_schema"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"messages": [{"role": "user", "content": "a " * 2000}]}, "context is 1024"),
+    ({"messages": [{"role": "user", "content": "a" * 200_000}]}, "characters, and the 1024 tokens"),
+    ({"n": 128, "max_completion_tokens": None, "logprobs": True, "top_logprobs": 20}, "max_tokens"),
 ]
 
 
@@ -171,6 +181,52 @@ def test_a_template_that_refuses(client: OpenAI, model: Model, monkeypatch: pyte
         answer(client)
 
 
+class Script:
+    """An answer as a cluster gives it, of tokens that are written beforehand."""
+
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._steps
+
+    def cancel(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def scripted(tokenizer: Any, report: Report, text: str, prompt: list[int], max_new_tokens: int, **how: Any) -> Script:
+    """As `Cluster.generate`."""
+
+    def steps() -> Iterator[Step]:
+        shown = StoppedText(tokenizer, how["stop"], prompt)
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        for count, token in enumerate(ids, 1):
+            shown.push(token)
+            finish = "stop" if token == ids[-1] else "stop_text" if shown.stopped else None
+            finish = finish or ("length" if count == max_new_tokens else None)
+            yield Step(token, finish=finish)
+            if finish is not None:
+                yield Step(None, replace(report, finish=finish, new_tokens=count))
+                return
+
+    return Script(steps())
+
+
+def whole_of(answered: Any, stream: bool) -> tuple[str, list[str], str]:
+    """Content, names of the calls, and the finish reason."""
+    if not stream:
+        choice = answered.choices[0]
+        calls = choice.message.tool_calls or []
+        return choice.message.content, [call.function.name for call in calls], choice.finish_reason
+    choices = [event.choices[0] for event in answered]
+    content = "".join(choice.delta.content or "" for choice in choices)
+    names = [call.function.name for choice in choices for call in choice.delta.tool_calls or []]
+    return content, names, choices[-1].finish_reason
+
+
 class TestTools:
     CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "ü"}}\n</tool_call>'
 
@@ -179,15 +235,14 @@ class TestTools:
         monkeypatch.setattr(model.opened.tokenizer, "chat_template", TOOL_TEMPLATE)
 
     @pytest.fixture
-    def says(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        """`says(text)`: what the model will have answered, whatever its tokens are."""
+    def says(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """`says(text)`: what the model answers, before its end-of-sequence token."""
+        *_, last = model.cluster.generate([5], 1)
+        assert last.report is not None
+        report: Report = last.report
 
         def say(text: str) -> None:
-            def parsed(tokenizer: Any, prompt: str, tokens: list[int], tools: list[Any]) -> Any:
-                ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-                return parse_answer(tokenizer, prompt, [*ids, 1], tools)
-
-            monkeypatch.setattr("odmoe.serve.openai.chat.parse_answer", parsed)
+            monkeypatch.setattr(model.cluster, "generate", partial(scripted, model.opened.tokenizer, report, text))
 
         return say
 
@@ -205,7 +260,7 @@ class TestTools:
 
     def test_calls_are_read(self, client: OpenAI, says: Any) -> None:
         says("I add.\n" + self.CALL + "\n" + self.CALL.replace("1", "2"))
-        choice = answer(client, tools=[TOOL]).choices[0]
+        choice = answer(client, tools=[TOOL], max_completion_tokens=200).choices[0]
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I add.")
         calls = choice.message.tool_calls
         assert [call.function.name for call in calls] == ["add", "add"]
@@ -215,27 +270,56 @@ class TestTools:
 
     def test_calls_are_streamed(self, client: OpenAI, says: Any) -> None:
         says(self.CALL)
-        with client.chat.completions.stream(model=NAME, messages=CHAT, max_completion_tokens=3, tools=[TOOL]) as stream:
+        with client.chat.completions.stream(
+            model=NAME, messages=CHAT, max_completion_tokens=200, tools=[TOOL]
+        ) as stream:
             found = stream.get_final_completion().choices[0]
         assert found.finish_reason == "tool_calls"
         assert found.message.tool_calls is not None
         assert found.message.tool_calls[0].function.name == "add"
         assert json.loads(found.message.tool_calls[0].function.arguments) == {"a": 1, "b": "ü"}
 
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("left", [0, 4])
+    def test_an_answer_cut_by_its_length_says_so(
+        self, client: OpenAI, model: Model, says: Any, left: int, stream: bool
+    ) -> None:
+        """After a whole call, or within one, which is text then."""
+        text = "I add. " + self.CALL
+        says(text)
+        ids = model.opened.tokenizer(text, add_special_tokens=False)["input_ids"]
+        found = whole_of(answer(client, tools=[TOOL], max_completion_tokens=len(ids) - left, stream=stream), stream)
+        if left:
+            shown = model.opened.tokenizer.decode(ids[:-left])
+            assert text.startswith(shown)
+            assert found == (shown, [], "length")
+        else:
+            assert found == ("I add.", ["add"], "length")
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_a_stop_text_cuts_calls_too(self, client: OpenAI, says: Any, stream: bool) -> None:
+        asked: Any = {"tools": [TOOL], "max_completion_tokens": 200, "stop": ["Then", "Result"], "stream": stream}
+        says("I wait. Then I add.\n" + self.CALL)
+        assert whole_of(answer(client, **asked), stream) == ("I wait. ", [], "stop")
+        says(self.CALL + "\nResult: " + self.CALL)
+        assert whole_of(answer(client, **asked), stream)[1:] == (["add"], "tool_calls")
+
     def test_a_call_that_is_no_json_is_text(self, client: OpenAI, says: Any) -> None:
         says("<tool_call>{add</tool_call>")
-        choice = answer(client, tools=[TOOL]).choices[0]
-        assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
-        assert choice.message.content
+        choice = answer(client, tools=[TOOL], max_completion_tokens=200).choices[0]
+        assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+        assert choice.message.content == "<tool_call>{add</tool_call>"
 
-    def test_the_chat_goes_on_after_a_call(self, client: OpenAI) -> None:
+    def test_the_chat_goes_on_after_a_call(self, client: OpenAI, model: Model) -> None:
         call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 41}'}}
         chat = [
             *CHAT,
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "1", "content": "42"},
         ]
-        assert answer(client, messages=chat, tools=[TOOL]).choices[0].message.content
+        short = answer(client, messages=CHAT, tools=[TOOL]).usage.prompt_tokens
+        more = len(model.opened.tokenizer("<assistant>41</assistant><tool>42</tool>")["input_ids"])
+        assert answer(client, messages=chat, tools=[TOOL]).usage.prompt_tokens == pytest.approx(short + more, abs=2)
         call["function"]["arguments"] = "{"  # type: ignore[index]
         with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_calls"):
             answer(client, messages=chat, tools=[TOOL])
@@ -258,7 +342,7 @@ class TestTools:
         }
         monkeypatch.setattr(model.opened.tokenizer, "response_template", own, raising=False)
         says('[{"name": "add", "arguments": {"a": 5}}]')
-        calls = answer(client, tools=[TOOL]).choices[0].message.tool_calls
+        calls = answer(client, tools=[TOOL], max_completion_tokens=200).choices[0].message.tool_calls
         assert [json.loads(call.function.arguments) for call in calls] == [{"a": 5}]
 
 
@@ -295,5 +379,5 @@ def test_an_answer_that_is_a_json_object(client: OpenAI) -> None:
 
 def test_a_schema_that_cannot_be_followed(client: OpenAI) -> None:
     wrong = {"type": "json_schema", "json_schema": {"name": "found", "schema": {"type": "nothing"}}}
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError, match="the schema is refused"):
         answer(client, response_format=wrong)

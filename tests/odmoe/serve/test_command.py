@@ -51,7 +51,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["--log-format", "xml"], ["--log-format is 'xml'", "text", "json"]),
     (["--drain-timeout", "-1"], ["--drain-timeout", "-1"]),
     (["--retry", "2"], ["--retry is 2", "embedded"]),
-    (["--cluster", "cluster.yaml"], ["cluster.yaml", "--cluster auto"]),
+    (["--cluster", "nowhere.yaml"], ["nowhere.yaml"]),
 ]
 
 

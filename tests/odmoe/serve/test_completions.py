@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from main_node.sampling import Sampling
+from main_node.sampling import GREEDY, Sampling
+from odmoe.serve.api_error import ApiError
+from odmoe.serve.openai.engine_request import MOST_VALUES, EngineRequest, plain
+from support.machines.http_service import Served
 from support.paths import DEMO
 
 if TYPE_CHECKING:
@@ -68,7 +72,6 @@ def test_a_whole_answer(client: OpenAI, greedy: Any, tokenizer: Any) -> None:
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (prompt_tokens, 12)
     assert usage.total_tokens == prompt_tokens + 12
-    assert len(tokenizer(PROMPT + answer.choices[0].text)["input_ids"]) > prompt_tokens
 
 
 def test_a_stream(client: OpenAI, greedy: Any, tokenizer: Any) -> None:
@@ -123,6 +126,8 @@ def test_a_seed_draws_the_tokens_of_odmoe_generate(
     client: OpenAI, model: Model, tokenizer: Any, options: dict[str, Any]
 ) -> None:
     given = {name: value for name, value in options.items() if name != "extra_body"} | options.get("extra_body", {})
+    if options.get("temperature") != 0:
+        given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | given
     with model.answer(tokenizer(PROMPT)["input_ids"], 10, {"sampling": Sampling(**given)}) as answer:
         expected = "".join(piece.text for piece in answer)
     text, _ = streamed(client, prompt=PROMPT, max_tokens=10, **options)
@@ -131,6 +136,21 @@ def test_a_seed_draws_the_tokens_of_odmoe_generate(
     assert again.choices[0].text == expected
     drawn = options.get("temperature") != 0
     assert (len({choice.text for choice in again.choices}) > 1) == drawn
+
+
+def test_a_temperature_alone_draws_among_all_tokens(client: OpenAI) -> None:
+    """As OpenAI's API, and unlike Transformers, which would leave all but 50 tokens out."""
+    asked: dict[str, Any] = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "temperature": 1.5, "seed": 11}
+    every = client.completions.create(**asked, extra_body={"top_k": 0}).choices[0].text
+    some = client.completions.create(**asked, extra_body={"top_k": 50}).choices[0].text
+    assert client.completions.create(**asked).choices[0].text == every != some
+
+
+def test_with_the_models_own_settings_nothing_is_filled_in() -> None:
+    own = Sampling(draw=True, top_p=0.5)
+    assert plain(own) is own
+    assert plain(Sampling(temperature=0, top_p=0.5)).top_k is None
+    assert plain(Sampling(top_p=0.5, seed=1)) == Sampling(temperature=1.0, top_k=0, top_p=0.5, seed=1)
 
 
 @pytest.mark.parametrize("stop", ["\n", ["xyz", "City"]], ids=str)
@@ -256,6 +276,7 @@ def test_fields_that_identify_the_sender_change_nothing(client: OpenAI) -> None:
     assert named.choices[0].text == plain
 
 
+LONG = {"max_tokens": 1000, "n": 128, "logprobs": 20}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", "invalid_value"),
     ({"top_p": 0}, "top_p", "invalid_value"),
@@ -263,12 +284,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
     ({"n": 0}, "n", "invalid_value"),
+    ({"n": 129}, "n", "invalid_value"),
     ({"max_tokens": "many"}, "max_tokens", "invalid_value"),
     ({"logprobs": 21}, "logprobs", "invalid_value"),
     ({"stop": ""}, "stop", "invalid_value"),
     ({"stop": ["a"] * 65}, "stop", "invalid_value"),
     ({"stop": "a" * 1025}, "stop", "invalid_value"),
     ({"extra_body": {"stop": [1]}}, "stop", "invalid_value"),
+    ({"extra_body": {"top_k": -1}}, "top_k", "invalid_value"),
     ({"logit_bias": dict.fromkeys(map(str, range(4097)), 1)}, "logit_bias", "invalid_value"),
     ({"extra_body": {"prompt": [1] * 50_000 + ["a"]}}, "prompt", "invalid_value"),
     ({"extra_body": {"prompt": [[1], []]}}, "prompt", "invalid_value"),
@@ -279,29 +302,48 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"extra_body": {"functions": []}}, "functions", "unsupported_parameter"),
     ({"best_of": 2}, "best_of", "invalid_value"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-    ({"prompt": ""}, "prompt", "invalid_prompt"),
     ({"prompt": []}, "prompt", "invalid_value"),
-    ({"prompt": [[5000]]}, "prompt", "invalid_prompt"),
-    ({"prompt": [1] * 1024}, "prompt", "invalid_prompt"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    ({"prompt": ""}, "the prompt is empty", "invalid_prompt"),
+    ({"prompt": [[5000]]}, "the prompt has token 5000; allowed: 0 to 2047", "invalid_prompt"),
+    ({"prompt": [1] * 1024}, "the prompt has 1024 tokens", "invalid_prompt"),
+    ({"prompt": "a" * 200_000}, "the prompt has 200000 characters, and the 1024 tokens", "invalid_prompt"),
+    ({"prompt": ["a"] * 1000, "n": 5}, "1000 prompts with n 5; allowed: 4096 answers", "invalid_value"),
+    (LONG, "the answers may have 2816000 tokens and log-probabilities", "invalid_value"),
 ]
 
 
-@pytest.mark.parametrize(("options", "param", "code"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("options", "says", "code"), WRONG, ids=lambda value: str(value)[:40])
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_done_is_refused_by_name(
-    client: OpenAI, options: dict[str, Any], param: str, code: str, stream: bool
+    client: OpenAI, options: dict[str, Any], says: str, code: str, stream: bool
 ) -> None:
+    """`says`: the field's name, or more of the sentence that the message begins with."""
     asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 2, "stream": stream} | options
     if stream and "stream_options" in options:
         asked["stream_options"] = {"include_usage": 1}
     with pytest.raises(openai.BadRequestError) as found:
         client.completions.create(model=NAME, **asked)
     error = found.value
+    body: Any = error.body
     assert error.code == code
     assert error.type == "invalid_request_error"
-    assert param in str(error.body)
-    assert error.param in (param, None)
+    assert re.match(rf"{re.escape(says)}\b", body["message"]), body
+    assert error.param in {says, None, "max_tokens" if options is LONG else None}
+
+
+def test_what_a_request_may_ask_for(served: Served) -> None:
+    """A response holds all of it: answers, their tokens, log-probabilities of each, those of the prompt."""
+    context = served.service.context
+    how: Any = {"sampling": GREEDY}
+    EngineRequest([[1]] * 64, 16, 1000, how).check_size(context)
+    whole = MOST_VALUES // 4
+    EngineRequest([[1]], 4, whole, how).check_size(2 * whole)
+    with pytest.raises(ApiError, match=rf"may have {4 * whole + 4} tokens .*prompts 1, n 4, max_tokens {whole + 1}\)"):
+        EngineRequest([[1]], 4, whole + 1, how).check_size(2 * whole)
+    EngineRequest([[1] * 2], 4, 10 * whole, how).check_size(whole + 2)
+    with pytest.raises(ApiError, match="may have"):
+        EngineRequest([[1] * 1000] * 100, 4, 1, {**how, "logprobs": 1, "prompt_logprobs": 1}).check_size(context)
 
 
 def test_another_models_name(client: OpenAI) -> None:

@@ -139,12 +139,15 @@ def test_what_they_find_is_what_the_reports_say(world: World) -> None:
     (share,) = world.ask(of("Accepted", "accepted")).values()  # type: ignore[union-attr]
     assert second.drafted > 0
     assert share == pytest.approx(second.accepted / second.drafted)
-    assert world.ask(of("Requests here", "waiting")) == {(): 3}
+    assert world.ask(of("Answers here", "waiting")) == {(): 3}
     ended = world.ask(of("Answers that ended", "{{finish}}"))
     assert isinstance(ended, dict)
     assert ended[("finish", "length"),] == pytest.approx(2 / INTERVAL_S)
     refused = world.ask(of("Asked for and refused", "refused: {{reason}}"))
-    assert refused == {(("reason", "queue_full"),): pytest.approx(1 / INTERVAL_S)}
+    assert isinstance(refused, dict)
+    assert {labels: rate for labels, rate in refused.items() if rate} == {
+        (("reason", "queue_full"),): pytest.approx(1 / INTERVAL_S)
+    }
     (median,) = world.ask(of("Time to first token", "p50")).values()  # type: ignore[union-attr]
     slower, faster = max(first.ttft_s, second.ttft_s), min(first.ttft_s, second.ttft_s)
     assert faster / 2.5 < median < 2.5 * slower, "a bucket is at most 2.5 times as wide as what is below it"
@@ -157,18 +160,18 @@ def test_what_they_find_is_what_the_reports_say(world: World) -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ("rate(odmoe_queue_length[1m])", "a gauge"),
-        ("rate(odmoe_requests_total)", "needs a range"),
-        ("odmoe_requests_total[1m]", "a range of"),
+        ("rate(odmoe_answers_waiting[1m])", "a gauge"),
+        ("rate(odmoe_answers_total)", "needs a range"),
+        ("odmoe_answers_total[1m]", "a range of"),
         ("sum(odmoe_requests)", "no scrape has"),
-        ('odmoe_requests_total{reason="stop"}', "has the label reason"),
-        ("sum by (node) (odmoe_requests_total)", "which .* does not have"),
+        ('odmoe_answers_total{reason="stop"}', "has the label reason"),
+        ("sum by (node) (odmoe_answers_total)", "which .* does not have"),
         ("histogram_quantile(0.5, odmoe_time_to_first_token_seconds_sum)", "no le"),
-        ("odmoe_node_up + odmoe_requests_total", "same labels"),
+        ("odmoe_node_up + odmoe_answers_total", "same labels"),
         ("sum(odmoe_node_up", "the end"),
         ("sum(odmoe_node_up))", "too much"),
         ("quantile(odmoe_node_up)", "quantile of 1"),
-        ("rate(odmoe_requests_total[5])", "no unit"),
+        ("rate(odmoe_answers_total[5])", "no unit"),
     ],
 )
 def test_a_query_that_could_find_nothing_is_noticed(wrong: str, why: str, world: World) -> None:

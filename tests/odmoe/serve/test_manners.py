@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import openai
 import pytest
 
+from odmoe.serve.access_log import Record
 from scheduler.errors import MainNodeLostError, NonFiniteError
-from support.machines.http_service import WAIT_S, Served, demo_model, serving
+from support.machines.gated_answers import begun, gated
+from support.machines.http_service import WAIT_S, Served, demo_model, is_idle, request_bytes, serving, until
 
 if TYPE_CHECKING:
     from odmoe.api.model import Model
@@ -36,31 +37,6 @@ class Panic(BaseException):
     """As a library in Rust raises it."""
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def is_idle(served: Served) -> bool:
-    """Nothing is left of any request, here or in the engine."""
-    figures = served.service.model.cluster.figures()
-    main: Any = served.service.model.cluster.main  # type: ignore[attr-defined]
-    return (figures.answered, figures.waiting, served.service.desk.taken, len(served.service.under_way)) == (
-        0,
-        0,
-        0,
-        0,
-    ) and main.engine.idle()
-
-
-def request_bytes(served: Served, body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
-
-
 def pool_threads() -> int:
     """Of every service in this process: those of ended ones may be about to end."""
     return sum(one.name.startswith("odmoe-request") for one in threading.enumerate())
@@ -68,16 +44,8 @@ def pool_threads() -> int:
 
 def strangers(known: set[threading.Thread]) -> list[str]:
     """Threads that have begun since, but those of pools."""
-    pools = ("odmoe-request", "asyncio_")
+    pools = ("odmoe-request", "odmoe-ready", "odmoe-scrape", "asyncio_")
     return [one.name for one in threading.enumerate() if one not in known and not one.name.startswith(pools)]
-
-
-def begun(served: Served) -> Any:
-    """A long answer that has given its first token; iterate over it for the rest."""
-    extra = {"ignore_eos": True}
-    stream = served.client().completions.create(**ASK, max_tokens=900, stream=True, extra_body=extra)
-    assert next(iter(stream)).choices
-    return stream
 
 
 def test_clients_that_vanish(served: Served) -> None:
@@ -99,115 +67,46 @@ def test_clients_that_vanish(served: Served) -> None:
     assert served.client().completions.create(**ASK, max_tokens=2).choices[0].text
 
 
-def test_the_answer_of_a_client_that_does_not_read_ends_with_the_deadline(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served.service, "limits", replace(served.service.limits, request_timeout_s=0.5))
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(served.address)
-        client.sendall(request_bytes(served, LONG | {"stream": True, "logprobs": 20, "n": 2}))
-        until(lambda: served.service.desk.taken > 0)
-        until(lambda: served.service.desk.taken == 0)
-        main: Any = served.service.model.cluster.main  # type: ignore[attr-defined]
-        until(main.engine.idle)
-    until(lambda: is_idle(served))
-
-
 def test_a_client_that_has_gone_is_noted(served: Served) -> None:
-    before = len(served.lines)
-    begun(served).close()
-    until(lambda: len(served.lines) > before)
-    assert "finish=cancelled" in served.lines[-1]
+    before, count = len(served.lines), "odmoe_answers_total"
+    ended = served.counted(count, finish="cancelled")
+    with gated() as gate:
+        begun(served, gate).close()
+        until(lambda: any("finish=cancelled" in line for line in served.lines[before:]))
     until(lambda: is_idle(served))
-    text = httpx2.get(f"{served.url}/metrics").text
-    assert 'odmoe_requests_total{finish="cancelled"}' in text
-    assert "odmoe_requests_answered 0.0" in text
+    assert served.counted(count, finish="cancelled") == ended + 1
+    assert served.counted("odmoe_answers_under_way") == 0
 
 
 def test_a_full_queue(served: Served) -> None:
-    streams = [begun(served) for _ in range(2)]
-    create: Any = served.client().completions.create
-    waiting = [threading.Thread(target=create, kwargs=ASK | {"max_tokens": 1}) for _ in range(2)]
-    for one in waiting:
-        one.start()
-    until(lambda: served.service.desk.taken == 4)
-    with pytest.raises(openai.RateLimitError, match="the queue is full") as found:
-        served.client().completions.create(**ASK)
-    assert (found.value.code, found.value.type) == ("queue_full", "rate_limit_error")
-    assert int(found.value.response.headers["retry-after"]) >= 1
-    assert httpx2.get(f"{served.url}/health").status_code == 200
-    for stream in streams:
-        stream.close()
+    refused = served.counted("odmoe_refused_requests_total", reason="queue_full")
+    with gated() as gate:
+        streams = [begun(served, gate) for _ in range(2)]
+        create: Any = served.client().completions.create
+        waiting = [threading.Thread(target=create, kwargs=ASK | {"max_tokens": 1}) for _ in range(2)]
+        for one in waiting:
+            one.start()
+        until(lambda: served.service.desk.taken == 4)
+        with pytest.raises(openai.RateLimitError, match="the queue is full") as found:
+            served.client().completions.create(**ASK)
+        assert (found.value.code, found.value.type) == ("queue_full", "rate_limit_error")
+        assert int(found.value.response.headers["retry-after"]) >= 1
+        with pytest.raises(openai.RateLimitError):
+            served.client().completions.create(**ASK, stream=True)
+        assert httpx2.get(f"{served.url}/health").status_code == 200
+        assert served.counted("odmoe_refused_requests_total", reason="queue_full") == refused + 2
+        for stream in streams:
+            stream.close()
     for one in waiting:
         one.join(WAIT_S)
-    assert served.client(max_retries=5).completions.create(**ASK, max_tokens=1).choices
-    assert 'odmoe_refused_requests_total{reason="queue_full"}' in httpx2.get(f"{served.url}/metrics").text
+    until(lambda: is_idle(served))
+    assert served.client().completions.create(**ASK, max_tokens=1).choices
 
 
 def test_more_answers_than_places_are_given_in_turn(served: Served) -> None:
     until(lambda: is_idle(served))
     found = served.client().completions.create(**ASK, max_tokens=1, n=9)
     assert len(found.choices) == 9
-
-
-def test_a_deadline(model: Model) -> None:
-    with serving(model, request_timeout=0.5) as served:
-        extra = {"ignore_eos": True}
-        with pytest.raises(openai.InternalServerError) as found:
-            served.client().completions.create(**ASK, max_tokens=900, extra_body=extra)
-        assert (found.value.status_code, found.value.code) == (504, "deadline")
-        stream = served.client().completions.create(**ASK, max_tokens=900, stream=True, extra_body=extra)
-        with pytest.raises(openai.APIError, match="--request-timeout"):
-            for _ in stream:
-                pass
-        until(lambda: is_idle(served))
-        assert "finish=deadline" in served.lines[-1]
-
-
-def test_a_drain(model: Model) -> None:
-    """What is under way ends, what comes is refused, and the server ends."""
-    with serving(model) as served:
-        stream = served.client().completions.create(**ASK, max_tokens=40, stream=True)
-        first = next(iter(stream)).choices[0].text
-        served.server.stop()
-        until(lambda: served.service.stopping)
-        with pytest.raises(openai.InternalServerError, match="stopping") as found:
-            served.client().completions.create(**ASK)
-        assert (found.value.status_code, found.value.code) == (503, "stopping")
-        assert httpx2.get(f"{served.url}/ready").status_code == 503
-        assert httpx2.get(f"{served.url}/health").status_code == 200
-        rest = list(stream)
-        assert rest[-1].choices[0].finish_reason == "length"
-        assert first
-        until(lambda: bool(served.code))
-        assert served.code == [0]
-
-
-@pytest.mark.parametrize(("drain", "stops"), [(0.2, 1), (600.0, 2)])
-def test_a_drain_that_ends_answers(model: Model, drain: float, stops: int) -> None:
-    """After its time, or at once the second time: the stream ends with an error, not with a cut."""
-    with serving(model, drain_timeout=drain) as served:
-        stream = begun(served)
-        for _ in range(stops):
-            served.server.stop()
-        with pytest.raises(openai.APIError, match="was stopped before the answer was complete"):
-            for _ in stream:
-                pass
-        until(lambda: bool(served.code))
-    assert served.code == [0]
-
-
-def test_ready_and_health(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert httpx2.get(f"{served.url}/ready").json() == {"status": "ready"}
-
-    def lost() -> None:
-        raise MainNodeLostError("the main node is gone")
-
-    monkeypatch.setattr(served.service.model.cluster, "figures", lost)
-    found = httpx2.get(f"{served.url}/ready")
-    assert (found.status_code, found.json()["why"]) == (503, "the main node is gone")
-    assert httpx2.get(f"{served.url}/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -248,6 +147,73 @@ def test_an_answer_that_fails(
     assert len("".join(texts)) > 0 or after == 0
     assert streamed.value.code == code
     until(lambda: is_idle(served))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline(model: Model, stream: bool) -> None:
+    """Of an answer that never ends, and of one that never begins."""
+    with gated() as gate, serving(model, request_timeout=0.5) as served:
+        for tokens in (0, 1):
+            gate.let(tokens)
+            with pytest.raises(openai.APIError, match="--request-timeout") as found:
+                for _ in served.client(max_retries=1).completions.create(**ASK, max_tokens=900, stream=stream):
+                    pass
+            assert found.value.code == "deadline"
+        until(lambda: is_idle(served))
+        assert served.counted("odmoe_answers_total", finish="deadline") == 2, "the client did not try again"
+        assert "finish=deadline" in served.lines[-1]
+
+
+def test_the_client_is_told_not_to_have_a_whole_answer_computed_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def failing(self: Any, *given: Any) -> Iterator[Any]:
+        asked.append(self)
+        raise NonFiniteError("logits are not finite")
+        yield
+
+    monkeypatch.setattr("odmoe.api.text_answer.TextAnswer._read", failing)
+    with pytest.raises(openai.InternalServerError) as found:
+        served.client(max_retries=3).completions.create(**ASK)
+    assert found.value.response.headers["x-should-retry"] == "false"
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_whole_before_its_report_is_there(served: Served, stream: bool) -> None:
+    """The main node may wait for the shadow's last predictions; the client does not."""
+    until(lambda: is_idle(served))
+    ended = served.counted("odmoe_answers_total", finish="length")
+    with gated() as gate:
+        gate.open()
+        gate.reports.clear()
+        found: Any = served.client().completions.create(**ASK, max_tokens=3, n=2, stream=stream)
+        events = list(found) if stream else [found]
+        finishes = [choice.finish_reason for event in events for choice in event.choices]
+        assert finishes.count("length") == 2
+        number = events[0].id.removeprefix("cmpl-")
+        assert served.service.under_way
+        assert not [line for line in served.lines if number in line]
+        assert served.counted("odmoe_answers_total", finish="length") == ended
+        gate.reports.set()
+        until(lambda: any(number in line for line in served.lines))
+    (line,) = [line for line in served.lines if number in line]
+    assert " tokens=6 " in line
+    assert line.endswith("finish=length")
+    assert served.counted("odmoe_answers_total", finish="length") == ended + 2
+    until(lambda: is_idle(served))
+
+
+def test_the_ends_of_many_answers_are_one_word_each_in_the_log() -> None:
+    record = Record("id", "POST", "/v1/completions")
+    for number in range(50):
+        record.answered(("stop", "length")[number % 2], None)
+    assert record.facts()["finish"] == "length,stop"
+    for recall, tokens in ((0.5, 10), (1.0, 30)):
+        record.answered("stop", SimpleNamespace(recall=recall, new_tokens=tokens))  # type: ignore[arg-type]
+    assert record.facts()["recall"] == 0.875
 
 
 def test_a_log_line(model: Model) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from support.paths import DEMO
 if TYPE_CHECKING:
     from openai import OpenAI
 
+    from odmoe.serve.connection import Patience
     from odmoe.serve.lifetime import HttpServer
     from odmoe.serve.service import Service
 
@@ -36,14 +39,44 @@ class Served:
     """The exit code, once it has ended."""
 
     @property
+    def host(self) -> str:
+        """As clients name it in the header of this name."""
+        return "{}:{}".format(*self.address)
+
+    @property
     def url(self) -> str:
-        return "http://{}:{}".format(*self.address)
+        return f"http://{self.host}"
+
+    def counted(self, metric: str, **labels: str) -> float:
+        """The value of one of its metrics now."""
+        return self.service.meter.registry.get_sample_value(metric, labels) or 0.0
 
     def client(self, key: str = "none", **more: Any) -> OpenAI:
         """The official client. It sends a request once."""
         from openai import OpenAI
 
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, **({"max_retries": 0, "timeout": WAIT_S} | more))
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Raises AssertionError where it does not become true."""
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def is_idle(served: Served) -> bool:
+    """Nothing is left of any request, here or in the engine."""
+    figures = served.service.model.cluster.figures()
+    main: Any = served.service.model.cluster.main  # type: ignore[attr-defined]
+    left = (figures.answered, figures.waiting, served.service.desk.taken, len(served.service.under_way))
+    return left == (0, 0, 0, 0) and main.engine.idle()
+
+
+def request_bytes(served: Served, body: dict[str, Any], path: str = "/v1/completions") -> bytes:
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/1.1\r\nHost: {served.host}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 @contextmanager
@@ -60,7 +93,7 @@ def demo_model(store: Any, **settings: Any) -> Iterator[Model]:
 
 
 @contextmanager
-def serving(model: Model, keys: tuple[str, ...] = (), **own: Any) -> Iterator[Served]:
+def serving(model: Model, keys: tuple[str, ...] = (), patience: Patience | None = None, **own: Any) -> Iterator[Served]:
     """`own`: of `ServeSettings`."""
     from odmoe.serve.app import Access, make_app
     from odmoe.serve.lifetime import HttpServer
@@ -71,7 +104,7 @@ def serving(model: Model, keys: tuple[str, ...] = (), **own: Any) -> Iterator[Se
     lines: list[str] = []
     app = make_app(service, Access(keys, settings.cors_origin, lines.append, settings.log_format))
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = HttpServer(app, service, listening, settings.drain_timeout)
+        server = HttpServer(app, service, listening, settings.drain_timeout, patience=patience)
         served = Served(service, server, listening.getsockname(), lines)
         thread = threading.Thread(target=lambda: served.code.append(server.run()), daemon=True)
         thread.start()

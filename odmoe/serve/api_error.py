@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from starlette.responses import Response
+
+from odmoe.serve.sse import encode
 from scheduler import errors as e
 
 _log = logging.getLogger(__name__)
@@ -24,20 +28,31 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
 
-    def body(self) -> dict[str, Any]:
+    def as_object(self) -> dict[str, Any]:
         """`{"error": {"message", "type", "param", "code"}}`."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those of the answer that are not every answer's."""
+        """Those of the response that are not every response's."""
         if self.status in (429, 503):
             return {"Retry-After": str(AGAIN_S)}
+        if self.status in (500, 504):
+            return {"X-Should-Retry": "false"}  # the official client would have the whole answer computed again
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+
+    def response(self, more: Mapping[str, str] | None = None) -> Response:
+        """`more`: headers."""
+        headers = {**self.headers, **(more or {})}
+        return Response(encode(self.as_object()), self.status, headers, "application/json")
 
 
 class ClientGoneError(Exception):
     """Nobody reads the answer any more."""
+
+
+def stopping() -> ApiError:
+    return ApiError(503, "the server is stopping; it takes no more requests", SERVER, code="stopping")
 
 
 class _Told(NamedTuple):

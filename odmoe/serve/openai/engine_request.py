@@ -1,11 +1,11 @@
-"""What a request asks of the engine."""
+"""A request as the engine takes it: token ids, and how to answer them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from odmoe.serve.errors import ApiError
+from odmoe.serve.api_error import ApiError
 
 if TYPE_CHECKING:
     from main_node.sampling import How, Sampling
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from odmoe.serve.openai.requests import AnswerRequest
     from odmoe.serve.service import Service
 
+MOST_VALUES = 1 << 20
+"""Tokens and log-probabilities of a request's answers: a response holds them all."""
+
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The answers of a request: `n` to each prompt, those to the first one first."""
+class EngineRequest:
+    """`n` answers to each prompt, those to the first one first."""
 
     prompts: list[list[int]]
     n: int
@@ -29,9 +32,33 @@ class Asked:
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
-    def prompt_of(self, index: int) -> int:
-        """Number of the prompt that choice `index` answers."""
+    def prompt_of(self, index: int) -> list[int]:
+        """The prompt that choice `index` answers."""
+        return self.prompts[self.prompt_number(index)]
+
+    def prompt_number(self, index: int) -> int:
         return index // self.n
+
+    def check_size(self, context: int) -> None:
+        """Raises ApiError where the answers may have more than `MOST_VALUES` tokens and log-probabilities."""
+        top = self.how.get("logprobs")
+        each = 1 if top is None else 2 + top
+        of_prompt = self.how.get("prompt_logprobs")
+        each_of_prompt = 0 if of_prompt is None else 2 + of_prompt
+        values = self.n * sum(
+            min(self.max_new_tokens, context - len(prompt)) * each + len(prompt) * each_of_prompt
+            for prompt in self.prompts
+        )
+        if values > MOST_VALUES:
+            asked = f"prompts {len(self.prompts)}, n {self.n}, max_tokens {self.max_new_tokens}"
+            asked += "" if top is None else f", logprobs {top}"
+            raise ApiError(
+                400,
+                f"the answers may have {values} tokens and log-probabilities ({asked}); allowed in one request: "
+                f"{MOST_VALUES}; ask for less at once",
+                param="max_tokens",
+                code="invalid_value",
+            )
 
     def makes(self, service: Service) -> list[Make]:
         """What begins each answer."""
@@ -41,7 +68,7 @@ class Asked:
         def make() -> TextAnswer:
             how = self.how.copy()
             how["sampling"] = varied(how["sampling"], index % self.n)
-            return service.model.answer(self.prompts[self.prompt_of(index)], max(1, self.max_new_tokens), how)
+            return service.model.answer(self.prompt_of(index), max(1, self.max_new_tokens), how, service.notify)
 
         return make
 
@@ -73,11 +100,20 @@ def how_of(service: Service, request: AnswerRequest) -> How:
         frequency_penalty=request.frequency_penalty,
         logit_bias=_biases(request.logit_bias, len(service.tokenizer)),
     )
-    how: How = {"sampling": sampling, "stop": request.stop, "ignore_eos": request.ignore_eos}
+    how: How = {"sampling": plain(sampling), "stop": request.stop, "ignore_eos": request.ignore_eos}
     schema = request.response_format.text if request.response_format is not None else None
     if schema is not None:
         how["schema"] = schema
     return how
+
+
+def plain(sampling: Sampling) -> Sampling:
+    """Where tokens are drawn, but not with the model's own settings (`--sample`), what neither the request nor the
+    service says is as OpenAI's API has it: among all tokens, by the model's probabilities."""
+    if not sampling.drawn or sampling.draw:
+        return sampling
+    temperature = 1.0 if sampling.temperature is None else sampling.temperature
+    return replace(sampling, temperature=temperature, top_k=sampling.top_k or 0, top_p=sampling.top_p or 1.0)
 
 
 def _biases(given: dict[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:

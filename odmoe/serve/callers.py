@@ -1,0 +1,86 @@
+"""Who may ask: with keys, whoever has one; without, programs of this machine, and not the web pages that its browsers
+show."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from odmoe.serve.api_error import ApiError
+from odmoe.settings.serve_settings import is_loopback
+
+OPEN = ("/health", "/ready")
+"""Paths that need no key: what watches the process has none."""
+WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
+"""Methods of requests that change nothing. A page cannot read their responses, unless it is allowed to."""
+
+
+class Keys:
+    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. `refused`: told why."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[str], None]) -> None:
+        self._app = app
+        self._refused = refused
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN or self._known(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
+        )
+        await _refuse(error, self._refused, scope, receive, send)
+
+    def _known(self, headers: Headers) -> bool:
+        """In a time that does not tell how much of a key is right."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        key = given.strip().encode("utf-8", "surrogateescape")
+        same = [hmac.compare_digest(key, known) for known in self._keys]
+        return scheme.lower() == "bearer" and any(same)
+
+
+class OwnPages:
+    """Refuses a Host that is not loopback: a page's own name may have been made to lead here. And an Origin of another
+    host that is none of `origins`: browsers send some requests of pages without asking."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], refused: Callable[[str], None]) -> None:
+        """`refused`: told why."""
+        self._app, self._origins, self._refused = app, origins, refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._fault(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        await _refuse(error, self._refused, scope, receive, send)
+
+    def _fault(self, method: str, headers: Headers) -> ApiError | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not is_loopback(_name(host)):
+            text = f"the Host {host!r} is not served without a key; ask 127.0.0.1 or localhost, or start it with a key"
+            return ApiError(403, text, code="foreign_host")
+        if origin is None or method in WITHOUT_EFFECT or origin == f"http://{host}":
+            return None
+        if origin in self._origins or "*" in self._origins:
+            return None
+        text = f"pages of {origin!r} may not ask without a key; start it with --cors-origin {origin}, or with a key"
+        return ApiError(403, text, code="foreign_origin")
+
+
+def _name(host: str) -> str:
+    """Of a Host header, without the port. Empty where it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+async def _refuse(error: ApiError, refused: Callable[[str], None], scope: Scope, receive: Receive, send: Send) -> None:
+    scope["state"]["record"].finish = error.code
+    refused(error.code or error.kind)
+    await error.response()(scope, receive, send)

@@ -1,0 +1,169 @@
+"""`odmoe serve` on a cluster file, over a real sshd; the nodes are embedded in the service on the main host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from support.machines.processes import HANG_S, Running, Starter, starter, wait_until
+from support.machines.served_process import address_of, client_of
+from support.machines.ssh_hosts import SshHosts
+
+pytestmark = pytest.mark.system
+
+AT_HEAD = """
+import os, sys
+from odmoe.cli import at_head
+from odmoe.settings.sources import merged
+nodes = {"cluster": "embedded", "model": %r, "shadow": "none", "workers": 2, "threads": 1}
+at_head.prepare_ray = lambda cluster: None
+at_head.settings_here = lambda given: merged({**given, **nodes}).settings
+print("a line of a library", flush=True)
+try:
+    code = at_head.main()
+except KeyboardInterrupt:
+    code = 130
+sys.stdout.flush()
+os._exit(code)
+"""
+HERE = """
+from odmoe.machines import head, ssh
+ssh.PORT, head.AT_HEAD = %d, %r
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    with starter() as made:
+        yield made
+
+
+@dataclass
+class World:
+    """A main host, and this machine."""
+
+    folder: Path
+    start: Starter
+
+    @property
+    def program(self) -> Path:
+        """What the main host runs."""
+        return self.folder / "at_head.py"
+
+    def serve(self, *more: str) -> Running:
+        here = {"HOME": str(self.folder / "home"), "PYTHONPATH": str(self.folder / "here")}
+        return self.start(
+            "serve", "--cluster", str(self.folder / "cluster.yaml"), "--bind", "127.0.0.1:0", *more, **here
+        )
+
+    def runs_there(self) -> bool:
+        """Whether anything of it does."""
+        found = False
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                found |= str(self.program).encode() in file.read_bytes()
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def world(hosts: SshHosts, tmp_path: Path, start: Starter, demo: Path) -> World:
+    made = World(tmp_path, start)
+    hosts.cluster(tmp_path)
+    made.program.write_text(AT_HEAD % str(demo))
+    for name in ("home", "here"):
+        (tmp_path / name).mkdir()
+    command = f"exec {sys.executable} {made.program}"
+    (tmp_path / "here" / "sitecustomize.py").write_text(HERE % (hosts.port, command))
+    return made
+
+
+def stream_of(running: Running, tokens: int) -> Callable[[], list[str | None]]:
+    """A stream that has given its first token; call it for why it ended."""
+    stream = client_of(address_of(running)).completions.create(
+        model="demo-moe", prompt="Natalia", max_tokens=tokens, stream=True, extra_body={"ignore_eos": True}
+    )
+    assert next(iter(stream)).choices
+    return lambda: [event.choices[0].finish_reason for event in stream]
+
+
+def test_it_is_here_and_its_end_too(world: World) -> None:
+    running = world.serve()
+    rest = stream_of(running, 30)
+    running.interrupt(signal.SIGTERM)
+    assert rest()[-1] == "length"
+    code, out, err = running.finish()
+    assert (code, out) == (0, b""), err.decode()
+    assert b" tokens=30 " in err
+    assert not world.runs_there()
+
+
+def test_a_second_signal_ends_it_at_once(world: World) -> None:
+    running = world.serve()
+    rest = stream_of(running, 900)
+    running.interrupt(signal.SIGTERM)
+    assert running.process.stderr is not None
+    wait_until(lambda: b"stopping: 1 request" in running.process.stderr.readline())  # type: ignore[union-attr]
+    running.interrupt(signal.SIGTERM)
+    with pytest.raises(openai.APIError, match="was stopped before the answer was complete"):
+        rest()
+    code, _, err = running.finish()
+    assert code == 128 + signal.SIGTERM, err.decode()
+    assert not world.runs_there()
+
+
+def test_the_service_there_ends_with_the_command_here(world: World) -> None:
+    running = world.serve()
+    stream_of(running, 900)
+    os.kill(running.process.pid, signal.SIGKILL)
+    wait_until(lambda: not world.runs_there(), "the service on the main host", HANG_S)
+
+
+def test_it_ends_when_nobody_reads_its_log_any_more(world: World) -> None:
+    running = world.serve()
+    client = client_of(address_of(running))
+    assert running.process.stderr is not None
+    running.process.stderr.close()
+
+    def asked() -> bool:
+        with contextlib.suppress(openai.APIError):
+            client.models.list()
+        return running.process.poll() is not None
+
+    wait_until(asked, "the command has ended")
+    assert not world.runs_there()
+
+
+def test_keys_do_not_appear_on_command_lines(world: World, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-that-is-long-enough\n")
+    running = world.serve("--api-key-file", str(keys))
+    url = address_of(running)
+    assert httpx2.get(f"{url}/models").status_code == 401
+    header = {"Authorization": "Bearer a-key-that-is-long-enough"}
+    assert httpx2.get(f"{url}/models", headers=header).json()["data"][0]["id"] == "demo-moe"
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert b"a-key-that-is-long-enough" not in file.read_bytes()
+        except OSError:
+            continue
+
+
+def test_an_address_in_use(world: World) -> None:
+    """It is told before anything runs on the main host."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        running = world.serve("--bind", f"127.0.0.1:{other.getsockname()[1]}")
+        code, _, err = running.finish()
+    assert code == 2
+    assert b"in use" in err
