@@ -1,7 +1,7 @@
 """`odmoe serve` over nodes that last, on a Ray that runs already: a worker and the main node are killed while an
 answer streams to the official client, and what the client sees.
 
-Takes about 90 s on two idle cores: one start of Ray, two of the service.
+One start of Ray, two of the service.
 """
 
 from __future__ import annotations
