@@ -26,7 +26,7 @@ def served(service: Served) -> Iterator[odmoe.ServedModel]:
     "options",
     [
         {},
-        {"temperature": 0.9, "seed": 5},
+        {"temperature": 0.9, "top_k": 0, "seed": 5},
         {"temperature": 0.9, "top_p": 0.8, "top_k": 20, "seed": 5, "repetition_penalty": 1.2},
         {"presence_penalty": 1.0, "frequency_penalty": 0.5},
         {"logit_bias": {5: 90.0}, "stop": ["zzz"], "ignore_eos": True},

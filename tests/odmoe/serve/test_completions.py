@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -330,6 +331,20 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert error.type == "invalid_request_error"
     assert re.match(rf"{re.escape(says)}\b", body["message"]), body
     assert error.param in {says, None, "max_tokens" if options is LONG else None}
+
+
+def test_whoever_runs_the_service_is_told_of_retries() -> None:
+    told = object()
+    service: Any = SimpleNamespace(model=SimpleNamespace(answer=lambda *given: given), notify=told)
+    how: Any = {"sampling": Sampling(seed=4)}
+    found = [make() for make in EngineRequest([[1], [2]], 2, 0, how).makes(service)]
+    assert [(prompt, most, given["sampling"].seed) for prompt, most, given, _ in found] == [
+        ([1], 1, 4),
+        ([1], 1, 5),
+        ([2], 1, 4),
+        ([2], 1, 5),
+    ]
+    assert all(notify is told for *_, notify in found)
 
 
 def test_what_a_request_may_ask_for(served: Served) -> None:
