@@ -5,14 +5,17 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 import odmoe
+from odmoe.api.model import Model, OpenedModel, start_model
 from odmoe.clusters.threads import SharedThreads
-from scheduler.errors import ClusterError, ConfigError
+from odmoe.settings.settings import Settings
+from odmoe.terminal import Terminal
+from scheduler.errors import ClusterError, ConfigError, PromptError
 
 
 class Nodes:
@@ -52,10 +55,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
 
 @pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What would be called at the interpreter's end."""
+    """What of models would be called at the interpreter's end."""
     found: list[Callable[[], None]] = []
-    monkeypatch.setattr(atexit, "register", found.append)
-    monkeypatch.setattr(atexit, "unregister", lambda call: found.remove(call))
+    register = atexit.register
+
+    def note(call: Any, *given: Any, **more: Any) -> Any:
+        if isinstance(getattr(call, "__self__", None), Model):
+            found.append(call)
+            return call
+        return register(call, *given, **more)  # of a library that is imported just now
+
+    monkeypatch.setattr(atexit, "register", note)
+    monkeypatch.setattr(atexit, "unregister", found.remove)
     return found
 
 
@@ -106,3 +117,24 @@ def test_models_that_are_open_share_their_number_of_threads(demo: Path, made: li
 def test_settings_may_be_paths(demo: Path, made: list[Nodes], demo_store: Callable[[str], Any]) -> None:
     with odmoe.load(demo_store("float32").path, shadow="none", threads=1) as model:
         assert model.opened.store.manifest.dtype == "float32"
+
+
+def test_who_looks_at_the_model_first_may_refuse_it(
+    demo: Path, made: list[Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a node is started for it; nodes that ran are left."""
+    looked: list[OpenedModel] = []
+
+    def refuse(opened: OpenedModel) -> None:
+        looked.append(opened)
+        raise PromptError("the prompt is empty")
+
+    settings = Settings(model=str(demo), shadow="none", threads=1)
+    with pytest.raises(PromptError):
+        start_model(settings, Terminal(quiet=True), refuse)
+    assert made == []
+    joined = Nodes(settings, None, None)
+    monkeypatch.setattr("odmoe.api.model.join_model", lambda *given: Model(looked[0], cast("Any", joined)))
+    with pytest.raises(PromptError):
+        start_model(Settings(cluster="auto"), Terminal(quiet=True), refuse)
+    assert (len(looked), joined.closed) == (2, 1)

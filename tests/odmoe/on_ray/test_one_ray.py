@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from odmoe.clusters.process import held_ray
+from odmoe.on_ray.calls import HeldAnswers, RayAnswer
 from odmoe.on_ray.cluster import RayCluster
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
@@ -68,3 +69,12 @@ def test_a_cluster_that_was_closed_leaves_the_next_ones_ray_alone(
     cluster.close()
     cluster.close()
     assert (shutdowns, ended) == (["shutdown"], ["end"])
+
+
+def test_an_answer_is_given_up_after_its_cluster_too(shutdowns: list[str]) -> None:
+    main: Any = SimpleNamespace()  # whatever is asked of it fails
+    answer = RayAnswer(main, "key", {}, HeldAnswers())
+    answer._pending = object()
+    answer.cancel()
+    answer.close()
+    assert list(answer) == []
