@@ -16,6 +16,7 @@ from scheduler.errors import ClusterError, ConfigError, PromptError, RequestErro
 
 Expected = Callable[[str, int], tuple[list[int], str]]
 PROMPT = "HAMLET: To be, or not"
+LIMIT_S = 60.0
 
 
 def test_the_whole_answer(model: odmoe.Model, expected: Expected) -> None:
@@ -167,6 +168,8 @@ def test_settings_hold_for_answers_and_files_are_written_at_the_end(
     assert odmoe.replay(record).difference is None
     with pytest.raises(ClusterError, match="the model is closed"):
         loaded.generate(PROMPT)
-    left = [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]
-    assert [thread.name for thread in left] == []
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(LIMIT_S)
+    assert [thread.name for thread in left if thread.is_alive()] == []
     assert capfd.readouterr() == ("", ""), "progress is shown only where it is asked for"
