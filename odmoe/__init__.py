@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from main_node.report import Report
-    from odmoe.api.asking import AnyModel, Message, Options, Prompt
+    from odmoe.api.asking import AnyModel, Message, Prompt
     from odmoe.api.async_stream import AsyncStream
     from odmoe.api.completion import Alternative, Chunk, Completion, Logprob, Stream
     from odmoe.api.loading import load
     from odmoe.api.model import Model
+    from odmoe.api.options import Options
     from odmoe.api.over_http.connecting import ServedModel, connect
     from odmoe.api.planning import PlanReport, plan
     from odmoe.api.simulating import Simulation, replay, simulate
@@ -54,11 +55,12 @@ __all__ = [
 
 _NAMES = {
     "main_node.report": ("Report",),
-    "odmoe.api.asking": ("AnyModel", "Message", "Options", "Prompt"),
+    "odmoe.api.asking": ("AnyModel", "Message", "Prompt"),
     "odmoe.api.async_stream": ("AsyncStream",),
     "odmoe.api.completion": ("Alternative", "Chunk", "Completion", "Logprob", "Stream"),
     "odmoe.api.loading": ("load",),
     "odmoe.api.model": ("Model",),
+    "odmoe.api.options": ("Options",),
     "odmoe.api.over_http.connecting": ("ServedModel", "connect"),
     "odmoe.api.planning": ("PlanReport", "plan"),
     "odmoe.api.simulating": ("Simulation", "replay", "simulate"),

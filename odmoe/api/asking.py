@@ -9,11 +9,12 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from odmoe.api.async_stream import AsyncStream
 from odmoe.api.completion import Completion, Stream
 from odmoe.api.names import check_names
+from odmoe.api.options import Options, checked
 from scheduler.closing import Closing
 from scheduler.errors import ClusterError, ConfigError, PromptError
 
@@ -21,35 +22,6 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`, as the model's chat template takes it."""
-
-
-class Options(TypedDict, total=False):
-    """How to answer. What is left out is as was given to `odmoe.load`, else its default; of a served model, as the
-    server has it."""
-
-    max_new_tokens: int
-    """128 by default; of a served model what the server has."""
-    temperature: float | None
-    """0 takes the most probable token; so does a loaded model without any of temperature, top_p, top_k and sample."""
-    top_p: float | None
-    top_k: int | None
-    sample: bool
-    """Draw with the model's own generation settings."""
-    seed: int | None
-    stop: str | Sequence[str]
-    """The answer ends before any of these texts."""
-    ignore_eos: bool
-    repetition_penalty: float | None
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    """Token id -> what is added to its logit."""
-    logprobs: int | None
-    """Of each token of the answer: its log-probability, and those of the N most probable tokens."""
-    prompt_logprobs: int | None
-    """The same of the prompt's tokens."""
-    schema: str | Mapping[str, Any] | None
-    """A JSON schema that the answer follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +155,5 @@ def _checked_messages(messages: object) -> list[dict[str, Any]]:
 
 def _checked_options(options: Options) -> Options:
     """Each as its type. Raises ConfigError."""
-    from odmoe.api.options import checked
-
     check_names(options, Options.__annotations__, "an option of an answer")
     return checked(options)

@@ -6,15 +6,44 @@ import json
 import math
 import numbers
 import operator
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
     from main_node.sampling import How
-    from odmoe.api.asking import Options
+
+
+class Options(TypedDict, total=False):
+    """How to answer. What is left out is as was given to `odmoe.load`, else its default; of a served model, as the
+    server has it."""
+
+    max_new_tokens: int
+    """128 by default; of a served model what the server has."""
+    temperature: float | None
+    """0 takes the most probable token; so does a loaded model without any of temperature, top_p, top_k and sample."""
+    top_p: float | None
+    top_k: int | None
+    sample: bool
+    """Draw with the model's own generation settings."""
+    seed: int | None
+    stop: str | Sequence[str]
+    """The answer ends before any of these texts."""
+    ignore_eos: bool
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    """Token id -> what is added to its logit."""
+    logprobs: int | None
+    """Of each token of the answer: its log-probability, and those of the N most probable tokens."""
+    prompt_logprobs: int | None
+    """The same of the prompt's tokens."""
+    schema: str | Mapping[str, Any] | None
+    """A JSON schema that the answer follows."""
+
 
 _MORE = ("presence_penalty", "frequency_penalty", "logit_bias")
 """Options that `Sampling` has and `Settings` has not."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from odmoe.api.asking import Options, Query
+from odmoe.api.asking import Query
+from odmoe.api.options import Options
 from scheduler.errors import ConfigError, PromptError
 
 _SAME = (
