@@ -141,7 +141,7 @@ class RayCluster:
                 object_store_memory=80 << 20,
                 **_common(),
             )
-        except (OSError, RayError, ValueError, RuntimeError) as error:
+        except Exception as error:  # Ray raises Exception itself where a process of its own does not start in time
             reason = (str(error).splitlines() or [repr(error)])[0]
             raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
 

@@ -78,3 +78,15 @@ def test_an_answer_is_given_up_after_its_cluster_too(shutdowns: list[str]) -> No
     answer.cancel()
     answer.close()
     assert list(answer) == []
+
+
+def test_a_ray_that_does_not_start_in_time_is_named(
+    store: Any, shutdowns: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(**how: Any) -> None:
+        raise Exception("The current node timed out during startup.\nSee its logs.")  # as Ray does
+
+    monkeypatch.setattr(ray, "init", late)
+    monkeypatch.setattr("odmoe.on_ray.cluster.kill_half_started", lambda folder: None)
+    with pytest.raises(LaunchError, match="does not start on this machine: The current node timed out during startup"):
+        start_cluster(Settings(model="m", cluster="local", workers=1), store)
