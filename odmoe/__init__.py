@@ -9,52 +9,80 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from odmoe.api.asking import AnyModel as AnyModel
-    from odmoe.api.asking import Options as Options
-    from odmoe.api.async_stream import AsyncStream as AsyncStream
-    from odmoe.api.completion import Alternative as Alternative
-    from odmoe.api.completion import Chunk as Chunk
-    from odmoe.api.completion import Completion as Completion
-    from odmoe.api.completion import Logprob as Logprob
-    from odmoe.api.completion import Stream as Stream
-    from odmoe.api.loading import load as load
-    from odmoe.api.model import Model as Model
-    from odmoe.api.planning import PlanReport as PlanReport
-    from odmoe.api.planning import plan as plan
-    from odmoe.api.served.connecting import ServedModel as ServedModel
-    from odmoe.api.served.connecting import connect as connect
-    from odmoe.api.simulating import Simulation as Simulation
-    from odmoe.api.simulating import replay as replay
-    from odmoe.api.simulating import simulate as simulate
-    from scheduler import errors as errors
-    from scheduler.errors import ODMoEError as ODMoEError
+    from main_node.report import Report
+    from odmoe.api.asking import AnyModel, Message, Prompt
+    from odmoe.api.async_stream import AsyncStream
+    from odmoe.api.completion import Alternative, Chunk, Completion, Logprob, Stream
+    from odmoe.api.loading import load
+    from odmoe.api.model import Model
+    from odmoe.api.options import Options
+    from odmoe.api.over_http.connecting import ServedModel, connect
+    from odmoe.api.planning import PlanReport, plan
+    from odmoe.api.simulating import Simulation, replay, simulate
+    from odmoe.settings.keywords import LoadKeywords, PlanKeywords, SimulateKeywords
+    from scheduler import errors
+    from scheduler.errors import ODMoEError
+    from scheduler.eventlog.replay import Replayed
 
-_HOMES = {
-    "odmoe.api.asking": ("AnyModel", "Options"),
+__all__ = [
+    "Alternative",
+    "AnyModel",
+    "AsyncStream",
+    "Chunk",
+    "Completion",
+    "LoadKeywords",
+    "Logprob",
+    "Message",
+    "Model",
+    "ODMoEError",
+    "Options",
+    "PlanKeywords",
+    "PlanReport",
+    "Prompt",
+    "Replayed",
+    "Report",
+    "ServedModel",
+    "SimulateKeywords",
+    "Simulation",
+    "Stream",
+    "connect",
+    "errors",
+    "load",
+    "plan",
+    "replay",
+    "simulate",
+]
+
+_NAMES = {
+    "main_node.report": ("Report",),
+    "odmoe.api.asking": ("AnyModel", "Message", "Prompt"),
     "odmoe.api.async_stream": ("AsyncStream",),
     "odmoe.api.completion": ("Alternative", "Chunk", "Completion", "Logprob", "Stream"),
-    "odmoe.api.served.connecting": ("ServedModel", "connect"),
     "odmoe.api.loading": ("load",),
     "odmoe.api.model": ("Model",),
+    "odmoe.api.options": ("Options",),
+    "odmoe.api.over_http.connecting": ("ServedModel", "connect"),
     "odmoe.api.planning": ("PlanReport", "plan"),
     "odmoe.api.simulating": ("Simulation", "replay", "simulate"),
+    "odmoe.settings.keywords": ("LoadKeywords", "PlanKeywords", "SimulateKeywords"),
+    "scheduler": ("errors",),
     "scheduler.errors": ("ODMoEError",),
+    "scheduler.eventlog.replay": ("Replayed",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+"""What each module gives, as above."""
+_HOME = {name: home for home, names in _NAMES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # type checkers would take every name for one that is there
 
     def __getattr__(name: str) -> Any:
-        if name == "errors":
-            found: Any = import_module("scheduler.errors")
-        elif name in _HOME:
-            found = getattr(import_module(_HOME[name]), name)
-        else:
+        if name not in _HOME:
             raise AttributeError(f"module 'odmoe' has no attribute {name!r}")
+        home = _HOME[name]
+        found = import_module(f"{home}.{name}") if name == "errors" else getattr(import_module(home), name)
         globals()[name] = found
         return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, "errors"})
+    return sorted({*globals(), *__all__})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from checkpoint.manifest import MANIFEST
-from odmoe.clusters.process import prepare_ray
+from odmoe.clusters.process import held_ray
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, ODMoEError
 
@@ -40,7 +41,9 @@ def _started(settings: Settings, store: ExpertStore | None, say: Callable[[str],
         from odmoe.clusters.embedded import EmbeddedCluster
 
         return EmbeddedCluster(settings, store, say)
-    prepare_ray(settings.cluster)
-    from odmoe.on_ray.cluster import RayCluster
+    with ExitStack() as undo:
+        undo.enter_context(held_ray(settings.cluster))
+        from odmoe.on_ray.cluster import RayCluster, check_unconnected
 
-    return RayCluster(settings, store, say)
+        check_unconnected()
+        return RayCluster(settings, store, say, at_end=undo.pop_all().close)

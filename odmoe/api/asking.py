@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import operator
+import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from odmoe.api.async_stream import AsyncStream
 from odmoe.api.completion import Completion, Stream
 from odmoe.api.names import check_names
+from odmoe.api.options import Options, checked
 from scheduler.closing import Closing
-from scheduler.errors import ConfigError
+from scheduler.errors import ClusterError, ConfigError, PromptError
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -19,42 +24,12 @@ Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`, as the model's chat template takes it."""
 
 
-class Options(TypedDict, total=False):
-    """How to answer. What is left out is as was given to `odmoe.load`, else its default; of a served model, as the
-    server has it."""
-
-    max_new_tokens: int
-    """128 by default."""
-    temperature: float | None
-    """0 takes the most probable token; so does a loaded model without any of temperature, top_p, top_k and sample."""
-    top_p: float | None
-    top_k: int | None
-    sample: bool
-    """Draw with the model's own generation settings."""
-    seed: int | None
-    stop: str | Sequence[str]
-    """The answer ends before any of these texts."""
-    ignore_eos: bool
-    repetition_penalty: float | None
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    """Token id -> what is added to its logit."""
-    logprobs: int | None
-    """Of each token of the answer: its log-probability, and those of the N most probable tokens."""
-    prompt_logprobs: int | None
-    """The same of the prompt's tokens."""
-    schema: str | Mapping[str, Any] | None
-    """A JSON schema that the answer follows."""
-
-
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request."""
+class Query:
+    """One prompt, or a chat in place of it, and how to answer."""
 
-    prompt: Prompt | None
-    messages: Sequence[Message] | None
-    """Of a chat, in place of a prompt."""
+    prompt: str | list[int] | None
+    messages: list[dict[str, Any]] | None
     options: Options
 
 
@@ -62,59 +37,123 @@ class AnyModel(Closing):
     """A model, loaded or served: it answers prompts and chats. Several answers may be open at once, in a thread or a
     task each."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._closed = False
+
+    @property
     @abstractmethod
-    def _begin(self, asked: Asked) -> Stream:
+    def _why_closed(self) -> str:
+        """What is said to whoever asks after `close`."""
+
+    @abstractmethod
+    def _begin(self, query: Query) -> Stream:
         """The answer's stream. Nothing is computed before its first chunk is asked for. Raises ConfigError,
         PromptError."""
 
     @abstractmethod
+    def _end(self) -> None:
+        """Free what was started or opened for this model. Called once."""
+
     def close(self) -> None:
-        """Free what was started or opened for this model. Any number of calls."""
+        """Give up the open answers, and free what was started or opened for this model. Any number of calls."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            given_up = list(self._open)
+        for stream in given_up:
+            stream.cancel()
+        self._end()
+
+    def _stream(self, query: Query) -> Stream:
+        """Raises ClusterError once the model is closed."""
+        if not self._closed:
+            stream = self._begin(query)
+            with self._lock:
+                if not self._closed:
+                    self._open.add(stream)
+                    return stream
+        raise ClusterError(self._why_closed)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """The whole answer to a prompt. Raises PromptError, ConfigError, RequestError, ClusterError."""
-        return self._begin(_prompted(prompt, options)).read()
+        return self._stream(_prompted(prompt, options)).read()
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
         """The whole answer to a chat, in the model's chat template. Raises what `generate` raises."""
-        return self._begin(_chatted(messages, options)).read()
+        return self._stream(_chatted(messages, options)).read()
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The answer to a prompt, in chunks as they come. Iterating raises what `generate` raises."""
-        return self._begin(_prompted(prompt, options))
+        return self._stream(_prompted(prompt, options))
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
         """The answer to a chat, in chunks as they come."""
-        return self._begin(_chatted(messages, options))
+        return self._stream(_chatted(messages, options))
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """As `generate`. Where the task is cancelled, the answer is given up at once."""
-        return await self._abegin(_prompted(prompt, options)).read()
+        return await self._astream(_prompted(prompt, options)).read()
 
     async def achat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
         """As `chat`. Where the task is cancelled, the answer is given up at once."""
-        return await self._abegin(_chatted(messages, options)).read()
+        return await self._astream(_chatted(messages, options)).read()
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
         """As `stream`, for `async for`."""
-        return self._abegin(_prompted(prompt, options))
+        return self._astream(_prompted(prompt, options))
 
     def astream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> AsyncStream:
         """As `stream_chat`, for `async for`."""
-        return self._abegin(_chatted(messages, options))
+        return self._astream(_chatted(messages, options))
 
-    def _abegin(self, asked: Asked) -> AsyncStream:
-        begin: Callable[[], Stream] = lambda: self._begin(asked)  # noqa: E731 - the type is checked
+    def _astream(self, query: Query) -> AsyncStream:
+        begin: Callable[[], Stream] = lambda: self._stream(query)  # noqa: E731 - the type is checked
         return AsyncStream(begin)
 
 
-def _prompted(prompt: Prompt, options: Options) -> Asked:
-    check_names(options, Options.__annotations__, "an option of an answer")
-    return Asked(prompt, None, options)
+def _prompted(prompt: Prompt, options: Options) -> Query:
+    return Query(_checked_prompt(prompt), None, _checked_options(options))
 
 
-def _chatted(messages: Sequence[Message], options: Options) -> Asked:
+def _chatted(messages: Sequence[Message], options: Options) -> Query:
+    return Query(None, _checked_messages(messages), _checked_options(options))
+
+
+def _checked_prompt(prompt: object) -> str | list[int]:
+    """Raises PromptError for what is neither text nor token ids: a list of texts is no prompt."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, (bytes, bytearray, Mapping)):
+        raise PromptError(f"the prompt is a {type(prompt).__name__}, neither text nor a list of token ids")
+    try:
+        tokens = [operator.index(token) for token in prompt]  # type: ignore[attr-defined]
+    except TypeError as error:
+        raise PromptError(
+            f"the prompt is neither text nor a list of token ids ({error}); ask for several answers one by one, each "
+            "in a thread or task of its own"
+        ) from error
+    if not tokens:
+        raise PromptError("the prompt is empty; give a text or token ids")
+    if min(tokens) < 0:
+        raise PromptError(f"the prompt has token {min(tokens)}; allowed: 0 or above")
+    return tokens
+
+
+def _checked_messages(messages: object) -> list[dict[str, Any]]:
+    """Raises ConfigError."""
+    if messages and isinstance(messages, Sequence) and all(isinstance(one, Mapping) for one in messages):
+        try:
+            json.dumps(found := [dict(one) for one in messages])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"messages has what is no JSON ({error}); give texts") from error
+        return found
+    raise ConfigError(f"messages is {messages!r}; allowed: a list such as [{{'role': 'user', 'content': 'Hello'}}]")
+
+
+def _checked_options(options: Options) -> Options:
+    """Each as its type. Raises ConfigError."""
     check_names(options, Options.__annotations__, "an option of an answer")
-    if isinstance(messages, (str, Mapping)) or not all(isinstance(one, Mapping) for one in messages):
-        raise ConfigError(f"messages is {messages!r}; allowed: a list such as [{{'role': 'user', 'content': 'Hello'}}]")
-    return Asked(None, messages, options)
+    return checked(options)

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from odmoe.clusters.host_place import hosted
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.timing.profile import find_profile
+
+
+def check_start(settings: Settings, named: Callable[[str], str], ends: str) -> None:
+    """That there is a model to start, or a cluster to join, and retries only where a main node can come back.
+
+    `named`: gives the name of a setting in messages. `ends`: what the nodes end with, a command or a process. Raises
+    ConfigError.
+    """
+    cluster = f"{named('cluster')} {settings.cluster}"
+    if not settings.model and not settings.joined:
+        raise ConfigError(
+            f"{named('model')} is not given, and {cluster} needs one; give a model directory, such as models/demo-moe"
+        )
+    if settings.retry and not settings.joined:
+        raise ConfigError(
+            f"{named('retry')} is {settings.retry} with {cluster}, whose main node ends with this {ends}; allowed: a "
+            "cluster that lasts, such as auto or host:port"
+        )
 
 
 def check_early(settings: Settings) -> None:

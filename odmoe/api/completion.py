@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.closing import Closing
-from scheduler.errors import RequestError
+from scheduler.errors import RequestCancelledError, RequestError
 
 if TYPE_CHECKING:
     from main_node.report import Report
@@ -91,10 +92,22 @@ class Stream(Closing, Iterator[Chunk]):
 
     def __init__(self) -> None:
         self._chunks: list[Chunk] = []
+        self._over = False
+        self._given_up = threading.Event()
 
     def __next__(self) -> Chunk:
         """Raises PromptError, ConfigError, RequestError, ClusterError."""
-        chunk = self._next()
+        if self._over:
+            raise StopIteration
+        try:
+            if self._given_up.is_set():
+                raise RequestCancelledError("the answer was given up")
+            chunk = self._next()
+        except BaseException as error:
+            self.close()
+            if self._given_up.is_set() and isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise RequestCancelledError("the answer was given up") from error  # whatever broke by that
+            raise
         self._chunks.append(chunk)
         return chunk
 
@@ -129,6 +142,17 @@ class Stream(Closing, Iterator[Chunk]):
                 pass
             return self.completion
 
+    def cancel(self) -> None:
+        """Give the answer up, from any thread at any time. The thread that iterates over it gets
+        RequestCancelledError."""
+        self._given_up.set()
+        self._cancel()
+
+    def close(self) -> None:
+        """Give the answer up, from the thread that iterates over it."""
+        self._over = True
+        self._close()
+
     @abstractmethod
     def _next(self) -> Chunk:
         """Raises StopIteration after the last one."""
@@ -138,9 +162,9 @@ class Stream(Closing, Iterator[Chunk]):
         """None before the end."""
 
     @abstractmethod
-    def cancel(self) -> None:
-        """Give the answer up, from any thread at any time. The thread that iterates over it gets RequestError."""
+    def _cancel(self) -> None:
+        """Wake the thread that waits in `_next`, from any other one."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Give the answer up, from the thread that iterates over it."""
+    def _close(self) -> None:
+        """Give the answer up, from the thread that iterates over it. Any number of calls."""

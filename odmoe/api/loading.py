@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from odmoe.api.names import check_names
+from odmoe.api.checks import check_early, check_start
+from odmoe.api.names import check_names, named_as_keywords, path_of, with_paths
 from odmoe.clusters.process import prepare_imports
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import check_used
@@ -15,6 +16,7 @@ from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
     from odmoe.api.model import Model
+    from odmoe.settings.keywords import LoadKeywords
 
 _OF_COMMANDS = {
     "chat": "call model.chat(messages)",
@@ -24,7 +26,11 @@ _OF_COMMANDS = {
 
 
 def load(
-    model: str | os.PathLike[str] | None = None, cluster: str = "embedded", *, progress: bool = False, **settings: Any
+    model: str | os.PathLike[str] | None = None,
+    cluster: str = "embedded",
+    *,
+    progress: bool = False,
+    **settings: Unpack[LoadKeywords],
 ) -> Model:
     """A model, ready to answer. The end of a `with` block, or `close`, stops the nodes that were started for it.
 
@@ -36,31 +42,43 @@ def load(
 
     Raises ConfigError, CheckpointError, StoreError, ClusterError.
     """
-    chosen = settings_of(model, cluster, settings)
+    with named_as_keywords():
+        return _loaded(settings_of(model, cluster, {**settings}), progress)
+
+
+def _loaded(settings: Settings, progress: bool) -> Model:
     prepare_imports()
-    from odmoe.api.checks import check_early
     from odmoe.api.model import start_model
     from odmoe.api.records import write_records
+    from odmoe.clusters.threads import SHARED_THREADS
     from odmoe.terminal import Terminal
 
-    check_early(chosen)
-    terminal = Terminal(quiet=not progress)
-    loaded = start_model(chosen, terminal)
-    loaded.at_close += [partial(write_records, chosen, loaded.cluster.serves(), loaded)]
-    loaded.at_close += [partial(atexit.unregister, loaded.close)]
-    atexit.register(loaded.close)  # nodes that were not stopped would hold up the interpreter's end
-    return loaded
+    check_early(settings)
+    with ExitStack() as undo:
+        held = undo.enter_context(ExitStack())
+        if settings.cluster == "embedded":
+            usual = settings.threads_a_node
+            threads = held.enter_context(SHARED_THREADS.held(settings.threads, usual))
+            settings = settings if threads == usual else settings.but(threads=threads)
+        model = undo.enter_context(start_model(settings, Terminal(quiet=not progress)))
+        model.after_end.push(held.pop_all())
+        running = model.cluster.serves()
+        atexit.register(model.close)  # nodes that were not stopped would hold up the interpreter's end
+        model.before_end.callback(atexit.unregister, model.close)
+        model.before_end.callback(write_records, settings, running, model)
+        undo.pop_all()
+        return model
 
 
-def settings_of(model: str | os.PathLike[str] | None, cluster: str, given: dict[str, Any]) -> Settings:
+def settings_of(model: object, cluster: object, given: dict[str, Any]) -> Settings:
     """Raises ConfigError."""
     check_names(given, Settings.model_fields, "a setting")
     for name, instead in _OF_COMMANDS.items():
         if name in given:
             raise ConfigError(f"{name} is a setting of the command line; {instead}")
-    values = {**given, "cluster": cluster}
+    values = {**with_paths(given), "cluster": cluster}
     if model is not None:
-        values["model"] = os.fspath(model)
+        values["model"] = path_of("model", model, "a model directory, a GGUF file or org/name on the Hub")
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     chosen = Settings(str, **values)
@@ -69,12 +87,6 @@ def settings_of(model: str | os.PathLike[str] | None, cluster: str, given: dict[
             f"cluster is {cluster!r}, a cluster file; load the model on its main host with cluster='auto', or run "
             "odmoe serve --cluster auto there and use odmoe.connect(url)"
         )
-    if not chosen.model and not chosen.joined:
-        raise ConfigError(f"model is not given, and cluster {cluster!r} needs one; give a model directory")
-    if chosen.retry and not chosen.joined:
-        raise ConfigError(
-            f"retry is {chosen.retry} with cluster {cluster!r}, whose main node ends with this process; allowed: a "
-            "cluster that lasts (auto, host:port)"
-        )
+    check_start(chosen, str, "process")
     check_used(chosen, given, str)
     return chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from odmoe.api.completion import Alternative, Chunk, Ending, Logprob, Stream
+from odmoe.api.names import named_as_keywords
 
 if TYPE_CHECKING:
     from main_node.logprobs import TokenLogprobs
@@ -20,7 +21,8 @@ class LocalStream(Stream):
         self._prompt_logprobs: list[Logprob | None] | None = None
 
     def _next(self) -> Chunk:
-        text, step = next(self._answer)
+        with named_as_keywords():
+            text, step = next(self._answer)
         if step.prompt_logprobs is not None:
             self._prompt_logprobs = [one and self._named(one) for one in step.prompt_logprobs]
         return Chunk(text, step.token_id, self._named(step.logprobs) if step.logprobs else None)
@@ -40,8 +42,8 @@ class LocalStream(Stream):
         text: str = self._tokenizer.decode([token])
         return text
 
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         self._answer.cancel()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._answer.close()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import operator
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from odmoe.api.asking import AnyModel, Asked
+from odmoe.api.asking import AnyModel, Query
 from odmoe.api.chat import chat_text
 from odmoe.api.local_stream import LocalStream
+from odmoe.api.names import named_as_keywords
 from odmoe.api.options import how_asked
 from odmoe.api.text_answer import TextAnswer
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
-from scheduler.errors import ClusterError, PromptError
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
@@ -34,12 +34,15 @@ class OpenedModel:
     tokenizer: Any
     context: int
     """Most tokens of prompt and answer."""
+    _encoding: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    """A tokenizer's settings are changed while it encodes."""
 
     def encode(self, prompt: str, special: bool = True) -> list[int]:
-        """A prompt's token ids. `special`: with the tokenizer's special tokens. Raises PromptError."""
+        """A prompt's token ids, in any thread. `special`: with the tokenizer's special tokens. Raises PromptError."""
         from odmoe.text import encode
 
-        return encode(self.tokenizer, prompt, self.context, special)
+        with self._encoding:
+            return encode(self.tokenizer, prompt, self.context, special)
 
     def start(self, say: Say = lambda text: None) -> Model:
         """Start the cluster of the settings, or join the one that serves this model. Raises ClusterError."""
@@ -50,11 +53,13 @@ class Model(AnyModel):
     """Answers prompts. Several answers may be open at once, in a thread each. The end of a `with` block stops every
     node that was started for it."""
 
+    _why_closed = "the model is closed; load it again"
+
     def __init__(self, opened: OpenedModel, cluster: Cluster) -> None:
+        super().__init__()
         self.opened, self.cluster = opened, cluster
-        self.at_close: list[Callable[[], None]] = []
-        """Called before the nodes stop."""
-        self._closed = False
+        self.before_end, self.after_end = ExitStack(), ExitStack()
+        """Closed before the nodes stop, and after it."""
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, how: How, notify: Callable[[str], None] = lambda text: None
@@ -72,33 +77,23 @@ class Model(AnyModel):
             notify,
         )
 
-    def _begin(self, asked: Asked) -> LocalStream:
-        if self._closed:
-            raise ClusterError("the model is closed; load it again")
-        max_new_tokens, how = how_asked(self.opened.settings, asked.options)
-        answer = self.answer(self._tokens(asked), max_new_tokens, how)
+    def _begin(self, query: Query) -> LocalStream:
+        with named_as_keywords():
+            max_new_tokens, how = how_asked(self.opened.settings, query.options)
+            answer = self.answer(self._tokens(query), max_new_tokens, how)
         return LocalStream(answer, self.opened.tokenizer)
 
-    def _tokens(self, asked: Asked) -> list[int]:
+    def _tokens(self, query: Query) -> list[int]:
         """Raises PromptError, ConfigError."""
-        if asked.messages is not None:
-            text = chat_text(self.opened.tokenizer, asked.messages)
+        if query.messages is not None:
+            text = chat_text(self.opened.tokenizer, query.messages)
             return self.opened.encode(text, special=False)  # the template brings its own
-        prompt = asked.prompt
-        if isinstance(prompt, str):
-            return self.opened.encode(prompt)
-        try:
-            return [operator.index(token) for token in prompt or ()]
-        except TypeError as error:
-            raise PromptError(f"the prompt is neither text nor a list of token ids ({error})") from error
+        return self.opened.encode(query.prompt) if isinstance(query.prompt, str) else query.prompt or []
 
-    def close(self) -> None:
-        """Stop every node that was started for this model. Any number of calls."""
-        if not self._closed:
-            self._closed = True
-            with closing(self.cluster):
-                for call in self.at_close:
-                    call()
+    def _end(self) -> None:
+        """Stop every node that was started for this model."""
+        with self.after_end, closing(self.cluster), self.before_end:
+            pass
 
 
 def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
@@ -123,12 +118,20 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
         return _opened(settings, store, say)
 
 
-def start_model(settings: Settings, terminal: Terminal) -> Model:
-    """Open the model of the settings and start its cluster; without one, join a running cluster. Raises what
-    `open_model` and `join_model` raise."""
+def start_model(
+    settings: Settings, terminal: Terminal, look: Callable[[OpenedModel], None] = lambda opened: None
+) -> Model:
+    """Open the model of the settings and start its cluster; without one, join a running cluster. `look`: gets the model
+    before a node is started for it. Raises what `open_model`, `join_model` and `look` raise."""
     if not settings.model:
-        return join_model(settings, terminal)
+        model = join_model(settings, terminal)
+        with ExitStack() as undo:
+            undo.enter_context(model)
+            look(model.opened)
+            undo.pop_all()
+        return model
     opened = open_model(settings, terminal)
+    look(opened)
     with terminal.status() as say:
         return opened.start(say)
 

@@ -1,21 +1,53 @@
-"""The options of an answer, as arguments of `Cluster.generate`."""
+"""The options of an answer: checked, and as arguments of `Cluster.generate`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import math
+import numbers
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
     from main_node.sampling import How
-    from odmoe.api.asking import Options
+
+
+class Options(TypedDict, total=False):
+    """How to answer. What is left out is as was given to `odmoe.load`, else its default; of a served model, as the
+    server has it."""
+
+    max_new_tokens: int
+    """128 by default; of a served model what the server has."""
+    temperature: float | None
+    """0 takes the most probable token; so does a loaded model without any of temperature, top_p, top_k and sample."""
+    top_p: float | None
+    top_k: int | None
+    sample: bool
+    """Draw with the model's own generation settings."""
+    seed: int | None
+    stop: str | Sequence[str]
+    """The answer ends before any of these texts."""
+    ignore_eos: bool
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    """Token id -> what is added to its logit."""
+    logprobs: int | None
+    """Of each token of the answer: its log-probability, and those of the N most probable tokens."""
+    prompt_logprobs: int | None
+    """The same of the prompt's tokens."""
+    schema: str | Mapping[str, Any] | None
+    """A JSON schema that the answer follows."""
+
 
 _MORE = ("presence_penalty", "frequency_penalty", "logit_bias")
 """Options that `Sampling` has and `Settings` has not."""
-_ASKED = ("logprobs", "prompt_logprobs")
+_COUNTS = ("logprobs", "prompt_logprobs")
 
 
 def how_of(settings: Settings) -> How:
@@ -38,47 +70,78 @@ def how_of(settings: Settings) -> How:
 
 
 def how_asked(settings: Settings, options: Options) -> tuple[int, How]:
-    """Most new tokens, and how to answer. What is not given is as in `settings`. Raises ConfigError."""
+    """Most new tokens, and how to answer. `options`: checked. What is not given is as in `settings`. Raises
+    ConfigError."""
     from dataclasses import replace
 
-    given = dict(options)
-    chosen = changed(settings, {name: given[name] for name in given if name in Settings.model_fields})
+    given: dict[str, Any] = {**options}
+    changes = {name: given[name] for name in given if name in Settings.model_fields}
+    chosen = Settings(str, **(settings.model_dump(exclude_unset=True) | changes)) if changes else settings
     how = how_of(chosen)
-    more = {name: given[name] for name in _MORE if given.get(name) is not None}
+    more = {name: given[name] for name in _MORE if name in given}
+    if "logit_bias" in more:
+        more["logit_bias"] = tuple(more["logit_bias"].items())
     if more:
-        how["sampling"] = replace(how["sampling"], **{name: _as_sampling(name, value) for name, value in more.items()})
-    how.update({name: given[name] for name in _ASKED if given.get(name) is not None})  # type: ignore[typeddict-item]
-    schema = schema_text(given.get("schema"))
-    if schema is not None:
-        how["schema"] = schema
+        how["sampling"] = replace(how["sampling"], **more)
+    for name in (*_COUNTS, "schema"):
+        if name in given:
+            how[name] = given[name]  # type: ignore[literal-required]
     return chosen.max_new_tokens, how
 
 
-def changed(settings: Settings, changes: dict[str, Any]) -> Settings:
-    """The settings with changes by the names of Python. Raises ConfigError."""
-    if isinstance(changes.get("stop"), str):
-        changes["stop"] = [changes["stop"]]
-    return Settings(str, **(settings.model_dump(exclude_unset=True) | changes)) if changes else settings
+def checked(options: Options) -> Options:
+    """The options, each as its type; without those that are None and stand for none. Raises ConfigError."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in Settings.model_fields}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    settings = Settings(str, **given)
+    found = {name: getattr(settings, name) for name in given}
+    for name, parse in _PARSED.items():
+        value = options.get(name)
+        if value is not None:
+            found[name] = parse(name, value)
+    return cast("Options", found)
 
 
-def _as_sampling(name: str, value: Any) -> Any:
-    """A value as `Sampling` takes it. Raises ConfigError."""
-    try:
-        if name == "logit_bias":
-            return tuple((int(token), float(bias)) for token, bias in value.items())
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, numbers.Real) and math.isfinite(value):
         return float(value)
-    except (TypeError, ValueError, AttributeError):
-        allowed = "a dict of token ids and numbers" if name == "logit_bias" else "a number"
-        raise ConfigError(f"{name} is {value!r}; allowed: {allowed}") from None
+    raise ConfigError(f"{name} is {value!r}; allowed: a number")
 
 
-def schema_text(schema: object) -> str | None:
+def _count(name: str, value: Any) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ConfigError(f"{name} is {value!r}; allowed: 0, 1, 2, ...")
+    return count
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    try:
+        return {operator.index(token): _number(name, bias) for token, bias in value.items()}
+    except (TypeError, AttributeError, ConfigError):
+        raise ConfigError(f"{name} is {value!r}; allowed: a dict of token ids and numbers") from None
+
+
+def schema_text(name: str, schema: Any) -> str:
     """A JSON schema as text. Raises ConfigError."""
-    if schema is None or isinstance(schema, str):
+    if isinstance(schema, str):
         return schema
     if isinstance(schema, Mapping):
         try:
             return json.dumps(schema)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"schema cannot be written as JSON ({error}); give a dict of JSON values") from error
-    raise ConfigError(f"schema is {schema!r}; allowed: a JSON schema as a dict or as text")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{name} cannot be written as JSON ({error}); give a dict of JSON values") from error
+    raise ConfigError(f"{name} is {schema!r}; allowed: a JSON schema as a dict or as text")
+
+
+_PARSED: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _number),
+    **dict.fromkeys(_COUNTS, _count),
+    "logit_bias": _biases,
+    "schema": schema_text,
+}
+"""Options that are no settings: what gives each its type, and raises ConfigError."""

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from odmoe.api.names import table_of
+from odmoe.api.names import named_as_keywords, path_of, table_of
 from odmoe.api.plan_model import model_of, read_config
 from odmoe.settings.bounds import check_slots
 from odmoe.settings.plan_settings import CONTEXT, PlanSettings
@@ -22,6 +22,9 @@ from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.load_budget import LoadBudget
 from scheduler.timing.profile import find_profile
 from scheduler.types import ModelSize
+
+if TYPE_CHECKING:
+    from odmoe.settings.keywords import PlanKeywords
 
 Say = Callable[[str], None]
 Status = Callable[[], contextlib.AbstractContextManager[Say]]
@@ -104,14 +107,15 @@ class PlanReport:
         }
 
 
-def plan(model: str | os.PathLike[str], **settings: Any) -> PlanReport:
+def plan(model: str | os.PathLike[str], **settings: Unpack[PlanKeywords]) -> PlanReport:
     """The speed and memory to expect of a cluster for a model, and the change that would help most.
 
     `model`: a directory, its config.json, a GGUF file, a store, or org/name on the Hub. `settings`: those of `odmoe
     plan --help`, with underscores. Raises ConfigError, CheckpointError, DoesNotFitError.
     """
-    given = {**settings, "model": os.fspath(model)}
-    return report_of(planned(table_of(PlanSettings, given, "a setting of odmoe plan")))
+    path = path_of("model", model, "a directory, its config.json, a GGUF file, a store, or org/name on the Hub")
+    with named_as_keywords():
+        return report_of(planned(table_of(PlanSettings, {**settings, "model": path}, "a setting of odmoe plan")))
 
 
 def planned(settings: PlanSettings, status: Status = lambda: contextlib.nullcontext(_silent)) -> Plan:

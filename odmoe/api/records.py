@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from odmoe.api.model import Model
 
 
-def write_records(settings: Settings, served: Settings, model: Model) -> None:
-    """Write the files that `settings` ask for. `served`: how the nodes run."""
+def write_records(settings: Settings, running: Settings, model: Model) -> None:
+    """Write the files that `settings` ask for. `running`: the settings of the nodes."""
     from odmoe.clusters.configuration import resources, with_precision
 
     failing = sys.exc_info()[0] is not None
@@ -28,8 +28,8 @@ def write_records(settings: Settings, served: Settings, model: Model) -> None:
             if settings.record is not None:
                 both.callback(lambda path: write_whole(path, cluster.recording()), Path(settings.record))
             if settings.trace is not None:
-                slots = resources(with_precision(served, store), store).slots
-                facts = about(served, slots)
+                slots = resources(with_precision(running, store), store).slots
+                facts = about(running, slots)
                 both.callback(lambda path: write_trace(path, cluster.trace(), facts), Path(settings.trace))
     except (ODMoEError, OSError):
         if not failing:  # the first error is the one to show

@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from odmoe.api.checks import check_writable
-from odmoe.api.names import table_of
+from odmoe.api.names import named_as_keywords, path_of, table_of
 from odmoe.api.simulation.figures import Simulation, figures_of
 from odmoe.api.simulation.scenarios import Run, runs_of
 from odmoe.settings.simulate_settings import SimulateSettings
@@ -21,25 +21,31 @@ from scheduler.eventlog.replay import replay as replay_recording
 from scheduler.simulation.simulate import Outcome, simulate_requests
 from scheduler.trace import write_trace
 
+if TYPE_CHECKING:
+    from odmoe.settings.keywords import SimulateKeywords
+
 Move = Callable[[str, int, int], None]
 """Gets the progress: a task, what is done of it, and all of it."""
 Progress = Callable[[], contextlib.AbstractContextManager[Move]]
 
 
-def simulate(**settings: Any) -> Simulation:
+def simulate(**settings: Unpack[SimulateKeywords]) -> Simulation:
     """The speed of a system, and where the time goes. No model is needed.
 
     `settings`: those of `odmoe simulate --help`, with underscores. Raises ConfigError.
     """
-    if "replay" in settings:
+    if "replay" in settings:  # no keyword for a type checker
         raise ConfigError("replay is a setting of the command line; call odmoe.replay(file)")
-    return simulated(table_of(SimulateSettings, settings, "a setting of odmoe simulate"))
+    with named_as_keywords():
+        return simulated(table_of(SimulateSettings, settings, "a setting of odmoe simulate"))
 
 
 def replay(recording: str | os.PathLike[str]) -> Replayed:
     """Compare the scheduler's decisions with those of a recording (`record=FILE`): its `difference` is None where they
     are the same. Raises ConfigError."""
-    return replay_recording(read_recording(Path(recording)))
+    return replay_recording(
+        read_recording(Path(path_of("recording", recording, "a file that record=FILE has written")))
+    )
 
 
 def simulated(given: SimulateSettings, progress: Progress = lambda: contextlib.nullcontext(_silent)) -> Simulation:

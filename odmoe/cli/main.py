@@ -29,7 +29,7 @@ from odmoe.cli.train_predictor import add_train_predictor
 from odmoe.cli.verify import add_verify
 from odmoe.settings.settings import DTYPES, EXPERTS, Settings
 from odmoe.settings.sources import dump, effective, merged
-from odmoe.settings.table import declared
+from odmoe.settings.table import declared, flag
 from scheduler.errors import ConfigError
 
 app = typer.Typer(
@@ -90,15 +90,10 @@ def generate(
     odmoe systems lists systems and policies. odmoe config shows the settings.
     """
     settings = effective(flags, config).settings
-    if not settings.model and not settings.joined:
-        raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
-    if settings.retry and not settings.joined:
-        raise ConfigError(
-            f"--retry is {settings.retry} with --cluster {settings.cluster}, whose main node ends with this command; "
-            "allowed: a cluster that lasts (a cluster file, auto, host:port)"
-        )
+    from odmoe.api.checks import check_start
     from odmoe.terminal import Output
 
+    check_start(settings, flag, "command")
     prompt_texts = read_prompts(prompt, prompts)
     output, listed = Output(as_json, quiet, debug), prompts is not None
     if settings.cluster_file:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 
 from odmoe.clusters.hqq_import import postpone_hqq
+from scheduler.errors import LaunchError
 
 OUR_PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
 """Their warnings are shown; of the libraries, only errors."""
@@ -39,6 +40,36 @@ def prepare_imports(debug: bool = False) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
+_OF_RAY = (
+    *("RAY_ENABLE_AUTO_CONNECT", "RAY_DEDUP_LOGS", "RAY_DEDUP_LOGS_SKIP_REGEX", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
+    *("RAY_IGNORE_UNHANDLED_ERRORS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"),
+)
+"""Variables that are set for Ray."""
+_RAY_TOKEN = secrets.token_hex(32)
+"""Of every Ray that this process starts: Ray keeps the first one."""
+_ray_held = threading.Lock()
+
+
+@contextlib.contextmanager
+def held_ray(cluster: str) -> Iterator[None]:
+    """Within the block this process uses Ray for one cluster, with the environment that Ray needs for it; then the
+    environment is as before. Raises LaunchError where it uses Ray for another one."""
+    if not _ray_held.acquire(blocking=False):
+        raise LaunchError(
+            f"--cluster is {cluster}, and this process uses Ray for another model; it can have one at a time: close "
+            "that model first, or load this one in a process of its own"
+        )
+    before = {name: os.environ[name] for name in _OF_RAY if name in os.environ}
+    try:
+        prepare_ray(cluster)
+        yield
+    finally:
+        for name in _OF_RAY:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+        _ray_held.release()
+
+
 def prepare_ray(cluster: str) -> None:
     """Set Ray's authentication and logging. Call it before ray is first imported, which is when Ray reads them.
 
@@ -51,7 +82,7 @@ def prepare_ray(cluster: str) -> None:
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
     if cluster == "local":
         os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_AUTH_TOKEN", _RAY_TOKEN)
 
 
 VECTOR_MATH = (

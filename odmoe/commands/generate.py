@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from odmoe.api.checks import check_early
-from odmoe.api.model import join_model, open_model
+from odmoe.api.model import start_model
 from odmoe.api.options import how_of
 from odmoe.api.records import shadow_of, write_records
 from odmoe.clusters.node_watch import NodeWatch
@@ -95,15 +95,8 @@ def run_generate(
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug)
     check_early(settings)
-    if settings.model:
-        opened = open_model(settings, terminal)
-        ids = _tokens(opened, prompts)
-        with terminal.status() as say:
-            model = opened.start(say)
-    else:
-        model = join_model(settings, terminal)
-    with model:
-        ids = ids if settings.model else _tokens(model.opened, prompts)
+    ids: list[list[int]] = []
+    with start_model(settings, terminal, lambda opened: ids.extend(_tokens(opened, prompts))) as model:
         served = model.cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})
         job = Job(settings, served, model, terminal.notify)
         try:

@@ -155,8 +155,9 @@ class RayAnswer(Closing, Iterator[Step]):
 
     def cancel(self) -> None:
         """From any thread, at any time."""
-        with contextlib.suppress(RayError):
-            self._main.cancel.options(**QUICK).remote(self.key)
+        if ray.is_initialized():  # else its cluster was closed, and the answer with it
+            with contextlib.suppress(RayError):
+                self._main.cancel.options(**QUICK).remote(self.key)
 
     def close(self) -> None:
         """From the thread that iterates."""

@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -87,21 +88,28 @@ class RayCluster:
     """One actor for each node. `local` starts Ray on this machine and stops it again. Otherwise Ray must be running,
     and nodes that already run are used. With `store` None any served model will do.
 
-    `replace` restarts running nodes whose settings differ from `settings`.
+    `replace` restarts running nodes whose settings differ from `settings`. `at_end` is called when this is closed, also
+    where it does not start.
     """
 
     def __init__(
-        self, settings: Settings, store: ExpertStore | None, say: Any = lambda text: None, replace: bool = False
+        self,
+        settings: Settings,
+        store: ExpertStore | None,
+        say: Any = lambda text: None,
+        replace: bool = False,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._main: Any = None
         self._ours = self._ends = settings.cluster == "local"
         self._replace = replace
         self._say = say
+        self._at_end = at_end
         self._answers = HeldAnswers()
         self._fingerprint: str | None = None
         """Of the model that was served when it was last asked for."""
         self._worker_wait_s = settings.worker_wait
-        self._closed = threading.Event()
+        self._closed, self._closing = threading.Event(), threading.Lock()
         say("starting Ray" if self._ours else "connecting to Ray")
         try:
             self._connect(settings)
@@ -133,7 +141,7 @@ class RayCluster:
                 object_store_memory=80 << 20,
                 **_common(),
             )
-        except (OSError, RayError, ValueError, RuntimeError) as error:
+        except Exception as error:  # Ray raises Exception itself where a process of its own does not start in time
             reason = (str(error).splitlines() or [repr(error)])[0]
             raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
 
@@ -304,24 +312,42 @@ class RayCluster:
     def close(self) -> None:
         """Stop the nodes unless they are to last, and Ray if we started it. A node that does not answer in time is
         killed. A second Ctrl-C does not interrupt this, or Ray's processes would be left behind."""
-        self._closed.set()
-        with undisturbed():
-            if not ray.is_initialized():
-                if self._ours:
-                    kill_half_started(str(Path(ray.__file__).parent))
+        with self._closing:
+            if self._closed.is_set():  # what runs on this process's Ray now may be another's
                 return
-            if self._ends and self._main is not None:
-                stop_nodes()
-            self._main = None
-            stopper = threading.Thread(target=ray.shutdown, daemon=True)
-            stopper.start()
-            stopper.join(20.0)
+            self._closed.set()
+            try:
+                with undisturbed():
+                    self._leave_ray()
+            finally:
+                self._at_end()
+
+    def _leave_ray(self) -> None:
+        if not ray.is_initialized():
+            if self._ours:
+                kill_half_started(str(Path(ray.__file__).parent))
+            return
+        if self._ends and self._main is not None:
+            stop_nodes()
+        self._main = None
+        stopper = threading.Thread(target=ray.shutdown, daemon=True)
+        stopper.start()
+        stopper.join(20.0)
 
 
 def _common() -> dict[str, Any]:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of cancelled answers
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+
+
+def check_unconnected() -> None:
+    """Raises LaunchError where this process is connected to Ray: to leave it would end what others do with it."""
+    if ray.is_initialized():
+        raise LaunchError(
+            "this process is connected to Ray already, by its own ray.init or by a model that is open; close that "
+            "first (ray.shutdown), or load the model in a process of its own"
+        )
 
 
 def connect_ray(address: str) -> None:

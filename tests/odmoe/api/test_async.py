@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import odmoe
-from odmoe.api.async_stream import AsyncStream
+from odmoe.api.async_stream import AHEAD, AsyncStream
 from odmoe.api.completion import Chunk, Ending, Stream
 from scheduler.errors import PromptError, RequestCancelledError, RequestError
 
@@ -40,11 +40,11 @@ class Endless(Stream):
     def _ending(self) -> Ending | None:
         return None
 
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         self.cancelled.set()
         self.more.release()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self.cancelled.set()
 
 
@@ -177,3 +177,104 @@ def test_the_end_of_a_block_gives_it_up() -> None:
         assert readers() == []
 
     asyncio.run(ask())
+
+
+async def awaiting_one(answer: AsyncStream) -> asyncio.Task[Chunk]:
+    """A task that awaits a chunk of a stream whose first one has come."""
+    task = asyncio.create_task(answer.__anext__())
+    while not answer._awaited:
+        await asyncio.sleep(0)
+    return task
+
+
+@pytest.mark.parametrize("by", ["aclose", "cancel", "a thread"])
+def test_an_answer_is_given_up_from_elsewhere(by: str) -> None:
+    """The task that awaits a chunk hears of it; then the answer is over."""
+    stream = Endless()
+
+    async def ask() -> None:
+        stream.more.release()
+        answer = AsyncStream(lambda: stream)
+        assert (await anext(answer)).text == "x"
+        task = await awaiting_one(answer)
+        if by == "aclose":
+            await answer.aclose()
+        elif by == "cancel":
+            answer.cancel()
+        else:
+            await asyncio.to_thread(answer.cancel)
+        with pytest.raises(RequestCancelledError):
+            await asyncio.wait_for(task, LIMIT_S)
+        with pytest.raises(StopAsyncIteration):
+            await anext(answer)
+        await answer.aclose()
+        assert readers() == []
+
+    asyncio.run(ask())
+    assert stream.cancelled.is_set()
+
+
+def test_one_given_up_before_it_began() -> None:
+    async def ask() -> None:
+        answer = AsyncStream(lambda: pytest.fail("it began"))
+        answer.cancel()
+        with pytest.raises(RequestCancelledError):
+            await anext(answer)
+        closed = AsyncStream(lambda: pytest.fail("it began"))
+        await closed.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(closed)
+        assert readers() == []
+
+    asyncio.run(ask())
+
+
+class Counted(Endless):
+    """Gives chunks at once; `asked` counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.full = threading.Event()
+
+    def _next(self) -> Chunk:
+        self.asked += 1
+        if self.asked == AHEAD + 2:  # one was awaited, and one is in the thread's hand
+            self.full.set()
+        if self.cancelled.is_set():
+            raise RequestCancelledError("cancelled")
+        return Chunk(str(self.asked))
+
+
+def test_a_slow_reader_stops_the_answer() -> None:
+    """What is computed and not awaited yet is bounded, and nothing of it is lost."""
+    stream = Counted()
+
+    async def ask() -> None:
+        async with AsyncStream(lambda: stream) as answer:
+            assert (await anext(answer)).text == "1"
+            assert await asyncio.to_thread(stream.full.wait, LIMIT_S)
+            held = answer._reader._inbox.qsize
+            while held() < AHEAD:  # the last of them is on its way to the loop
+                await asyncio.sleep(0)
+            assert (stream.asked, held()) == (AHEAD + 2, AHEAD)
+            texts = [(await anext(answer)).text for _ in range(3 * AHEAD)]
+            assert texts == [str(number) for number in range(2, 2 + 3 * AHEAD)]
+        assert readers() == []
+
+    asyncio.run(asyncio.wait_for(ask(), LIMIT_S))
+
+
+def test_a_thread_that_waits_for_its_reader_ends_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("odmoe.api.async_stream.LOOK_S", 0.01)
+    stream = Counted()
+    loop = asyncio.new_event_loop()
+    answer = AsyncStream(lambda: stream)
+    loop.run_until_complete(answer.__anext__())
+    assert stream.full.wait(LIMIT_S)
+    thread = answer._reader._thread
+    assert thread is not None
+    loop.close()  # without the end of its generators
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert stream.cancelled.is_set()

@@ -23,6 +23,7 @@ from scheduler.errors import (
     ProtocolError,
     QueueFullError,
     RequestCancelledError,
+    RequestError,
     RequestFailedError,
     SecretError,
 )
@@ -180,7 +181,10 @@ def test_a_chat_with_log_probabilities(server: Server, served: odmoe.ServedModel
     path, body = server.asked[0]
     assert path == "/v1/chat/completions"
     assert body["messages"] == messages
-    assert (body["max_completion_tokens"], body["logprobs"], body["top_logprobs"]) == (128, True, 1)
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 1)
+    assert not {"max_tokens", "max_completion_tokens", "temperature", "stop", "seed"} & set(body), (
+        "as the server has it"
+    )
 
 
 def test_log_probabilities_of_a_completion(server: Server, served: odmoe.ServedModel) -> None:
@@ -208,13 +212,30 @@ def test_for_asyncio(server: Server, served: odmoe.ServedModel) -> None:
         (400, {"message": "too hot", "param": "temperature"}, ConfigError),
         (400, {"message": "too long", "code": "context_length_exceeded"}, PromptError),
         (400, {"message": "empty", "param": "prompt"}, PromptError),
+        (400, {"message": "no template", "param": "messages", "code": "no_chat_template"}, ConfigError),
+        (400, {"message": "refused", "param": "messages", "code": "invalid_value"}, ConfigError),
+        (400, {"message": "bad", "param": "prompt", "code": "unsupported_parameter"}, ConfigError),
+        (400, {"message": "bad", "code": "unknown_parameter"}, ConfigError),
+        (400, {"message": "bad", "code": "missing_required_parameter"}, ConfigError),
+        (400, {"message": "empty", "code": "invalid_prompt"}, PromptError),
+        (400, {"message": "something else"}, RequestError),
         (401, {"message": "wrong key"}, SecretError),
+        (401, {"message": "wrong key", "code": "invalid_api_key"}, SecretError),
+        (403, {"message": "not for you"}, SecretError),
         (404, {"message": "no such model", "code": "model_not_found"}, ConfigError),
+        (404, {"message": "no such route", "code": "no_route"}, ConfigError),
+        (413, {"message": "too large"}, PromptError),
+        (422, {"message": "of another kind"}, ConfigError),
         (429, {"message": "the queue is full", "code": "queue_full"}, QueueFullError),
         (500, {"message": "a defect"}, RequestFailedError),
+        (500, {"message": "no worker", "code": "request_failed"}, RequestFailedError),
         (503, {"message": "not ready"}, ClusterError),
+        (503, {"message": "ending", "code": "stopping"}, ClusterError),
+        (503, {"message": "no node", "code": "cluster_unavailable"}, ClusterError),
         (503, {"message": "gone", "code": "main_node_lost"}, MainNodeLostError),
+        (503, {"message": "given up", "code": "cancelled"}, RequestCancelledError),
         (504, {"message": "late"}, DeadlineError),
+        (504, {"message": "late", "code": "deadline"}, DeadlineError),
     ],
 )
 def test_refusals(
@@ -298,11 +319,50 @@ def test_a_cancelled_answer_ends_its_connection(server: Server, served: odmoe.Se
 
     asyncio.run(ask())
     assert gone.acquire(timeout=LIMIT_S)
-    with served.stream("HAMLET:") as left:
-        server.script = lambda handler: script(handler)
-        left.cancel()
+
+
+def test_one_that_was_given_up_before_it_began_is_never_sent(server: Server, served: odmoe.ServedModel) -> None:
+    with served.stream("HAMLET:") as stream:
+        stream.cancel()
         with pytest.raises(RequestCancelledError):
-            next(left)
+            next(stream)
+    assert list(stream) == []
+    assert server.asked == []
+
+
+def test_the_end_of_a_connection_gives_its_answers_up(server: Server) -> None:
+    """Whoever waits for a chunk hears of it, whoever asks later too, and the server."""
+    gone, waits = threading.Semaphore(0), threading.Event()
+
+    def script(handler: Told) -> None:
+        handler.events(text("to"))
+        waits.set()
+        if handler.gone():
+            gone.release()
+
+    server.script = script
+    model = odmoe.connect(server.url)
+    stream, other = model.stream("HAMLET:"), model.stream("ROMEO:")
+    errors: list[Exception] = []
+
+    def read() -> None:
+        try:
+            list(stream)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert waits.wait(LIMIT_S)
+    model.close()
+    reader.join(LIMIT_S)
+    assert [type(error) for error in errors] == [RequestCancelledError]
+    assert gone.acquire(timeout=LIMIT_S)
+    with pytest.raises(RequestCancelledError):
+        next(other)
+    with pytest.raises(ClusterError, match="was closed"):
+        model.stream("HAMLET:")
+    assert len(server.asked) == 1
 
 
 def test_the_end_of_a_with_block_ends_its_connection(server: Server, served: odmoe.ServedModel) -> None:
@@ -327,11 +387,17 @@ def test_connecting(server: Server) -> None:
         model.generate("HAMLET:")
     with pytest.raises(ConfigError, match=r"model is 'third'; .* has: demo-moe, other"):
         odmoe.connect(server.url, model="third")
-    for url in ("127.0.0.1:8000", "ftp://host", ""):
+    wrong: list[Any] = ["127.0.0.1:8000", "ftp://host", "", 5, None, b"http://host"]
+    for url in wrong:
         with pytest.raises(ConfigError, match="allowed: http://host:port"):
             odmoe.connect(url)
-    with pytest.raises(ConfigError, match="timeout is 0"):
-        odmoe.connect(server.url, timeout=0)
+    for timeout in (0, -1, float("nan"), float("inf"), "long", None, True):
+        with pytest.raises(ConfigError, match=r"timeout is .*; allowed: a number of seconds above 0"):
+            odmoe.connect(server.url, timeout=timeout)  # type: ignore[arg-type]
+    for key in (5, b"key", "two\nlines", "schl\u00fcssel"):
+        with pytest.raises(ConfigError, match="api_key is not valid") as caught:
+            odmoe.connect(server.url, key)  # type: ignore[arg-type]
+        assert str(key) not in str(caught.value)
 
 
 @pytest.mark.parametrize(

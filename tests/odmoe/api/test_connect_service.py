@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
 
 import odmoe
+from odmoe.clusters.embedded import EmbeddedCluster
 from scheduler.errors import ConfigError, LinkError, PromptError, RequestCancelledError, SecretError
 from support.machines.http_service import Served, serving
 
 PROMPT = "HAMLET: To be, or not"
 MESSAGES = [{"role": "user", "content": "Who is Romeo?"}]
+LIMIT_S = 60.0
 KEY = "a key that nobody guesses"
 
 
@@ -67,18 +70,27 @@ def test_log_probabilities_of_the_prompt(model: odmoe.Model) -> None:
     found = model.generate(PROMPT, max_new_tokens=1, prompt_logprobs=1)
     assert found.prompt_logprobs is not None
     assert [one and one.token_id for one in found.prompt_logprobs] == [None, *model.opened.encode(PROMPT)[1:]]
-    assert "".join(one.token for one in found.prompt_logprobs[1:] if one) in PROMPT
+    texts = [one.token for one in found.prompt_logprobs[1:] if one]
+    assert all(texts)
+    assert PROMPT.endswith("".join(texts))
+    assert all(one is None or (one.logprob < 0 and len(one.top) == 1) for one in found.prompt_logprobs)
 
 
 def test_a_cancelled_answer_ends_in_the_engine(model: odmoe.Model, served: odmoe.ServedModel) -> None:
-    """The next answer gets the only place: the cancelled one has left it."""
+    """Long before its last token: the engine has nothing to do any more."""
+    assert isinstance(model.cluster, EmbeddedCluster)
+    before = model.cluster.figures().totals.answer_tokens
     stream = served.stream(PROMPT, max_new_tokens=900, ignore_eos=True)
     next(stream)
     stream.cancel()
     with pytest.raises(RequestCancelledError):
         for _ in stream:
             pass
-    assert served.generate(PROMPT, max_new_tokens=1).new_tokens == 1
+    end = time.monotonic() + LIMIT_S
+    while model.cluster.main.admission.counts() != (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert model.cluster.main.admission.counts() == (0, 0)
+    assert 0 < model.cluster.figures().totals.answer_tokens - before < 900
 
 
 def test_refusals(model: odmoe.Model, served: odmoe.ServedModel) -> None:

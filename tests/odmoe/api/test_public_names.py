@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -45,15 +46,23 @@ def test_a_simulation_needs_no_tensors() -> None:
 def test_what_type_checkers_see_is_what_there_is() -> None:
     tree = ast.parse((ROOT / "odmoe" / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        (alias.name, node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    seen.discard(("errors", "scheduler"))
-    assert dict(seen) == odmoe._HOME
-    for name in [*odmoe._HOME, "errors"]:
-        assert getattr(odmoe, name) is not None
-    assert odmoe.errors.ODMoEError is odmoe.ODMoEError
-    assert set(odmoe._HOME) <= set(dir(odmoe))
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == odmoe._HOME
+    assert sorted(seen) == sorted(odmoe.__all__)
+    assert set(seen) <= set(dir(odmoe))
+    for name, home in seen.items():
+        found = getattr(odmoe, name)
+        assert found is (import_module("scheduler.errors") if name == "errors" else getattr(import_module(home), name))
+
+
+def test_what_users_meet_has_a_name() -> None:
+    """Every class that an answer, a plan or a simulation gives whoever asks for it."""
+    program = (
+        "from odmoe import *\n"
+        "def of(answer: Completion, model: AnyModel) -> Report | None: return answer.report\n"
+        "print(errors.ODMoEError is ODMoEError, issubclass(Model, AnyModel), issubclass(ServedModel, AnyModel))\n"
+    )
+    assert in_a_fresh_interpreter(program) == "True True True"
 
 
 def test_a_name_that_is_not_there() -> None:

@@ -29,7 +29,7 @@ def test_every_example_runs(
     monkeypatch.setattr("scheduler.planning.plan.DRAFTED", [])
     namespace = {"__name__": "example", "url": service.url}
     found = examples()
-    assert len(found) == FILE.read_text().count("```python") == 10
+    assert len(found) == FILE.read_text().count("```") / 2 >= 10, "every block is Python, and is run"
     for line, code in found:
         exec(compile("\n" * (line - 1) + code, str(FILE), "exec"), namespace)
     out = capsys.readouterr().out

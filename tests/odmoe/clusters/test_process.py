@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from odmoe.clusters.process import VECTOR_MATH, prepare_libraries
+from odmoe.clusters.process import VECTOR_MATH, held_ray, prepare_libraries
+from scheduler.errors import LaunchError
 
 HEADER = Path(torch.__file__).parent / "include/ATen/cpu/vml.h"
 
@@ -33,3 +36,23 @@ def test_every_function_of_mkl_is_called_before_nodes_start() -> None:
     with Calls() as calls:
         prepare_libraries(torch.get_num_threads())
     assert {(name, dtype) for name in listed for dtype in (torch.float32, torch.float64)} <= calls.seen
+
+
+def test_ray_is_used_for_one_cluster_at_a_time_and_leaves_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    before = dict(os.environ)
+    tokens = []
+    for _ in range(2):
+        with held_ray("local"):
+            assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_DEDUP_LOGS"]) == ("token", "1")
+            tokens.append(os.environ["RAY_AUTH_TOKEN"])
+            for cluster in ("local", "auto"):
+                with pytest.raises(LaunchError, match=f"cluster is {cluster}, .* uses Ray for another model"):
+                    held_ray(cluster).__enter__()
+        assert dict(os.environ) == before
+    assert tokens[0] == tokens[1]
+    with pytest.raises(RuntimeError), held_ray("auto"):
+        raise RuntimeError("it does not start")
+    assert dict(os.environ) == before

@@ -45,7 +45,8 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
             raise step
         return step
 
-    monkeypatch.setattr(calls, "ray", SimpleNamespace(wait=lambda pending, timeout: (pending, [])))
+    ray = SimpleNamespace(is_initialized=lambda: True, wait=lambda pending, timeout: (pending, []))
+    monkeypatch.setattr(calls, "ray", ray)
     monkeypatch.setattr(calls, "get", get)
 
 

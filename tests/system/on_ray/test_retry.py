@@ -1,5 +1,5 @@
 """The main node of a cluster that lasts is killed in the middle of answers, once and again: with `--retry` the same
-text comes out, without it a named error. A Python program joins the same nodes.
+text comes out, without it a named error.
 
 Takes about 60 s on two idle cores: one start of Ray.
 """
@@ -86,24 +86,3 @@ def test_without_retry_it_is_an_error_in_time(ask: Callable[..., Any]) -> None:
     assert err.splitlines()[-1].startswith("odmoe: MainNodeLostError: the main node ")
     # The command's own end takes another second or two on busy cores: it disconnects from Ray.
     assert after_s < DEATH_S + 20
-
-
-PROGRAM = """
-import sys, odmoe
-address, store, prompt = sys.argv[1:]
-for model in (store, None):  # by its name, and whatever is served
-    with odmoe.load(model, address, **({"shadow": "none", "threads": 1} if model else {})) as joined:
-        print(repr(joined.generate(prompt, max_new_tokens=12, ignore_eos=True).text))
-"""
-
-
-def test_a_python_program_joins_the_nodes_that_run(
-    ask: Callable[..., Any], head: str, environment: dict[str, str], demo_store: Callable[[str], Any]
-) -> None:
-    code, out, err, _ = ask(["-n", "12", "--ignore-eos"], [])
-    assert code == 0, err
-    command = [sys.executable, "-c", PROGRAM, head, str(demo_store("float32").path), PROMPT]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert done.stdout.splitlines() == [repr(out.removesuffix("\n"))] * 2, done.stderr

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from odmoe.api.asking import Asked, Options
-from odmoe.api.options import schema_text
-from odmoe.settings.settings import Settings
-from odmoe.settings.table import declared
-from scheduler.errors import ConfigError
+from odmoe.api.asking import Query
+from odmoe.api.options import Options
+from scheduler.errors import ConfigError, PromptError
 
 _SAME = (
     *("temperature", "top_p", "top_k", "seed", "ignore_eos", "repetition_penalty"),
@@ -20,35 +18,29 @@ _UNSERVED = {"sample": "give temperature, top_p or top_k", "prompt_logprobs": "u
 """Options of a loaded model alone, and what to do instead."""
 
 
-def request_of(asked: Asked, model: str) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request. Raises ConfigError."""
-    options: Any = {name: value for name, value in asked.options.items() if value is not None}
+def request_of(query: Query, model: str) -> tuple[str, bytes]:
+    """Path and body of a request. Raises ConfigError, PromptError."""
+    options: Any = {name: value for name, value in query.options.items() if value is not None}
     for name, instead in _UNSERVED.items():
         if name in options:
             raise ConfigError(f"{name} is given, which a served model does not have; {instead}")
-    chat = asked.messages is not None
+    chat = query.messages is not None
     body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
-    if chat:
-        body["messages"] = [dict(one) for one in asked.messages or ()]
-    else:
-        body["prompt"] = asked.prompt if isinstance(asked.prompt, str) else list(asked.prompt or ())
-    body["max_completion_tokens" if chat else "max_tokens"] = options.get(
-        "max_new_tokens", declared(Settings, "max_new_tokens").default
-    )
+    body["messages" if chat else "prompt"] = query.messages if chat else query.prompt
+    if "max_new_tokens" in options:
+        body["max_completion_tokens" if chat else "max_tokens"] = options["max_new_tokens"]
     body |= {name: options[name] for name in _SAME if name in options}
-    if "stop" in options:
-        stop = options["stop"]
-        body["stop"] = stop if isinstance(stop, str) else list(stop)
+    if options.get("stop"):
+        body["stop"] = list(options["stop"])
     if "logit_bias" in options:
         body["logit_bias"] = {str(token): bias for token, bias in options["logit_bias"].items()}
     body |= _logprobs(options, chat)
-    schema = schema_text(options.get("schema"))
-    if schema is not None:
+    if "schema" in options:
         body["response_format"] = {
             "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": _parsed(schema)},
+            "json_schema": {"name": "answer", "schema": _parsed(options["schema"])},
         }
-    return f"/v1/{'chat/' if chat else ''}completions", body
+    return f"/v1/{'chat/' if chat else ''}completions", _encoded(body)
 
 
 def _logprobs(options: Options, chat: bool) -> dict[str, Any]:
@@ -63,3 +55,12 @@ def _parsed(schema: str) -> Any:
         return json.loads(schema)
     except ValueError as error:
         raise ConfigError(f"schema is not valid JSON ({error}); give a dict") from error
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the prompt is not UTF-8 text ({error.reason}); convert it") from error
+    except ValueError as error:
+        raise ConfigError(f"the messages or the schema have a number that is none ({error}); give another") from error

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import httpx2
 
-from odmoe.api.asking import AnyModel, Asked
-from odmoe.api.served.body import request_of
-from odmoe.api.served.errors import explained, refused
-from odmoe.api.served.stream import HttpStream
-from scheduler.errors import ClusterError, ConfigError, ProtocolError
+from odmoe.api.asking import AnyModel, Query
+from odmoe.api.over_http.body import request_of
+from odmoe.api.over_http.errors import explained, refused
+from odmoe.api.over_http.stream import HttpStream
+from scheduler.errors import ConfigError, ProtocolError
 
 CONNECT_S = 10.0
 """Longest time to connect, and to send a request."""
@@ -21,16 +22,19 @@ class ServedModel(AnyModel):
     """The model of a server. Each answer has a connection of its own, whose end tells the server to give it up."""
 
     def __init__(self, url: str, client: httpx2.Client, name: str) -> None:
+        super().__init__()
         self.url, self.name = url, name
         self._client = client
 
-    def _begin(self, asked: Asked) -> HttpStream:
-        if self._client.is_closed:
-            raise ClusterError(f"the connection to {self.url} was closed; call odmoe.connect again")
-        path, body = request_of(asked, self.name)
-        return HttpStream(self._client, self.url, path, body)
+    @property
+    def _why_closed(self) -> str:
+        return f"the connection to {self.url} was closed; call odmoe.connect again"
 
-    def close(self) -> None:
+    def _begin(self, query: Query) -> HttpStream:
+        path, body = request_of(query, self.name)
+        return HttpStream(self._client, self.url, path, body, query.options.get("logprobs") or 0)
+
+    def _end(self) -> None:
         """Free what this connection holds. The server goes on."""
         self._client.close()
 
@@ -46,9 +50,9 @@ def connect(
     Raises LinkError where no server answers, SecretError for a wrong key, ConfigError, DeadlineError.
     """
     root = _root(url)
-    if timeout <= 0:
-        raise ConfigError(f"timeout is {timeout}; allowed: a number of seconds above 0")
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+        raise ConfigError(f"timeout is {timeout!r}; allowed: a number of seconds above 0")
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {_key(api_key)}"} if api_key else {})
     client = httpx2.Client(
         base_url=root,
         headers=headers,
@@ -75,6 +79,13 @@ def _root(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"url is {url!r}; allowed: http://host:port or https://host:port, as odmoe serve shows it")
     return str(url).rstrip("/").removesuffix("/v1")
+
+
+def _key(given: object) -> str:
+    """Raises ConfigError, which does not show the key."""
+    if isinstance(given, str) and given.isascii() and given.isprintable():
+        return given
+    raise ConfigError("api_key is not valid (the value is not shown); allowed: a text of printable ASCII characters")
 
 
 def _models(client: httpx2.Client, url: str) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 
 from odmoe.api.completion import Alternative, Chunk, Ending, Logprob, Stream
-from odmoe.api.served.errors import explained, refused, told_error
-from scheduler.errors import LinkError, ODMoEError, ProtocolError, RequestCancelledError
+from odmoe.api.over_http.errors import explained, refused, told_error
+from scheduler.errors import LinkError, ProtocolError, RequestCancelledError
 
 _LAST = "[DONE]"
 _LARGEST = 64 << 20
@@ -23,19 +23,15 @@ _LARGEST = 64 << 20
 class HttpStream(Stream):
     """See Stream. The request is sent when the first chunk is asked for."""
 
-    def __init__(self, client: httpx2.Client, url: str, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, client: httpx2.Client, url: str, path: str, body: bytes, top: int) -> None:
+        """`top`: how many of the most probable tokens of a completion are asked for."""
         super().__init__()
         self._wire = _Wire()
-        self._facts = _Facts(0 if isinstance(body.get("logprobs"), bool) else body.get("logprobs") or 0)
+        self._facts = _Facts(top)
         self._events = _read(client, url, path, body, self._wire, self._facts)
 
     def _next(self) -> Chunk:
-        try:
-            return next(self._events)
-        except ODMoEError as error:
-            if self._wire.cut_off:
-                raise RequestCancelledError("the answer was given up") from error
-            raise
+        return next(self._events)
 
     def _ending(self) -> Ending | None:
         facts = self._facts
@@ -44,10 +40,10 @@ class HttpStream(Stream):
         tokens = facts.usage.get("completion_tokens", len(self._chunks))
         return Ending(facts.finish, facts.usage.get("prompt_tokens", 0), tokens)
 
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         self._wire.cut()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._events.close()
 
 
@@ -88,10 +84,10 @@ class _Wire:
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of a TLS socket too: no farewell
 
 
-def _read(
-    client: httpx2.Client, url: str, path: str, body: dict[str, Any], wire: _Wire, facts: _Facts
-) -> Generator[Chunk]:
-    request = client.build_request("POST", path, json=body, extensions={"trace": wire.trace})
+def _read(client: httpx2.Client, url: str, path: str, body: bytes, wire: _Wire, facts: _Facts) -> Generator[Chunk]:
+    request = client.build_request(
+        "POST", path, content=body, headers={"Content-Type": "application/json"}, extensions={"trace": wire.trace}
+    )
     count = 0
     with explained(url):
         answer = client.send(request, stream=True)

@@ -18,30 +18,41 @@ from scheduler.errors import (
     PromptError,
     ProtocolError,
     QueueFullError,
+    RequestCancelledError,
     RequestError,
     RequestFailedError,
     SecretError,
 )
 
 _ABOUT_PROMPTS = ("prompt", "messages")
-"""Fields of a request whose refusal is about the prompt."""
+"""Fields of a request whose refusal is about the prompt, where no code says more."""
 _BY_CODE: dict[str, type[ODMoEError]] = {
     "invalid_prompt": PromptError,
     "context_length_exceeded": PromptError,
-    "invalid_value": ConfigError,
+    **dict.fromkeys(
+        (
+            *("invalid_value", "unsupported_parameter", "unknown_parameter", "missing_required_parameter"),
+            *("no_chat_template", "model_not_found", "no_route"),
+        ),
+        ConfigError,
+    ),
+    "invalid_api_key": SecretError,
     "queue_full": QueueFullError,
     "request_failed": RequestFailedError,
-    "cancelled": RequestFailedError,  # by the server: the client's own cancellation ends the connection
+    "cancelled": RequestCancelledError,
     "main_node_lost": MainNodeLostError,
     "deadline": DeadlineError,
     "cluster_unavailable": ClusterError,
+    "stopping": ClusterError,
 }
-"""The codes that `odmoe serve` gives its errors."""
+"""The codes of errors: those of `odmoe serve`, each with what a loaded model raises; and OpenAI's."""
 _BY_STATUS: dict[int, type[ODMoEError]] = {
     401: SecretError,
     403: SecretError,
     404: ConfigError,
     408: DeadlineError,
+    413: PromptError,
+    422: ConfigError,
     429: QueueFullError,
     503: ClusterError,
     504: DeadlineError,
@@ -95,10 +106,11 @@ def told_error(told: Mapping[str, Any], status: int) -> ODMoEError:
     code = told.get("code")
     if isinstance(code, str) and code in _BY_CODE:
         return _BY_CODE[code](message)
-    if told.get("param") in _ABOUT_PROMPTS:
+    about = told.get("param")
+    if about in _ABOUT_PROMPTS:
         return PromptError(message)
     if status in _BY_STATUS:
         return _BY_STATUS[status](message)
     if status >= 500:
         return RequestFailedError(message)
-    return ConfigError(message) if status in (400, 422) else RequestError(message)
+    return ConfigError(message) if about else RequestError(message)

@@ -1,0 +1,48 @@
+"""How many threads torch computes with in this process, which all models on embedded clusters have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from scheduler.errors import ConfigError
+
+
+class SharedThreads:
+    """The number that open models compute with. The last bits of sums depend on it, so it stays while one is open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._count = self._before = 0
+
+    @contextlib.contextmanager
+    def held(self, given: int | None, usual: int) -> Iterator[int]:
+        """The number to compute with, for as long as the block lasts; then torch has as many again as before the first
+        of them. `given`: the number that was asked for. `usual`: where none was, and no model is open.
+
+        Raises ConfigError for another number than that of a model that is open.
+        """
+        import torch
+
+        with self._lock:
+            if not self._open:
+                self._count, self._before = given or usual, torch.get_num_threads()
+            elif given not in (None, self._count):
+                raise ConfigError(
+                    f"--threads is {given}, and a model that is open in this process computes with {self._count}, "
+                    f"which is torch's number for the whole process; allowed: {self._count} (or leave it out), another "
+                    "process, or close that model first"
+                )
+            self._open += 1
+        try:
+            yield self._count
+        finally:
+            with self._lock:
+                self._open -= 1
+                if not self._open:
+                    torch.set_num_threads(self._before)
+
+
+SHARED_THREADS = SharedThreads()

@@ -1,0 +1,131 @@
+"""The tables of settings as keywords of Python's functions, for type checkers: the tables check the values.
+
+tests/odmoe/api/test_keywords.py compares them with the tables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+File = str | os.PathLike[str]
+Size = int | str
+"""Bytes, or a text such as `512MiB`; of `device_memory` also a share such as `25%`."""
+Rate = float | str
+"""As a number, or a text such as `25GB/s` or `1Gbit`."""
+
+
+class PolicyKeywords(TypedDict, total=False):
+    """The preset of a system, and its policies."""
+
+    predictor: str
+    residency: str
+    router: str
+    placement: str
+    precision: str
+    prefill: str
+    departure: str
+    alpha: float | None
+    prefetch: int | None
+    system: str
+
+
+class LoadKeywords(PolicyKeywords, total=False):
+    """Of `odmoe.load`."""
+
+    store: File | None
+    dtype: str | None
+    experts: str | None
+    workers: int
+    group_size: int | None
+    threads: int | None
+    parallel: int
+    queue: int
+    prefill_chunk: int
+    audit: float | Literal["auto"]
+    retry: int
+    launch_timeout: float
+    worker_wait: float
+    host: str
+    node_port: int
+    tls: File | None
+    secret: str | None
+    shadow: str
+    align_token: int
+    align_kv: int
+    align: str
+    draft: int | Literal["auto"]
+    draft_from: str
+    token_predictor: File | None
+    device_memory: Size | None
+    slots: int | Literal["auto"]
+    loader: str
+    device: str
+    main_device: str | None
+    shadow_device: str | None
+    worker_device: str | None
+    check_loads: str
+    max_new_tokens: int
+    temperature: float | None
+    ctx_size: int | None
+    sample: bool
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    trace: File | None
+    record: File | None
+    smaller_forms: str
+    mini_batch: int | None
+    kernel: str
+    batch_dense: bool
+    profile: File | None
+
+
+class PlanKeywords(TypedDict, total=False):
+    """Of `odmoe.plan`."""
+
+    dtype: str | None
+    experts: str | None
+    context: int | None
+    workers: int | None
+    load_bandwidth: Rate | None
+    link: Rate | None
+    profile: File
+    group_size: int | None
+    shadow: str
+    recall: float | None
+    worker_memory: Size | None
+    slots: int | None
+    prefill: str
+
+
+class SimulateKeywords(PolicyKeywords, total=False):
+    """Of `odmoe.simulate`."""
+
+    tokens: int
+    prompt_tokens: int
+    requests: int
+    interval: float
+    parallel: int | None
+    prefill_chunk: int
+    batch_dense: bool
+    routes: File | None
+    seed: int
+    layers: int | None
+    experts: int | None
+    top_k: int | None
+    profile: File
+    workers: int | None
+    group_size: int | None
+    recall: float | None
+    draft: int | Literal["auto"]
+    acceptance: float | None
+    align_token: int
+    align_kv: int
+    slots: int | Literal["auto"]
+    mini_batch: int | None
+    trace: File | None

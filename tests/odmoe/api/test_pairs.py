@@ -1,0 +1,214 @@
+"""A loaded and a served model refuse the same things, with errors of the same class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import odmoe
+from odmoe.api.text_answer import TextAnswer
+from scheduler.errors import (
+    ClusterError,
+    ConfigError,
+    DeadlineError,
+    LinkError,
+    MainNodeLostError,
+    NonFiniteError,
+    ODMoEError,
+    PromptError,
+    QueueFullError,
+    RequestCancelledError,
+    RequestFailedError,
+    WrongOutputError,
+)
+from support.machines.http_service import Served
+
+PROMPT = "HAMLET: To be, or not"
+CHAT = [{"role": "user", "content": "Who is Romeo?"}]
+
+
+@pytest.fixture(scope="module")
+def served(service: Served) -> Iterator[odmoe.ServedModel]:
+    with odmoe.connect(service.url) as found:
+        yield found
+
+
+def error_of(call: Callable[[], object]) -> ODMoEError:
+    with pytest.raises(ODMoEError) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind"),
+    [
+        ("", PromptError),
+        ([], PromptError),
+        ("word " * 2000, PromptError),
+        ([5] * 1024, PromptError),
+        ([10**6], PromptError),
+        ([-1], PromptError),
+        ("\ud800", PromptError),
+        (["HAMLET:", "ROMEO:"], PromptError),
+        ([[5, 6], [7, 8]], PromptError),
+        ([1.5], PromptError),
+        (b"HAMLET:", PromptError),
+        ({"prompt": "HAMLET:"}, PromptError),
+        (None, PromptError),
+        (5, PromptError),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_prompts(model: odmoe.Model, served: odmoe.ServedModel, prompt: Any, kind: type[Exception]) -> None:
+    for one in (model, served):
+        assert type(error_of(lambda one=one: one.generate(prompt, max_new_tokens=2))) is kind
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        5,
+        "Who is Romeo?",
+        [],
+        ["Who is Romeo?"],
+        {"role": "user"},
+        [{"role": "tool", "content": ""}],
+        [{"role": "user", "content": object()}],
+    ],
+    ids=repr,
+)
+def test_chats(chats: odmoe.Model, served: odmoe.ServedModel, messages: Any) -> None:
+    for one in (chats, served):
+        assert type(error_of(lambda one=one: one.chat(messages, max_new_tokens=2))) is ConfigError
+
+
+def test_a_chat_without_a_template(model: odmoe.Model, served: odmoe.ServedModel) -> None:
+    for one in (model, served):
+        assert type(error_of(lambda one=one: one.chat(CHAT))) is ConfigError
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temprature": 1},
+        {"temperature": -1},
+        {"temperature": "hot"},
+        {"temperature": object()},
+        {"temperature": float("nan")},
+        {"max_new_tokens": 0},
+        {"max_new_tokens": None},
+        {"max_new_tokens": "many"},
+        {"top_p": 2},
+        {"top_k": 1.5},
+        {"seed": -1},
+        {"seed": "x"},
+        {"stop": 5},
+        {"stop": [5]},
+        {"stop": ""},
+        {"ignore_eos": "perhaps"},
+        {"repetition_penalty": 0},
+        {"presence_penalty": "much"},
+        {"frequency_penalty": float("inf")},
+        {"logit_bias": [5]},
+        {"logit_bias": {"five": 1.0}},
+        {"logit_bias": {5: "much"}},
+        {"logprobs": "two"},
+        {"logprobs": -1},
+        {"logprobs": 1.5},
+        {"schema": 5},
+        {"schema": "{"},
+        {"schema": {"type": object()}},
+        {"schema": {"type": "no such type"}},
+    ],
+    ids=repr,
+)
+def test_options(model: odmoe.Model, served: odmoe.ServedModel, options: dict[str, Any]) -> None:
+    for one in (model, served):
+        error = error_of(lambda one=one: one.generate(PROMPT, **options))
+        assert type(error) is ConfigError
+        assert next(iter(options)) in str(error)
+        assert "--" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (PromptError, PromptError),
+        (ConfigError, ConfigError),
+        (QueueFullError, QueueFullError),
+        (RequestFailedError, RequestFailedError),
+        (NonFiniteError, RequestFailedError),
+        (RequestCancelledError, RequestCancelledError),
+        (MainNodeLostError, MainNodeLostError),
+        (DeadlineError, DeadlineError),
+        (ClusterError, ClusterError),
+        (LinkError, ClusterError),
+        (WrongOutputError, ClusterError),
+    ],
+)
+@pytest.mark.parametrize("after", [0, 2])
+def test_what_goes_wrong_in_an_answer(
+    model: odmoe.Model,
+    served: odmoe.ServedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: type[ODMoEError],
+    told: type[ODMoEError],
+    after: int,
+) -> None:
+    """A server names an error by the nearest class that the API has a code for."""
+    whole = TextAnswer._read
+
+    def failing(self: Any, *given: Any) -> Iterator[Any]:
+        for number, piece in enumerate(whole(self, *given)):
+            if number == after:
+                raise raised("what went wrong")
+            yield piece
+
+    monkeypatch.setattr(TextAnswer, "_read", failing)
+    for one, kind in ((model, raised), (served, told)):
+        stream = one.stream(PROMPT, max_new_tokens=4)
+        error = error_of(lambda stream=stream: list(stream))
+        assert type(error) is kind
+        assert "what went wrong" in str(error)
+
+
+def test_a_closed_model(served: odmoe.ServedModel, service: Served, demo: Any) -> None:
+    loaded, connected = odmoe.load(demo, shadow="none", threads=1), odmoe.connect(service.url)
+    for one in (loaded, connected):
+        open_one, unread = one.stream(PROMPT, max_new_tokens=900, ignore_eos=True), one.stream(PROMPT)
+        next(open_one)
+        one.close()
+        for stream in (open_one, unread):
+            with pytest.raises(RequestCancelledError):
+                list(stream)
+        with pytest.raises(ClusterError, match="closed"):
+            one.stream(PROMPT)
+
+
+def test_an_encoding_waits_for_the_one_under_way(model: odmoe.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer's settings are changed while it encodes."""
+    import threading
+
+    inside, go, most = threading.Semaphore(0), threading.Event(), [0, 0]
+
+    def encode(*given: Any) -> list[int]:
+        most[0] += 1
+        most[1] = max(most)
+        inside.release()
+        assert go.wait(60)
+        most[0] -= 1
+        return [5]
+
+    monkeypatch.setattr("odmoe.text.encode", encode)
+    threads = [threading.Thread(target=model.opened.encode, args=("to be",)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert inside.acquire(timeout=60)
+    assert model.opened._encoding.locked()
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert most == [0, 1]
