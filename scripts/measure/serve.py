@@ -66,10 +66,10 @@ def vanish(args: argparse.Namespace) -> Rows:
 def in_faults(args: argparse.Namespace) -> Rows:
     rows: Rows = []
     with EngineAlone(shadow="none", threads=args.threads) as engine:
-        right = engine.answers([question for some in faults.questions() for question in some])
+        right = engine.answers([question for some in faults.questions(args.tokens) for question in some])
     for case in args.cases:
         with ServerProcess(*_common(args), *faults.flags()) as server:
-            rows += asyncio.run(faults.rows(server, NAME, case, right, args.deadline))
+            rows += asyncio.run(faults.rows(server, NAME, case, args.tokens, right, args.deadline))
     return rows
 
 
@@ -118,6 +118,7 @@ FLAGS = {
     "cases": Flag(
         ("faults",), list(faults.CASES), list(faults.CASES), "all", str, {"nargs": "+", "choices": faults.CASES}
     ),
+    "tokens": Flag(("faults",), 64, 24, "of each answer that streams", positive),
     "parallel": Flag(SERVED, 64, 64, "answers at once", positive),
     "queue": Flag(SERVED, 64, 64, "of the server", int),
     "shadow": Flag(SERVED, "none", "none", "its precision", str),

@@ -17,7 +17,7 @@ CLIENTS = 32
 QUEUE = 8
 LATE = 16
 """Clients that come after the fault: more than the queue has places for."""
-TOKENS, LATE_TOKENS = 64, 8
+LATE_TOKENS = 8
 READY_S = 60.0
 """Longest wait until the service has noticed what it cannot hide."""
 CASES = ("full queue", "killed worker", "killed main node", "SIGTERM")
@@ -36,19 +36,19 @@ def flags() -> list[str]:
     return [*places, "--cluster", "local", "--workers", "3", "--shadow", "none"]  # every other node is a worker
 
 
-def questions() -> tuple[list[Question], list[Question]]:
-    """Of the clients that stream, and of the late ones."""
+def questions(tokens: int) -> tuple[list[Question], list[Question]]:
+    """Of the clients that stream, for `tokens` each, and of the late ones."""
     places = range(CLIENTS)
-    streaming = [Question(SPEAKERS[n % len(SPEAKERS)], TOKENS, n // len(SPEAKERS) or None) for n in places]
+    streaming = [Question(SPEAKERS[n % len(SPEAKERS)], tokens, n // len(SPEAKERS) or None) for n in places]
     return streaming, [Question(SPEAKERS[n % len(SPEAKERS)], LATE_TOKENS) for n in range(LATE)]
 
 
 async def rows(
-    server: ServerProcess, name: str, case: str, right: dict[Question, str], deadline_s: float
+    server: ServerProcess, name: str, case: str, tokens: int, right: dict[Question, str], deadline_s: float
 ) -> list[dict[str, Any]]:
-    """One case. The server is that of `flags`. `right`: the engine's own answers, undisturbed."""
+    """One case. The server is that of `flags`. `right`: the engine's own answers to `questions(tokens)`."""
     say(f"{CLIENTS} clients stream: {case}")
-    asked, asked_late = questions()
+    asked, asked_late = questions(tokens)
     async with Crowd(server.url, name, deadline_s) as crowd:
         streaming, seen = await _streaming(crowd, asked, deadline_s)
         at = time.monotonic()
