@@ -19,10 +19,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx2
 
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import DEMO, RESULTS
@@ -33,7 +35,7 @@ from scripts.service.cost import cost_rows
 from scripts.service.engine import EngineAlone
 from scripts.service.load import LoadTest
 from scripts.service.promises import broken
-from scripts.service.server import ServerProcess
+from scripts.service.server import ServerFailed, ServerProcess
 from scripts.service.tables import shown
 from scripts.service.vanish import Vanishing
 
@@ -42,35 +44,43 @@ COST_TOKENS = 48
 Rows = list[dict[str, Any]]
 
 
-def load(args: argparse.Namespace) -> Rows:
+def load(args: argparse.Namespace, rows: Rows) -> None:
     with _engine(args) as engine:
         right = engine.answers(questions())
     with _server(args) as server:
         test = LoadTest(server, NAME, right, args.parallel, args.queue, args.seed)
-        return asyncio.run(test.rows(args.shares, 60.0 * args.minutes, args.deadline))
+        _take(test.rows(args.shares, 60.0 * args.minutes, args.deadline), rows)
 
 
-def cost(args: argparse.Namespace) -> Rows:
+def cost(args: argparse.Namespace, rows: Rows) -> None:
     with _engine(args) as engine, _server(args) as server:
-        return asyncio.run(cost_rows(server, NAME, engine, args.at_once, COST_TOKENS, args.turns))
+        _take(cost_rows(server, NAME, engine, args.at_once, COST_TOKENS, args.turns), rows)
 
 
-def vanish(args: argparse.Namespace) -> Rows:
+def vanish(args: argparse.Namespace, rows: Rows) -> None:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "loads.jsonl"
         with _server(args, record) as server:
             test = Vanishing(server, NAME, record, args.parallel, args.parallel + args.queue, args.seed)
-            return asyncio.run(test.rows(args.clients, args.alone, args.deadline))
+            _take(test.rows(args.clients, args.alone, args.deadline), rows)
 
 
-def in_faults(args: argparse.Namespace) -> Rows:
-    rows: Rows = []
+def in_faults(args: argparse.Namespace, rows: Rows) -> None:
     with EngineAlone(shadow="none", threads=args.threads) as engine:
         right = engine.answers([question for some in faults.questions(args.tokens) for question in some])
     for case in args.cases:
         with ServerProcess(*_common(args), *faults.flags()) as server:
-            rows += asyncio.run(faults.rows(server, NAME, case, args.tokens, right, args.deadline))
-    return rows
+            _take(faults.rows(server, NAME, case, args.tokens, right, args.deadline), rows)
+
+
+def _take(found: AsyncIterator[dict[str, Any]], rows: Rows) -> None:
+    """Each row as it comes: a later failure leaves those before it."""
+
+    async def take() -> None:
+        async for row in found:
+            rows.append(row)
+
+    asyncio.run(take())
 
 
 def _engine(args: argparse.Namespace) -> EngineAlone:
@@ -86,7 +96,7 @@ def _common(args: argparse.Namespace) -> tuple[str, ...]:
     return ("--threads", str(args.threads), "--quiet", "--model-name", NAME)
 
 
-MODES: dict[str, Callable[[argparse.Namespace], Rows]] = {
+MODES: dict[str, Callable[[argparse.Namespace, Rows], None]] = {
     "load": load,
     "cost": cost,
     "vanish": vanish,
@@ -157,7 +167,11 @@ def main() -> int:
     header("The HTTP service")
     found: list[str] = []
     for mode in args.modes:
-        rows = MODES[mode](args)
+        rows: Rows = []
+        try:
+            MODES[mode](args, rows)
+        except (ServerFailed, RuntimeError, TimeoutError, httpx2.HTTPError) as error:
+            found.append(f"{mode} ended early: {type(error).__name__}: {error}")
         print(f"\n{shown(rows)}\n\n{save_rows(f'serve-{mode}' + '-quick' * args.quick, rows, args.out)}", flush=True)
         found += broken(rows)
     print("\n" + ("\n".join(f"BROKEN: {one}" for one in found) or "every promise holds"))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,18 +21,16 @@ TURN_S = 900.0
 
 async def cost_rows(
     server: ServerProcess, name: str, engine: EngineAlone, counts: Sequence[int], tokens: int, turns: int
-) -> list[dict[str, Any]]:
+) -> AsyncIterator[dict[str, Any]]:
     """The service over the engine alone, for as many requests at once as `counts` says: both take turns on the same
     machine, whichever was second is first in the next. Ratios are of two turns that follow each other."""
-    rows = []
     for count in counts:
         say(f"service and engine in turns, {count} at once")
         prompts = gsm8k_prompts(PROMPTS)
         asked = [Question(prompts[number % PROMPTS], tokens) for number in range(count)]
         found = [await _turn(server, name, engine, asked, served_first=bool(n % 2)) for n in range(turns + 1)]
         figures = summary(found[1:], count * tokens)  # the first warms up
-        rows.append({"part": "cost", "requests": count, "turns": turns, **figures})
-    return rows
+        yield {"part": "cost", "requests": count, "turns": turns, **figures}
 
 
 async def _turn(

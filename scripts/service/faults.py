@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from scripts.service.clients import SPEAKERS, WHOLE, Crowd, Question, Seen
@@ -45,21 +45,20 @@ def questions(tokens: int) -> tuple[list[Question], list[Question]]:
 
 async def rows(
     server: ServerProcess, name: str, case: str, tokens: int, right: dict[Question, str], deadline_s: float
-) -> list[dict[str, Any]]:
+) -> AsyncIterator[dict[str, Any]]:
     """One case. The server is that of `flags`. `right`: the engine's own answers to `questions(tokens)`."""
     say(f"{CLIENTS} clients stream: {case}")
     asked, asked_late = questions(tokens)
     async with Crowd(server.url, name, deadline_s) as crowd:
-        streaming, seen = await _streaming(crowd, asked, deadline_s)
+        streaming, count = await _streaming(crowd, asked, deadline_s)
         at = time.monotonic()
         await _FAULTS[case](server)
         late = [asyncio.create_task(crowd.ask(question)) for question in asked_late]
         early, late_ones = list(await asyncio.gather(*streaming)), list(await asyncio.gather(*late))
-    facts = {"case": case, "streaming_at_fault": seen, **await _end(server, case)}
-    return [
-        *rows_of("streaming", early, right, at, facts),
-        *rows_of("late", late_ones, right, at, facts),
-    ]
+    facts = {"case": case, "streaming_at_fault": count, **await _end(server, case)}
+    for clients, seen in (("streaming", early), ("late", late_ones)):
+        for row in rows_of(clients, seen, right, at, facts):
+            yield row
 
 
 async def _streaming(

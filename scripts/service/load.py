@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,18 +65,17 @@ class LoadTest:
         self._draw = random.Random(seed)
         self._questions = questions()
 
-    async def rows(self, shares: Sequence[float], seconds: float, deadline_s: float) -> list[dict[str, Any]]:
+    async def rows(self, shares: Sequence[float], seconds: float, deadline_s: float) -> AsyncIterator[dict[str, Any]]:
         """A row for each rate, and one of a full queue. `shares`: of the rate at which a closed loop of `parallel`
         clients is served."""
         async with Crowd(self._server.url, self._name, deadline_s) as crowd:
             await fill(crowd, self._parallel + self._queue)
             capacity = await self._capacity(crowd)
-            rows = []
             for share in shares:
                 say(f"{share:g} of {capacity:.2f} requests/s, for {seconds:.0f} s")
                 row = await self._row(crowd, share * capacity, seconds)
-                rows.append({"part": "load", "share": share, "rate": share * capacity} | row)
-            return [*rows, await self._full(crowd)]
+                yield {"part": "load", "share": share, "rate": share * capacity} | row
+            yield await self._full(crowd)
 
     async def _capacity(self, crowd: Crowd) -> float:
         """Requests a second of a closed loop."""

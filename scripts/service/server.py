@@ -78,13 +78,7 @@ class ServerProcess:
 
     def resident_bytes(self) -> int | None:
         """Of it and its children; None once it has ended."""
-        if self._process.poll() is not None:
-            return None
-        sizes = []
-        for one in self.family():
-            with contextlib.suppress(psutil.NoSuchProcess):  # a child that has just ended
-                sizes.append(one.memory_info().rss)
-        return sum(sizes)
+        return resident_bytes(self.pid)
 
     def cpu_s(self) -> float:
         """Processor time of it alone so far."""
@@ -147,3 +141,18 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         self._client.close()
         self.close()
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Of a process and its children, some of which may just be ending; None once it has ended itself."""
+    try:
+        top = psutil.Process(pid)
+        size = top.memory_info().rss
+        children = top.children(recursive=True)
+        ended = top.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return None
+    for one in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            size += one.memory_info().rss
+    return None if ended else int(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,15 @@ class Vanishing:
         self._draw = random.Random(seed)
         self._numbers = itertools.cycle(range(TOKENS, LONGEST))
 
-    async def rows(self, clients: int, alone: int, deadline_s: float) -> list[dict[str, Any]]:
+    async def rows(self, clients: int, alone: int, deadline_s: float) -> AsyncIterator[dict[str, Any]]:
         """`clients` leave in mid-answer among others, then `alone` one after the other."""
         async with Crowd(self._server.url, self._name, deadline_s) as crowd:
             await fill(crowd, self._places)
             await self._crowd(crowd, WARM_UP, WARM_UP)
             say(f"{clients} clients that hang up, {self._together} at once")
-            rows = [await self._row(crowd, "among others", clients, self._together)]
+            yield await self._row(crowd, "among others", clients, self._together)
             say(f"{alone} clients that hang up, one after the other")
-            return [*rows, await self._row(crowd, "one by one", alone, 1)]
+            yield await self._row(crowd, "one by one", alone, 1)
 
     async def _row(self, crowd: Crowd, how: str, clients: int, together: int) -> dict[str, Any]:
         """Until `clients` have left in mid-answer. Whoever is refused, or leaves early, comes on top."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import statistics
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from scheduler import types as t
@@ -16,6 +19,7 @@ from scripts.service.cost import summary
 from scripts.service.faults import pauses, rows_of
 from scripts.service.load import outcomes, percentile, times
 from scripts.service.recorded import LoadRecord, Loads, read_record
+from scripts.service.server import resident_bytes
 from scripts.service.vanish import stops
 from scripts.service.watching import Held, MemoryWatch, left, slope
 
@@ -86,6 +90,21 @@ def test_memory_is_watched_until_the_process_has_ended() -> None:
         assert ended.wait(LIMIT_S)
     facts = memory.facts()
     assert (facts["rss_first"], facts["rss_most"], facts["rss_last"]) == (10, 30, 20)
+
+
+def test_memory_counts_children_and_ends_with_the_process() -> None:
+    """A process that starts another one of its size, and ends when its input does."""
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'print(1, flush=True); input()']).wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()
+        whole, own = resident_bytes(process.pid), psutil.Process(process.pid).memory_info().rss
+        assert whole is not None
+        assert whole > 1.2 * own
+        process.stdin.close()
+        process.wait(LIMIT_S)
+        assert resident_bytes(process.pid) is None
 
 
 def test_slopes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from scripts.measure import serve
 from scripts.service.promises import broken
+from scripts.service.server import ServerFailed
 from scripts.service.tables import TABLES, shown
 
 MEMORY = {"rss_first": 90, "rss_most": 120, "rss_last": 100, "rss_growth_a_minute": 0.5, "rss_watched_s": 300.0}
@@ -160,7 +162,7 @@ def test_the_script_ends_with_1_where_a_promise_is_broken(
     wrong: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = ROWS["load"] | {"wrong": wrong}
-    monkeypatch.setitem(serve.MODES, "load", lambda args: [row])
+    monkeypatch.setitem(serve.MODES, "load", lambda args, rows: rows.append(row))
     monkeypatch.setattr(sys, "argv", [serve.__file__, "load", "--quick", "--out", str(tmp_path)])
     assert serve.main() == code
     told = capsys.readouterr().out
@@ -168,3 +170,17 @@ def test_the_script_ends_with_1_where_a_promise_is_broken(
     written = json.loads((tmp_path / "serve-load-quick.json").read_text())
     assert written["rows"] == [row]
     assert written["command"].endswith(f"serve load --quick --out {tmp_path}")
+
+
+def test_what_was_found_before_a_failure_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def two() -> AsyncIterator[dict[str, Any]]:
+        yield ROWS["load"]
+        raise ServerFailed("it has gone")
+
+    monkeypatch.setitem(serve.MODES, "load", lambda args, rows: serve._take(two(), rows))
+    monkeypatch.setattr(sys, "argv", [serve.__file__, "load", "--out", str(tmp_path)])
+    assert serve.main() == 1
+    assert "BROKEN: load ended early: ServerFailed: it has gone" in capsys.readouterr().out
+    assert json.loads((tmp_path / "serve-load.json").read_text())["rows"] == [ROWS["load"]]
