@@ -50,7 +50,7 @@ async def rows(
     say(f"{CLIENTS} clients stream: {case}")
     asked, asked_late = questions(tokens)
     async with Crowd(server.url, name, deadline_s) as crowd:
-        streaming, count = await _streaming(crowd, asked, deadline_s)
+        streaming, count = await all_streaming(crowd, asked)
         at = time.monotonic()
         await _FAULTS[case](server)
         late = [asyncio.create_task(crowd.ask(question)) for question in asked_late]
@@ -61,10 +61,8 @@ async def rows(
             yield row
 
 
-async def _streaming(
-    crowd: Crowd, asked: Sequence[Question], deadline_s: float
-) -> tuple[list[asyncio.Task[Seen]], int]:
-    """Requests of which each has its first token, and how many have not ended. Raises TimeoutError."""
+async def all_streaming(crowd: Crowd, asked: Sequence[Question]) -> tuple[list[asyncio.Task[Seen]], int]:
+    """Requests once each has its first token, or once one has ended before that; and how many stream then."""
     begun: dict[int, Seen] = {}
     all_begun = asyncio.Event()
 
@@ -75,8 +73,9 @@ async def _streaming(
             all_begun.set()
 
     tasks = [asyncio.create_task(crowd.ask(question, hear=hear)) for question in asked]
-    async with asyncio.timeout(deadline_s):
-        await all_begun.wait()
+    waiting = asyncio.create_task(all_begun.wait())
+    await asyncio.wait((waiting, *tasks), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
     return tasks, sum(one.streaming for one in begun.values())
 
 

@@ -21,6 +21,7 @@ from scripts.service.clients import (
     questions,
 )
 from scripts.service.cost import last_token
+from scripts.service.faults import all_streaming
 
 LIMIT_S = 60.0
 
@@ -123,3 +124,18 @@ def test_the_client_that_does_little_waits_for_the_whole_answer(url: str) -> Non
     assert asyncio.run(last_token(url, "demo-moe", Question("right", 2))) > 0
     with pytest.raises(RuntimeError, match=r"not whole.*main_node_lost"):
         asyncio.run(last_token(url, "demo-moe", Question("error", 2)))
+
+
+@pytest.mark.parametrize("prompts", "counts"), [(["endless", "endless"], {2}), (["endless", "full"], {0, 1})])
+def test_a_fault_comes_when_every_client_streams_or_one_has_ended(url: str, prompts: list[str], counts: set[int]) -> None:
+    async def ask() -> tuple[int, int]:
+        async with Crowd(url, "demo-moe", LIMIT_S) as crowd, asyncio.timeout(LIMIT_S):
+            tasks, count = await all_streaming(crowd, [Question(prompt, 2) for prompt in prompts])
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return count, len(tasks)
+
+    count, tasks = asyncio.run(ask())
+    assert tasks == len(prompts)
+    assert count in counts
