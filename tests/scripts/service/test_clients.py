@@ -126,8 +126,8 @@ def test_the_client_that_does_little_waits_for_the_whole_answer(url: str) -> Non
         asyncio.run(last_token(url, "demo-moe", Question("error", 2)))
 
 
-@pytest.mark.parametrize("prompts", "counts"), [(["endless", "endless"], {2}), (["endless", "full"], {0, 1})])
-def test_a_fault_comes_when_every_client_streams_or_one_has_ended(url: str, prompts: list[str], counts: set[int]) -> None:
+@pytest.mark.parametrize(("prompts", "counts"), [(["endless", "endless"], {2}), (["endless", "full"], {0, 1})])
+def test_a_fault_comes_when_all_clients_stream_or_one_has_ended(url: str, prompts: list[str], counts: set[int]) -> None:
     async def ask() -> tuple[int, int]:
         async with Crowd(url, "demo-moe", LIMIT_S) as crowd, asyncio.timeout(LIMIT_S):
             tasks, count = await all_streaming(crowd, [Question(prompt, 2) for prompt in prompts])
