@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -83,27 +83,22 @@ def rows_of(
     clients: str, seen: Sequence[Seen], right: dict[Question, str], at: float, facts: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """A row for each thing that clients saw. `at`: when the fault came."""
-    groups = Counter((one.kind(right[one.question]), one.sameness(right[one.question])) for one in seen)
-    found = []
-    for (kind, sameness), count in groups.most_common():
-        of = [
-            one
-            for one in seen
-            if (one.kind(right[one.question]), one.sameness(right[one.question])) == (kind, sameness)
-        ]
-        found.append(
-            {
-                "part": "fault",
-                **facts,
-                "clients": clients,
-                "count": count,
-                "saw": kind,
-                "tokens": sameness,
-                "longest_pause_s": max((pause for one in of for pause in pauses(one, at)), default=None),
-                "last_end_s": max(one.ended for one in of) - at,
-            }
-        )
-    return found
+    groups: dict[tuple[str, str], list[Seen]] = defaultdict(list)
+    for one in seen:
+        groups[one.kind(right[one.question]), one.sameness(right[one.question])].append(one)
+    return [
+        {
+            "part": "fault",
+            **facts,
+            "clients": clients,
+            "count": len(some),
+            "saw": kind,
+            "tokens": sameness,
+            "longest_pause_s": max((pause for one in some for pause in pauses(one, at)), default=None),
+            "last_end_s": max(one.ended for one in some) - at,
+        }
+        for (kind, sameness), some in sorted(groups.items(), key=lambda group: -len(group[1]))
+    ]
 
 
 def pauses(seen: Seen, at: float) -> list[float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from scripts.service import faults
+from scripts.service.load import REFUSED
 
 COST = 1.05
 """Most of the service's time over the engine's."""
@@ -56,6 +57,9 @@ def _cost(row: Row) -> list[str]:
 
 def _vanish(row: Row) -> list[str]:
     found = _counts(row, (*LEFT, "loads_in_flight", "unknown"))
+    if row["mid_answer"] < row["clients"]:
+        found.append(f"only {row['mid_answer']} of {row['clients']} clients left in mid-answer")
+    found += [f"{count} clients saw: {kind}" for kind, count in row["others"].items() if kind != REFUSED]
     missing = row["places"] - row["places_filled"]
     if missing:
         found.append(f"{missing} of {row['places']} places cannot be taken any more")

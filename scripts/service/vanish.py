@@ -49,13 +49,17 @@ class Vanishing:
             yield await self._row(crowd, "one by one", alone, 1)
 
     async def _row(self, crowd: Crowd, how: str, clients: int, together: int) -> dict[str, Any]:
-        """Until `clients` have left in mid-answer. Whoever is refused, or leaves early, comes on top."""
+        """Until `clients` have left in mid-answer, or in a whole round nobody has. Whoever is refused, or leaves early,
+        comes on top."""
         baseline = await held(self._server)
         before = len(read_record(self._record))
         seen: list[Seen] = []
         with MemoryWatch(self._server.resident_bytes) as memory:
-            while (more := clients - sum(one.kind(None) == LEFT for one in seen)) > 0:
-                seen += await self._crowd(crowd, more, together)
+            gone, before_round = 0, -1
+            while before_round < gone < clients:
+                before_round = gone
+                seen += await self._crowd(crowd, clients - gone, together)
+                gone = sum(one.kind(None) == LEFT for one in seen)
             after = await held(self._server, baseline)
         record = read_record(self._record)[before:]
         filled = await fill(crowd, self._places, tokens=2)
@@ -63,12 +67,13 @@ class Vanishing:
         return {
             "part": "vanish",
             "how": how,
+            "clients": clients,
             "mid_answer": kinds.pop(LEFT, 0),
             "early": kinds.pop(LEFT_EARLY, 0),
             "others": dict(kinds),
             "requests_recorded": len(record),
             **left(baseline, after),
-            "loads_in_flight": record[-1].in_flight,
+            "loads_in_flight": record[-1].in_flight if record else 0,
             "places": self._places,
             "places_filled": sum(one.kind(None) == WHOLE for one in filled),
             **memory.facts(),

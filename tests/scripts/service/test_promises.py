@@ -48,6 +48,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "vanish": {
         "part": "vanish",
         "how": "among others",
+        "clients": 500,
         "mid_answer": 500,
         "early": 120,
         "others": {"429 queue_full": 3},
@@ -97,6 +98,8 @@ def test_rows_that_keep_every_promise() -> None:
         ("full queue", {"refused_429": 0}, "a full queue: nobody was refused"),
         ("full queue", {"wrong": 1}, "a full queue: 1 wrong"),
         ("cost", {"service_over_engine": 1.08}, "cost, 8 at once: the service takes 8.0% longer than the engine alone"),
+        ("vanish", {"mid_answer": 3}, "vanish, among others: only 3 of 500 clients left in mid-answer"),
+        ("vanish", {"others": {"cut: no end": 2}}, "vanish, among others: 2 clients saw: cut: no end"),
         ("vanish", {"threads_more": 1}, "vanish, among others: 1 threads more"),
         ("vanish", {"loads_in_flight": 1}, "vanish, among others: 1 loads in flight"),
         ("vanish", {"unknown": 1}, "vanish, among others: 1 unknown"),
