@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.lib.paths import DEMO, ROOT
 
-START_S = 300.0
+START_S = 900.0
 END_S = 60.0
 SCRAPE_S = 20.0
 _SERVING = re.compile(r"serving .* at (http://\S+)/v1")
