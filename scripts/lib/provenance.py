@@ -52,10 +52,10 @@ def header(title: str) -> None:
     print(f"# {title}\nmachine: {machine()}\ncommand: {command()}\n", flush=True)
 
 
-def save_rows(name: str, rows: list[dict[str, Any]]) -> Path:
-    """Rows with machine and command, as results/NAME.json."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def save_rows(name: str, rows: list[dict[str, Any]], folder: Path = RESULTS) -> Path:
+    """Rows with machine and command, as NAME.json in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     facts = {"machine": machine(), "command": command(), "when": time.strftime("%Y-%m-%d %H:%M"), "rows": rows}
     path.write_text(json.dumps(facts, indent=1))
     return path

@@ -1,24 +1,51 @@
-"""Clients of a service, many at once in one event loop. Each streams one completion and notes what it saw."""
+"""Clients of a service, many at once in one event loop. Each streams one completion and notes what it saw.
+
+Times are those of `time.monotonic`, which is one clock for all processes of a machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
+from scripts.lib.prompts import gsm8k_prompts
+
 CONNECT_S = 30.0
+PROMPTS = 8
+SPEAKERS = tuple(f"{name}:" for name in ("HAMLET", "ROMEO", "JULIET", "OPHELIA", "MACBETH", "PROSPERO", "LEAR", "PUCK"))
+"""Prompts of few tokens, where the time is to go into answers."""
+LENGTHS = (8, 16, 32)
+"""Tokens of answers."""
+TEMPERATURE = 0.8
+"""Of answers that are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """`seed`: of an answer that is drawn; None: the greedy one."""
+
     prompt: str
     tokens: int
+    seed: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How it is drawn, by names that the API and `odmoe.load` share."""
+        return {"temperature": 0} if self.seed is None else {"temperature": TEMPERATURE, "seed": self.seed}
+
+
+def questions() -> list[Question]:
+    """Every prompt in every length; every second one is drawn."""
+    pairs = [(prompt, tokens) for prompt in gsm8k_prompts(PROMPTS) for tokens in LENGTHS]
+    return [Question(*pair, seed=number if number % 2 else None) for number, pair in enumerate(pairs)]
 
 
 @dataclass(slots=True)
@@ -27,36 +54,56 @@ class Seen:
 
     question: Question
     due: float
-    """When it wanted to ask, by `time.perf_counter`."""
+    """When it wanted to ask."""
     times: list[float] = field(default_factory=list)
-    """Of each event with text or an end."""
+    """Of each event with text. An event may have several tokens."""
     text: str = ""
+    tokens: int | None = None
+    """As the stream's last event counts them."""
     status: int = 0
     """0: no answer."""
-    finish: str | None = None
+    retry_after: str | None = None
     error: str = ""
     """The code of an error event or object, or what broke the connection."""
     done: bool = False
-    """The stream's last event came."""
+    """The stream's last event came, or the error object."""
+    left: float | None = None
+    """When it hung up."""
     ended: float = 0.0
 
+    @property
+    def streaming(self) -> bool:
+        """It has its first token and not its last."""
+        return bool(self.times) and not self.ended
+
     def kind(self, right: str | None) -> str:
-        """`right`: the text that a lone request got; None: not known."""
-        if self.status == 429:
-            return "429"
-        if self.status and self.status != 200:
-            return f"refused {self.status}"
-        if self.error == "stuck":
-            return "stuck"
+        """In words. `right`: the engine's own text for the question; None: not known."""
+        if self.left is not None:
+            return LEFT if self.times else LEFT_EARLY
+        if self.error == STUCK:
+            return STUCK
+        if self.status not in (0, 200):
+            return f"{self.status} {self.error}"
         if self.error:
-            return f"error event: {self.error}" if self.status == 200 and self.done else f"cut: {self.error}"
+            return f"error event: {self.error}" if self.done else f"cut: {self.error}"
         if not self.done:
             return "cut: no end"
-        return "whole" if right is None or self.text == right else "wrong"
+        whole = right is None or (self.text == right and self.tokens == self.question.tokens)
+        return WHOLE if whole else WRONG
+
+    def sameness(self, right: str) -> str:
+        """How its text compares with the engine's own."""
+        if not self.text:
+            return "none"
+        if self.text == right and self.done and not self.error:
+            return "all the same"
+        return "the same so far" if right.startswith(self.text) else "others"
 
 
-Leave = Callable[[Seen], bool]
-"""Whether the client goes, asked after every event."""
+WHOLE, WRONG, STUCK = "whole", "wrong", "stuck"
+LEFT, LEFT_EARLY = "left in mid-answer", "left before the first token"
+Hear = Callable[[Seen], object]
+"""Called after each event."""
 
 
 class Crowd:
@@ -79,42 +126,75 @@ class Crowd:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def ask(self, question: Question, due: float | None = None, leave: Leave = lambda seen: False) -> Seen:
-        """Stream one greedy completion. It is stuck where it takes longer than the deadline."""
-        seen = Seen(question, time.perf_counter() if due is None else due)
+    def ask(
+        self, question: Question, due: float | None = None, hear: Hear = lambda seen: None
+    ) -> Coroutine[Any, Any, Seen]:
+        """Stream one completion. It is stuck where it takes longer than the deadline."""
+        return self._ask(Seen(question, time.monotonic() if due is None else due), hear)
+
+    async def ask_and_leave(self, question: Question, after: int, then_s: float) -> Seen:
+        """Hang up `then_s` after the event with text number `after`, or after the question where that is 0, unless the
+        answer ends before."""
+        seen = Seen(question, time.monotonic())
+        reached = asyncio.Event()
+
+        def hear(seen: Seen) -> None:
+            if len(seen.times) >= after:
+                reached.set()
+
+        asking = asyncio.create_task(self._ask(seen, hear))
+        if after:
+            waiting = asyncio.create_task(reached.wait())
+            await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        await asyncio.wait((asking,), timeout=then_s)
+        if not asking.done():
+            seen.left = time.monotonic()
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+        return seen
+
+    async def _ask(self, seen: Seen, hear: Hear) -> Seen:
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
             async with asyncio.timeout(self._deadline_s):
-                await self._stream(seen, leave)
+                await self._stream(seen, hear)
         except TimeoutError:
-            seen.error = "stuck"
+            seen.error = STUCK
         except httpx2.HTTPError as error:
             seen.error = seen.error or type(error).__name__
         finally:
             self.open -= 1
-            seen.ended = time.perf_counter()
+            seen.ended = time.monotonic()
         return seen
 
-    async def _stream(self, seen: Seen, leave: Leave) -> None:
-        body = {
-            "model": self._model,
-            "prompt": seen.question.prompt,
-            "max_tokens": seen.question.tokens,
-            "temperature": 0,
-            "stream": True,
-            "ignore_eos": True,
-        }
+    async def _stream(self, seen: Seen, hear: Hear) -> None:
+        body = body_of(self._model, seen.question)
         async with self._client.stream("POST", "/v1/completions", json=body) as answer:
             seen.status = answer.status_code
             if answer.status_code != 200:
-                seen.error = _code(await answer.aread())
+                seen.retry_after = answer.headers.get("Retry-After")
+                seen.error, seen.done = _code(await answer.aread()), True
                 return
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     _note(seen, line[6:])
-                    if leave(seen):
-                        return
+                    hear(seen)
+
+
+def body_of(model: str, question: Question) -> dict[str, Any]:
+    """The request."""
+    return {
+        "model": model,
+        "prompt": question.prompt,
+        "max_tokens": question.tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        **question.options,
+    }
 
 
 def _code(body: bytes) -> str:
@@ -122,10 +202,11 @@ def _code(body: bytes) -> str:
         told: Any = json.loads(body)["error"]
         return str(told.get("code") or told.get("type"))
     except (ValueError, LookupError, TypeError):
-        return "no error object"
+        return "without an error object"
 
 
 def _note(seen: Seen, data: str) -> None:
+    """An event. One without text, which ends an answer, is no token's."""
     if data == "[DONE]":
         seen.done = True
         return
@@ -133,41 +214,41 @@ def _note(seen: Seen, data: str) -> None:
     if "error" in event:
         seen.error, seen.done = str(event["error"].get("code") or event["error"].get("type")), True
         return
+    if event.get("usage"):
+        seen.tokens = event["usage"]["completion_tokens"]
     for choice in event["choices"]:
-        seen.times.append(time.perf_counter())
-        seen.text += choice["text"]
-        seen.finish = choice["finish_reason"] or seen.finish
+        if choice["text"]:
+            seen.times.append(time.monotonic())
+            seen.text += choice["text"]
 
 
-async def warm(crowd: Crowd, places: int) -> None:
-    """Fill every place of the server once: it keeps the threads that it has begun."""
-    await asyncio.gather(*(crowd.ask(Question("HAMLET:", 1)) for _ in range(places)))
-
-
-async def lone_answers(crowd: Crowd, questions: list[Question]) -> dict[Question, str]:
-    """What each question is answered when nobody else asks. Raises RuntimeError where one is not answered."""
-    found = {}
-    for question in dict.fromkeys(questions):
-        seen = await crowd.ask(question)
-        if seen.kind(None) != "whole":
-            raise RuntimeError(f"a lone request was not answered: {seen.kind(None)} ({seen.error})")
-        found[question] = seen.text
-    return found
+async def fill(crowd: Crowd, places: int, tokens: int = 1) -> list[Seen]:
+    """Ask for `places` short answers at once. The server keeps the threads that it begins for them."""
+    question = Question(SPEAKERS[0], tokens)
+    return list(await asyncio.gather(*(crowd.ask(question) for _ in range(places))))
 
 
 async def arriving(
     crowd: Crowd, questions: list[Question], rate: float, seconds: float, draw: random.Random
 ) -> list[Seen]:
     """Open loop: clients come at times of a Poisson process of `rate` a second, however many are being answered."""
-    began = time.perf_counter()
-    due, tasks = began, []
-    while True:
-        due += draw.expovariate(rate)
-        if due > began + seconds:
-            break
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+    due = began = time.monotonic()
+    tasks = []
+    for after in arrivals(rate, seconds, draw):
+        due = began + after
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
         tasks.append(asyncio.create_task(crowd.ask(draw.choice(questions), due)))
     return list(await asyncio.gather(*tasks))
+
+
+def arrivals(rate: float, seconds: float, draw: random.Random) -> list[float]:
+    """Times of a Poisson process of `rate` a second, from 0 to `seconds`."""
+    times = []
+    after = draw.expovariate(rate)
+    while after <= seconds:
+        times.append(after)
+        after += draw.expovariate(rate)
+    return times
 
 
 async def at_once(count: int, ask: Callable[[int], Awaitable[Seen]], total: int) -> list[Seen]:

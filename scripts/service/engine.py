@@ -1,5 +1,5 @@
-"""The engine alone in a process of its own, for the cost of what a service adds to it. Asked over its standard input, a
-JSON line a turn."""
+"""The engine alone in a process of its own: its own answers, and the time that they take without a service. Asked over
+its standard input, a JSON line a turn."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Self
 
 import psutil
 
 from scripts.lib.paths import DEMO, ROOT
+from scripts.service.clients import Question
 
-TURN_S = 600.0
+TURN_S = 900.0
+THREADS = 256
+"""Most questions at once."""
 
 
 class EngineAlone:
@@ -31,14 +36,24 @@ class EngineAlone:
         )
         self._hear()
 
-    def turn(self, prompts: list[str], tokens: int) -> tuple[float, float, int]:
-        """Answer all prompts at once: seconds from the first to the last token of all, processor seconds, tokens."""
-        assert self._process.stdin is not None
+    def answers(self, questions: Iterable[Question]) -> dict[Question, str]:
+        """What it answers to each question, one after the other. Raises RuntimeError."""
+        asked = list(dict.fromkeys(questions))
+        found = [self._turn([question])["texts"][0] for question in asked]
+        return dict(zip(asked, found, strict=True))
+
+    def turn(self, questions: list[Question]) -> tuple[float, float]:
+        """Answer all at once: seconds from the first question to the last token, and processor seconds."""
         before = self._cpu_s()
-        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
+        found = self._turn(questions)
+        return found["seconds"], self._cpu_s() - before
+
+    def _turn(self, questions: list[Question]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        asked = [{**asdict(one), "options": one.options} for one in questions]
+        self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
-        found = self._hear()
-        return found["seconds"], self._cpu_s() - before, found["tokens"]
+        return self._hear()
 
     def _cpu_s(self) -> float:
         times = psutil.Process(self._process.pid).cpu_times()
@@ -58,7 +73,10 @@ class EngineAlone:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -73,19 +91,22 @@ def run() -> None:
     import odmoe
 
     settings = json.loads(sys.argv[1])
-    with odmoe.load(settings.pop("model"), **settings) as model, ThreadPoolExecutor(64) as pool:
+    with odmoe.load(settings.pop("model"), **settings) as model, ThreadPoolExecutor(THREADS) as pool:
+
+        def answer(asked: dict[str, Any]) -> tuple[str, float]:
+            stream = model.stream(asked["prompt"], max_new_tokens=asked["tokens"], ignore_eos=True, **asked["options"])
+            texts = [str(chunk) for chunk in stream]
+            ended = time.perf_counter()
+            if len(texts) != asked["tokens"]:
+                raise RuntimeError(f"the engine gave {len(texts)} of {asked['tokens']} tokens")
+            return "".join(texts), ended
+
         print("{}", flush=True)
         for line in sys.stdin:
-            asked = json.loads(line)
-
-            def answer(prompt: str, tokens: int = asked["tokens"]) -> list[float]:
-                stream = model.stream(prompt, max_new_tokens=tokens, ignore_eos=True)
-                return [time.perf_counter() for _ in stream]
-
             began = time.perf_counter()
-            times = list(pool.map(answer, asked["prompts"]))
-            ended = max(max(one) for one in times)
-            print(json.dumps({"seconds": ended - began, "tokens": sum(map(len, times))}), flush=True)
+            answers = list(pool.map(answer, json.loads(line)))
+            seconds = max(ended for _, ended in answers) - began
+            print(json.dumps({"seconds": seconds, "texts": [text for text, _ in answers]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ another environment that has it.
 
     .venv/bin/python -m scripts.service.evaluation
     .venv/bin/python -m scripts.service.evaluation --quick --python /opt/harness/bin/python
+
+Exit code 1: a score or a response differs.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from typing import Any
 
 import yaml
 
-from scripts.lib.flags import script_parser
-from scripts.lib.paths import DEMO, ROOT
+from scripts.lib.flags import positive, script_parser
+from scripts.lib.paths import DATA, DEEP, DEMO, RESULTS
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.tables import Column, text_table
 from scripts.service.server import ServerProcess
 
-PROBLEMS = ROOT / "scripts" / "data" / "gsm8k_test.jsonl"
+DATA_FILE = DATA / "gsm8k_test.jsonl"
+PROBLEMS = 40
+"""It has so many."""
 CHOICES = 4
 """Solutions to choose from: the problem's own, and those of the problems after it."""
 TOKENS = 48
@@ -37,7 +41,7 @@ LIMIT_S = 3600.0
 CLOSE = 1e-3
 """Log-likelihoods of some hundred tokens, summed in float32, that differ by less are the same but for rounding."""
 BOTH = {"add_bos_token": True}
-"""Otherwise `hf` adds the tokenizer's first token, and `local-completions` does not."""
+"""Unless told, `hf` begins prompts with the special tokens that the tokenizer adds, `local-completions` with none."""
 TASKS: dict[str, dict[str, Any]] = {
     "which_solution": {
         "output_type": "multiple_choice",
@@ -55,6 +59,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
 }
 COLUMNS = (
+    Column("model", "model"),
     Column("task", "task"),
     Column("score", "score"),
     Column("hf", "hf", ".4f"),
@@ -67,7 +72,7 @@ COLUMNS = (
 
 def write_tasks(folder: Path, count: int) -> None:
     """The tasks' descriptions, and a line of data for each problem."""
-    problems = [json.loads(line) for line in PROBLEMS.read_text(encoding="utf-8").splitlines()]
+    problems = [json.loads(line) for line in DATA_FILE.read_text(encoding="utf-8").splitlines()]
     solutions = [" " + one["answer"] for one in problems]
     with (folder / "problems.jsonl").open("w", encoding="utf-8") as out:
         for number, problem in enumerate(problems[:count]):
@@ -105,49 +110,65 @@ def evaluate(python: str, tasks: Path, out: Path, model: str, arguments: dict[st
     return found
 
 
-def compared(hf: dict[str, Any], served: dict[str, Any]) -> list[dict[str, Any]]:
+def compared(model: str, hf: dict[str, Any], served: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each score."""
     rows = []
     for name in TASKS:
         pairs = list(zip(hf["samples"][name], served["samples"][name], strict=True))
-        gaps = [distance(one["filtered_resps"], other["filtered_resps"]) for one, other in pairs]
+        responses = [(one["filtered_resps"], other["filtered_resps"]) for one, other in pairs]
+        gaps = [gap for one, other in responses if (gap := distance(one, other)) is not None]
         for score, value in hf["scores"][name].items():
             if isinstance(value, float) and "stderr" not in score:
                 rows.append(
                     {
+                        "model": model,
                         "task": name,
                         "score": score.partition(",")[0],
                         "hf": value,
                         "served": served["scores"][name][score],
                         "samples": len(pairs),
-                        "different": sum(gap > CLOSE for gap in gaps),
-                        "farthest": max(gaps),
+                        "different": sum(not same(one, other) for one, other in responses),
+                        "farthest": max(gaps, default=None),
                     }
                 )
     return rows
 
 
-def distance(one: list[Any], other: list[Any]) -> float:
-    """Between two responses: of log-likelihoods the largest difference, of texts 0 or infinite."""
+def same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two responses are: texts that are equal, or log-likelihoods that are close and alike in which of them
+    are those of the greedy continuation."""
+    gap = distance(one, other)
+    if gap is None:
+        return one == other
+    return gap <= CLOSE and [str(mine[1]) for mine in one] == [str(theirs[1]) for theirs in other]
+
+
+def distance(one: list[Any], other: list[Any]) -> float | None:
+    """The largest difference of log-likelihoods; None of texts."""
     if isinstance(one[0], str):
-        return 0.0 if one == other else float("inf")
+        return None
     return max(abs(float(mine[0]) - float(theirs[0])) for mine, theirs in zip(one, other, strict=True))
 
 
-def main() -> None:
-    parser = script_parser(__doc__)
-    parser.add_argument("--model", type=Path, default=DEMO)
-    parser.add_argument("--python", default=sys.executable, help="one that has lm_eval (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="6 problems (40)")
-    args = parser.parse_args()
-    header("lm-evaluation-harness through odmoe serve")
-    model = args.model.resolve()
+def broken(rows: list[dict[str, Any]]) -> list[str]:
+    """What is not as the harness' own model has it, a line each."""
+    return [
+        f"{row['model']}, {row['task']}, {row['score']}: {row['served']:.6f} for {row['hf']:.6f}, and "
+        f"{row['different']} of {row['samples']} responses differ"
+        for row in rows
+        if row["different"] or row["hf"] != row["served"]
+    ]
+
+
+def evaluate_both(python: str, model: Path, problems: int) -> list[dict[str, Any]]:
+    """One checkpoint's rows."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        write_tasks(folder, 6 if args.quick else 40)
-        hf = evaluate(args.python, folder, folder / "hf", "hf", {"pretrained": model, "dtype": "float32", **BOTH})
-        server = ServerProcess("--dtype", "float32", "--shadow", "none", model=model)
-        try:
+        write_tasks(folder, problems)
+        print(f"{model.name}: the harness' own model", file=sys.stderr, flush=True)
+        hf = evaluate(python, folder, folder / "hf", "hf", {"pretrained": model, "dtype": "float32", **BOTH})
+        print(f"{model.name}: odmoe serve", file=sys.stderr, flush=True)
+        with ServerProcess("--dtype", "float32", "--shadow", "none", model=model) as server:
             arguments = {
                 "model": model.name,
                 "base_url": f"{server.url}/v1/completions",
@@ -156,14 +177,31 @@ def main() -> None:
                 "max_retries": 1,
                 **BOTH,
             }
-            served = evaluate(args.python, folder, folder / "served", "local-completions", arguments)
-        finally:
-            server.close()
-    rows = compared(hf, served)
+            served = evaluate(python, folder, folder / "served", "local-completions", arguments)
+    return compared(model.name, hf, served)
+
+
+def main() -> int:
+    parser = script_parser(__doc__)
+    parser.add_argument("--models", type=Path, nargs="+", default=[DEMO, DEEP], help="checkpoints (demo-moe, deep-moe)")
+    parser.add_argument("--python", default=sys.executable, help="one that has lm_eval (%(default)s)")
+    parser.add_argument("--problems", type=positive, help=f"at most {PROBLEMS} ({PROBLEMS}; --quick: 6)")
+    parser.add_argument("--quick", action="store_true", help="6 problems")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory to write to (results/)")
+    args = parser.parse_args()
+    problems = min(args.problems or (6 if args.quick else PROBLEMS), PROBLEMS)
+    header("lm-evaluation-harness through odmoe serve")
+    name = "evaluation-quick" if args.quick else "evaluation"
+    rows: list[dict[str, Any]] = []
+    for model in args.models:
+        rows += evaluate_both(args.python, model.resolve(), problems)
+        path = save_rows(name, rows, args.out)
     print(text_table(COLUMNS, rows))
-    print(f"\nwritten to {save_rows('evaluation', rows)}")
-    sys.exit(any(row["different"] or abs(row["hf"] - row["served"]) > CLOSE for row in rows))
+    print(f"\nwritten to {path}")
+    found = broken(rows)
+    print("\n".join(f"NOT THE SAME: {one}" for one in found))
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

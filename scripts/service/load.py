@@ -1,54 +1,53 @@
-"""The service under load: open-loop arrivals, and its cost a token over the engine alone."""
+"""The service under load: clients that come by a Poisson process, and more at once than it has places for."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from scripts.lib.prompts import gsm8k_prompts
-from scripts.service.clients import Crowd, Question, Seen, arriving, at_once, lone_answers, warm
-from scripts.service.engine import EngineAlone
-from scripts.service.server import MemoryWatch, ServerProcess
+import numpy as np
 
-LENGTHS = (8, 16, 32)
-"""Tokens of answers."""
-PROMPTS = 8
-SETTLE_S = 30.0
-"""Longest wait for the last requests to leave the server."""
-TURNS = 5
+from scripts.service.clients import STUCK, WHOLE, WRONG, Crowd, Question, Seen, arriving, at_once, fill, questions
+from scripts.service.server import ServerProcess
+from scripts.service.watching import MemoryWatch, held, left
+
 PERCENTILES = (50, 95, 99)
-
-
-def questions() -> list[Question]:
-    return [Question(prompt, tokens) for prompt in gsm8k_prompts(PROMPTS) for tokens in LENGTHS]
+REFUSED = "429 queue_full"
+MORE = 16
+"""Clients beyond the server's places."""
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """By the nearest rank; None of no values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share / 100 * len(ordered)))] if ordered else None
+    """As numpy's: between two values where none stands at that share. None of no values."""
+    found = list(values)
+    return float(np.percentile(found, share)) if found else None
 
 
-def figures(seen: Sequence[Seen], right: dict[Question, str], seconds: float) -> dict[str, Any]:
-    """`seconds`: from the first request to the last one's end."""
+def outcomes(seen: Sequence[Seen], right: dict[Question, str]) -> dict[str, Any]:
+    """How many clients saw what."""
     kinds = Counter(one.kind(right[one.question]) for one in seen)
-    whole = [one for one in seen if one.kind(right[one.question]) == "whole"]
-    firsts = [one.times[0] - one.due for one in whole]
-    gaps = [b - a for one in whole for a, b in zip(one.times, one.times[1:], strict=False)]
     return {
         "requests": len(seen),
-        "whole": kinds.pop("whole", 0),
-        "wrong": kinds.pop("wrong", 0),
-        "stuck": kinds.pop("stuck", 0),
-        "refused_429": kinds.pop("429", 0),
+        "whole": kinds.pop(WHOLE, 0),
+        "wrong": kinds.pop(WRONG, 0),
+        "stuck": kinds.pop(STUCK, 0),
+        "refused_429": kinds.pop(REFUSED, 0),
+        "no_retry_after": sum(one.status == 429 and not one.retry_after for one in seen),
         "others": dict(kinds),
-        "tokens_per_s": sum(one.question.tokens for one in whole) / seconds,
+    }
+
+
+def times(seen: Sequence[Seen], seconds: float) -> dict[str, Any]:
+    """Of answers that came whole. `seconds`: from the first request to the last one's end."""
+    firsts = [one.times[0] - one.due for one in seen]
+    gaps = [b - a for one in seen for a, b in zip(one.times, one.times[1:], strict=False)]
+    return {
+        "at_once_mean": sum(one.ended - one.due for one in seen) / seconds,
+        "tokens_per_s": sum(one.question.tokens for one in seen) / seconds,
         **{f"ttft_p{share}_s": percentile(firsts, share) for share in PERCENTILES},
         **{f"gap_p{share}_s": percentile(gaps, share) for share in PERCENTILES},
         "longest_gap_s": max(gaps, default=None),
@@ -56,106 +55,60 @@ def figures(seen: Sequence[Seen], right: dict[Question, str], seconds: float) ->
 
 
 class LoadTest:
-    """Rows of one server."""
+    """Rows of one server. `right`: the engine's own answers. `parallel`, `queue`: the server's."""
 
-    def __init__(self, server: ServerProcess, name: str, deadline_s: float, seed: int) -> None:
-        self._server, self._name, self._deadline_s = server, name, deadline_s
+    def __init__(
+        self, server: ServerProcess, name: str, right: dict[Question, str], parallel: int, queue: int, seed: int
+    ) -> None:
+        self._server, self._name, self._right = server, name, right
+        self._parallel, self._queue = parallel, queue
         self._draw = random.Random(seed)
         self._questions = questions()
 
-    async def rows(self, shares: Sequence[float], seconds: float, parallel: int, queue: int) -> list[dict[str, Any]]:
-        """A row for each rate. `shares`: of the rate at which a closed loop of `parallel` clients is served. The last
-        two are the server's."""
-        async with Crowd(self._server.url, self._name, self._deadline_s) as crowd:
-            right = await lone_answers(crowd, self._questions)
-            await warm(crowd, parallel + queue)
-            capacity = await self._capacity(crowd, parallel)
-            rows = []
+    async def rows(self, shares: Sequence[float], seconds: float, deadline_s: float) -> AsyncIterator[dict[str, Any]]:
+        """A row for each rate, and one of a full queue. `shares`: of the rate at which a closed loop of `parallel`
+        clients is served."""
+        async with Crowd(self._server.url, self._name, deadline_s) as crowd:
+            await fill(crowd, self._parallel + self._queue)
+            capacity = await self._capacity(crowd)
             for share in shares:
                 say(f"{share:g} of {capacity:.2f} requests/s, for {seconds:.0f} s")
-                row = await self._row(crowd, right, share * capacity, seconds)
-                rows.append({"part": "load", "share": share, "rate": share * capacity} | row)
-            return rows
+                row = await self._row(crowd, share * capacity, seconds)
+                yield {"part": "load", "share": share, "rate": share * capacity} | row
+            yield await self._full(crowd)
 
-    async def _capacity(self, crowd: Crowd, parallel: int) -> float:
+    async def _capacity(self, crowd: Crowd) -> float:
         """Requests a second of a closed loop."""
-        asked = [self._draw.choice(self._questions) for _ in range(3 * parallel)]
-        began = time.perf_counter()
-        await at_once(parallel, lambda number: crowd.ask(asked[number]), len(asked))
-        return len(asked) / (time.perf_counter() - began)
+        asked = [self._draw.choice(self._questions) for _ in range(2 * self._parallel)]
+        began = time.monotonic()
+        await at_once(self._parallel, lambda number: crowd.ask(asked[number]), len(asked))
+        return len(asked) / (time.monotonic() - began)
 
-    async def _row(self, crowd: Crowd, right: dict[Question, str], rate: float, seconds: float) -> dict[str, Any]:
+    async def _row(self, crowd: Crowd, rate: float, seconds: float) -> dict[str, Any]:
+        baseline = await held(self._server)
         crowd.most_open = 0
-        threads = self._server.threads()
-        with MemoryWatch(self._server) as memory:
-            began = time.perf_counter()
+        with MemoryWatch(self._server.resident_bytes) as memory:
+            began = time.monotonic()
             seen = await arriving(crowd, self._questions, rate, seconds, self._draw)
-            took = time.perf_counter() - began
-        left = await settled(self._server)
+            took = time.monotonic() - began
+        whole = [one for one in seen if one.kind(self._right[one.question]) == WHOLE]
         return {
-            **figures(seen, right, took),
-            "most_open": crowd.most_open,
+            **outcomes(seen, self._right),
+            **times(whole, took),
+            "at_once_most": crowd.most_open,
             **memory.facts(),
-            "requests_left": left,
-            "threads_more": self._server.threads() - threads,
+            **left(baseline, await held(self._server, baseline)),
         }
 
-
-async def settled(server: ServerProcess) -> float:
-    """Requests that the server still has, once none is left or after `SETTLE_S`."""
-    end = time.monotonic() + SETTLE_S
-    while True:
-        left = sum(await asyncio.to_thread(server.open_requests))
-        if not left or time.monotonic() > end:
-            return left
-        await asyncio.sleep(0.1)
-
-
-async def cost_rows(
-    server: ServerProcess, name: str, engine: EngineAlone, counts: Sequence[int], tokens: int, deadline_s: float
-) -> list[dict[str, Any]]:
-    """The service over the engine alone, for as many requests at once: both take turns. Ratios are medians of turns."""
-    rows = []
-    async with Crowd(server.url, name, deadline_s) as crowd:
-        for count in counts:
-            say(f"service and engine in turns, {count} at once")
-            prompts = [gsm8k_prompts(PROMPTS)[number % PROMPTS] for number in range(count)]
-            turns = [await _turn(crowd, server, engine, prompts, tokens, odd=bool(n % 2)) for n in range(TURNS + 1)]
-            rows.append(
-                {"part": "cost", "requests": count, "turns": TURNS, **_medians(turns[1:])}
-            )  # the first warms up
-    return rows
-
-
-async def _turn(
-    crowd: Crowd, server: ServerProcess, engine: EngineAlone, prompts: list[str], tokens: int, odd: bool
-) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for served in (True, False) if odd else (False, True):
-        if served:
-            cpu, began = server.cpu_s(), time.perf_counter()
-            seen = await asyncio.gather(*(crowd.ask(Question(prompt, tokens)) for prompt in prompts))
-            found["service_s"] = max(one.times[-1] for one in seen) - began
-            found["service_cpu_s"] = server.cpu_s() - cpu
-        else:
-            found["engine_s"], found["engine_cpu_s"], _ = await asyncio.to_thread(engine.turn, prompts, tokens)
-    return found | {"tokens": float(len(prompts) * tokens)}
-
-
-def _medians(turns: list[dict[str, float]]) -> dict[str, float]:
-    ratios = [one["service_s"] / one["engine_s"] for one in turns]
-    cpu = [one["service_cpu_s"] / one["engine_cpu_s"] for one in turns]
-    each = {
-        name: statistics.median(1e3 * one[name] / one["tokens"] for one in turns)
-        for name in ("service_s", "engine_s", "service_cpu_s", "engine_cpu_s")
-    }
-    return {
-        "service_over_engine": statistics.median(ratios),
-        "least_ratio": min(ratios),
-        "most_ratio": max(ratios),
-        "cpu_over_engine": statistics.median(cpu),
-        **{f"{name.removesuffix('_s')}_ms_a_token": value for name, value in each.items()},
-    }
+    async def _full(self, crowd: Crowd) -> dict[str, Any]:
+        """More clients at once than there are places."""
+        clients = self._parallel + self._queue + MORE
+        say(f"{clients} clients at once, for {clients - MORE} places")
+        baseline = await held(self._server)
+        longest = max(self._questions, key=lambda question: question.tokens)
+        seen = await at_once(clients, lambda number: crowd.ask(longest), clients)
+        found = left(baseline, await held(self._server, baseline))
+        return {"part": "full queue", "places": clients - MORE, **outcomes(seen, self._right), **found}
 
 
 def say(text: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import httpx2
 import psutil
@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.lib.paths import DEMO, ROOT
 
-START_S = 300.0
+START_S = 900.0
 END_S = 60.0
 SCRAPE_S = 20.0
 _SERVING = re.compile(r"serving .* at (http://\S+)/v1")
@@ -29,11 +29,13 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """Starts `odmoe serve` on any free port and waits until it listens. `flags`: beside model and address."""
+    """Starts `odmoe serve` on any free port and waits until it listens. `flags`: beside model and address. `record`: a
+    file for the record of each request's loads, see `scripts.service.recorded`."""
 
-    def __init__(self, *flags: str, model: Path = DEMO) -> None:
+    def __init__(self, *flags: str, model: Path = DEMO, record: Path | None = None) -> None:
         self._log = tempfile.NamedTemporaryFile(suffix=".log")  # noqa: SIM115  closed with the process
-        command = [sys.executable, "-m", "odmoe", "serve", "-m", str(model), "--bind", "127.0.0.1:0", *flags]
+        program = ["odmoe"] if record is None else ["scripts.service.recorded", str(record)]
+        command = [sys.executable, "-m", *program, "serve", "-m", str(model), "--bind", "127.0.0.1:0", *flags]
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
         )
@@ -74,8 +76,9 @@ class ServerProcess:
             raise ServerFailed(f"the server has no process ray::{role}; it has {sorted(titles.values())}")
         return [psutil.Process(pid) for pid in found]
 
-    def resident_bytes(self) -> int:
-        return sum(one.memory_info().rss for one in self.family())
+    def resident_bytes(self) -> int | None:
+        """Of it and its children; None once it has ended."""
+        return resident_bytes(self.pid)
 
     def cpu_s(self) -> float:
         """Processor time of it alone so far."""
@@ -83,12 +86,11 @@ class ServerProcess:
         return float(times.user + times.system)
 
     def threads(self) -> int:
-        """Those that stay: a scrape has one of its own for a moment."""
-        counts = []
-        for _ in range(5):
-            counts.append(psutil.Process(self.pid).num_threads())
-            time.sleep(0.02)
-        return min(counts)
+        return int(psutil.Process(self.pid).num_threads())
+
+    def files(self) -> int:
+        """Open files, connections included."""
+        return int(psutil.Process(self.pid).num_fds())
 
     def metrics(self) -> dict[str, float]:
         """Sums over labels, but for the phase of loads. Raises httpx2.HTTPError."""
@@ -99,6 +101,13 @@ class ServerProcess:
             for sample in family.samples:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
+
+    def ready(self) -> bool:
+        """What /ready says."""
+        try:
+            return self._client.get("/ready").status_code == 200
+        except httpx2.HTTPError:
+            return False
 
     def open_requests(self) -> tuple[float, float, float]:
         """Requests that wait, that are answered, and those that the main node has, where there is one."""
@@ -134,49 +143,16 @@ class ServerProcess:
         self.close()
 
 
-class MemoryWatch:
-    """Resident memory of a server, every `period_s`."""
-
-    def __init__(self, server: ServerProcess, period_s: float = 1.0) -> None:
-        self._server, self._period_s = server, period_s
-        self.samples: list[tuple[float, int]] = []
-        """(seconds since the beginning, bytes)."""
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
-
-    def _watch(self) -> None:
-        began = time.monotonic()
-        while True:
-            try:
-                self.samples.append((time.monotonic() - began, self._server.resident_bytes()))
-            except psutil.NoSuchProcess:
-                return
-            if self._ended.wait(self._period_s):
-                return
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def facts(self) -> dict[str, Any]:
-        """Bytes: at first, at most, at last; and growth a minute by least squares, without the first quarter."""
-        later = self.samples[len(self.samples) // 4 :]
-        return {
-            "rss_first": self.samples[0][1],
-            "rss_most": max(size for _, size in self.samples),
-            "rss_last": self.samples[-1][1],
-            "rss_growth_a_minute": 60.0 * slope(later),
-        }
-
-
-def slope(points: list[tuple[float, int]]) -> float:
-    """By least squares; 0 of fewer than two points."""
-    if len(points) < 2:
-        return 0.0
-    x, y = (sum(column) / len(points) for column in zip(*points, strict=True))
-    spread = sum((a - x) ** 2 for a, _ in points)
-    return sum((a - x) * (b - y) for a, b in points) / spread if spread else 0.0
+def resident_bytes(pid: int) -> int | None:
+    """Of a process and its children, some of which may just be ending; None once it has ended itself."""
+    try:
+        top = psutil.Process(pid)
+        size = top.memory_info().rss
+        children = top.children(recursive=True)
+        ended = top.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return None
+    for one in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            size += one.memory_info().rss
+    return None if ended else int(size)

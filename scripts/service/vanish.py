@@ -1,93 +1,121 @@
-"""Clients that leave in the middle of their answers: what stays behind, and how long their loads go on."""
+"""Clients that hang up in the middle of their answers: what stays behind, and when their loads stop."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import random
-import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from scripts.lib.prompts import gsm8k_prompts
-from scripts.service.clients import Crowd, Question, Seen, at_once, warm
-from scripts.service.load import PROMPTS, percentile, say, settled
-from scripts.service.server import MemoryWatch, ServerProcess
+from scripts.service.clients import LEFT, LEFT_EARLY, SPEAKERS, WHOLE, Crowd, Question, Seen, at_once, fill
+from scripts.service.load import percentile, say
+from scripts.service.recorded import Loads, read_record
+from scripts.service.server import ServerProcess
+from scripts.service.watching import MemoryWatch, held, left
 
-TOKENS = 200
-"""Of the answers that nobody reads to the end."""
-LAST = 60
-"""A client leaves after 0 to so many tokens, or before the first."""
-QUIET_S = 0.4
-"""Loads have stopped where there was none for so long."""
-LOADS = "odmoe_expert_loads_total"
+LAST = 40
+"""A client hangs up after 1 to so many events with text."""
+TOKENS = 100
+"""Of the shortest answer. Each client asks for another number of tokens, by which the engine's record knows it."""
+LONGEST = 800
+"""Of the longest answer: the numbers are used again after so many clients, when those of before are long gone."""
+THEN_S = 0.25
+"""Longest wait between that event and the end: a client goes at any moment, not only when something has come."""
+WARM_UP = 8
+"""Clients that hang up before anything is counted: what is begun with the first of them, stays."""
+EARLY_SHARE, EARLY_S = 0.2, 1.0
+"""So many leave before their first token, at most so long after they have asked."""
 
 
 class Vanishing:
-    """`clients`: how many come and go. `together`: how many at once."""
+    """`together`: how many clients at once. `record`: of the server's engine."""
 
-    def __init__(self, server: ServerProcess, name: str, clients: int, together: int, seed: int) -> None:
-        self._server, self._name = server, name
-        self._clients, self._together = clients, together
+    def __init__(self, server: ServerProcess, name: str, record: Path, together: int, places: int, seed: int) -> None:
+        self._server, self._name, self._record = server, name, record
+        self._together, self._places = together, places
         self._draw = random.Random(seed)
-        self._prompts = gsm8k_prompts(PROMPTS)
+        self._numbers = itertools.cycle(range(TOKENS, LONGEST))
 
-    async def rows(self, alone: int) -> list[dict[str, Any]]:
-        """`alone`: so many more leave one after the other, to time the end of their loads."""
-        async with Crowd(self._server.url, self._name, 600.0) as crowd:
-            await warm(crowd, self._together)
-            return [await self._crowd(crowd), await self._alone(crowd, alone)]
+    async def rows(self, clients: int, alone: int, deadline_s: float) -> AsyncIterator[dict[str, Any]]:
+        """`clients` leave in mid-answer among others, then `alone` one after the other."""
+        async with Crowd(self._server.url, self._name, deadline_s) as crowd:
+            await fill(crowd, self._places)
+            await self._crowd(crowd, WARM_UP, WARM_UP)
+            say(f"{clients} clients that hang up, {self._together} at once")
+            yield await self._row(crowd, "among others", clients, self._together)
+            say(f"{alone} clients that hang up, one after the other")
+            yield await self._row(crowd, "one by one", alone, 1)
 
-    async def _crowd(self, crowd: Crowd) -> dict[str, Any]:
-        say(f"{self._clients} clients that leave, {self._together} at once")
-        threads = self._server.threads()
-        with MemoryWatch(self._server) as memory:
-            seen = await at_once(self._together, lambda number: self._leaving(crowd), self._clients)
-            left = await settled(self._server)
-        after = await crowd.ask(Question(self._prompts[0], 4))
+    async def _row(self, crowd: Crowd, how: str, clients: int, together: int) -> dict[str, Any]:
+        """Until `clients` have left in mid-answer, or in a whole round nobody has. Whoever is refused, or leaves early,
+        comes on top."""
+        baseline = await held(self._server)
+        before = len(read_record(self._record))
+        seen: list[Seen] = []
+        with MemoryWatch(self._server.resident_bytes) as memory:
+            gone, before_round = 0, -1
+            while before_round < gone < clients:
+                before_round = gone
+                seen += await self._crowd(crowd, clients - gone, together)
+                gone = sum(one.kind(None) == LEFT for one in seen)
+            after = await held(self._server, baseline)
+        record = read_record(self._record)[before:]
+        filled = await fill(crowd, self._places, tokens=2)
+        kinds = Counter(one.kind(None) for one in seen)
         return {
             "part": "vanish",
-            "clients": self._clients,
-            "saw": dict(Counter("left" if not one.done and not one.error else one.kind(None) for one in seen)),
-            "requests_left": left,
-            "threads_more": self._server.threads() - threads,
+            "how": how,
+            "clients": clients,
+            "mid_answer": kinds.pop(LEFT, 0),
+            "early": kinds.pop(LEFT_EARLY, 0),
+            "others": dict(kinds),
+            "requests_recorded": len(record),
+            **left(baseline, after),
+            "loads_in_flight": record[-1].in_flight if record else 0,
+            "places": self._places,
+            "places_filled": sum(one.kind(None) == WHOLE for one in filled),
             **memory.facts(),
-            "answers_afterwards": after.kind(None) == "whole",
+            **stops(seen, record),
         }
+
+    async def _crowd(self, crowd: Crowd, clients: int, together: int) -> list[Seen]:
+        return await at_once(together, lambda number: self._leaving(crowd), clients)
 
     async def _leaving(self, crowd: Crowd) -> Seen:
-        """Leaves after some tokens, or at some moment before the first."""
-        question = Question(self._draw.choice(self._prompts), TOKENS)
-        if self._draw.random() < 0.3:
-            asking = asyncio.create_task(crowd.ask(question))
-            await asyncio.sleep(self._draw.uniform(0.0, 0.5))
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            return Seen(question, 0.0)
-        after = self._draw.randint(1, LAST)
-        return await crowd.ask(question, leave=lambda seen: len(seen.times) >= after)
+        question = Question(self._draw.choice(SPEAKERS), next(self._numbers))
+        if self._draw.random() < EARLY_SHARE:
+            return await crowd.ask_and_leave(question, 0, self._draw.uniform(0.0, EARLY_S))
+        return await crowd.ask_and_leave(question, self._draw.randint(1, LAST), self._draw.uniform(0.0, THEN_S))
 
-    async def _alone(self, crowd: Crowd, count: int) -> dict[str, Any]:
-        say(f"{count} clients that leave one after the other: when do their loads stop")
-        waits = []
-        for number in range(count):
-            after = self._draw.randint(1, LAST)
-            await crowd.ask(
-                Question(self._prompts[number % PROMPTS], TOKENS), leave=lambda seen, n=after: len(seen.times) >= n
-            )
-            waits.append(await self._loads_stopped(time.perf_counter()))
-        return {
-            "part": "loads stop",
-            "clients": count,
-            "loads_stop_p50_s": percentile(waits, 50),
-            "loads_stop_p99_s": percentile(waits, 99),
-            "loads_stop_worst_s": max(waits),
-        }
 
-    async def _loads_stopped(self, gone: float) -> float:
-        """Seconds from `gone` to the first scrape after which no load began: no less than it took."""
-        count, changed = -1.0, gone
-        while time.perf_counter() - changed < QUIET_S:
-            found = (await asyncio.to_thread(self._server.metrics))[LOADS]
-            if found != count:
-                count, changed = found, time.perf_counter()
-        return changed - gone
+def stops(seen: Sequence[Seen], record: Iterable[Loads]) -> dict[str, Any]:
+    """When the loads of clients that left in mid-answer stopped, by the engine's record: seconds from the moment at
+    which each hung up to the beginning of its last load, 0 where that was before, and to the moment at which the engine
+    had given up all of it."""
+    closed_in_turn: dict[int, list[Loads]] = defaultdict(list)
+    for one in record:
+        closed_in_turn[one.max_new_tokens].append(one)
+
+    def of(client: Seen, when: float) -> Loads | None:
+        """The first request of the client's number of tokens that was closed after it had gone."""
+        return next((one for one in closed_in_turn[client.question.tokens] if one.closed >= when), None)
+
+    gone = [(one.left, of(one, one.left)) for one in seen if one.left is not None and one.times]
+    known = [(when, one) for when, one in gone if one is not None]
+    loads = [max(0.0, one.last_load - when) for when, one in known if one.last_load is not None]
+    closed = [one.closed - when for when, one in known]
+    return {
+        "unknown": len(gone) - len(known),
+        "loaded_afterwards": sum(wait > 0 for wait in loads),
+        **_spread("last_load", loads),
+        **_spread("given_up", closed),
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    return {
+        **{f"{name}_p{share}_s": percentile(values, share) for share in (50, 99)},
+        f"{name}_worst_s": max(values, default=None),
+    }

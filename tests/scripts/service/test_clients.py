@@ -1,62 +1,29 @@
-"""What the load test counts: right answers, wrong ones, and every way to get none."""
+"""What a client notes of an answer: right ones, wrong ones, and every way to get none."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import statistics
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
-from scripts.service.clients import Crowd, Question, Seen, arriving, at_once, lone_answers
-from scripts.service.load import figures, percentile
-from scripts.service.server import slope
+from scripts.service.clients import (
+    LEFT,
+    LEFT_EARLY,
+    Crowd,
+    Question,
+    Seen,
+    arrivals,
+    arriving,
+    at_once,
+    body_of,
+    questions,
+)
+from scripts.service.cost import last_token
+from scripts.service.faults import all_streaming
 
 LIMIT_S = 60.0
-ANSWER = 'data: {"choices": [{"text": "%s", "finish_reason": null}]}\n\n'
-END = 'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
-REPLIES: dict[str, tuple[int, str]] = {
-    "right": (200, ANSWER % "to" + ANSWER % " be" + END),
-    "wrong": (200, ANSWER % "or" + END),
-    "cut": (200, ANSWER % "to"),
-    "error": (200, ANSWER % "to" + 'data: {"error": {"message": "gone", "code": "main_node_lost"}}\n\n'),
-    "full": (429, '{"error": {"message": "full", "code": "queue_full"}}'),
-    "stopping": (503, '{"error": {"message": "stopping", "code": "stopping"}}'),
-}
-
-
-class Replies(BaseHTTPRequestHandler):
-    """Answers by the request's prompt; `silent` never."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        name = next((name for name in REPLIES if f'"{name}"' in body), None)
-        if name is None:
-            self.connection.recv(1)  # until the client goes
-            return
-        status, text = REPLIES[name]
-        self.send_response(status)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, format: str, *values: Any) -> None:
-        """Nothing."""
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Replies) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join(LIMIT_S)
 
 
 def asked(url: str, prompt: str, deadline_s: float = LIMIT_S) -> Seen:
@@ -68,18 +35,30 @@ def asked(url: str, prompt: str, deadline_s: float = LIMIT_S) -> Seen:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "kind"),
+    ("prompt", "kind", "sameness"),
     [
-        ("right", "whole"),
-        ("wrong", "wrong"),
-        ("cut", "cut: no end"),
-        ("error", "error event: main_node_lost"),
-        ("full", "429"),
-        ("stopping", "refused 503"),
+        ("right", "whole", "all the same"),
+        ("wrong", "wrong", "others"),
+        ("short", "wrong", "all the same"),
+        ("cut", "cut: no end", "the same so far"),
+        ("error", "error event: main_node_lost", "the same so far"),
+        ("full", "429 queue_full", "none"),
+        ("stopping", "503 stopping", "none"),
+        ("bare", "502 without an error object", "none"),
     ],
 )
-def test_what_a_client_sees(url: str, prompt: str, kind: str) -> None:
-    assert asked(url, prompt).kind("to be") == kind
+def test_what_a_client_sees(url: str, prompt: str, kind: str, sameness: str) -> None:
+    seen = asked(url, prompt)
+    assert (seen.kind("to be"), seen.sameness("to be")) == (kind, sameness)
+
+
+def test_the_event_that_ends_an_answer_is_no_token(url: str) -> None:
+    seen = asked(url, "right")
+    assert (len(seen.times), seen.tokens, seen.done) == (2, 2, True)
+
+
+def test_a_refusal_says_when_to_come_again(url: str) -> None:
+    assert asked(url, "full").retry_after == "1"
 
 
 def test_silence_is_a_stuck_answer(url: str) -> None:
@@ -90,44 +69,73 @@ def test_nobody_listens() -> None:
     assert asked("http://127.0.0.1:1", "right").kind("to be") == "cut: ConnectError"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "after", "kind"),
+    [("endless", 1, LEFT), ("silent", 0, LEFT_EARLY), ("right", 1, "whole"), ("full", 1, "429 queue_full")],
+)
+def test_only_who_hangs_up_on_an_open_answer_has_left(
+    url: str, gone: threading.Semaphore, prompt: str, after: int, kind: str
+) -> None:
+    async def ask() -> tuple[Seen, int]:
+        async with Crowd(url, "demo-moe", LIMIT_S) as crowd:
+            then_s = 0.0 if prompt in ("endless", "silent") else LIMIT_S
+            return await crowd.ask_and_leave(Question(prompt, 2), after, then_s), crowd.open
+
+    seen, still_open = asyncio.run(ask())
+    assert (seen.kind("to be"), still_open) == (kind, 0)
+    if prompt == "endless":
+        assert gone.acquire(timeout=LIMIT_S), "the connection was not closed"
+
+
 def test_clients_that_come_by_a_rate_and_in_a_closed_loop(url: str) -> None:
     async def ask() -> tuple[list[Seen], list[Seen], int]:
         question = Question("right", 2)
         async with Crowd(url, "demo-moe", LIMIT_S) as crowd:
-            assert await lone_answers(crowd, [question]) == {question: "to be"}
             came = await arriving(crowd, [question], 50.0, 0.2, random.Random(0))
             looped = await at_once(3, lambda number: crowd.ask(question), 7)
             return came, looped, crowd.open
 
     came, looped, left = asyncio.run(ask())
-    draw = random.Random(0)
-    due, times = 0.0, 0
-    while (due := due + draw.expovariate(50.0)) <= 0.2:
-        times += 1
-        draw.choice([0])
-    assert (len(came), len(looped), left) == (times, 7, 0)
+    assert (len(came), len(looped), left) == (len(arrivals(50.0, 0.2, random.Random(0))), 7, 0)
     assert {one.kind("to be") for one in came + looped} == {"whole"}
 
 
-def test_the_figures_of_a_row() -> None:
-    question = Question("p", 3)
-    whole = Seen(question, due=1.0, times=[2.0, 2.5, 3.5], text="x", status=200, done=True)
-    others = [
-        Seen(question, 0.0, text="y", status=200, done=True),
-        Seen(question, 0.0, status=429, error="queue_full"),
-        Seen(question, 0.0, error="stuck"),
-        Seen(question, 0.0, status=200, error="ReadError"),
-    ]
-    row = figures([whole, *others], {question: "x"}, 2.0)
-    assert (row["requests"], row["whole"], row["wrong"], row["stuck"], row["refused_429"]) == (5, 1, 1, 1, 1)
-    assert row["others"] == {"cut: ReadError": 1}
-    assert (row["tokens_per_s"], row["ttft_p50_s"], row["gap_p99_s"], row["longest_gap_s"]) == (1.5, 1.0, 1.0, 1.0)
+def test_arrivals_are_those_of_a_poisson_process() -> None:
+    times = arrivals(10.0, 1000.0, random.Random(0))
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert times == sorted(times)
+    assert times[-1] <= 1000.0
+    assert len(times) == pytest.approx(10_000, rel=0.05)
+    assert deviation == pytest.approx(mean, rel=0.05)  # as of an exponential distribution, and no other like it
+    assert arrivals(1e-9, 1.0, random.Random(0)) == []
 
 
-def test_percentiles_and_slopes() -> None:
-    values = [float(n) for n in range(100)]
-    assert [percentile(values, share) for share in (50, 95, 99)] == [50.0, 95.0, 99.0]
-    assert percentile([], 50) is None
-    points = [(0.0, 10), (1.0, 13), (2.0, 12), (5.0, 30)]
-    assert slope(points) == pytest.approx(statistics.linear_regression(*zip(*points, strict=True)).slope)
-    assert slope(points[:1]) == 0.0
+def test_questions_are_greedy_and_drawn_in_turns() -> None:
+    asked = questions()
+    assert len(set(asked)) == len(asked)
+    assert body_of("m", asked[0])["temperature"] == 0
+    assert "seed" not in body_of("m", asked[0])
+    assert (body_of("m", asked[1])["temperature"], body_of("m", asked[1])["seed"]) == (0.8, 1)
+
+
+def test_the_client_that_does_little_waits_for_the_whole_answer(url: str) -> None:
+    assert asyncio.run(last_token(url, "demo-moe", Question("right", 2))) > 0
+    with pytest.raises(RuntimeError, match=r"not whole.*main_node_lost"):
+        asyncio.run(last_token(url, "demo-moe", Question("error", 2)))
+
+
+@pytest.mark.parametrize(("prompts", "counts"), [(["endless", "endless"], {2}), (["endless", "full"], {0, 1})])
+def test_a_fault_comes_when_all_clients_stream_or_one_has_ended(url: str, prompts: list[str], counts: set[int]) -> None:
+    async def ask() -> tuple[int, int]:
+        async with Crowd(url, "demo-moe", LIMIT_S) as crowd, asyncio.timeout(LIMIT_S):
+            tasks, count = await all_streaming(crowd, [Question(prompt, 2) for prompt in prompts])
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return count, len(tasks)
+
+    count, tasks = asyncio.run(ask())
+    assert tasks == len(prompts)
+    assert count in counts
