@@ -72,6 +72,8 @@ class PlanReport:
     recall: float | None
     prefill: str
     decode_tokens_per_s: float
+    decode_tokens_per_s_by_fit: list[float]
+    """With the times of each other fit of the profile."""
     decode_luck: float | None
     """The relative standard error of the simulated rate."""
     requests_at_once: list[AtOnce]
@@ -191,6 +193,7 @@ def report_of(found: Plan) -> PlanReport:
         recall=policy.expected if policy.shadow != "none" else None,
         prefill=policy.chosen.prefill,
         decode_tokens_per_s=found.tokens_per_s,
+        decode_tokens_per_s_by_fit=list(found.fits),
         decode_luck=found.luck,
         requests_at_once=[*alone, *(AtOnce(one.requests, one.batch_dense, rate) for one, rate in _at_once(found))],
         drafts_at_once=[Drafted(one.requests, one.draft, rate) for one, rate in reversed(found.drafted.items())],

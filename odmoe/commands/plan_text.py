@@ -84,7 +84,7 @@ def _figures(plan: Plan) -> dict[str, str]:
         + (f"too long with fewer than {workers_needed(budget)} workers" if budget.io_bound else "in time"),
         "choose": f"--workers {budget.workers} --group-size {plan.group_size} --slots {plan.slots}",
         "tried": tried,
-        "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}; {plan.bound}-bound",
+        "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}{_over_fits(plan)}; {plan.bound}-bound",
         "a token": times,
         "requests": "; ".join(_together(plan)),
         **_drafts(plan),
@@ -126,13 +126,14 @@ def _drafts(plan: Plan) -> dict[str, str]:
 
 
 def _helps(plan: Plan) -> list[str]:
-    idle = [change.what for change in plan.changes if abs(change.factor - 1) < _NOTHING]
+    idle = [change.what for change in plan.changes if change.idle]
 
     def lines(real: bool) -> list[str]:
         found: list[str] = []
         for change in plan.changes:
             if change.real is real and change.what not in idle:
-                text = change.what + (f" ({change.price})" if change.price else "")
+                about = "; ".join(part for part in (change.price, _range(change)) if part)
+                text = change.what + (f" ({about})" if about else "")
                 found += _wrapped(text, f"  {change.tokens_per_s:>7.2f}  {_gain(change):>6}  ")
         return found
 
@@ -140,6 +141,20 @@ def _helps(plan: Plan) -> list[str]:
     if idle:
         found += _wrapped("; ".join(idle), f"  less than {_NOTHING:.0%} either way: ", "    ")
     return found + (["For comparison:", *lines(False)] if lines(False) else [])
+
+
+def _range(change: Change) -> str:
+    """Over the profile's fits, where it matters."""
+    if change.factors is None:
+        return ""
+    least, most = (f"{factor - 1:+.0%}" for factor in change.factors)
+    return f"{least} to {most} by fit" if least != most else ""
+
+
+def _over_fits(plan: Plan) -> str:
+    rates = [plan.tokens_per_s, *plan.fits]
+    least, most = (f"{rate:.2f}" for rate in (min(rates), max(rates)))
+    return f", {least} to {most} by fit" if least != most else ""
 
 
 def _gain(change: Change) -> str:

@@ -26,6 +26,11 @@ _LONGEST_CYCLE = 4 * MAX_PERIOD
 """Where the cycle of both periods is longer, it is that of the longer one."""
 _TURNS = 3, 6
 """Turns of the periods in use and of the others, each: the fewest before it is decided, and the most."""
+_MOST_RARER = 16
+"""The most where the others align more rarely, and seem better: that gains a little at each token, and loses much at
+the few after which the shadow goes astray. A short trial may not have one."""
+_CLEAR = 0.04
+"""A gain by which these may be decided on earlier."""
 _GAIN = 0.01
 """A difference that counts, and the share of the time that must be there to be gained."""
 _SURE, _LIKELY = 2.5, 1.0
@@ -42,7 +47,7 @@ _OUTLIER = 4.0
 """A step that takes so many times as long as usual counts as one that takes no longer: it waited for something else."""
 _RATE = 1 / 64
 """Weight of the newest step in the mean that shows this."""
-_MOVES = ((1, 2), (2, 1), (2, 2), (1, 0.5), (0.5, 1), (0.5, 0.5))
+_MOVES = ((2, 2), (1, 2), (2, 1), (1, 0.5), (0.5, 1), (0.5, 0.5))
 
 
 @dataclass(slots=True)
@@ -190,9 +195,10 @@ class PeriodSearch:
             self._turns += 1
             ratio, error = self._trial.ratio
             fewest, most = _TURNS
-            sure = self._turns >= fewest and abs(ratio - 1) > max(_GAIN, _SURE * error)
-            if sure or self._turns == most:
-                self._decide(ratio < 1 - max(_GAIN, _LIKELY * error))
+            better, rarer = ratio < 1 - max(_GAIN, _LIKELY * error), math.prod(self.periods) > math.prod(self.used)
+            surely = ratio < 1 - max(_CLEAR if rarer else _GAIN, _SURE * error) or ratio > 1 + max(_GAIN, _SURE * error)
+            if (surely and self._turns >= fewest) or self._turns >= (_MOST_RARER if rarer and better else most):
+                self._decide(better)
                 return
         self._trying = not self._trying
         self._restart(self.periods)

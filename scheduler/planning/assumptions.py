@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.planning.scaling import RECALLS, Hardware, Policy
 from scheduler.timing.profile import Profile
 
@@ -13,6 +15,13 @@ def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
         f"times of main node, workers and shadow: those of {base.name}, with the part that moves bytes scaled to "
         f"the model"
     ]
+    if base.fits:
+        loads, shadows = zip((base.load_s, base.shadow_layer_s), *base.fits, strict=True)
+        found.append(
+            f"fit: {base.name} is one of {1 + len(base.fits)} sets of times that give the measured speed: loads "
+            f"of {_range(loads)}, with layers of the shadow of {_range(shadows)}; the shorter the ones, the longer the "
+            "others. `by fit`: over all of them"
+        )
     if hardware.device_bytes is None:
         found.append("device memory of a worker: for one expert")
     if hardware.load_bytes_per_s is None and base.model_sizes and base.load_s:
@@ -37,3 +46,8 @@ def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
         * shadowed
     )
     return found
+
+
+def _range(seconds: Iterable[float]) -> str:
+    found = sorted(seconds)
+    return f"{found[0] * 1e3:g} to {found[-1] * 1e3:g} ms"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from scheduler.planning.scaling import (
     size_text,
     workers_needed,
 )
+from scheduler.timing.profile import Profile
 
 _LINKS = ((2.5e9, "2.5"), (10e9, "10"))
 _BFLOAT16 = 2
@@ -34,20 +35,32 @@ def changes(
     group_size: int,
     slots: int,
     tokens_per_s: float,
+    at_fits: Sequence[tuple[Profile, float]] = (),
     step: Callable[[], None] = lambda: None,
     each: Each = map,
 ) -> tuple[Change, ...]:
     """Every single change, best first. `tokens_per_s`: the speed without a change. `step`: called after each
-    simulation."""
+    simulation. `at_fits`: the other fits of the base profile, and the speed with each."""
     real = [*_hardware(setup, group_size, slots), *_policy(setup, group_size, slots)]
     every = [*real, *_limits(setup, group_size, slots)]
-    found: list[Change] = []
-    simulated = rates(each, step, [Run(other, group, room) for _, _, other, group, room in every])
-    for (what, price, other, _, _), rate in zip(every, simulated, strict=True):
+    runs = [Run(other, group, room) for _, _, other, group, room in every]
+    found: list[tuple[Change, Run]] = []
+    for (what, price, other, _, _), run, rate in zip(every, runs, rates(each, step, runs), strict=True):
         factor = rate / tokens_per_s if tokens_per_s else 1.0
         alone = other.policy.shadow == "none" != setup.policy.shadow
-        found.append(Change(what, rate, factor, price, len(found) < len(real), alone))
-    return tuple(sorted(found, key=lambda change: -change.factor))
+        found.append((Change(what, rate, factor, price, len(found) < len(real), alone), run))
+    ranked = sorted(found, key=lambda pair: -pair[0].factor)
+    return tuple(_over_fits(change, run, at_fits, step, each) for change, run in ranked)
+
+
+def _over_fits(
+    change: Change, run: Run, at_fits: Sequence[tuple[Profile, float]], step: Callable[[], None], each: Each
+) -> Change:
+    if not at_fits or not change.real:
+        return change
+    runs = [replace(run, setup=_on(run.setup, base=base)) for base, _ in at_fits]
+    factors = [rate / before for rate, (_, before) in zip(rates(each, step, runs), at_fits, strict=True) if before]
+    return replace(change, factors=(min(change.factor, *factors), max(change.factor, *factors)))
 
 
 def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:

@@ -18,6 +18,7 @@ from scheduler.planning.scaling import (
     at_once,
     choose,
     equation_1,
+    fitted,
     memory,
     outcome,
     rates,
@@ -46,6 +47,8 @@ class Plan:
     """Tokens/s of several requests at once."""
     drafted: dict[Together, float]
     """The same where the shadow drafts; empty without a shadow."""
+    fits: tuple[float, ...]
+    """Tokens/s with the times of each other fit of the base profile."""
     luck: float | None
     """The relative standard error of `tokens_per_s` over random routes and mispredictions. Everything that is compared
     with it uses the same ones."""
@@ -77,6 +80,8 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
     shadowed = setup.policy.system.predictor == "sep"
     blocks = DRAFTED if shadowed else ()
     drafted = rates(each, step, [Run(setup, group_size, slots, together=one) for one in blocks])
+    fits = list(fitted(setup))
+    at_fits = rates(each, step, [Run(one, group_size, slots) for one in fits])
     found = outcome(setup, group_size, slots)
     return Plan(
         setup=setup,
@@ -88,11 +93,20 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
         tokens_per_s=rate,
         together=dict(zip(TOGETHER, together, strict=True)),
         drafted=dict(zip(blocks, drafted, strict=True)),
+        fits=tuple(at_fits),
         luck=luck(found.ttft_s, found.token_s),
         ideal_tokens_per_s=speed(at_once(setup), group_size, slots),
         ttft_s={n: outcome(setup, group_size, slots, 2, n).ttft_s for n in PROMPTS},
         bound=found.bound,
         where=found.where,
         memory=memory(setup, slots),
-        changes=changes(setup, group_size, slots, rate, step, each),
+        changes=changes(
+            setup,
+            group_size,
+            slots,
+            rate,
+            [(one.hardware.base, found) for one, found in zip(fits, at_fits, strict=True)],
+            step,
+            each,
+        ),
     )

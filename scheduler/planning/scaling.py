@@ -123,6 +123,13 @@ class Change:
     """Whether the change is possible, rather than only a comparison."""
     alone: bool = False
     """Whether the change removes the shadow."""
+    factors: tuple[float, float] | None = None
+    """The least and the most factor over the base profile's fits; None: it has no others, or the change is not real."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it makes no difference worth a word, by any fit."""
+        return all(abs(factor - 1) < 0.01 for factor in (self.factor, *(self.factors or ())))
 
 
 def workspace_bytes(model: ModelSize) -> int:
@@ -374,6 +381,12 @@ def speed(setup: Setup, group_size: int, slots: int, tokens: int | None = None) 
 def at_once(setup: Setup) -> Setup:
     """The setup with loads that take no time."""
     return replace(setup, hardware=replace(setup.hardware, load_bytes_per_s=math.inf))
+
+
+def fitted(setup: Setup) -> Iterator[Setup]:
+    """The setup with the times of each other fit of the base profile."""
+    for base in setup.hardware.base.fitted():
+        yield replace(setup, hardware=replace(setup.hardware, base=base))
 
 
 def size_text(count: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _SIZES = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes_per_token_laye
 _OPTIONAL_SIZES = ("expert_bytes", "expert_parameters", "main_layer_bytes", "shadow_layer_bytes")
 _CLUSTER = ("workers", "group_size")
 _DEVICES = ("main_bytes_per_s", "worker_bytes_per_s", "shadow_bytes_per_s")
+_FIT = ("load_ms", "shadow_layer_ms")
 _NOTES = ("fully_cached_tokens_per_s", "paper")  # for comparison only; not read here
 
 
@@ -73,6 +75,8 @@ class Profile:
     """A load moves its bytes in pieces, and an evicted one ends with the piece under way. 0: it ends at once."""
     shadow_extra_s: float = 0.0
     """Each further row of a pass, in one layer of the shadow."""
+    fits: tuple[tuple[float, float], ...] = ()
+    """Where times were fitted to a measured speed: other pairs of (load_s, shadow_layer_s) that fit it as well."""
 
     def main_s(self, tokens: int) -> float:
         """One layer of the main node on `tokens` tokens."""
@@ -98,6 +102,12 @@ class Profile:
         """One expert on `tokens` tokens on the host's processor. Raises ConfigError where the profile has no host."""
         return self._host() + (tokens - 1) * self.host_extra_s
 
+    def fitted(self) -> Iterator[Profile]:
+        """This profile with each of the other `fits`. A piece of a load is as large in all of them."""
+        for load_s, shadow_layer_s in self.fits:
+            piece_s = self.load_piece_s * load_s / self.load_s if self.load_s else 0.0
+            yield replace(self, load_s=load_s, load_piece_s=piece_s, shadow_layer_s=shadow_layer_s, fits=())
+
     def slowed(self, times: int) -> Profile:
         """The same testbed with everything `times` times slower. Ratios stay the same."""
         return replace(
@@ -115,6 +125,7 @@ class Profile:
             host_extra_s=self.host_extra_s * times,
             load_piece_s=self.load_piece_s * times,
             shadow_extra_s=self.shadow_extra_s * times,
+            fits=tuple((load_s * times, shadow_layer_s * times) for load_s, shadow_layer_s in self.fits),
         )
 
     def form_share(self, form: str) -> float:
@@ -210,12 +221,13 @@ def _profile(fields: Any, path: Path) -> Profile:
         host_extra_s=host_extra_s,
         load_piece_s=fields.get("load_piece_ms", 0) / 1e3,
         shadow_extra_s=fields.get("shadow_layer_ms_per_extra_token", 0) / 1e3,
+        fits=_fits(fields.get("fits", []), path),
     )
 
 
 def _check(fields: Any, model: Any, cluster: Any, devices: Any, path: Path) -> None:
     """Raises ConfigError or KeyError."""
-    top = ("name", "model", "cluster", "devices", *_TIMES, *_OPTIONAL_TIMES, *_LINK, *_HOST, *_NOTES)
+    top = ("name", "model", "cluster", "devices", "fits", *_TIMES, *_OPTIONAL_TIMES, *_LINK, *_HOST, *_NOTES)
     _known(fields, "", top, path)
     _known(model, "model.", (*_SIZES, *_OPTIONAL_SIZES), path)
     _known(cluster, "cluster.", _CLUSTER, path)
@@ -233,6 +245,18 @@ def _check(fields: Any, model: Any, cluster: Any, devices: Any, path: Path) -> N
         _count(cluster[key], key, path)
     _possible(model["top_k"], "top_k", model["experts"], "experts", path)
     _possible(cluster["group_size"], "group_size", cluster["workers"], "workers", path)
+
+
+def _fits(fits: Any, path: Path) -> tuple[tuple[float, float], ...]:
+    """Raises ConfigError or KeyError."""
+    if not isinstance(fits, list):
+        raise ConfigError(f"profile {path}: fits is {fits!r:.80}; it must be a list of other {' and '.join(_FIT)}")
+    for fit in fits:
+        _mapping(fit, "a fit", path)
+        _known(fit, "fits: ", _FIT, path)
+        for key in _FIT:
+            _number(fit[key], key, path)
+    return tuple((fit["load_ms"] / 1e3, fit["shadow_layer_ms"] / 1e3) for fit in fits)
 
 
 def _model_sizes(model: Any) -> tuple[int, int, int, int] | None:

@@ -34,10 +34,11 @@ from support.scheduling.paper_setup import ATTENTION, EXPERT, MIXTRAL, PAPER, PR
 
 @pytest.fixture(scope="module", autouse=True)
 def one_request() -> Iterator[None]:
-    """Several, and drafts, take longest to simulate: tests/odmoe/commands/test_plan.py has them."""
+    """Several, drafts and fits take longest to simulate: tests/odmoe/commands/test_plan.py has them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scheduler.planning.plan.TOGETHER", ())
         patch.setattr("scheduler.planning.plan.DRAFTED", ())
+        patch.setattr("scheduler.planning.plan.fitted", lambda setup: ())
         yield
 
 

@@ -94,6 +94,10 @@ def written(tmp_path: Path, old: str, new: str) -> Path:
         ("devices: {", "devices: {gpu: 2, ", r"devices\.gpu is not a key"),
         ("main_layer_ms_per_extra_token: 0.005", "main_layer_ms_per_extra_token: -1", "per_extra_token is -1"),
         ("load_ms: 25.0", "load_ms: yes", "load_ms is True"),
+        ("load_ms: 24.5, ", "", "lacks 'load_ms'"),
+        ("{load_ms: 24.5", "{workers: 2, load_ms: 24.5", "fits: workers is not a key"),
+        ("load_ms: 24.5", "load_ms: long", "load_ms is 'long'"),
+        ("  - {load_ms: 24.5, shadow_layer_ms: 5.95}\n", "  - 24.5\n", "a fit is 24.5; it must be lines"),
         ("load_piece_ms: 0.298", "load_piece_ms: -1", "load_piece_ms is -1; it must be a number of at least 0"),
         ("load_piece_ms: 0.298", "load_piece_ms: 25.1", "load_piece_ms is 25.1, more than load_ms, 25.0"),
         ("workers: 8", "workers: 0", "workers is 0; it must be 1, 2"),
@@ -294,6 +298,9 @@ def test_one_that_is_so_many_times_slower(name: str) -> None:
         lambda p: p.host_extra_s,
     ):
         assert times(slow) == pytest.approx(8 * times(plain))
+    assert [8 * time for fit in plain.fits for time in fit] == pytest.approx(
+        [time for fit in slow.fits for time in fit]
+    )
     assert slow.name == f"{name}@8"
     same = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes", "workers", "group_size", "model_sizes")
     assert [getattr(slow, field) for field in same] == [getattr(plain, field) for field in same]

@@ -12,7 +12,7 @@ from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import find_profile
 
 SWEPT = [(1, 1), (1, 16), (16, 1), (4, 4), (16, 16)]
-LEARNING, TOKENS = 640, 96
+LEARNING, TOKENS = 1280, 96
 
 
 def tokens_per_s(profile: str, departure: str, alignment: Alignment, learning: int = 0) -> float:

@@ -1,0 +1,31 @@
+"""The fits of the paper's testbed: each decodes at the paper's speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from scheduler.alignment import LATE
+from scheduler.policies.system_config import SystemConfig
+from scheduler.simulation.scenario import RECALL, Scenario
+from scheduler.simulation.simulate import simulate
+from scheduler.simulation.workload import random_workload
+from scheduler.timing.profile import Profile, find_profile
+
+PAPER = find_profile("rtx3090-1gbe")
+
+
+@pytest.mark.parametrize("profile", [replace(PAPER, fits=()), *PAPER.fitted()], ids=lambda p: f"{p.load_s * 1e3:g} ms")
+def test_each_gives_the_speed_that_the_paper_measured(profile: Profile) -> None:
+    """3.69 tokens/s, with its own policy."""
+    scenario = Scenario(profile, tokens=96, system=SystemConfig(departure=LATE))
+    rates = [simulate(scenario, random_workload(scenario, RECALL, seed)).decode_tokens_per_s for seed in range(3)]
+    assert fmean(rate for rate in rates if rate is not None) == pytest.approx(3.69, rel=0.03)
+
+
+def test_a_piece_of_a_load_has_as_many_bytes_in_each() -> None:
+    for fit in PAPER.fitted():
+        assert fit.load_piece_s / fit.load_s == pytest.approx(PAPER.load_piece_s / PAPER.load_s)
+        assert not fit.fits
