@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from odmoe.api.completion import Alternative, Chunk, Ending, Logprob, Stream
 from odmoe.api.names import named_as_keywords
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 class LocalStream(Stream):
     """See Stream."""
 
-    def __init__(self, answer: TextAnswer, tokenizer: Any) -> None:
+    def __init__(self, answer: TextAnswer, text_of: Callable[[int], str]) -> None:
+        """`text_of`: gives the text of a token."""
         super().__init__()
-        self._answer, self._tokenizer = answer, tokenizer
+        self._answer, self._text_of = answer, text_of
         self._prompt_logprobs: list[Logprob | None] | None = None
 
     def _next(self) -> Chunk:
@@ -35,12 +37,8 @@ class LocalStream(Stream):
 
     def _named(self, of: TokenLogprobs) -> Logprob:
         """With the tokens' texts."""
-        top = tuple(Alternative(self._text(token), logprob, token) for token, logprob in of.top)
-        return Logprob(self._text(of.token_id), of.logprob, of.token_id, top)
-
-    def _text(self, token: int) -> str:
-        text: str = self._tokenizer.decode([token])
-        return text
+        top = tuple(Alternative(self._text_of(token), logprob, token) for token, logprob in of.top)
+        return Logprob(self._text_of(of.token_id), of.logprob, of.token_id, top)
 
     def _cancel(self) -> None:
         self._answer.cancel()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from odmoe.api.asking import AnyModel, Query
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from main_node.sampling import How
     from odmoe.clusters.base import Cluster, Say
     from odmoe.terminal import Terminal
+    from odmoe.token_texts import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,13 @@ class Model(AnyModel):
         with named_as_keywords():
             max_new_tokens, how = how_asked(self.opened.settings, query.options)
             answer = self.answer(self._tokens(query), max_new_tokens, how)
-        return LocalStream(answer, self.opened.tokenizer)
+        return LocalStream(answer, lambda token: self._texts.text_of(token))
+
+    @cached_property
+    def _texts(self) -> TokenTexts:
+        from odmoe.token_texts import TokenTexts
+
+        return TokenTexts(self.opened.tokenizer)
 
     def _tokens(self, query: Query) -> list[int]:
         """Raises PromptError, ConfigError."""

@@ -11,7 +11,7 @@ from odmoe.cli.options import LibrariesDebug
 from odmoe.settings.serve_settings import SERVED, ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
-from scheduler.errors import ConfigError
+from odmoe.settings.table import flag
 
 
 def add_serve(app: typer.Typer) -> None:
@@ -39,13 +39,9 @@ def serve(
     settings = effective(
         {name: value for name, value in flags.items() if name in Settings.model_fields}, config
     ).settings
-    if not settings.model and not settings.joined:
-        raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
-    if settings.retry and not settings.joined:
-        raise ConfigError(
-            f"--retry is {settings.retry} with --cluster {settings.cluster}, whose main node ends with this command; "
-            "allowed: a cluster that lasts (a cluster file, auto, host:port)"
-        )
+    from odmoe.api.checks import check_start
+
+    check_start(settings, flag, "command")
     from odmoe.terminal import Output
 
     output = Output(False, quiet, debug)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from odmoe.serve.answers import Desk
 from odmoe.serve.api_error import ApiError
-from odmoe.serve.openai.token_texts import TokenTexts
+from odmoe.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from odmoe.api.model import Model

@@ -43,7 +43,10 @@ _BY_CODE: dict[str, type[ODMoEError]] = {
     "main_node_lost": MainNodeLostError,
     "deadline": DeadlineError,
     "cluster_unavailable": ClusterError,
-    "stopping": ClusterError,
+    **dict.fromkeys(("stopping", "stopped", "too_many_connections"), ClusterError),
+    "slow_request": DeadlineError,
+    **dict.fromkeys(("foreign_host", "foreign_origin"), ConfigError),
+    "too_large": PromptError,
 }
 """The codes of errors: those of `odmoe serve`, each with what a loaded model raises; and OpenAI's."""
 _BY_STATUS: dict[int, type[ODMoEError]] = {

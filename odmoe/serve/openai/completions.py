@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from odmoe.serve.openai import logprobs
 from odmoe.serve.openai.engine_request import EngineRequest, how_of
 from odmoe.serve.openai.parts import Part
-from odmoe.serve.openai.token_texts import Offsets
+from odmoe.token_texts import Offsets
 from scheduler.errors import PromptError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ LEAST = -9999.0
 
 if TYPE_CHECKING:
     from main_node.logprobs import TokenLogprobs
-    from odmoe.serve.openai.token_texts import Offsets, TokenTexts
+    from odmoe.token_texts import Offsets, TokenTexts
 
 
 def of_completion(
