@@ -114,6 +114,7 @@ class SimulateKeywords(PolicyKeywords, total=False):
     prefill_chunk: int
     batch_dense: bool
     routes: File | None
+    route_model: str | None
     seed: int
     layers: int | None
     experts: int | None
