@@ -72,7 +72,7 @@ def _content(place: str, content: Any, may_be_missing: bool) -> str:
 def _calls(place: str, calls: Any) -> list[dict[str, Any]]:
     try:
         return [{**call, "function": _function(call["function"])} for call in calls]
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{place} has a call that is not a function with a name and arguments of JSON") from error
 
 

@@ -133,6 +133,14 @@ class TextStream:
         """What is left at the end, whole or not."""
         return self._take(self._decode(self._start))
 
+    @property
+    def held_back(self) -> str:
+        """The whole characters of tokens that were pushed and not given: a further byte token might change them."""
+        if self._taken == len(self._ids):
+            return ""
+        text, given = self._decode(self._start), self._given.rstrip(_CUT)
+        return text[len(given) :].rstrip(_CUT) if text.startswith(given) else ""
+
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """Tokens at the prompt's end after which any text reads as after the whole prompt: many tokenizers leave out a
         text's first space, and some read several byte tokens together."""
@@ -199,10 +207,11 @@ class StoppedText:
         if self.stopped:
             return ""
         text = self._waiting + piece
-        ends = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
-        if ends:
-            self.stopped, self._waiting = True, ""
-            return text[: min(ends)]
+        for seen in (text, text + self._stream.held_back):
+            ends = [at for at in (seen.find(stop) for stop in self._stop) if at >= 0]
+            if ends:
+                self.stopped, self._waiting = True, ""
+                return seen[: min(ends)]
         keep = 0 if last else self._unclear(text)
         self._waiting = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -41,7 +41,11 @@ class Access:
 def make_app(service: Service, access: Access) -> FastAPI:
     """FastAPI's own pages of documentation are left out: they load scripts from elsewhere. So is its telemetry."""
     app = FastAPI(
-        openapi_url=None, docs_url=None, redoc_url=None, telemetry={"tracing": False, "metrics": False, "logs": False}
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     add_answers(app, service)
     add_status(app, service)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from odmoe.serve.api_error import ClientGoneError, log_defect, told
 from odmoe.serve.openai import chat, completions
-from odmoe.serve.openai.parts import Part, Shape, parts_of, usage_of
+from odmoe.serve.openai.parts import Shape, parts_of, usage_of
 from odmoe.serve.openai.requests import AnswerRequest, ChatRequest, CompletionRequest, parse
 from odmoe.serve.sse import DONE, EventStream, encode, event
 from odmoe.serve.under_way import RequestUnderWay
@@ -21,12 +21,17 @@ from odmoe.serve.under_way import RequestUnderWay
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from odmoe.serve.answers import Got
     from odmoe.serve.exchange import Exchange
     from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
 
 Read = Callable[["Service", bytes, str], tuple[AnswerRequest, "EngineRequest", Shape]]
 """A body and the request's id -> what it asks for, and how it is answered. In a thread: it encodes prompts."""
+
+
+_MANY = 64
+"""Pieces of answers that are encoded elsewhere than on the event loop."""
 
 
 def add_answers(app: FastAPI, service: Service) -> None:
@@ -78,17 +83,20 @@ class _Answering:
         exchange = under_way.begin(wanted)
         if found.stream:
             return EventStream(_events(exchange, shape, found.include_usage), _last_event)
-        got = []
+        got: list[Got] = []
         while not exchange.whole:
             got += await exchange.take()
         usage = usage_of(wanted.prompt_tokens, _tokens(exchange))
-        return Response(encode(shape.response(parts_of(got), usage)), media_type="application/json")
+        data = await under_way.unless_stopped(asyncio.to_thread(_whole, shape, got, usage))
+        return Response(data, media_type="application/json")
 
 
 async def _events(exchange: Exchange, shape: Shape, usage: bool) -> AsyncGenerator[bytes, None]:
     """The whole stream."""
     while not exchange.whole:
-        data = b"".join(_encoded(shape, part) for part in parts_of(await exchange.take()))
+        got = await exchange.take()
+        # Encoding many pieces takes long, and other requests wait meanwhile.
+        data = _encoded(shape, got) if len(got) < _MANY else await asyncio.to_thread(_encoded, shape, got)
         if data:
             yield data
     if usage:
@@ -104,8 +112,13 @@ def _last_event(error: Exception) -> bytes:
     return event(told(error).as_object())
 
 
-def _encoded(shape: Shape, part: Part) -> bytes:
-    return b"".join(event(chunk) for chunk in shape.chunks(part))
+def _whole(shape: Shape, got: list[Got], usage: dict[str, Any]) -> bytes:
+    """The response."""
+    return encode(shape.response(parts_of(got), usage))
+
+
+def _encoded(shape: Shape, got: list[Got]) -> bytes:
+    return b"".join(event(chunk) for part in parts_of(got) for chunk in shape.chunks(part))
 
 
 def _tokens(exchange: Exchange) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -68,8 +67,6 @@ class Service:
         self.ready_pool = ThreadPoolExecutor(1, "odmoe-ready")
         self.scrape_pool = ThreadPoolExecutor(1, "odmoe-scrape")
         """Of their own: a cluster that does not answer holds neither one another up, nor requests."""
-        self.tokenizing = threading.Lock()
-        """A tokenizer's settings are changed while it encodes."""
 
     @property
     def context(self) -> int:

@@ -42,6 +42,7 @@ class EventStream(Response):
         self._events, self._failed = events, failed
         self._ping_s = PING_S if ping_s is None else ping_s
         self._lock = asyncio.Lock()
+        self._started = False
         self._sent_at: float | None = None
         """None: nothing was sent."""
 
@@ -53,7 +54,7 @@ class EventStream(Response):
                     await self._send(send, data)
         except Exception as error:
             await _end(pinging)
-            if self._sent_at is None:
+            if not self._started:
                 raise
             await self._send(send, self._failed(error))
         finally:
@@ -62,9 +63,9 @@ class EventStream(Response):
 
     async def _send(self, send: Send, data: bytes) -> None:
         async with self._lock:
-            if self._sent_at is None:
-                self._sent_at = asyncio.get_running_loop().time()
+            if not self._started:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                self._started = True
             await send({"type": "http.response.body", "body": data, "more_body": True})
             self._sent_at = asyncio.get_running_loop().time()
 

@@ -34,11 +34,11 @@ def add_status(app: FastAPI, service: Service) -> None:
         service.check_name(name)
         return _json(_described(service))
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return _json({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         why = await readiness.why_not()
         return _json({"status": "ready"}) if why is None else _json({"status": "not ready", "why": why}, 503)

@@ -373,6 +373,11 @@ class Settings(SystemSettings):
                     f"{named('draft')} auto or a number, too"
                 )
             return
+        if reads_scores(self.system_config):
+            raise ConfigError(
+                f"{named('draft')} is {self.draft} with policies that read the scores of gates, which a block of "
+                f"drafts does not give them; give a system such as od-moe, or {named('draft')} 0"
+            )
         if self.draft_from == "shadow" and not self.shadowed:
             raise ConfigError(
                 f"{named('draft')} is {self.draft}, and there is no shadow to draft; give {named('draft_from')} "
@@ -387,11 +392,6 @@ class Settings(SystemSettings):
             raise ConfigError(
                 f"{named('draft')} is {self.draft} with {named('align_token')} {self.align_token}; drafts of the "
                 f"shadow need its token aligned after each block: give {named('align_token')} 1"
-            )
-        if reads_scores(self.system_config):
-            raise ConfigError(
-                f"{named('draft')} is {self.draft} with policies that read the scores of gates, which a block of "
-                f"drafts does not give them; give a system such as od-moe, or {named('draft')} 0"
             )
 
     def device_of(self, role: str) -> str:

@@ -39,7 +39,7 @@ class SimulateSettings(SystemSettings):
     route_model: str | None = one_of(
         None,
         ROUTE_MODELS,
-        f"Draw routes like those of this model (default: uniform; {LIKE_TEXT} where experts or their history are kept)",
+        f"Draw routes like this model's (default: {LIKE_TEXT} for caches, else uniform)",
         heading="Workload",
     )
     replay: str | None = setting(

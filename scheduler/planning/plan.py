@@ -65,6 +65,15 @@ class Plan:
     """Best first."""
 
 
+def _drafting(drafted: dict[Together, float], tokens_per_s: float) -> list[Change]:
+    """The best of the drafts that one request may have, as a change."""
+    alone = [(rate, one) for one, rate in drafted.items() if one.requests == 1]
+    if not alone or not tokens_per_s:
+        return []
+    rate, one = max(alone, key=lambda pair: pair[0])
+    return [Change(f"drafts of the shadow (--draft {one.draft})", rate, rate / tokens_per_s)]
+
+
 def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> Plan:
     """Plan for a setup. `step`: called after each simulation. `each`: runs several simulations; the figures do not
     depend on it. Raises ConfigError, DoesNotFitError."""
@@ -83,6 +92,16 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
     fits = list(fitted(setup))
     at_fits = rates(each, step, [Run(one, group_size, slots) for one in fits])
     found = outcome(setup, group_size, slots)
+    every = _drafting(dict(zip(blocks, drafted, strict=True)), rate)
+    every += changes(
+        setup,
+        group_size,
+        slots,
+        rate,
+        [(one.hardware.base, found) for one, found in zip(fits, at_fits, strict=True)],
+        step,
+        each,
+    )
     return Plan(
         setup=setup,
         profile=profile,
@@ -100,13 +119,5 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
         bound=found.bound,
         where=found.where,
         memory=memory(setup, slots),
-        changes=changes(
-            setup,
-            group_size,
-            slots,
-            rate,
-            [(one.hardware.base, found) for one, found in zip(fits, at_fits, strict=True)],
-            step,
-            each,
-        ),
+        changes=tuple(sorted(every, key=lambda change: -change.factor)),
     )

@@ -175,7 +175,10 @@ def find_profile(name: str | Path) -> Profile:
     if Path(name).is_file():
         return load_profile(Path(name))
     known = ", ".join(sorted(path.stem for path in PROFILES.glob("*.yaml")))
-    raise ConfigError(f"there is no profile {str(name)!r}; allowed: {known}, or the path of a file like {PROFILES}/*")
+    raise ConfigError(
+        f"there is no profile {str(name)!r}; allowed: {known}, or the path of a file like {PROFILES}/*, each also with "
+        "@2, @3, ... for everything so many times slower"
+    )
 
 
 def load_profile(path: Path) -> Profile:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import DEMO, RESULTS
@@ -170,7 +171,7 @@ def main() -> int:
         rows: Rows = []
         try:
             MODES[mode](args, rows)
-        except (ServerFailed, RuntimeError, TimeoutError, httpx2.HTTPError) as error:
+        except (ServerFailed, RuntimeError, TimeoutError, OSError, psutil.Error, httpx2.HTTPError) as error:
             found.append(f"{mode} ended early: {type(error).__name__}: {error}")
         print(f"\n{shown(rows)}\n\n{save_rows(f'serve-{mode}' + '-quick' * args.quick, rows, args.out)}", flush=True)
         found += broken(rows)

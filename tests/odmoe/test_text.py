@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from odmoe.text import TextStream, encode, load_tokenizer
+from odmoe.text import StoppedText, TextStream, encode, load_tokenizer
 from odmoe.token_length import most_characters
 from scheduler.errors import CorruptStoreError, NoTokenizerError, PromptError, StoreNotFoundError
 from support.paths import ROOT
@@ -208,6 +208,27 @@ def test_long_lines_and_prompts_are_not_decoded_again_and_again(name: str, monke
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", ["\n", "one\n", "\n\n"])
+def test_a_stop_text_of_byte_tokens_is_seen_with_its_last_one(stop: str) -> None:
+    """A newline is the token `<0x0A>` there, and its text is held back for what a further byte might make of it."""
+    tokenizer = llama()
+    ids = tokenizer.convert_tokens_to_ids(["▁two", "one", *(["<0x0A>"] * 4)])
+    text, found, pushed = StoppedText(tokenizer, (stop,)), "", 0
+    while not text.stopped:
+        found += text.push(ids[pushed])
+        pushed += 1
+    assert found == "twoone\n\n\n\n".partition(stop)[0]
+    assert pushed == 2 + stop.count("\n"), "it ends with the token that completes the stop text"
+
+
+def test_a_character_that_is_not_whole_yet_is_no_stop_text() -> None:
+    tokenizer = llama()
+    text = StoppedText(tokenizer, ("\N{REPLACEMENT CHARACTER}", "é"))
+    tokens = ["two", *[f"<0x{byte:02X}>" for byte in "é".encode()]]
+    assert [text.push(token) for token in tokenizer.convert_tokens_to_ids(tokens)] == ["two", "", ""]
+    assert text.stopped
 
 
 def test_encode_is_the_tokenizers_own() -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 import threading
-from collections.abc import Generator, Mapping
-from typing import Any
+import time
+from collections.abc import Generator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import httpx2
 
 from odmoe.api.completion import Alternative, Chunk, Ending, Logprob, Stream
 from odmoe.api.over_http.errors import explained, refused, told_error
-from scheduler.errors import LinkError, ProtocolError, RequestCancelledError
+from scheduler.errors import DeadlineError, LinkError, ProtocolError, RequestCancelledError
 
+Event = TypeVar("Event")
 _LAST = "[DONE]"
 _LARGEST = 64 << 20
 """Bytes of one event."""
@@ -84,18 +88,76 @@ class _Wire:
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of a TLS socket too: no farewell
 
 
+class _Watch:
+    """Cuts a connection on which no event comes in time. Comments, which servers send in between, are no events, but
+    httpx2's own timeout begins anew with each. What the caller takes to read an event does not count."""
+
+    def __init__(self, url: str, timeout_s: float | None, wire: _Wire) -> None:
+        self._url, self._wire = url, wire
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._changed = threading.Condition()
+        self._until: float | None = time.monotonic() + self._timeout_s
+        """None: no event is waited for."""
+        self._ended = self._late = False
+        self._thread = threading.Thread(target=self._run, name="odmoe-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises DeadlineError in place of what the cut has led to."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        if self._late and kind is not GeneratorExit:
+            raise DeadlineError(
+                f"{self._url} sent no token for {self._timeout_s:g} s; look at the server's log, or give odmoe.connect "
+                "a longer timeout"
+            ) from error
+
+    def each(self, events: Iterable[Event]) -> Generator[Event]:
+        """The events. Each is waited for as long as the first."""
+        coming = iter(events)
+        while True:
+            self._wait_until(time.monotonic() + self._timeout_s)
+            found = next(coming, None)
+            self._wait_until(None)
+            if found is None:
+                return
+            yield found
+
+    def _wait_until(self, until: float | None) -> None:
+        with self._changed:
+            self._until = until
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._ended:
+                left = None if self._until is None else self._until - time.monotonic()
+                if left is not None and left <= 0:
+                    self._late = True
+                    break
+                self._changed.wait(left if left is None or left < threading.TIMEOUT_MAX else None)
+        if self._late:
+            self._wire.cut()
+
+
 def _read(client: httpx2.Client, url: str, path: str, body: bytes, wire: _Wire, facts: _Facts) -> Generator[Chunk]:
     request = client.build_request(
         "POST", path, content=body, headers={"Content-Type": "application/json"}, extensions={"trace": wire.trace}
     )
     count = 0
-    with explained(url):
+    with explained(url), _Watch(url, client.timeout.read, wire) as watch:
         answer = client.send(request, stream=True)
         try:
             if answer.status_code != 200:
                 answer.read()
                 raise refused(url, answer)
-            for event in httpx2.EventSource(answer, max_event_size=_LARGEST):
+            for event in watch.each(httpx2.EventSource(answer, max_event_size=_LARGEST)):
                 if event.data == _LAST:
                     facts.ended = True
                     break

@@ -26,8 +26,7 @@ def to_engine_request(service: Service, request: ChatRequest) -> tuple[EngineReq
     text = chat_text(service.tokenizer, request)
     if request.offered:
         check_parser(service.tokenizer)
-    with service.tokenizing:
-        prompt = service.model.opened.encode(text, special=False)
+    prompt = service.model.opened.encode(text, special=False)
     most = request.max_completion_tokens or request.max_tokens or service.limits.max_tokens
     found = EngineRequest([prompt], request.n, most or service.context - len(prompt), how)
     found.check_size(service.context)

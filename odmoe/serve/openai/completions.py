@@ -29,8 +29,7 @@ def to_engine_request(service: Service, request: CompletionRequest) -> tuple[Eng
         how["logprobs"] = request.logprobs
         if request.echo:
             how["prompt_logprobs"] = request.logprobs
-    with service.tokenizing:
-        prompts = [_encoded(service, prompt) for prompt in request.prompts]
+    prompts = [_encoded(service, prompt) for prompt in request.prompts]
     texts = []
     if request.echo:
         texts = [

@@ -53,7 +53,7 @@ def parse_answer(tokenizer: Any, prompt: str, answer: str, tools: list[dict[str,
     try:
         found = tokenizer.parse_response(answer, _template(tokenizer), prefix=prompt, tools=tools)
         calls = [_call(call.get("function", call)) for call in found.get("tool_calls") or []]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return Message((found.get("content") or "").strip() or None, calls) if calls else None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -284,6 +286,22 @@ def test_what_is_no_answer(
 def test_silence_has_a_deadline(server: Server) -> None:
     server.script = lambda handler: (handler.events(text("to")), handler.gone())[0]
     with odmoe.connect(server.url, timeout=0.2) as model, pytest.raises(DeadlineError, match="a longer timeout"):
+        model.generate("HAMLET:")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_comments_are_no_tokens(server: Server, begun: bool) -> None:
+    """A server that only says that it is there has the same deadline."""
+
+    def script(handler: Told) -> None:
+        handler.events(*[text("to")] * begun)
+        with contextlib.suppress(OSError):  # the client has gone
+            for _ in range(int(LIMIT_S / 0.02)):
+                handler.wfile.write(b": ping\n\n")
+                time.sleep(0.02)
+
+    server.script = script
+    with odmoe.connect(server.url, timeout=0.3) as model, pytest.raises(DeadlineError, match="sent no token for"):
         model.generate("HAMLET:")
 
 

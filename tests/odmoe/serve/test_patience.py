@@ -79,7 +79,7 @@ def test_a_body_that_nobody_needs_and_does_not_come(hasty: Served) -> None:
 def test_a_body_that_does_not_come(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served.service, "limits", replace(served.service.limits, body_s=0.2))
     with connected(served, request_bytes(served, ASK)[:-10]) as client:
-        found = client.recv(1 << 16)
+        found = read_all(client)
     assert found.startswith(b"HTTP/1.1 408 ")
     assert b'"slow_request"' in found
     until(lambda: is_idle(served))
