@@ -22,6 +22,8 @@ class Patience:
     """To send a request's headers; or the rest of a body that nobody needs any more."""
     read_s: float = 30.0
     """Without reading a byte of what waits to be sent."""
+    farewell_s: float = 2.0
+    """To read why it was turned away."""
     connections: int = 512
     """At once."""
 
@@ -40,13 +42,15 @@ class Connection(H11Protocol):
         """While the client owes a part of a request."""
         self._reading: asyncio.TimerHandle | None = None
         """While something waits to be sent."""
+        self.turned_away = False
+        """It has an error in place of a request. What the client still sends is not read."""
         self._unread = 0
         """Bytes that waited when it was last looked at."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of any byte that waits
-        if len(self.connections) > self._patience.connections:
+        if sum(not getattr(one, "turned_away", False) for one in self.connections) > self._patience.connections:
             text = f"{self._patience.connections} connections are open; try again later"
             self._refuse(ApiError(503, text, "server_error", code="too_many_connections"))
         else:
@@ -59,6 +63,8 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.turned_away:
+            return
         super().data_received(data)
         self._expect()
 
@@ -99,7 +105,10 @@ class Connection(H11Protocol):
         )
         for event in events:
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        # A client whose bytes are not taken gets a reset, which may overtake the error.
+        self.turned_away = True
+        self.transport.write_eof()
+        self._sending = self.loop.call_later(self._patience.farewell_s, self.transport.close)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -135,6 +135,16 @@ class ResponseFormat(Strict):
         return json.dumps({"type": "object"}) if self.type == "json_object" else None
 
 
+LEAST_TEMPERATURE = 1e-4
+
+
+def _divides(temperature: float) -> float:
+    """Logits divided by less may not be numbers any more."""
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"it is {temperature:g}; allowed: 0, or a number from {LEAST_TEMPERATURE:g}")
+    return temperature
+
+
 class AnswerRequest(Strict):
     """What both APIs have. None: not given."""
 
@@ -143,7 +153,7 @@ class AnswerRequest(Strict):
     stream_options: StreamOptions | None = None
     stop: Stops = ()
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_divides)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0

@@ -311,7 +311,8 @@ class TestTools:
         assert choice.message.content == "<tool_call>{add</tool_call>"
 
     def test_the_chat_goes_on_after_a_call(self, client: OpenAI, model: Model) -> None:
-        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 41}'}}
+        call: dict[str, Any] = {"id": "1", "type": "function"}
+        call["function"] = {"name": "add", "arguments": '{"a": 41}'}
         chat = [
             *CHAT,
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -320,9 +321,10 @@ class TestTools:
         short = answer(client, messages=CHAT, tools=[TOOL]).usage.prompt_tokens
         more = len(model.opened.tokenizer("<assistant>41</assistant><tool>42</tool>")["input_ids"])
         assert answer(client, messages=chat, tools=[TOOL]).usage.prompt_tokens == pytest.approx(short + more, abs=2)
-        call["function"]["arguments"] = "{"  # type: ignore[index]
-        with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_calls"):
-            answer(client, messages=chat, tools=[TOOL])
+        for wrong in ("add", {"name": "add", "arguments": "{"}, {"name": "add", "arguments": "[" * 100_000}):
+            call["function"] = wrong
+            with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_calls"):
+                answer(client, messages=chat, tools=[TOOL])
 
     def test_it_is_not_known_how_the_model_calls(
         self, client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from main_node.sampling import GREEDY, Sampling
+from odmoe.serve import routes
 from odmoe.serve.api_error import ApiError
 from odmoe.serve.openai.engine_request import MOST_VALUES, EngineRequest, plain
 from support.machines.http_service import Served
@@ -218,6 +220,26 @@ def test_log_probabilities_are_those_of_transformers(client: OpenAI, whole: Any,
     assert found.text_offset == [len(tokenizer.decode(tokens[:count])) for count in range(6)]
 
 
+def test_responses_are_made_beside_the_event_loop(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones take seconds to encode."""
+    on_loop = []
+
+    def noting(make: Any) -> Any:
+        def made(*given: Any) -> Any:
+            on_loop.append(asyncio._get_running_loop() is not None)
+            return make(*given)
+
+        return made
+
+    monkeypatch.setattr(routes, "_whole", noting(routes._whole))
+    monkeypatch.setattr(routes, "_encoded", noting(routes._encoded))
+    monkeypatch.setattr(routes, "_MANY", 0)
+    client.completions.create(model=NAME, prompt=PROMPT, max_tokens=6, logprobs=2)
+    streamed(client, prompt=PROMPT, max_tokens=6, logprobs=2)
+    assert len(on_loop) > 1
+    assert not any(on_loop)
+
+
 def test_streamed_log_probabilities_are_the_same(client: OpenAI) -> None:
     whole = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=6, logprobs=2).choices[0].logprobs
     _, events = streamed(client, prompt=PROMPT, max_tokens=6, logprobs=2)
@@ -280,6 +302,7 @@ def test_fields_that_identify_the_sender_change_nothing(client: OpenAI) -> None:
 LONG = {"max_tokens": 1000, "n": 128, "logprobs": 20}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", "invalid_value"),
+    ({"temperature": 1e-300}, "temperature", "invalid_value"),
     ({"top_p": 0}, "top_p", "invalid_value"),
     ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
     ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
