@@ -207,7 +207,8 @@ class StoppedText:
         if self.stopped:
             return ""
         text = self._waiting + piece
-        for seen in (text, text + self._stream.held_back):
+        held = self._stream.held_back if self._stop else ""
+        for seen in (text, text + held) if held else (text,):
             ends = [at for at in (seen.find(stop) for stop in self._stop) if at >= 0]
             if ends:
                 self.stopped, self._waiting = True, ""

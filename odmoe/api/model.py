@@ -10,11 +10,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from odmoe.api.asking import AnyModel, Query
-from odmoe.api.chat import chat_text
 from odmoe.api.local_stream import LocalStream
 from odmoe.api.names import named_as_keywords
 from odmoe.api.options import how_asked
 from odmoe.api.text_answer import TextAnswer
+from odmoe.chat import chat_text
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 

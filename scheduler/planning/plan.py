@@ -88,11 +88,12 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
     together = rates(each, step, [Run(setup, group_size, slots, together=one) for one in TOGETHER])
     shadowed = setup.policy.system.predictor == "sep"
     blocks = DRAFTED if shadowed else ()
-    drafted = rates(each, step, [Run(setup, group_size, slots, together=one) for one in blocks])
+    rates_drafted = rates(each, step, [Run(setup, group_size, slots, together=one) for one in blocks])
+    drafted = dict(zip(blocks, rates_drafted, strict=True))
     fits = list(fitted(setup))
     at_fits = rates(each, step, [Run(one, group_size, slots) for one in fits])
     found = outcome(setup, group_size, slots)
-    every = _drafting(dict(zip(blocks, drafted, strict=True)), rate)
+    every = _drafting(drafted, rate)
     every += changes(
         setup,
         group_size,
@@ -111,7 +112,7 @@ def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each 
         tried=tried,
         tokens_per_s=rate,
         together=dict(zip(TOGETHER, together, strict=True)),
-        drafted=dict(zip(blocks, drafted, strict=True)),
+        drafted=drafted,
         fits=tuple(at_fits),
         luck=luck(found.ttft_s, found.token_s),
         ideal_tokens_per_s=speed(at_once(setup), group_size, slots),

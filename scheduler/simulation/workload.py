@@ -106,7 +106,8 @@ class RandomWorkload:
         self._seed = seed
         self._same_token = same_token
         self._model = model
-        self._weights = [model.weights(experts, f"{popular} popular {layer}") for layer in range(layers)]
+        weighted = 0 if model.memoryless else layers
+        self._weights = [model.weights(experts, f"{popular} popular {layer}") for layer in range(weighted)]
         self._routes: dict[int, list[tuple[int, ...]]] = {}
         self._predictions: dict[int, list[tuple[int, ...]]] = {}
 

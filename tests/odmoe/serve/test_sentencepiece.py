@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from main_node.sampling import GREEDY, Sampling
 from odmoe.api.model import Model, OpenedModel
-from support.machines.http_service import Served, demo_model, serving
+from support.machines.http_service import demo_model
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -74,18 +74,6 @@ def model(request: pytest.FixtureRequest, demo: Model) -> Model:
     tokenizer = request.param(len(opened.tokenizer))
     assert len(tokenizer) == len(opened.tokenizer)
     return Model(OpenedModel(opened.settings, opened.store, tokenizer, opened.context), demo.cluster)
-
-
-@pytest.fixture(scope="module")
-def served(model: Model) -> Iterator[Served]:
-    with serving(model) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[OpenAI]:
-    with served.client() as made:
-        yield made
 
 
 @pytest.fixture
