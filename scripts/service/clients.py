@@ -38,8 +38,11 @@ class Question:
 
     @property
     def options(self) -> dict[str, Any]:
-        """How it is drawn, by names that the API and `odmoe.load` share."""
-        return {"temperature": 0} if self.seed is None else {"temperature": TEMPERATURE, "seed": self.seed}
+        """How it is drawn, by names that the API and `odmoe.load` share; their defaults differ, so nothing is left
+        to them."""
+        if self.seed is None:
+            return {"temperature": 0}
+        return {"temperature": TEMPERATURE, "top_k": 0, "top_p": 1.0, "seed": self.seed}
 
 
 def questions() -> list[Question]:

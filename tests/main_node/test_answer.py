@@ -74,7 +74,9 @@ class Stuck:
         self.begun = threading.Event()
         self.changed = threading.Condition()
 
-    def __call__(self, layer: int, expert: int, into: Any, cancelled: Callable[[], bool], form: str = "") -> int:
+    def __call__(
+        self, layer: int, expert: int, into: Any, cancelled: Callable[[], bool], form: str = "", digest: Any = None
+    ) -> int:
         self._count(1)
         self.begun.set()
         waited = threading.Event()
