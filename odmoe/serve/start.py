@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,18 +81,21 @@ def _served(
     announce: Announce,
     quiet: bool,
 ) -> int:
+    from odmoe.log_thread import LogThread
     from odmoe.serve.app import Access, make_app
     from odmoe.serve.lifetime import HttpServer
 
     service = make_service(model, own)
-    service.notify = terminal.notify
-    log = (lambda line: None) if quiet else _write
-    app = make_app(service, Access(keys, own.cors_origin, log, own.log_format))
-    server = HttpServer(app, service, listening, own.drain_timeout, terminal.notify)
-    listening.listen(socket.SOMAXCONN)
-    announce(service.name, listening.getsockname()[:2])
     try:
-        with NodeWatch(model.cluster, terminal.notify):
+        with LogThread() as log, NodeWatch(model.cluster, terminal.notify):
+            notify = partial(log.line, write=terminal.notify)
+            service.notify = notify
+            app = make_app(
+                service, Access(keys, own.cors_origin, (lambda line: None) if quiet else log.line, own.log_format)
+            )
+            server = HttpServer(app, service, listening, own.drain_timeout, notify)
+            listening.listen(socket.SOMAXCONN)
+            announce(service.name, listening.getsockname()[:2])
             return server.run()
     finally:
         service.close()
@@ -107,8 +110,3 @@ def make_service(model: Model, own: ServeSettings) -> Service:
     name = own.model_name or Path(served.model.rstrip("/") or model.cluster.store()).name
     limits = Limits(own.max_tokens, own.request_timeout)
     return Service(model, name, served, limits, Metrics(model.cluster))
-
-
-def _write(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()

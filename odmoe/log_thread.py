@@ -1,0 +1,62 @@
+"""Lines to standard error, written in a thread: a full pipe that nobody reads blocks no request."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Self
+
+PLACES = 10_000
+"""Lines that wait at most."""
+END_S = 5.0
+"""Longest wait, at the end, for lines that still wait."""
+
+Write = Callable[[str], object]
+
+
+class LogThread:
+    """Writes lines in order. Where `places` lines wait already, a line is lost, and the next one that is not says how
+    many were."""
+
+    def __init__(self, places: int = PLACES) -> None:
+        self._lines: queue.Queue[tuple[Write, str] | None] = queue.Queue(places)
+        self._lost = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+
+    def line(self, text: str, write: Write | None = None) -> None:
+        """Never waits. `write`: None is to standard error."""
+        with self._lock:
+            try:
+                if self._lost:
+                    self._lines.put_nowait((_to_stderr, f"{self._lost} lines are lost: standard error is not read"))
+                    self._lost = 0
+                self._lines.put_nowait((write or _to_stderr, text))
+            except queue.Full:
+                self._lost += 1
+
+    def _run(self) -> None:
+        while (found := self._lines.get()) is not None:
+            write, text = found
+            try:
+                write(text)
+            except (OSError, ValueError):  # closed: nobody is there to tell
+                return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._lines.put(None, timeout=END_S)
+        except queue.Full:
+            return
+        self._thread.join(END_S)
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
