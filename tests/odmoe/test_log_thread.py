@@ -20,10 +20,10 @@ WAIT_S = 30.0
 def pipe() -> Iterator[io.TextIOWrapper]:
     """The reading end of standard error."""
     reading, writing = os.pipe()
-    with open(reading) as read, contextlib.suppress(BrokenPipeError), open(writing, "w") as written:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stderr", written)
-            yield read
+    closing = contextlib.suppress(BrokenPipeError)
+    with open(reading) as read, closing, open(writing, "w") as written, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", written)
+        yield read
 
 
 @pytest.mark.timeout(60)
