@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from scripts.lib.ledger import PACKAGES, Ledger, digest, sources
 from scripts.lib.plots import write_foot
-from scripts.lib.provenance import command, machine
+from scripts.lib.provenance import command, commit, machine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -185,7 +185,7 @@ class Experiment:
 
     def facts(self) -> dict[str, str]:
         """What stands with every figure."""
-        facts = {"machine": machine(), "command": command(), "model": self._model}
+        facts = {"machine": machine(), "command": command(), "commit": commit(), "model": self._model}
         note = "; ".join(filter(None, (self.note, self._of_other_code())))
         return facts | ({"note": note} if note else {})
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -52,10 +53,19 @@ def header(title: str) -> None:
     print(f"# {title}\nmachine: {machine()}\ncommand: {command()}\n", flush=True)
 
 
+def commit() -> str:
+    """Of the code that runs; "-dirty" where files were changed since. Empty outside a git checkout."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(asked, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def save_rows(name: str, rows: list[dict[str, Any]], folder: Path = RESULTS) -> Path:
-    """Rows with machine and command, as NAME.json in `folder`."""
+    """Rows with machine, command and commit, as NAME.json in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    facts = {"machine": machine(), "command": command(), "when": time.strftime("%Y-%m-%d %H:%M"), "rows": rows}
-    path.write_text(json.dumps(facts, indent=1))
+    facts = {"machine": machine(), "command": command(), "commit": commit(), "when": time.strftime("%Y-%m-%d %H:%M")}
+    path.write_text(json.dumps({**facts, "rows": rows}, indent=1))
     return path

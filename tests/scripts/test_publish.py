@@ -1,0 +1,63 @@
+"""The docs' tables are those of the data beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts import publish
+
+WITHOUT_DATA = 31
+"""Tables of docs/measurements.md whose data was not kept. It only shrinks: a new table has its data."""
+
+
+@pytest.mark.parametrize("page", publish.PAGES, ids=lambda page: page.name)
+def test_every_table_is_that_of_its_data(page: Path) -> None:
+    text = page.read_text()
+    assert text == publish.written(text), "run `.venv/bin/python -m scripts.publish`"
+
+
+def test_every_table_stands_somewhere_and_all_data_is_used() -> None:
+    named = [name for page in publish.PAGES for name in re.findall("<!-- data: (.+?) -->", page.read_text())]
+    assert sorted(named) == sorted(publish.TABLES)
+    files = {path.stem for path in publish.DATA.iterdir()}
+    assert files == {table.data for table in publish.TABLES.values()}
+
+
+def test_a_figure_that_is_not_that_of_the_data_is_found() -> None:
+    page = next(page for page in publish.PAGES if "<!-- data: " in page.read_text())
+    text = page.read_text()
+    begin = text.index("| --- |", text.index("<!-- data: "))
+    at = re.compile(r"\d").search(text, begin)
+    assert at is not None
+    wrong = text[: at.start()] + str((int(at[0]) + 1) % 10) + text[at.end() :]
+    assert publish.written(wrong) == text != wrong
+
+
+@pytest.mark.parametrize("name", sorted({table.data for table in publish.TABLES.values()}))
+def test_data_says_where_it_is_from(name: str) -> None:
+    facts = publish.load(name)
+    assert all(facts[fact] for fact in publish.FACTS)
+    assert facts["command"].startswith(".venv/bin/python -m scripts.")
+    assert not re.search(r"(^|[\s=])/|--quick", facts["command"]), "a whole run, without this machine's own paths"
+
+
+def test_measurements_without_data_become_fewer() -> None:
+    text = (publish.ROOT / "docs" / "measurements.md").read_text()
+    kept = re.sub(r"<!-- data: .*?<!-- /data -->", "", text, flags=re.S)
+    assert len(re.findall(r"^\| ?---", kept, re.M)) <= WITHOUT_DATA
+
+
+def test_what_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "DATA", tmp_path / "data")
+    result = tmp_path / "found.json"
+    facts = {"machine": "m", "command": "a --out /b c -d", "commit": "1", "when": "now", "rows": [{"x": 1}]}
+    result.write_text(json.dumps(facts))
+    copied = publish.copy(result, "new")
+    assert json.loads(copied.read_text()) == {**facts, "command": "a c -d"}
+    result.write_text(json.dumps(facts | {"commit": ""}))
+    with pytest.raises(SystemExit, match="has no commit"):
+        publish.copy(result, "new")
