@@ -23,6 +23,7 @@ from scheduler.policies.registry import forms_of
 from scripts.lib import peers, quality
 from scripts.lib.clusters import open_model
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
+from scripts.lib.idleness import Others
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
 from worker_node.loaders.disk import DiskLoader
@@ -106,8 +107,11 @@ class Side:
     _open: dict[str, Any] = field(default_factory=dict)
     _done: dict[str, int] = field(default_factory=dict)
 
-    def ask(self, variant: str, number: int) -> Answered:
-        """Prompt `number`'s answer. Raises ConfigError where a variant cannot be with this budget."""
+    def ask(self, variant: str, number: int, place: int = 0) -> Answered:
+        """Prompt `number`'s answer. `place`: of a variant that is asked the same several times, and that keeps nothing
+        from one answer to the next. Raises ConfigError where a variant cannot be with this budget."""
+        if place and self._done.get(variant) == number + 1:
+            return ask(self._open[variant], self.prompts[number], self.tokens)
         if variant not in self._open or self._done[variant] > number:
             self._close(variant)
             self._open[variant] = start_cluster(self.settings_of(variant), self.store)
@@ -179,15 +183,18 @@ class Bench:
         # As published: papers compare systems with the forms that they name, not with those that pay here.
         return found.but(smaller_forms="always") if any(forms_of(found.system_config)) else found
 
-    def answer(self, model: str, variant: str, budget: int, number: int) -> dict[str, Any]:
-        """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, where it cannot."""
+    def answer(self, model: str, variant: str, budget: int, number: int, place: int = 0) -> dict[str, Any]:
+        """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, where it cannot.
+        `place`: see `Side.ask`."""
         if self._side is None or self._side[0] != (model, budget):
             self.close()
             store = self.opened(model)[0]
             side = Side(store, lambda name: self.settings(model, name, budget), self.prompts(model), self.args.tokens)
             self._side = (model, budget), side
         try:
-            return self._side[1].ask(variant, self.args.history + number).figures()
+            with Others() as others:
+                figures = self._side[1].ask(variant, self.args.history + number, place).figures()
+            return {**figures, "others_cores": others.cores, "at": time.time()}
         except ConfigError as error:
             return {"refused": str(error)}
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from scripts.lib.experiment import plural
+from scripts.lib.idleness import mark
+from scripts.lib.intervals import Interval
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.tables import Column, text_table
 
@@ -38,6 +40,7 @@ LOOKS = dict.fromkeys(("importance", "smoe", "fate", "od-moe"), (BLUE, "o", 2.4)
 }
 OTHER = (DARK, "x", 1.5)
 """Of a system that was added since."""
+BY = "tpot_by_prompt"
 MEDIANS = (
     "ttft_s",
     "tpot_s",
@@ -60,22 +63,44 @@ def middle(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def figures(of: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Medians over prompts of a system's results by prompt, and of their ratios to those of `base`."""
-    numbers = sorted(of)
-    found: dict[str, Any] = {name: middle(of[n][name] for n in numbers) for name in MEDIANS}
+Pairs = dict[int, list[tuple[dict[str, Any], list[dict[str, Any]]]]]
+"""By prompt: answers of a system, each with those of the reference next to it."""
+
+
+def figures(of: dict[int, dict[int, dict[str, Any]]], pairs: Pairs) -> dict[str, Any]:
+    """Medians over prompts of a system's answers, by prompt and place, and of their ratios to those next to them."""
+    every = [one for n in sorted(of) for one in of[n].values()]
+    found: dict[str, Any] = {name: middle(one[name] for one in every) for name in MEDIANS}
     for name in ("tpot_s", "ttft_s"):
-        ratios = [of[n][name] / base[n][name] for n in numbers if name in base.get(n, {})]
-        found[f"{name[:4]}_ratio"] = middle(ratios)
+        found |= ratio(name, pairs)
     return found | {
-        "device_bytes": max(of[n]["device_bytes"] for n in numbers),
-        "shadow_bytes": max(of[n]["shadow_bytes"] for n in numbers),
-        "resident_max": max(of[n]["resident_max"] for n in numbers),
-        "exact": all(of[n]["exact"] for n in numbers),
-        "emulated": of[numbers[0]]["emulated"],
-        "prompts": len(numbers),
-        "tpot_by_prompt": [of[n]["tpot_s"] for n in numbers],
+        "device_bytes": max(one["device_bytes"] for one in every),
+        "shadow_bytes": max(one["shadow_bytes"] for one in every),
+        "resident_max": max(one["resident_max"] for one in every),
+        "exact": all(one["exact"] for one in every),
+        "emulated": every[0]["emulated"],
+        "prompts": len(of),
+        "others_cores": max(one["others_cores"] for one in every),
+        "tpot_by_prompt": [middle(one["tpot_s"] for one in of[n].values()) for n in sorted(of)],
     }
+
+
+def ratio(name: str, pairs: Pairs) -> dict[str, Any]:
+    """Of each prompt, and their median with its interval; None of what has nothing next to it."""
+    short = name[:4]
+    by_prompt = [middle(_over(name, one, near) for one, near in of) for of in pairs.values()]
+    known = [one for one in by_prompt if one is not None]
+    if len(known) < len(by_prompt) or not known:
+        return {f"{short}_ratio": None, f"{short}_ratio_low": None, f"{short}_ratio_high": None}
+    interval = Interval.of(known)
+    bounds = {f"{short}_ratio_low": interval.low, f"{short}_ratio_high": interval.high}
+    return {f"{short}_ratio": interval.median, **bounds, f"{short}_ratio_by_prompt": known}
+
+
+def _over(name: str, one: dict[str, Any], near: list[dict[str, Any]]) -> float | None:
+    if not near:
+        return None
+    return float(one[name] / statistics.geometric_mean(each[name] for each in near))
 
 
 def peer_row(model: str, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -100,33 +125,47 @@ def claims(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _claim(pairs: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> str:
-    times, hits, slower, fewer = [], [], [], []
+    times, hits, slower, unclear, fewer = [], [], [], [], []
     for budget, mine, theirs in pairs:
-        both = zip(mine["tpot_by_prompt"], theirs["tpot_by_prompt"], strict=True)
-        times.append(statistics.median(a / b for a, b in both))
+        key = "tpot_ratio_by_prompt" if "tpot_ratio_by_prompt" in mine and "tpot_ratio_by_prompt" in theirs else BY
+        interval = Interval.of(a / b for a, b in zip(mine[key], theirs[key], strict=True))
+        times.append(interval)
         hits.append((mine["hit_rate"] or 0) - (theirs["hit_rate"] or 0))
-        slower += [budget] if times[-1] >= 1 else []
+        slower += [budget] if interval.low >= 1 else []
+        unclear += [budget] if interval.low < 1 <= interval.high else []
         fewer += [budget] if hits[-1] <= 0 else []
     at = ", ".join(str(budget) for budget, *_ in pairs)
     words = [
-        f"TPOT {' '.join(f'{one:.2f}' for one in times)} of its, hit rate {' '.join(f'{one:+.2f}' for one in hits)}",
+        f"TPOT {', '.join(map(str, times))} of its, hit rate {' '.join(f'{one:+.2f}' for one in hits)}",
         f"at {at} %",
     ]
     missed = [
         f"{what} at {', '.join(map(str, where))} %"
-        for what, where in (("not faster", slower), ("no more hits", fewer))
+        for what, where in (("slower", slower), ("no difference shown", unclear), ("no more hits", fewer))
         if where
     ]
     return " ".join(words) + (f"; {'; '.join(missed)}" if missed else "; ahead in both everywhere")
 
 
+def interval(name: str) -> Any:
+    """A ratio's median and interval as text."""
+
+    def text(row: dict[str, Any]) -> str | None:
+        if row.get(f"{name}_ratio") is None:
+            return None
+        bounds = row[f"{name}_ratio"], row[f"{name}_ratio_low"], row[f"{name}_ratio_high"]
+        return f"{Interval(*bounds, row['prompts'])}{mark(row.get('others_cores'))}"
+
+    return text
+
+
 COLUMNS = (
     Column("system", "system"),
     Column("TPOT, ms", "tpot_s", ".1f", 1e3),
-    Column("of on-demand's", "tpot_ratio", ".2f"),
+    Column("of on-demand's", interval("tpot")),
     Column("CPU, ms", "cpu_s_a_token", ".1f", 1e3),
     Column("TTFT, ms", "ttft_s", ".0f", 1e3),
-    Column("of on-demand's", "ttft_ratio", ".2f"),
+    Column("of on-demand's", interval("ttft")),
     Column("hits", "hit_rate", ".1%"),
     Column("recall", "recall", ".1%"),
     Column("in time", "recall_in_time", ".1%"),

@@ -9,8 +9,9 @@ ones, whose loads are worth sparing.
 
 One worker; experts are read from the disk into as many slots as the budget has room for. Beside them Transformers with
 every expert in memory. Each cluster first answers --history prompts, which are not measured; then, prompt by prompt,
-every system answers the same one, in an order drawn anew, so that what disturbs the machine meets all alike. Figures
-are medians over prompts; ratios are medians of each prompt's ratio to on-demand.
+every system answers the same one, in an order drawn anew, and on-demand answers it before and after each of them. A
+ratio is that to the two answers of on-demand next to it. Figures are medians over prompts, ratios with an interval of
+95 % (five prompts: 94 %). A * marks figures during which others used more than a tenth of a core.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.provenance import header
 from scripts.papers import compare_show as show
 
-VERSION = 2
+VERSION = 3
 REFERENCE = "on-demand"
+NEAR_S = 300.0
+"""On-demand's answer counts as next to another if both were given within this time."""
 QUICK = ("on-demand", "importance", "smoe", "fate", "hybrimoe", "eap", "static", "fully-cached")
 
 
@@ -49,28 +52,44 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
                 drawn = in_drawn_order(args.systems, args.seed, of["model"], budget, n)
                 cost = 2.0 * (1 + (args.history if n == 0 else 0))
                 wanted += [
-                    Cell({**of, "budget": budget, "prompt": n, "system": name, **SYSTEMS[name].values()}, cost)
-                    for name in drawn
+                    Cell(
+                        {**of, "budget": budget, "prompt": n, "place": place, "system": name, **SYSTEMS[name].values()},
+                        cost,
+                    )
+                    for place, name in enumerate(between(drawn))
                 ]
     return wanted
+
+
+def between(drawn: list[str]) -> list[str]:
+    """The reference before and after each of the others; as drawn where it is not among them."""
+    if REFERENCE not in drawn:
+        return drawn
+    others = [name for name in drawn if name != REFERENCE]
+    return [REFERENCE, *(each for name in others for each in (name, REFERENCE))]
 
 
 def measure(bench: Bench, params: dict[str, Any]) -> dict[str, Any]:
     if params["system"] == show.TRANSFORMERS:
         return bench.reference(params["path"], params["prompt"])
-    return bench.answer(params["path"], params["system"], params["budget"], params["prompt"])
+    place = params["place"] if params["system"] == REFERENCE else 0
+    return bench.answer(params["path"], params["system"], params["budget"], params["prompt"], place)
+
+
+Answers = dict[int, dict[str, Any]]
+"""By place."""
 
 
 def rows(wanted: list[Cell], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
     """One row a model, budget and system, over the prompts."""
-    found: dict[tuple[str, int | None, str], dict[int, dict[str, Any]]] = {}
+    found: dict[tuple[str, int | None, str], dict[int, Answers]] = {}
     for one, result in zip(wanted, results, strict=True):
         params = one.params
         key = params["model"], params.get("budget"), params["system"]
-        found.setdefault(key, {})[params["prompt"]] = result
+        found.setdefault(key, {}).setdefault(params["prompt"], {})[params.get("place", 0)] = result
     made = []
     for model in dict.fromkeys(key[0] for key in found):
-        truth = found[model, None, show.TRANSFORMERS]
+        truth = {n: of[0] for n, of in found[model, None, show.TRANSFORMERS].items()}
         made.append(show.peer_row(model, list(truth.values())))
         for budget in args.budgets:
             base = found.get((model, budget, REFERENCE), {})
@@ -82,15 +101,34 @@ def rows(wanted: list[Cell], results: list[dict[str, Any]], args: Any) -> list[d
     return made
 
 
-def _row(model: str, budget: int, name: str, of: dict[int, Any], base: dict[int, Any], truth: dict[int, Any]) -> Any:
-    refused = next((one["refused"] for one in of.values() if "refused" in one), None)
+def _row(
+    model: str, budget: int, name: str, of: dict[int, Answers], base: dict[int, Answers], truth: dict[int, Any]
+) -> dict[str, Any]:
+    every = [one for n in sorted(of) for one in of[n].values()]
+    refused = next((one["refused"] for one in every if "refused" in one), None)
     row = {"model": model, "budget": budget, "system": name}
     if refused is not None:
         return {**row, "refused": refused}
     same, total = quality.agreement(
-        [of[n]["token_ids"] for n in sorted(of)], [truth[n]["token_ids"] for n in sorted(of)]
+        [one["token_ids"] for one in every], [truth[n]["token_ids"] for n in sorted(of) for _ in of[n]]
     )
-    return {**row, **show.figures(of, base), "same_tokens": same, "tokens": total}
+    far = 2 if name == REFERENCE else 1
+    pairs = {n: pairs_of(of[n], base.get(n, {}), far) for n in sorted(of)}
+    return {**row, **show.figures(of, pairs), "same_tokens": same, "tokens": total}
+
+
+def pairs_of(of: Answers, base: Answers, far: int = 1) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each answer of a system to one prompt, and those of the reference next to it. `far`: places between them; of the
+    reference itself 2, and its ratio to itself shows how much the machine varies."""
+    return [
+        (one, [near for at in (place - far, place + far) if (near := base.get(at)) and _near(one, near)])
+        for place, one in sorted(of.items())
+    ]
+
+
+def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Not before and after an interruption of the script."""
+    return "tpot_s" in other and abs(one["at"] - other["at"]) < NEAR_S
 
 
 def parse() -> Any:
