@@ -23,9 +23,9 @@ from scheduler.policies.registry import forms_of
 from scripts.lib import peers, quality
 from scripts.lib.clusters import open_model
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
-from scripts.lib.idleness import Others
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
+from scripts.lib.timing.idleness import Others
 from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")

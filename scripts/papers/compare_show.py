@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from scripts.lib.experiment import plural
-from scripts.lib.idleness import mark
-from scripts.lib.intervals import Interval
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.tables import Column, text_table
+from scripts.lib.timing.idleness import mark
+from scripts.lib.timing.intervals import Interval
 
 TRANSFORMERS = "Transformers"
 AGAINST: dict[str, tuple[str, ...]] = {

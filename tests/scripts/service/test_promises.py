@@ -136,6 +136,12 @@ def test_each_promise_can_be_broken(part: str, change: dict[str, Any], told: str
     assert line.startswith(told)
 
 
+def test_memory_under_load_is_judged_by_the_last_rate() -> None:
+    grown, flat = ROWS["load"] | {"rss_growth_a_minute": 3.0}, ROWS["load"] | {"share": 1.3}
+    assert broken([grown, flat]) == []
+    assert broken([flat, grown]) == ["load, 0.5 of what is served: memory grows by 3.0% a minute"]
+
+
 def test_memory_is_not_judged_of_a_short_time() -> None:
     assert broken([ROWS["load"] | {"rss_growth_a_minute": 30.0, "rss_watched_s": 20.0}]) == []
 

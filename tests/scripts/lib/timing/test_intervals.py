@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scripts.lib.intervals import Interval
+from scripts.lib.timing.intervals import Interval
 
 TABLE = {5: 1, 6: 1, 8: 1, 9: 2, 11: 2, 12: 3, 15: 4, 17: 5, 20: 6, 25: 8, 30: 10}
 """n -> r of the interval from the r-th smallest to the r-th largest value that holds the median with at least 95 %,

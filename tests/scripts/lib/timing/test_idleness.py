@@ -10,8 +10,8 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from scripts.lib import idleness
-from scripts.lib.idleness import Others, mark
+from scripts.lib.timing import idleness
+from scripts.lib.timing.idleness import Others, mark
 
 Times = namedtuple("Times", "user nice system irq softirq steal idle")
 
