@@ -30,6 +30,8 @@ NEEDED: dict[str, Any] = {"workers": 1, "slots": 4, "loader": "memory"}
 """The fastest cluster for one process."""
 TOGETHER = "together"
 """In place of the way of prefill, where several prompts are asked at once: their decode time is compared."""
+IDLE_S = 1e4
+"""Between requests that are simulated one after the other: longer than any answer."""
 TOKENS_PER_S = 8.0
 """Guess of a first estimate."""
 
@@ -92,6 +94,27 @@ def compare(
         for one, (ttft_s, decode_s) in zip(found, times, strict=True)
     ]
     return rows[1:]
+
+
+def compare_in_turn(recording: Recording, times: list[Any], profile: str) -> list[dict[str, Any]]:
+    """All recorded requests, as measured and as simulated: one after the other, with what the cluster keeps. `times`:
+    (TTFT, decode seconds) of each. SystemExit where others were recorded, too."""
+    found = recorded_workloads(recording)
+    if len(found) != len(times):
+        raise SystemExit(f"{len(times)} prompts were asked, {len(found)} recorded; did others ask meanwhile?")
+    arrivals = [Arrival(one, one.prompt_tokens, one.tokens, at=IDLE_S * number) for number, one in enumerate(found)]
+    outcome = simulate_requests(scenario_of(recording, profile), arrivals)
+    return [
+        {
+            "prompt_tokens": one.prompt_tokens,
+            "tokens": one.tokens,
+            "ttft_s": ttft_s,
+            "simulated_ttft_s": found.ttft_s,
+            "token_s": decode_s / (one.tokens - 1),
+            "simulated_token_s": (found.token_s[-1] - found.ttft_s) / len(found.token_s),
+        }
+        for one, found, (ttft_s, decode_s) in zip(arrivals, outcome.answers, times, strict=True)
+    ]
 
 
 def compare_together(
