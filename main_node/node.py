@@ -326,7 +326,8 @@ class MainNode:
         return PassJob(request.number, position, len(tokens), prefill, sequence, forward, enter)
 
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
-        memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
+        weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
+        memory = MainMemory(self.device_bytes, weights, self._predictor_bytes, experts)
         return build_report(self.engine, request, memory, times, finish, self.kernel, complete, self.device_text)
 
     def _finish(self, request: Request, token: int) -> str | None:
@@ -399,8 +400,11 @@ class MainNode:
     def device_bytes(self) -> int:
         """Bytes of weights (a predictor's too), buffers, and the most that the KV caches of open requests took."""
         self._note_cache_bytes()
-        watch = self.experts.watch
-        return self.weight_bytes + self._cache_bytes_max + (watch.nbytes if watch is not None else 0)
+        return self.weight_bytes + self._cache_bytes_max + self._predictor_bytes
+
+    @property
+    def _predictor_bytes(self) -> int:
+        return self.experts.watch.nbytes if self.experts.watch is not None else 0
 
     @property
     def weight_bytes(self) -> int:

@@ -24,6 +24,7 @@ SETTINGS = (
     "workers",
     "slots",
     "device_memory",
+    "memory",
     "shadow",
     "dtype",
     "experts",

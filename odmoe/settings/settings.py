@@ -18,6 +18,7 @@ from odmoe.settings.units import (
     DRAFTS,
     MEMORY,
     SLOTS,
+    TOTAL,
     Audit,
     Device,
     Drafts,
@@ -189,6 +190,13 @@ class Settings(SystemSettings):
     device_memory: Memory | None = setting(
         None, MEMORY, "Expert memory of all workers: 25%, 2GB", heading="Memory", common=True, metavar="SIZE"
     )
+    memory: Memory | None = setting(
+        None,
+        TOTAL,
+        "Memory of all nodes, everything counted: 25%, 2GB; experts get what is left",
+        heading="Memory",
+        metavar="SIZE",
+    )
     slots: Slots = setting(
         1,
         SLOTS,
@@ -342,12 +350,25 @@ class Settings(SystemSettings):
                 f"{named('device_memory')} is given without {named('workers')}; all workers share it, and "
                 f"the number of workers of {named('cluster')} {self.cluster} is not known here"
             )
+        self._check_memory(named)
         self._check_loader(named)
         self._check_drafts(named)
         _ = self.alignment
         if self.system_prompt is not None and not self.chat:
             raise ConfigError(
                 f"{named('system_prompt')} is given without {named('chat')}; a system message is part of a chat"
+            )
+
+    def _check_memory(self, named: Callable[[str], str]) -> None:
+        if self.memory is None:
+            return
+        if self.device_memory is not None or self.slots_given:
+            other = named("device_memory" if self.device_memory is not None else "slots")
+            raise ConfigError(f"{named('memory')} is given with {other}, which decides on the slots; give one of them")
+        if self.joined:
+            raise ConfigError(
+                f"{named('memory')} is for nodes that are all on this machine, and {named('cluster')} is "
+                f"{self.cluster}; give {named('device_memory')} or {named('slots')}"
             )
 
     def _check_loader(self, named: Callable[[str], str]) -> None:

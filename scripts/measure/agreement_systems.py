@@ -2,6 +2,10 @@
 
     .venv/bin/python -m scripts.measure.agreement_systems --quick
     .venv/bin/python -m scripts.measure.agreement_systems --systems fate smoe
+    .venv/bin/python -m scripts.measure.agreement_systems --systems sep-arc --profile rtx3090-1gbe@12
+
+A machine that cannot keep up with a profile makes ratios larger, not smaller: @12 after its name gives everything
+twelve times as long.
 
 For each system a new cluster in this process answers a warm-up, and then prompts one at a time, recorded. All of them
 are simulated, in their order and with what the cluster keeps from one to the next, with the same profile's times; and
@@ -150,9 +154,9 @@ def draw(run: Experiment, rows: list[dict[str, Any]]) -> Any:
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(3, 1), tokens=(32, 8))
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), help="all unless said")
-    parser.add_argument("--pc", default="rtx3090-pcie3@8", help="profile of systems for one machine (%(default)s)")
+    parser.add_argument("--pc", default="rtx3090-pcie3@16", help="profile of systems for one machine (%(default)s)")
     parser.add_argument("--device-memory", default="25%", help="of systems that keep experts (25%% unless said)")
-    common_flags(parser, "profile", "shadow", "prompt-tokens")
+    common_flags(parser, "profile", "shadow", "prompt-tokens", profile="rtx3090-1gbe@4")
     args = parse_flags(parser)
     if args.tokens < 2:
         parser.error("--tokens must be at least 2: a token is timed from the one before it")
