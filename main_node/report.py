@@ -80,9 +80,6 @@ class Report:
     memory_of_whole: float | None
     """The sum of `memory_bytes` over the weights of the model with every expert in memory, as the store keeps it. None
     where a node did not report."""
-    memory_shares: dict[str, int]
-    """The same bytes by what they are for: `dense` weights, `kv` caches and `predictor` of the main node, `shadow` with
-    its KV caches, `slots`, and `scratch` in which workers restore experts."""
     loads_checked: float | None
     """Of all loads of the workers since they started, the share that was compared with the store's checksums. None
     before the first load."""
@@ -140,6 +137,9 @@ class Report:
     """Encoded bytes of a decode token, by stream: `to_workers` and `from_workers` (embeddings), `to_shadow` (tokens and
     KV rows, the prompt's too), `from_shadow` (predictions). None where nodes share a process, or other requests were
     open meanwhile."""
+    memory_shares: dict[str, int] = field(default_factory=dict)
+    """The bytes of `memory_bytes` by what they are for: `dense` weights, `kv` caches and `predictor` of the main node,
+    `shadow` with its KV caches, `slots`, and `scratch` in which workers restore experts."""
     devices: dict[str, str | list[str]] = field(default_factory=dict)
     """By role, as in `memory_bytes`: what it computed on, `cpu` or an accelerator as torch names it, and its model."""
     periods: tuple[int, int] | None = None

@@ -120,6 +120,19 @@ def test_in_emulated_time_forms_cost_what_the_profile_says(embedded: Any, refere
     assert joined.call_s == pytest.approx(profile.device_costs[0] + 0.0001)
 
 
+def test_the_token_wise_predictor_learns_where_it_is_told_to(embedded: Any, reference: Any) -> None:
+    """From each decoded token that it had predicted: the first one is predicted by prefill's last row."""
+    prompt, found = reference("float32", 0, 2).prompt, {}
+    for rate, tokens in ((0.0, 4), (0.25, 1), (0.25, 4), (0.5, 4)):
+        cluster = embedded(system="smoe", device_memory="25%", predictor_learning_rate=rate)
+        weights = cluster.main.experts.watch._foresight.predictor.weights
+        before = {layer: weight.clone() for layer, weight in weights.items()}
+        answers(cluster, prompt, tokens)
+        found[rate, tokens] = sum(float((weights[layer] - before[layer]).abs().sum()) for layer in weights)
+    assert found[0.0, 4] == found[0.25, 1] == 0
+    assert 0 < found[0.25, 4] < found[0.5, 4]
+
+
 def test_importance_replaces_and_loads_less(embedded: Any, reference: Any) -> None:
     """At a large alpha most chosen experts count as low, so residents stand in for them."""
     prompt = reference("float32", 0, TOKENS).prompt

@@ -34,6 +34,7 @@ SETTINGS = (
     "shadow_device",
     "worker_device",
     "token_predictor",
+    "predictor_learning_rate",
     "group_size",
     "align_token",
     "align_kv",

@@ -182,4 +182,5 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
         device,
         drafts,
         make_guides(store.dense),
+        settings.predictor_learning_rate,
     )

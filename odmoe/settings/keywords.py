@@ -58,6 +58,7 @@ class LoadKeywords(PolicyKeywords, total=False):
     draft: int | Literal["auto"]
     draft_from: str
     token_predictor: File | None
+    predictor_learning_rate: float
     device_memory: Size | None
     memory: Size | None
     slots: int | Literal["auto"]

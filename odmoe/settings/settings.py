@@ -186,6 +186,14 @@ class Settings(SystemSettings):
         "Weights of the token-wise predictor (default: token_predictor.safetensors of the model)",
         heading="Prediction",
     )
+    predictor_learning_rate: Number = setting(
+        0.0,
+        "a number from 0 (none) to 1",
+        "How far the token-wise predictor learns from each decoded token (default: 0, it does not)",
+        heading="Prediction",
+        ge=0,
+        le=1,
+    )
 
     device_memory: Memory | None = setting(
         None, MEMORY, "Expert memory of all workers: 25%, 2GB", heading="Memory", common=True, metavar="SIZE"
