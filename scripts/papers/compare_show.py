@@ -70,6 +70,7 @@ def figures(of: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]) -> d
     return found | {
         "device_bytes": max(of[n]["device_bytes"] for n in numbers),
         "shadow_bytes": max(of[n]["shadow_bytes"] for n in numbers),
+        "total_bytes": max((of[n]["total_bytes"] for n in numbers if "total_bytes" in of[n]), default=None),
         "resident_max": max(of[n]["resident_max"] for n in numbers),
         "exact": all(of[n]["exact"] for n in numbers),
         "emulated": of[numbers[0]]["emulated"],
@@ -134,21 +135,23 @@ COLUMNS = (
     Column("MB", "bytes_a_token", ".2f", 1e-6),
     Column("stall, ms", "stall_s_a_token", ".1f", 1e3),
     Column("device MB", "device_bytes", ".1f", 1e-6),
+    Column("total MB", "total_bytes", ".1f", 1e-6),
     Column("same tokens", lambda row: row["same_tokens"] / row["tokens"] if "tokens" in row else None, ".0%"),
     Column("exact", lambda row: {True: "yes", False: "no"}.get(row.get("exact"))),
 )
 """CPU, loads, MB and stall are those of a token."""
 
 
-def tables(rows: list[dict[str, Any]]) -> None:
-    """To standard output, a table a model and budget."""
+def tables(rows: list[dict[str, Any]], total: bool = False) -> None:
+    """To standard output, a table a model and budget. `total`: budgets are for all that the nodes hold."""
+    meant = "memory of all nodes {} % of the whole model" if total else "device memory {} % of the experts"
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
         peers = [row for row in mine if row["system"] == TRANSFORMERS]
         for budget in dict.fromkeys(row["budget"] for row in mine if row["budget"] is not None):
             of = [row for row in mine if row["budget"] == budget]
             shown = sorted((row for row in of if "refused" not in row), key=lambda one: float(one["tpot_s"]))
-            print(f"{model}, device memory {budget} % of the experts")
+            print(f"{model}, {meant.format(budget)}")
             print(text_table(COLUMNS, shown + peers))
             for row in of:
                 if "refused" in row:
