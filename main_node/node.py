@@ -77,13 +77,15 @@ class MainNode:
         device: torch.device | str = "cpu",
         drafts: DraftSource | None = None,
         guides: Guides | None = None,
+        learning_rate: float = 0.0,
     ) -> None:
         """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`:
         most tokens of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the
         token-wise predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear
         layers. `sharing`: how requests share the node. `device`: of the model, its KV caches and its logits. `drafts`:
-        where drafts of the next tokens come from, None: nowhere. `guides`: make answers follow schemas. Raises
-        ConfigError for drafts with a policy that reads the scores of gates."""
+        where drafts of the next tokens come from, None: nowhere. `guides`: make answers follow schemas.
+        `learning_rate`: of the token-wise predictor, 0: it does not learn. Raises ConfigError for drafts with a policy
+        that reads the scores of gates."""
         sharing = sharing or Sharing()
         self.store = store
         self.engine = engine
@@ -118,7 +120,7 @@ class MainNode:
         if needs_watch(strategy) and drafts is not None:
             raise ConfigError("--draft needs a system whose policies read no scores of gates, such as od-moe; give 0")
         if needs_watch(strategy):
-            watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor)
+            watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor, learning_rate)
         self.experts = RemoteExperts(engine, watch)
         dispatch_experts(self.model, self._experts_of)
         self._output_layer = OutputLayer(self.model, self._scores)
@@ -326,7 +328,8 @@ class MainNode:
         return PassJob(request.number, position, len(tokens), prefill, sequence, forward, enter)
 
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
-        memory = MainMemory(self.device_bytes, self.weight_bytes, self.store.manifest.expert_bytes)
+        weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
+        memory = MainMemory(self.device_bytes, weights, self._predictor_bytes, experts)
         return build_report(self.engine, request, memory, times, finish, self.kernel, complete, self.device_text)
 
     def _finish(self, request: Request, token: int) -> str | None:
@@ -399,8 +402,11 @@ class MainNode:
     def device_bytes(self) -> int:
         """Bytes of weights (a predictor's too), buffers, and the most that the KV caches of open requests took."""
         self._note_cache_bytes()
-        watch = self.experts.watch
-        return self.weight_bytes + self._cache_bytes_max + (watch.nbytes if watch is not None else 0)
+        return self.weight_bytes + self._cache_bytes_max + self._predictor_bytes
+
+    @property
+    def _predictor_bytes(self) -> int:
+        return self.experts.watch.nbytes if self.experts.watch is not None else 0
 
     @property
     def weight_bytes(self) -> int:

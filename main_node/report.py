@@ -137,6 +137,9 @@ class Report:
     """Encoded bytes of a decode token, by stream: `to_workers` and `from_workers` (embeddings), `to_shadow` (tokens and
     KV rows, the prompt's too), `from_shadow` (predictions). None where nodes share a process, or other requests were
     open meanwhile."""
+    memory_shares: dict[str, int] = field(default_factory=dict)
+    """The bytes of `memory_bytes` by what they are for: `dense` weights, `kv` caches and `predictor` of the main node,
+    `shadow` with its KV caches, `slots`, and `scratch` in which workers restore experts."""
     devices: dict[str, str | list[str]] = field(default_factory=dict)
     """By role, as in `memory_bytes`: what it computed on, `cpu` or an accelerator as torch names it, and its model."""
     periods: tuple[int, int] | None = None
@@ -166,6 +169,8 @@ class MainMemory:
     """Everything that the main node holds."""
     weight_bytes: int
     """Of that, weights and buffers."""
+    predictor_bytes: int
+    """Of that, a predictor's weights. The rest are KV caches."""
     expert_bytes: int
     """All experts of the model, in full form as the store keeps it, wherever they are."""
 
@@ -189,7 +194,7 @@ def build_report(
     stats = engine.core.stats.get(number)
     if stats is None:
         raise RequestFailedError(f"request {number} was closed")
-    by_role, residents, of_whole, checked = _usage(engine, memory)
+    by_role, shares, residents, of_whole, checked = _usage(engine, memory)
     doubted = not engine.checks.settle(number)  # last, so that nothing found meanwhile is missed
     engine.check(number)
     stats.close()
@@ -225,6 +230,7 @@ def build_report(
         prefill_stall_s=stats.prefill_stall_s,
         memory_bytes=by_role,
         memory_of_whole=of_whole,
+        memory_shares=shares,
         loads_checked=checked,
         resident_experts_max=residents,
         bytes_loaded=stats.bytes_loaded,
@@ -263,16 +269,26 @@ def build_report(
 
 def _usage(
     engine: Engine, memory: MainMemory
-) -> tuple[dict[str, int | list[int]], list[int], float | None, float | None]:
-    """`memory_bytes`, `resident_experts_max`, `memory_of_whole` and `loads_checked` of a report."""
+) -> tuple[dict[str, int | list[int]], dict[str, int], list[int], float | None, float | None]:
+    """`memory_bytes`, `memory_shares`, `resident_experts_max`, `memory_of_whole` and `loads_checked` of a report."""
     workers, shadow = engine.peers.usage()
     complete = len(workers) == len(engine.peers.workers) and (shadow is None) is (engine.peers.shadow is None)
     of_workers = [usage.device_bytes_max for usage in workers.values()]
     of_shadow = shadow.device_bytes_max if shadow else 0
     loads = sum(usage.loads for usage in workers.values())
     together = memory.device_bytes + of_shadow + sum(of_workers)
+    slots = engine.peers.roster.slot_bytes(workers)
+    shares = {
+        "dense": memory.weight_bytes,
+        "kv": memory.device_bytes - memory.weight_bytes - memory.predictor_bytes,
+        "predictor": memory.predictor_bytes,
+        "shadow": of_shadow,
+        "slots": slots,
+        "scratch": sum(of_workers) - slots,
+    }
     return (
         {"main": memory.device_bytes, "shadow": of_shadow, "workers": of_workers},
+        shares,
         [usage.resident_experts_max for usage in workers.values()],
         together / (memory.weight_bytes + memory.expert_bytes) if complete else None,
         sum(usage.loads_checked for usage in workers.values()) / loads if loads else None,

@@ -13,7 +13,10 @@ from scheduler.eventlog.recording import read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
 from scheduler.policies.systems import SYSTEMS
-from scheduler.types import Load
+from scheduler.simulation.recorded_forms import recorded_profile
+from scheduler.simulation.scenario import Scenario
+from scheduler.timing.profile import find_profile
+from scheduler.types import Load, WorkerJoined
 from support.nodes.exact import WHOLE, answers
 
 TOKENS = 10
@@ -96,6 +99,38 @@ def test_where_restoring_is_slow_everything_is_loaded_in_full(
     assert replay(recording).difference is None
     loads = [c for commands in recording.commands for c in commands if isinstance(c, Load)]
     assert {load.form for load in loads} == {""}
+
+
+def test_in_emulated_time_forms_cost_what_the_profile_says(embedded: Any, reference: Any, tmp_path: Path) -> None:
+    """As a simulation of the recording has it."""
+    cluster = embedded(system="fate", device_memory="25%", profile="rtx3090-pcie3", record=str(tmp_path / "log"))
+    report, _ = answers(cluster, reference("float32", 0, 2).prompt, 2)
+    write_whole(tmp_path / "log", cluster.recording())
+    recording, manifest = read_recording(tmp_path / "log"), cluster.main.store.manifest
+    profile = recorded_profile(find_profile("rtx3090-pcie3"), recording)
+    assert profile.form_share("int4") == manifest.form_bytes("int4") / manifest.blob_bytes
+    [joined] = [event for _, event in recording.events if isinstance(event, WorkerJoined) and event.slots]
+    [simulated] = [
+        cost for cost in Scenario(profile, system=recording.core_config.system).costs_of(0) if cost.form == "int4"
+    ]
+    assert simulated in joined.forms
+    assert simulated == ("int4", profile.form_load_s("int4"), 0.0001, True)
+    assert report.form_costs["int4"] == simulated[1:3]
+    assert joined.load_s == pytest.approx(profile.form_load_s("int4"), rel=1e-6)
+    assert joined.call_s == pytest.approx(profile.device_costs[0] + 0.0001)
+
+
+def test_the_token_wise_predictor_learns_where_it_is_told_to(embedded: Any, reference: Any) -> None:
+    """From each decoded token that it had predicted: the first one is predicted by prefill's last row."""
+    prompt, found = reference("float32", 0, 2).prompt, {}
+    for rate, tokens in ((0.0, 4), (0.25, 1), (0.25, 4), (0.5, 4)):
+        cluster = embedded(system="smoe", device_memory="25%", predictor_learning_rate=rate)
+        weights = cluster.main.experts.watch._foresight.predictor.weights
+        before = {layer: weight.clone() for layer, weight in weights.items()}
+        answers(cluster, prompt, tokens)
+        found[rate, tokens] = sum(float((weights[layer] - before[layer]).abs().sum()) for layer in weights)
+    assert found[0.0, 4] == found[0.25, 1] == 0
+    assert 0 < found[0.25, 4] < found[0.5, 4]
 
 
 def test_importance_replaces_and_loads_less(embedded: Any, reference: Any) -> None:

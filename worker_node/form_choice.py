@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from scheduler.policies.precision import FULL, full_pays
+from scheduler.timing.form_costs import profile_form_costs
+from scheduler.timing.profile import Profile
 from scheduler.types import FormCost
 from worker_node.loaders.base import Loader
 from worker_node.measure import load_bandwidth, restoring_seconds
@@ -39,10 +41,21 @@ def choose_forms(
     the same memory; 0 if those would be too few. `loader_of` makes a loader for given forms; one is made and closed
     here. `threads`: how many restore an expert together, on a CPU. Raises LaunchError, StoreError.
     """
-    costs = _costs(store, arithmetic, loader_of(asked.forms), asked.forms, threads)
+    return settled(asked, full_slots, _costs(store, arithmetic, loader_of(asked.forms), asked.forms, threads))
+
+
+def settled(asked: FormChoice, full_slots: int, costs: tuple[FormCost, ...]) -> FormChoice:
+    """See `choose_forms`: by these costs."""
     if costs and full_slots and full_pays(asked.forms, costs):
         return FormChoice((FULL,), full_slots, tuple(cost._replace(fits=cost.form == FULL) for cost in costs))
     return FormChoice(asked.forms, asked.slots, costs)
+
+
+def emulated_costs(profile: Profile, store: ExpertStore, forms: tuple[str, ...]) -> tuple[FormCost, ...]:
+    """As in `FormChoice`, by a profile. Raises StoreError for a form that the store lacks."""
+    manifest = store.manifest
+    shares = tuple((form, manifest.form_bytes(form) / manifest.blob_bytes) for form in forms if form != FULL)
+    return profile_form_costs(replace(profile, form_shares=shares), forms)
 
 
 def _costs(

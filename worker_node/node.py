@@ -138,11 +138,14 @@ class Worker:
         """Held by the load under way: a lent thread may begin one while the worker's own is loading."""
         self.loads = 0
         self.bytes_loaded = 0
+        self.restored: _Tenure | None = None
+        """Whose expert was restored last, from a smaller form."""
         self._arithmetic = arithmetic
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
         first = 0, store.manifest.moe_layers[0], forms[0]
-        self.costs = self.pace.costs or device_costs(store, partial(self.run, *first))
+        call_s, row_s = self.pace.costs or device_costs(store, partial(self.run, *first))
+        self.costs = call_s + (self.pace.restore_s if forms[0] else 0.0), row_s
         """Seconds that a computation takes, a call and a row, from a profile or measured; 0 where unknown."""
 
     @property
@@ -450,7 +453,10 @@ class _Session(ComputeSession):
                 raise
             self._compute_each(tenure, messages, received)  # one of them is wrong
             return
-        end = pace.end_compute(sum(map(len, outputs)))
+        restored = bool(tenure.form) and self._worker.restored is not tenure
+        if restored:
+            self._worker.restored = tenure
+        end = pace.end_compute(sum(map(len, outputs)), restored)
         if self.spans.on:
             self.spans.add("compute", tenure.label, start, end)
         evict = any(message.evict for message in messages)

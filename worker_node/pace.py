@@ -19,6 +19,10 @@ class Pace(Protocol):
     def costs(self) -> tuple[float, float] | None:
         """Seconds that a computation takes by a profile, a call and a row. None: measure them."""
 
+    @property
+    def restore_s(self) -> float:
+        """Seconds that restoring an expert takes by a profile, beside a computation's."""
+
     def now(self) -> float:
         """This thread's time."""
 
@@ -34,8 +38,11 @@ class Pace(Protocol):
     def begin_compute(self, at: float) -> float:
         """Begin a computation that was ready at `at`. Returns its start."""
 
-    def end_compute(self, rows: int) -> float:
-        """The output of `rows` rows is there. Returns its end."""
+    def end_compute(self, rows: int, restored: bool = False) -> float:
+        """The output of `rows` rows is there. Returns its end.
+
+        `restored`: the expert was restored from a smaller form before.
+        """
 
 
 class RealPace:
@@ -43,6 +50,7 @@ class RealPace:
 
     emulated = False
     costs: tuple[float, float] | None = None
+    restore_s = 0.0
 
     def now(self) -> float:
         return time.monotonic()
@@ -56,13 +64,14 @@ class RealPace:
     def begin_compute(self, at: float) -> float:
         return time.monotonic()
 
-    def end_compute(self, rows: int) -> float:
+    def end_compute(self, rows: int, restored: bool = False) -> float:
         return time.monotonic()
 
 
 class WorkerPace:
     """A profile's times. A load lasts at least `load_s`, in a smaller form as much less as its bytes are fewer; a
-    computation lasts at least `compute_s`. A cancelled load ends with its piece under way (`Profile.ended_load_s`).
+    computation lasts at least `compute_s`, and `restore_s` more where its expert is restored first. A cancelled load
+    ends with its piece under way (`Profile.ended_load_s`).
 
     `host`: the node is the host's processor beside the device, and a computation lasts `host_compute_s`. Raises
     ConfigError where the profile has no such times.
@@ -73,6 +82,7 @@ class WorkerPace:
     def __init__(self, emulation: Emulation, host: bool = False) -> None:
         profile = emulation.profile
         self.costs: tuple[float, float] | None = profile.host_costs if host else profile.device_costs
+        self.restore_s = profile.restore_s
         self._emulation = emulation
         self._host = host
         self._link, self._processor = SerialResource(emulation), SerialResource(emulation)
@@ -91,6 +101,7 @@ class WorkerPace:
     def begin_compute(self, at: float) -> float:
         return self._processor.begin(at)
 
-    def end_compute(self, rows: int) -> float:
+    def end_compute(self, rows: int, restored: bool = False) -> float:
         profile = self._emulation.profile
-        return self._processor.end(profile.host_compute_s(rows) if self._host else profile.compute_s(rows))
+        lasts_s = profile.host_compute_s(rows) if self._host else profile.compute_s(rows)
+        return self._processor.end(lasts_s + profile.restore_s * restored)

@@ -33,15 +33,23 @@ class PassMemory:
 
 class GateWatch:
     """Made only for a strategy that reads any of it. `cache`: returns the KV cache of the request whose pass is under
-    way. `token_file`: weights of the token-wise predictor. Raises UnsupportedFamilyError for a family whose gates give
+    way. `token_file`: weights of the token-wise predictor, which learns with every decoded token
+    where its `learning_rate` is more than 0. Raises UnsupportedFamilyError for a family whose gates give
     no scores."""
 
     def __init__(
-        self, model: Any, strategy: Strategy, shape: t.ModelShape, cache: Callable[[], Any], token_file: Path | None
+        self,
+        model: Any,
+        strategy: Strategy,
+        shape: t.ModelShape,
+        cache: Callable[[], Any],
+        token_file: Path | None,
+        learning_rate: float = 0.0,
     ) -> None:
         self._gates = Gates(model)
         self._scores = strategy.wants_scores
-        self._foresight = make_foresight(strategy.predictor.foresight, model, self._gates, shape, cache, token_file)
+        kind = strategy.predictor.foresight
+        self._foresight = make_foresight(kind, model, self._gates, shape, cache, token_file, learning_rate)
         self._memory = PassMemory(final=True)
 
     def use(self, memory: PassMemory) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -106,6 +107,12 @@ class Roster:
                 entry.loads += 1
                 entry.bytes_loaded += nbytes
                 entry.load_s += seconds
+
+    def slot_bytes(self, numbers: Iterable[int]) -> int:
+        """Of all slots of these workers."""
+        with self._lock:
+            ready = [entry.ready for n in numbers if (entry := self._entries.get(("worker", n))) is not None]
+        return sum(one.slots * one.slot_bytes for one in ready if isinstance(one, WorkerReady))
 
     def facts(self) -> list[NodeFacts]:
         """Workers by number, then the shadow."""

@@ -49,6 +49,7 @@ def about(settings: Settings, slots: int) -> dict[str, Any]:
         "workers",
         "slots",
         "device_memory",
+        "memory",
         "system",
         *CHOSEN,
         "align_token",

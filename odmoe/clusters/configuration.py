@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checkpoint.family import parse_dtype
 from checkpoint.forms import planned_form
 from checkpoint.hub import find_model
 from checkpoint.native.parameters import restoring_bytes
@@ -14,19 +13,16 @@ from checkpoint.prediction.token_predictor import FILE
 from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
+from odmoe.clusters.memory_budget import MemoryBudget, memory_budget, rows_at_once
 from odmoe.clusters.slot_memory import slot_memory
 from odmoe.settings.settings import CUDA, Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
 from odmoe.terminal import counted, megabytes
-from scheduler.core.dispatch import LEAST_ROWS
 from scheduler.errors import CheckpointError, ConfigError
 from scheduler.policies.precision import FULL
 from scheduler.policies.registry import caches, forms_of, is_read, keeps_all, residency_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.types import ModelShape
-
-ACTIVATION_BYTES = 256 << 20
-"""Memory for the rows that one expert computes at once, within a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ def configure(settings: Settings, store: ExpertStore) -> Configuration:
     settings = with_precision(settings, store)
     core = core_config(settings, model_shape(store))
     if core.mini_batch is None and settings.cluster == "embedded" and settings.profile is None:
-        core = replace(core, mini_batch=_rows_at_once(store, core.shape))
+        core = replace(core, mini_batch=rows_at_once(store, core.shape))
     found = Configuration(core, resources(settings, store), settings)
     if found.resources.workers is None and keeps_all(settings.system_config) and not settings.slots_given:
         raise ConfigError(
@@ -68,14 +64,6 @@ def configure(settings: Settings, store: ExpertStore) -> Configuration:
         )
     _check_slots(found)
     return found
-
-
-def _rows_at_once(store: ExpertStore, shape: ModelShape) -> int:
-    """Within a process no row travels, so that mini-batches would only repeat the work for an expert: it computes all
-    rows of a prompt at once, as many as `ACTIVATION_BYTES` allow."""
-    itemsize = parse_dtype(store.manifest.dtype).itemsize
-    widths = store.manifest.restored_bytes // itemsize // shape.hidden + shape.hidden  # of what is computed for a row
-    return max(LEAST_ROWS, ACTIVATION_BYTES // (widths * itemsize))
 
 
 def check_fits(settings: Settings, store: ExpertStore) -> None:
@@ -118,8 +106,8 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
     where this machine's memory is not known.
     """
     forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
-    if settings.device_memory is not None:
-        slots = _slots_in(settings.device_memory, settings, store, forms)
+    if (memory := _expert_memory(settings, store)) is not None:
+        slots = _slots_in(memory, settings, store, forms)
         if settings.slots == "auto" and not caches(settings.system_config):
             slots = min(slots, AUTO_SLOTS)
     elif settings.slots == "auto" and not caches(settings.system_config):
@@ -141,8 +129,8 @@ def with_precision(settings: Settings, store: ExpertStore) -> Settings:
     if not any(forms) or settings.smaller_forms == "always" or not caches(system) or not settings.workers_given:
         return settings
     manifest = store.manifest
-    if settings.device_memory is not None:
-        room = _slot_room(settings.device_memory, settings, store, (FULL,))
+    if (memory := _expert_memory(settings, store)) is not None:
+        room = _slot_room(memory, settings, store, (FULL,))
     else:
         room = _given_slots(settings, store) * max(_form_bytes(store, form) for form in forms)
         room -= _restoring_bytes(settings, store, (FULL,))
@@ -152,6 +140,36 @@ def with_precision(settings: Settings, store: ExpertStore) -> Settings:
 def forms_needed(settings: Settings, store: ExpertStore) -> tuple[str, ...]:
     """The forms that a store must have for these settings; the full one has the empty name."""
     return forms_of(with_precision(settings, store).system_config)
+
+
+def budget_of(settings: Settings, store: ExpertStore) -> MemoryBudget | None:
+    """That of --memory; None without it. Raises ConfigError, CheckpointError."""
+    if settings.memory is None:
+        return None
+    weights = find_token_predictor(settings, store)
+    return memory_budget(settings.memory, settings, store, weights.stat().st_size if weights else 0)
+
+
+def _expert_memory(settings: Settings, store: ExpertStore) -> str | None:
+    """--device-memory, or what --memory leaves for the same. Raises ConfigError where it leaves nothing."""
+    budget = budget_of(settings, store)
+    if budget is None:
+        return settings.device_memory
+    if budget.left < 1:
+        slot = max(_form_bytes(store, form) for form in forms_of(settings.system_config))
+        raise ConfigError(_nothing_left(budget, settings, slot * settings.workers))
+    return str(budget.left)
+
+
+def _nothing_left(budget: MemoryBudget, settings: Settings, needed: int) -> str:
+    """`needed`: bytes of a slot for each worker, and of restoring experts where the store has the forms."""
+    experts = {f"one expert for each of {counted(settings.workers, 'worker')}": needed}
+    least = sum(budget.shares.values()) + needed
+    return (
+        f"--memory {settings.memory} is {megabytes(budget.total)}, and the nodes need {megabytes(least)}: "
+        f"{budget.text(experts)}; give more, or make a share smaller: kv and activations with --ctx-size, kv with "
+        "--parallel, the shadow with --shadow"
+    )
 
 
 def _share(settings: Settings, store: ExpertStore) -> int:
@@ -178,8 +196,8 @@ def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
     forms, manifest = forms_of(settings.system_config), store.manifest
     if not any(forms):
         return 0
-    if settings.device_memory is not None:
-        room = _slot_room(settings.device_memory, settings, store, (FULL,))
+    if (memory := _expert_memory(settings, store)) is not None:
+        room = _slot_room(memory, settings, store, (FULL,))
     else:
         room = slots * max(map(manifest.form_bytes, forms)) + _restoring_bytes(settings, store, forms)
         room -= _restoring_bytes(settings, store, (FULL,))
@@ -254,6 +272,10 @@ def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[
     each = max(manifest.form_bytes(form) for form in forms)
     slots = min(_slot_room(memory, settings, store, forms) // each, _share(settings, store))
     if slots < 1:
+        budget = budget_of(settings, store)
+        if budget is not None:
+            needed = (each + _beside_slots(memory, settings, store, forms)) * settings.workers
+            raise ConfigError(_nothing_left(budget, settings, needed))
         size, beside = parse_memory(memory, _whole(store)), _beside_slots(memory, settings, store, forms)
         bare = memory.replace(".", "").isdigit()
         hint = f", or did you mean {memory}%?" if bare and float(memory) <= 100 else ""

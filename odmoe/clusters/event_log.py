@@ -11,6 +11,8 @@ from odmoe.clusters.configuration import Configuration
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recorder
+from scheduler.policies.precision import FULL
+from scheduler.simulation.recorded_forms import FORM_BYTES
 from wire.messages import PROTOCOL_VERSION
 
 
@@ -39,6 +41,7 @@ def _about(settings: Settings, store: ExpertStore, slots: int) -> dict[str, Any]
         "cluster": settings.cluster,
         "workers": settings.workers,
         "slots": slots,
+        FORM_BYTES: {form: manifest.form_bytes(form) for form in (FULL, *manifest.forms)},
         "shadow": settings.shadow if settings.shadowed else "none",
         "loader": settings.loader_used,
         "profile": settings.profile,

@@ -37,7 +37,7 @@ from shadow_node.pace import ShadowPace
 from wire.base import Node
 from wire.lent_threads import LentThreads
 from wire.messages import PROTOCOL_VERSION, Hello
-from worker_node.form_choice import FormChoice, choose_forms
+from worker_node.form_choice import FormChoice, choose_forms, emulated_costs, settled
 from worker_node.loaders.base import Loader
 from worker_node.loaders.make import make_loader
 from worker_node.node import Worker
@@ -123,9 +123,11 @@ def make_worker(
         return make_loader(name, store, emulation, settings.loader_used, forms, str(device))
 
     found = FormChoice(resources.forms, resources.slots)
-    # In emulated time restoring costs nothing, so that every smaller form pays.
-    if any(resources.forms) and emulation is None and settings.smaller_forms == "auto":
-        found = choose_forms(store, arithmetic, loader_of, found, resources.full_slots, settings.threads_a_node)
+    if any(resources.forms) and settings.smaller_forms == "auto":
+        if emulation is None:
+            found = choose_forms(store, arithmetic, loader_of, found, resources.full_slots, settings.threads_a_node)
+        else:
+            found = settled(found, resources.full_slots, emulated_costs(emulation.profile, store, resources.forms))
     loader = loader_of(found.forms)
     worker = Worker(
         f"worker {number}",
@@ -180,4 +182,5 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
         device,
         drafts,
         make_guides(store.dense),
+        settings.predictor_learning_rate,
     )

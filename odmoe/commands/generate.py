@@ -76,7 +76,16 @@ class Job:
             "system": self.served.system,
             **dataclasses.asdict(self.served.system_config),
             "device_memory": self.served.device_memory,
+            "memory": self.served.memory,
+            "memory_budget": self._budget(),
         }
+
+    def _budget(self) -> dict[str, int] | None:
+        """The shares of --memory, in bytes; `experts` have what the others leave. None without a budget."""
+        from odmoe.clusters.configuration import budget_of  # imports torch, which the model has done by now
+
+        budget = budget_of(self.served, self.model.opened.store)
+        return None if budget is None else {"total": budget.total, **budget.shares, "experts": budget.left}
 
 
 def run_generate(

@@ -145,6 +145,7 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
     seed = f"{one.seed}; the same --seed draws the same tokens"
     return [
         Line("memory", _memory(max(reports, key=_held))),
+        Line("memory shares", _shares(max(reports, key=_held)), shown=served.memory is not None),
         Line("output", _exactness(reports, served)),
         Line("precision", _precision(one), shown=any(forms_of(served.system_config))),
         Line("tokens", f"{new} out, {prompt} in{ended}"),
@@ -164,6 +165,10 @@ def _memory(report: Report) -> str:
         return f"{megabytes(_held(report))}, without the nodes that did not report theirs"
     whole = megabytes(round(_held(report) / report.memory_of_whole))
     return f"{megabytes(_held(report))}, {report.memory_of_whole:.0%} of the whole model's {whole}"
+
+
+def _shares(report: Report) -> str:
+    return ", ".join(f"{name} {megabytes(size)}" for name, size in report.memory_shares.items() if size)
 
 
 def _exactness(reports: Sequence[Report], served: Settings) -> str:

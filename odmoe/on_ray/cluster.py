@@ -52,6 +52,7 @@ SERVED = (
     "system",
     *CHOSEN,
     "token_predictor",
+    "predictor_learning_rate",
     "align_token",
     "align_kv",
     "align",

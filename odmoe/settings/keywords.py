@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 File = str | os.PathLike[str]
 Size = int | str
-"""Bytes, or a text such as `512MiB`; of `device_memory` also a share such as `25%`."""
+"""Bytes, or a text such as `512MiB`; of `device_memory` and `memory` also a share such as `25%`."""
 Rate = float | str
 """As a number, or a text such as `25GB/s` or `1Gbit`."""
 
@@ -58,7 +58,9 @@ class LoadKeywords(PolicyKeywords, total=False):
     draft: int | Literal["auto"]
     draft_from: str
     token_predictor: File | None
+    predictor_learning_rate: float
     device_memory: Size | None
+    memory: Size | None
     slots: int | Literal["auto"]
     loader: str
     device: str

@@ -18,6 +18,7 @@ from odmoe.settings.units import (
     DRAFTS,
     MEMORY,
     SLOTS,
+    TOTAL,
     Audit,
     Device,
     Drafts,
@@ -185,9 +186,24 @@ class Settings(SystemSettings):
         "Weights of the token-wise predictor (default: token_predictor.safetensors of the model)",
         heading="Prediction",
     )
+    predictor_learning_rate: Number = setting(
+        0.0,
+        "a number from 0 (none) to 1",
+        "How far the token-wise predictor learns from each decoded token (default: 0, it does not)",
+        heading="Prediction",
+        ge=0,
+        le=1,
+    )
 
     device_memory: Memory | None = setting(
         None, MEMORY, "Expert memory of all workers: 25%, 2GB", heading="Memory", common=True, metavar="SIZE"
+    )
+    memory: Memory | None = setting(
+        None,
+        TOTAL,
+        "Memory of all nodes, everything counted: 25%, 2GB; experts get what is left",
+        heading="Memory",
+        metavar="SIZE",
     )
     slots: Slots = setting(
         1,
@@ -342,12 +358,25 @@ class Settings(SystemSettings):
                 f"{named('device_memory')} is given without {named('workers')}; all workers share it, and "
                 f"the number of workers of {named('cluster')} {self.cluster} is not known here"
             )
+        self._check_memory(named)
         self._check_loader(named)
         self._check_drafts(named)
         _ = self.alignment
         if self.system_prompt is not None and not self.chat:
             raise ConfigError(
                 f"{named('system_prompt')} is given without {named('chat')}; a system message is part of a chat"
+            )
+
+    def _check_memory(self, named: Callable[[str], str]) -> None:
+        if self.memory is None:
+            return
+        if self.device_memory is not None or self.slots_given:
+            other = named("device_memory" if self.device_memory is not None else "slots")
+            raise ConfigError(f"{named('memory')} is given with {other}, which decides on the slots; give one of them")
+        if self.joined:
+            raise ConfigError(
+                f"{named('memory')} is for nodes that are all on this machine, and {named('cluster')} is "
+                f"{self.cluster}; give {named('device_memory')} or {named('slots')}"
             )
 
     def _check_loader(self, named: Callable[[str], str]) -> None:

@@ -166,6 +166,8 @@ def dump(found: Effective) -> str:
             lines.append(f"{line}  # {found.origin[name]}")
         elif name == "slots" and settings.device_memory is not None:
             lines.append("# slots: as many as device-memory has room for")
+        elif name == "slots" and settings.memory is not None:
+            lines.append("# slots: as many as memory has room for")
         elif name == "slots" and keeps_all(settings.system_config):
             lines.append("# slots: one for every expert")
         else:

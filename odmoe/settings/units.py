@@ -28,6 +28,7 @@ SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
 DRAFTS = f"{AUTO}, 0 (none), 1, ... {MOST_DRAFTS}"
 DEVICE = "auto, cpu, cuda, cuda:1, or another accelerator as torch names it"
 AUDIT = "auto, or a number from 0 to 1"
+TOTAL = "a share of the whole model (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
 

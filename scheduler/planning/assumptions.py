@@ -26,6 +26,8 @@ def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
         found.append("device memory of a worker: for one expert")
     if hardware.load_bytes_per_s is None and base.model_sizes and base.load_s:
         found.append(f"load bandwidth: {base.model_sizes[0] / base.load_s / 1e9:.1f} GB/s, as in {base.name}")
+    if not base.cancellable:
+        found.append(f"loads: one that has begun cannot be given up, as in {base.name} (cancellable: false)")
     if hardware.link_bits_per_s is None:
         found.append(f"links: {profile.link_bits_per_s / 1e9:g} Gbit/s, as in {base.name}")
     if policy.recall is None and policy.shadow in RECALLS:

@@ -32,6 +32,7 @@ from scheduler.unknown_names import unknown
 T = TypeVar("T")
 SHADOW = ("shadow", "align_token", "align_kv", "align", "departure", "recall", "acceptance", "draft")
 SMALLER = ("smaller_forms",)
+_TOKEN_WISE = ("prefetch", "token_predictor", "predictor_learning_rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,17 @@ PREDICTORS: dict[str, Choice[Predictor]] = {
     "token-wise": Choice(
         "A trained network a layer, N experts (SMOE IV-D)",
         lambda shape, c: TokenWise(shape, **_given(prefetch=c.prefetch)),
-        ("prefetch", "token_predictor"),
+        _TOKEN_WISE,
     ),
     "token-wise-adaptive": Choice(
         "The same, N follows the recall (SMOE IV-E)",
         lambda shape, c: TokenWise(shape, adaptive=True, **_given(prefetch=c.prefetch)),
-        ("prefetch", "token_predictor"),
+        _TOKEN_WISE,
     ),
     "token-wise-flex": Choice(
         "The same, only where a prefetch pays (SMOE IV-E)",
         lambda shape, c: TokenWise(shape, flex=True, **_given(prefetch=c.prefetch)),
-        ("prefetch", "token_predictor"),
+        _TOKEN_WISE,
     ),
     "path": Choice(
         "Which experts followed which before (EAP)",

@@ -10,9 +10,11 @@ from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
 from scheduler.drafts.length import DraftLengths
 from scheduler.errors import ConfigError
-from scheduler.policies.registry import check
+from scheduler.policies.precision import FULL, full_pays
+from scheduler.policies.registry import check, forms_of
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.simulation.route_model import UNIFORM, RouteModel
+from scheduler.timing.form_costs import profile_form_costs
 from scheduler.timing.profile import Profile
 
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734
@@ -48,8 +50,9 @@ class Scenario:
     host: bool = False
     """Experts can be computed in host memory, too, beside the workers. The profile must have times for that."""
     system: SystemConfig = field(default_factory=SystemConfig)
-    form_costs: Mapping[int, tuple[t.FormCost, ...]] = field(default_factory=dict)
-    """Worker -> what forms cost on it, as in `WorkerJoined`, of a recording; they decide which forms are loaded."""
+    form_costs: Mapping[int, tuple[t.FormCost, ...]] | None = None
+    """Worker -> what forms cost on it, as in `WorkerJoined`, of a recording; they decide which forms are loaded. None:
+    what they cost by the profile."""
     requests: int = 1
     """Requests of this prompt and answer, each with routes of its own."""
     arrivals: tuple[float, ...] = ()
@@ -112,6 +115,20 @@ class Scenario:
     def group(self) -> int:
         """How many workers serve a layer together."""
         return self.group_size or min(self.profile.group_size, self.worker_count)
+
+    def costs_of(self, worker: int) -> tuple[t.FormCost, ...]:
+        """As in `WorkerJoined`. By the profile only the full form fits where the largest smaller one saves no time."""
+        if self.form_costs is not None:
+            return self.form_costs.get(worker, ())
+        forms = forms_of(self.system)
+        costs = profile_form_costs(self.profile, forms)
+        if costs and full_pays(forms, costs):
+            return tuple(cost._replace(fits=cost.form == FULL) for cost in costs)
+        return costs
+
+    def largest_form(self, costs: tuple[t.FormCost, ...]) -> str:
+        """The form for which slots have room on a worker with these costs."""
+        return next((cost.form for cost in costs if cost.fits), forms_of(self.system)[0])
 
     @property
     def shape(self) -> t.ModelShape:

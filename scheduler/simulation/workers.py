@@ -16,7 +16,7 @@ from scheduler.trace import Span
 class _Worker:
     """A worker or a host place."""
 
-    __slots__ = ("compute_s", "free", "freed", "loading", "queue", "slots")
+    __slots__ = ("compute_s", "free", "freed", "loading", "queue", "restored", "slots")
 
     def __init__(self, slots: list[LoadTimes | None], compute_s: Callable[[int], float]) -> None:
         self.slots = slots
@@ -29,6 +29,8 @@ class _Worker:
         self.loading: LoadTimes | None = None
         self.free = 0.0
         """End of its last computation."""
+        self.restored: LoadTimes | None = None
+        """The load whose expert was restored last, from a smaller form."""
 
 
 def _host_load() -> LoadTimes:
@@ -42,8 +44,10 @@ class SimulatedWorkers:
 
     A worker's link carries one load at a time, in the order of the commands; a worker computes one expert at a time, in
     the order in which both rows and load were there. An evicted load frees its slot at once, and the link with the end
-    of the piece under way (`Profile.ended_load_s`). A host place computes in the order in which rows arrive. A smaller
-    form loads as much faster as its bytes are fewer."""
+    of the piece under way (`Profile.ended_load_s`). A host place computes in the order in which rows arrive.
+
+    A smaller form loads as much faster as its bytes are fewer. Its expert is restored before it is computed, by the
+    processor that computes it, and not again until another one was restored."""
 
     def __init__(
         self,
@@ -68,11 +72,13 @@ class SimulatedWorkers:
         self._workers: list[_Worker] = []
         self._cause: CallTimes | None = None  # the computation whose answer is being handled
 
-    def join(self, slots: int, forms: tuple[t.FormCost, ...]) -> None:
-        """The next worker, numbered from 0."""
+    def join(self, slots: int, forms: tuple[t.FormCost, ...], largest: str = "") -> None:
+        """The next worker, numbered from 0. `largest`: the form for which its slots have room."""
         profile, number = self._profile, len(self._workers)
         self._workers.append(_Worker([None] * slots, profile.compute_s))
-        self._post(t.WorkerJoined(number, slots, profile.load_s, *profile.device_costs, forms))
+        call_s, row_s = profile.device_costs
+        call_s += profile.restore_s if largest else 0.0
+        self._post(t.WorkerJoined(number, slots, profile.form_load_s(largest), call_s, row_s, forms))
 
     def join_host(self) -> None:
         """A host place. Raises ConfigError where the profile has no times for it."""
@@ -176,7 +182,11 @@ class SimulatedWorkers:
 
     def _begin_compute(self, worker: _Worker, call: CallTimes, at: float) -> None:
         call.start = start = at if at > worker.free else worker.free
-        call.end = worker.free = end = start + worker.compute_s(call.rows)
+        lasts_s = worker.compute_s(call.rows)
+        if call.load.command.form and worker.restored is not call.load:
+            worker.restored = call.load
+            lasts_s += self._profile.restore_s
+        call.end = worker.free = end = start + lasts_s
         self._events.at(end, self._computed, call)
 
     def _computed(self, call: CallTimes) -> None:

@@ -92,7 +92,8 @@ class World:
         """All nodes join, and the first requests are opened."""
         scenario = self._scenario
         for number in range(scenario.worker_count):
-            self._workers.join(scenario.slots, scenario.form_costs.get(number, ()))
+            costs = scenario.costs_of(number)
+            self._workers.join(scenario.slots, costs, scenario.largest_form(costs))
         if scenario.host:
             self._workers.join_host()
         if scenario.system.predictor == "sep":

@@ -24,7 +24,8 @@ _FULL_BITS = 16.0
 _TIMES_SLOWER = re.compile("[1-9][0-9]{0,5}")
 
 _TIMES = ("main_layer_ms", "expert_ms", "expert_ms_per_extra_token", "load_ms", "shadow_layer_ms")
-_OPTIONAL_TIMES = ("main_layer_ms_per_extra_token", "shadow_layer_ms_per_extra_token", "load_piece_ms")
+_OPTIONAL_TIMES = ("main_layer_ms_per_extra_token", "shadow_layer_ms_per_extra_token", "load_piece_ms", "restore_ms")
+_CANCELLABLE = "cancellable"
 _LINK = ("hop_ms", "link_bits_per_s")
 _HOST = ("host_ms", "host_ms_per_extra_token")
 _SIZES = ("layers", "experts", "top_k", "hidden_bytes", "kv_bytes_per_token_layer")
@@ -73,6 +74,13 @@ class Profile:
     host_extra_s: float = 0.0
     load_piece_s: float = 0.0
     """A load moves its bytes in pieces, and an evicted one ends with the piece under way. 0: it ends at once."""
+    cancellable: bool = True
+    """False: a load that has begun cannot be given up. An evicted one keeps link and slot until its end."""
+    restore_s: float = 0.0
+    """To restore one expert, loaded in a smaller form, for its computations, by the processor that computes it."""
+    form_shares: tuple[tuple[str, float], ...] = ()
+    """Smaller forms, and the bytes of each over those of the full form, as a store has them. Others are taken to have
+    the bits of `FORM_BITS`."""
     shadow_extra_s: float = 0.0
     """Each further row of a pass, in one layer of the shadow."""
     fits: tuple[tuple[float, float], ...] = ()
@@ -91,11 +99,13 @@ class Profile:
         return self.expert_s + (tokens - 1) * self.expert_extra_s
 
     def ended_load_s(self, after_s: float, share: float = 1.0) -> float:
-        """How long a load lasts that is evicted `after_s` after its begin: until the end of the piece under way. Piece
-        and load may end together with the eviction. `share`: of its form, as in `form_share`."""
-        if self.load_piece_s:
-            pieces = math.ceil(after_s / self.load_piece_s - 1e-6)  # an end of a piece is exact but for rounding
-            after_s = max(after_s, pieces * self.load_piece_s)
+        """How long a load lasts that is evicted `after_s` after its begin: until the end of the piece under way, which
+        is the whole load where it is not `cancellable`. Piece and load may end together with the eviction. `share`: of
+        its form, as in `form_share`."""
+        piece_s = self.load_piece_s if self.cancellable else self.load_s
+        if piece_s:
+            pieces = math.ceil(after_s / piece_s - 1e-6)  # an end of a piece is exact but for rounding
+            after_s = max(after_s, pieces * piece_s)
         return min(after_s, self.load_s * share)
 
     def host_compute_s(self, tokens: int) -> float:
@@ -124,12 +134,13 @@ class Profile:
             host_s=None if self.host_s is None else self.host_s * times,
             host_extra_s=self.host_extra_s * times,
             load_piece_s=self.load_piece_s * times,
+            restore_s=self.restore_s * times,
             shadow_extra_s=self.shadow_extra_s * times,
             fits=tuple((load_s * times, shadow_layer_s * times) for load_s, shadow_layer_s in self.fits),
         )
 
     def form_share(self, form: str) -> float:
-        """A load's time in this form divided by that in the full form. It is proportional to the bytes.
+        """A load's time in this form divided by that in the full form, as its bytes are.
 
         Raises ConfigError for an unknown form.
         """
@@ -139,8 +150,15 @@ class Profile:
             raise ConfigError(
                 f"a form of experts is {form!r}; allowed: {', '.join(FORM_BITS)}, or an empty string for the full form"
             )
+        for held, share in self.form_shares:
+            if held == form:
+                return share
         full = 8 * self.model_sizes[0] / self.model_sizes[1] if self.model_sizes else _FULL_BITS
         return min(1.0, FORM_BITS[form] / full)
+
+    def form_load_s(self, form: str) -> float:
+        """One load in this form. Raises ConfigError for an unknown form."""
+        return self.load_s * self.form_share(form)
 
     @property
     def device_costs(self) -> tuple[float, float]:
@@ -223,6 +241,8 @@ def _profile(fields: Any, path: Path) -> Profile:
         host_s=host_s,
         host_extra_s=host_extra_s,
         load_piece_s=fields.get("load_piece_ms", 0) / 1e3,
+        cancellable=fields.get(_CANCELLABLE, True),
+        restore_s=fields.get("restore_ms", 0) / 1e3,
         shadow_extra_s=fields.get("shadow_layer_ms_per_extra_token", 0) / 1e3,
         fits=_fits(fields.get("fits", []), path),
     )
@@ -230,7 +250,19 @@ def _profile(fields: Any, path: Path) -> Profile:
 
 def _check(fields: Any, model: Any, cluster: Any, devices: Any, path: Path) -> None:
     """Raises ConfigError or KeyError."""
-    top = ("name", "model", "cluster", "devices", "fits", *_TIMES, *_OPTIONAL_TIMES, *_LINK, *_HOST, *_NOTES)
+    top = (
+        "name",
+        "model",
+        "cluster",
+        "devices",
+        "fits",
+        _CANCELLABLE,
+        *_TIMES,
+        *_OPTIONAL_TIMES,
+        *_LINK,
+        *_HOST,
+        *_NOTES,
+    )
     _known(fields, "", top, path)
     _known(model, "model.", (*_SIZES, *_OPTIONAL_SIZES), path)
     _known(cluster, "cluster.", _CLUSTER, path)
@@ -242,12 +274,25 @@ def _check(fields: Any, model: Any, cluster: Any, devices: Any, path: Path) -> N
             f"profile {path}: load_piece_ms is {fields['load_piece_ms']}, more than load_ms, {fields['load_ms']}; "
             "a load has at least one piece"
         )
+    _check_cancellable(fields, path)
     for key in (*_SIZES, *(key for key in _OPTIONAL_SIZES if key in model)):
         _count(model[key], key, path)
     for key in _CLUSTER:
         _count(cluster[key], key, path)
     _possible(model["top_k"], "top_k", model["experts"], "experts", path)
     _possible(cluster["group_size"], "group_size", cluster["workers"], "workers", path)
+
+
+def _check_cancellable(fields: Any, path: Path) -> None:
+    """Raises ConfigError."""
+    cancellable = fields.get(_CANCELLABLE, True)
+    if type(cancellable) is not bool:
+        raise ConfigError(f"profile {path}: {_CANCELLABLE} is {cancellable!r}; it must be true or false")
+    if not cancellable and "load_piece_ms" in fields:
+        raise ConfigError(
+            f"profile {path}: {_CANCELLABLE} is false, and load_piece_ms is {fields['load_piece_ms']}; a load that "
+            "cannot be given up has no pieces: leave one of the two out"
+        )
 
 
 def _fits(fits: Any, path: Path) -> tuple[tuple[float, float], ...]:

@@ -76,6 +76,7 @@ class Answered:
             "stall_s_a_token": report.stall_s / count,
             "device_bytes": sum(report.memory_bytes["workers"]),
             "shadow_bytes": report.memory_bytes["shadow"],
+            "total_bytes": sum(report.memory_shares.values()),
             "resident_max": sum(report.resident_experts_max),
             "host_computed": report.host_computed,
             "exact": report.exact,
@@ -139,6 +140,8 @@ class Bench:
 
     args: Namespace
     variants: dict[str, dict[str, Any]]
+    total: bool = False
+    """Budgets are of the whole model, for all that the nodes hold, and not of the experts alone."""
     _models: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     _side: tuple[tuple[str, int], Side] | None = None
     _peer: tuple[tuple[str, str], peers.Peer] | None = None
@@ -165,20 +168,28 @@ class Bench:
         found: set[str] = set()
         for name in self.variants:
             with contextlib.suppress(ConfigError):  # told when it is asked for
-                found |= set(forms_of(self.settings(model, name, 100).system_config))
+                found |= set(forms_of(self._settings(model, name, {"device_memory": "100%"}).system_config))
         return found
 
     def identity(self, model: str) -> dict[str, str]:
-        """What decides every figure of a model: its name and its weights."""
-        return {"model": Path(model).name, "weights": self.opened(model)[0].manifest.fingerprint}
+        """What decides every figure of a model: its name and its weights, and what budgets are of."""
+        of = {"budget_of": "everything"} if self.total else {}
+        return {"model": Path(model).name, "weights": self.opened(model)[0].manifest.fingerprint, **of}
 
     def prompts(self, model: str) -> list[list[int]]:
         """Those that each cluster answers before anything is measured, then those that are measured."""
         return mixed_prompts(self.opened(model)[1], self.args.history + self.args.prompts, self.args.seed)
 
     def settings(self, model: str, variant: str, budget: int) -> Settings:
-        """`budget`: % of the bytes of all experts."""
-        common_to_all = {"workers": 1, "device_memory": f"{budget}%", "loader": "disk", "cluster": "embedded"}
+        """`budget`: % of the bytes of all experts, or of the whole model, where budgets are for everything: KV caches
+        and activations then have room for the longest prompt and its answer."""
+        if not self.total:
+            return self._settings(model, variant, {"device_memory": f"{budget}%"})
+        longest = max(map(len, self.prompts(model))) + self.args.tokens
+        return self._settings(model, variant, {"memory": f"{budget}%", "parallel": 1, "ctx_size": longest})
+
+    def _settings(self, model: str, variant: str, room: dict[str, Any]) -> Settings:
+        common_to_all = {"workers": 1, "loader": "disk", "cluster": "embedded", **room}
         found = Settings(model=model, dtype=self.args.dtype, **(common_to_all | self.variants[variant]))
         # As published: papers compare systems with the forms that they name, not with those that pay here.
         return found.but(smaller_forms="always") if any(forms_of(found.system_config)) else found

@@ -17,6 +17,7 @@ from scheduler.alignment import FIXED
 from scheduler.drafts.length import DraftLengths
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.files import write_whole
+from scheduler.simulation.recorded_forms import recorded_form_costs, recorded_profile
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_groups, recorded_workloads
 from scheduler.simulation.requests import Arrival
 from scheduler.simulation.scenario import Scenario
@@ -29,6 +30,8 @@ NEEDED: dict[str, Any] = {"workers": 1, "slots": 4, "loader": "memory"}
 """The fastest cluster for one process."""
 TOGETHER = "together"
 """In place of the way of prefill, where several prompts are asked at once: their decode time is compared."""
+IDLE_S = 1e4
+"""Between requests that are simulated one after the other: longer than any answer."""
 TOKENS_PER_S = 8.0
 """Guess of a first estimate."""
 
@@ -93,6 +96,27 @@ def compare(
     return rows[1:]
 
 
+def compare_in_turn(recording: Recording, times: list[Any], profile: str) -> list[dict[str, Any]]:
+    """All recorded requests, as measured and as simulated: one after the other, with what the cluster keeps. `times`:
+    (TTFT, decode seconds) of each. SystemExit where others were recorded, too."""
+    found = recorded_workloads(recording)
+    if len(found) != len(times):
+        raise SystemExit(f"{len(times)} prompts were asked, {len(found)} recorded; did others ask meanwhile?")
+    arrivals = [Arrival(one, one.prompt_tokens, one.tokens, at=IDLE_S * number) for number, one in enumerate(found)]
+    outcome = simulate_requests(scenario_of(recording, profile), arrivals)
+    return [
+        {
+            "prompt_tokens": one.prompt_tokens,
+            "tokens": one.tokens,
+            "ttft_s": ttft_s,
+            "simulated_ttft_s": found.ttft_s,
+            "token_s": decode_s / (one.tokens - 1),
+            "simulated_token_s": (found.token_s[-1] - found.ttft_s) / len(found.token_s),
+        }
+        for one, found, (ttft_s, decode_s) in zip(arrivals, outcome.answers, times, strict=True)
+    ]
+
+
 def compare_together(
     recording: Recording, times: list[Any], tokens: int, profile: str, batch_dense: bool = False, draft: int | str = 0
 ) -> list[dict[str, Any]]:
@@ -127,15 +151,16 @@ def compare_together(
 def scenario_of(recording: Recording, profile: str, **fields: Any) -> Scenario:
     """The recording's configuration and the model's shape, at a profile's times. SystemExit where its predictions are
     not those of fixed periods of alignment."""
-    shape, made = recording.core_config.shape, recording.core_config
+    made = recording.core_config
     if made.alignment.tuning != FIXED:
         raise SystemExit("the shadow's periods of alignment were chosen live; record a run with --align fixed")
     return Scenario(
-        of_shape(find_profile(profile), shape),
+        recorded_profile(find_profile(profile), recording),
         alignment=made.alignment,
         system=made.system,
         mini_batch=made.mini_batch,
         group_size=made.group_size,
+        form_costs=recorded_form_costs(recording),
         **fields,
         **joined(recording),
     )
@@ -174,8 +199,10 @@ def _blocks(recording: Recording, group: list[RecordedWorkload], outcome: Outcom
 
 
 def joined(recording: Recording) -> dict[str, Any]:
-    """How many workers there were, and the slots of each. SystemExit where they changed, or differ."""
-    came = [event for _, event in recording.events if isinstance(event, WorkerJoined)]
+    """How many workers there were, the slots of each, and whether there was a host place. SystemExit where they
+    changed, or differ."""
+    every = [event for _, event in recording.events if isinstance(event, WorkerJoined)]
+    came = [event for event in every if event.slots]
     lost = sum(isinstance(event, WorkerLost) for _, event in recording.events)
     slots = {event.slots for event in came}
     if lost or len({event.worker for event in came}) != len(came) or len(slots) != 1:
@@ -183,4 +210,4 @@ def joined(recording: Recording) -> dict[str, Any]:
             f"{lost} workers were lost, {len(came)} came, with {sorted(slots)} slots: nothing to compare; "
             "bring all up anew"
         )
-    return {"workers": len(came), "slots": slots.pop()}
+    return {"workers": len(came), "slots": slots.pop(), "host": len(came) < len(every)}

@@ -76,6 +76,7 @@ def figures(of: dict[int, dict[int, dict[str, Any]]], pairs: Pairs) -> dict[str,
     return found | {
         "device_bytes": max(one["device_bytes"] for one in every),
         "shadow_bytes": max(one["shadow_bytes"] for one in every),
+        "total_bytes": max((one["total_bytes"] for one in every if "total_bytes" in one), default=None),
         "resident_max": max(one["resident_max"] for one in every),
         "exact": all(one["exact"] for one in every),
         "emulated": every[0]["emulated"],
@@ -173,21 +174,23 @@ COLUMNS = (
     Column("MB", "bytes_a_token", ".2f", 1e-6),
     Column("stall, ms", "stall_s_a_token", ".1f", 1e3),
     Column("device MB", "device_bytes", ".1f", 1e-6),
+    Column("total MB", "total_bytes", ".1f", 1e-6),
     Column("same tokens", lambda row: row["same_tokens"] / row["tokens"] if "tokens" in row else None, ".0%"),
     Column("exact", lambda row: {True: "yes", False: "no"}.get(row.get("exact"))),
 )
 """CPU, loads, MB and stall are those of a token."""
 
 
-def tables(rows: list[dict[str, Any]]) -> None:
-    """To standard output, a table a model and budget."""
+def tables(rows: list[dict[str, Any]], total: bool = False) -> None:
+    """To standard output, a table a model and budget. `total`: budgets are for all that the nodes hold."""
+    meant = "memory of all nodes {} % of the whole model" if total else "device memory {} % of the experts"
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
         peers = [row for row in mine if row["system"] == TRANSFORMERS]
         for budget in dict.fromkeys(row["budget"] for row in mine if row["budget"] is not None):
             of = [row for row in mine if row["budget"] == budget]
             shown = sorted((row for row in of if "refused" not in row), key=lambda one: float(one["tpot_s"]))
-            print(f"{model}, device memory {budget} % of the experts")
+            print(f"{model}, {meant.format(budget)}")
             print(text_table(COLUMNS, shown + peers))
             for row in of:
                 if "refused" in row:

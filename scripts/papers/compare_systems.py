@@ -3,6 +3,7 @@
     .venv/bin/python -m scripts.papers.compare_systems           # both models, an hour or two
     .venv/bin/python -m scripts.papers.compare_systems --quick   # some minutes
     .venv/bin/python -m scripts.papers.compare_systems --models models/demo-moe --systems fate eap --budgets 25
+    .venv/bin/python -m scripts.papers.compare_systems --total --budgets 50 75 100   # equal totals, shadows counted
 
 An expert of these models loads faster than a message is handled; scripts.models.widen makes the same model with larger
 ones, whose loads are worth sparing.
@@ -134,6 +135,11 @@ def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def parse() -> Any:
     parser = system_flags(__doc__ or "", prompts=(6, 2), tokens=(64, 16))
     parser.add_argument(
+        "--total",
+        action="store_true",
+        help="budgets are of the whole model, and for all that the nodes hold: shadow, dense weights, KV caches, ...",
+    )
+    parser.add_argument(
         "--systems",
         nargs="+",
         choices=SYSTEMS,
@@ -151,15 +157,16 @@ def main() -> int:
         f"{len(args.systems)} systems, {plural(args.prompts, 'prompt')}, answers of {args.tokens}, budgets "
         + ", ".join(f"{one} %" for one in args.budgets)
     )
-    with Bench(args, {name: {"system": name} for name in args.systems}) as bench:
+    with Bench(args, {name: {"system": name} for name in args.systems}, args.total) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
-        with Experiment("compare_systems", args, VERSION, {}, note) as run:
+        note += "; budgets for all that the nodes hold" if args.total else ""
+        with Experiment("compare_systems" + "-total" * args.total, args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             results = run.all(wanted, lambda params: measure(bench, params))
             found = rows(wanted, results, args)
             claims = show.claims(found)
             run.write(found, claims=claims)
-            show.tables(found)
+            show.tables(found, args.total)
             print("\n".join(claims))
             print(run.written([run.save(show.picture(found, args))]))
     wrong = [row for row in found if row.get("exact") and row["same_tokens"] != row["tokens"]]

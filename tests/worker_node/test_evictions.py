@@ -130,6 +130,35 @@ def test_simulator_and_worker_agree(
     assert emulated(desk, profile, steps, ends) == ends
 
 
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(gaps=moments)
+@example(gaps=[(0.001, 0), (0.001, 0), (0.0001, 1)])
+def test_they_agree_where_no_load_can_be_given_up(
+    desk: WorkerDesk, monkeypatch: pytest.MonkeyPatch, gaps: Steps
+) -> None:
+    monkeypatch.setattr(Cancellation, "wait", lambda cancelled, timeout: threading.Event.wait(cancelled, 0.0005))
+    profile = replace(PROFILE, cancellable=False)
+    steps = at_moments(gaps)
+    ends = simulated(profile, steps)
+    assert emulated(desk, profile, steps, ends) == ends
+
+
+@pytest.mark.parametrize(("again", "begins_after"), [(0, (0.025, 0.050)), (1, (0.025, 0.050))])
+def test_a_load_that_cannot_be_given_up_keeps_link_and_slot(again: int, begins_after: tuple[float, float]) -> None:
+    """Of 25 ms, and evicted after 1: the next one begins at its end, in the same slot or in the other."""
+    profile = replace(PROFILE, cancellable=False)
+    first, second = START + 0.001, START + 0.002
+    steps = [(START, 0), (first, 0), (first, again), (second, 1 - again)]
+    ends = simulated(profile, steps)
+    assert list(ends.values()) == pytest.approx([START + begins + 0.025 for begins in begins_after])
+
+
+def test_a_load_that_waits_for_the_link_can_be_given_up_all_the_same() -> None:
+    profile = replace(PROFILE, cancellable=False)
+    steps = [(START, 0), (START + 0.001, 1), (START + 0.002, 1), (START + 0.003, 1)]
+    assert list(simulated(profile, steps).values()) == pytest.approx([START + 0.025, START + 0.050])
+
+
 @pytest.mark.parametrize(
     ("piece", "evicted_after", "begins_after"),
     [

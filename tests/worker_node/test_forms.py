@@ -142,6 +142,37 @@ def test_computations_of_two_streams_do_not_meet_where_experts_are_restored(
         old = new
 
 
+# --- emulated time ----------------------------------------------------------------------------------------------------
+
+
+def test_restoring_takes_the_profiles_time_until_another_expert_was_restored(forming: WorkerDesk) -> None:
+    """Computations of 10 ms. A slot in full needs no restoring, and leaves the restored expert as it is."""
+    profile = replace(PROFILE, load_s=0.0, restore_s=0.5, expert_s=0.01, expert_extra_s=0.0)
+    emulation = Emulation(profile)
+    loader = EmulatedLoader(MemoryLoader(forming.store), emulation)
+    worker = forming.worker(slots=3, loader=loader, forms=("", "int4"))
+    assert worker.costs == (0.01, 0.0), "for a slot with room for the full form"
+    main = forming.welcome(worker)
+    for slot, form in enumerate(("int4", "int4", "")):
+        main.send(Load(slot + 1, slot, 0, slot, form))
+        main.next()
+    found = []
+    for call, slot in enumerate((0, 0, 2, 0, 1, 0)):
+        main.send(forming.compute(100 + call, slot, 0, slot, evict=False))
+        found.append(main.next().seconds)
+    assert found == pytest.approx([0.51, 0.01, 0.01, 0.01, 0.51, 0.51])
+    main.send(Evict(0), Load(9, 0, 0, 0, "int4"))
+    main.next()
+    main.send(forming.compute(200, 0, 0, 0))
+    assert main.next().seconds == pytest.approx(0.51), "the same expert, loaded again"
+
+
+def test_a_worker_of_a_smaller_form_says_that_computations_restore(forming: WorkerDesk) -> None:
+    emulation = Emulation(replace(PROFILE, load_s=0.0, restore_s=0.5, expert_s=0.01, expert_extra_s=0.002))
+    worker = forming.worker(loader=EmulatedLoader(MemoryLoader(forming.store), emulation), forms=("int4",))
+    assert worker.costs == pytest.approx((0.508, 0.002))
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 

@@ -39,6 +39,14 @@ def test_a_device_and_a_host_compute_in_their_own_times(host: bool, one: float, 
     assert pace.costs == (pytest.approx(one - row), row)
 
 
+def test_restoring_occupies_the_processor_that_computes() -> None:
+    pace = WorkerPace(Emulation(replace(PROFILE, restore_s=0.5), lambda: 50.0))
+    pace.begin_compute(50.0)
+    assert pace.end_compute(1, restored=True) == pytest.approx(50.503)
+    pace.begin_compute(50.0)
+    assert pace.end_compute(1) == pytest.approx(50.506)
+
+
 def test_each_place_has_a_processor_of_its_own() -> None:
     emulation = Emulation(PROFILE, lambda: 50.0)
     device, host = WorkerPace(emulation), WorkerPace(emulation, host=True)

@@ -17,6 +17,7 @@ from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.policies.registry import caches, keeps_all, remembers_routes, strategy_of
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.policies.systems import SYSTEMS
+from scheduler.simulation.recorded_forms import recorded_form_costs, recorded_profile
 from scheduler.simulation.recorded_routes import SHADOW, RecordedWorkload, recorded_groups, recorded_workloads
 from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.route_model import LIKE_TEXT, ROUTE_MODELS, RouteModel, find_route_model
@@ -24,7 +25,7 @@ from scheduler.simulation.scenario import RECALL, Scenario
 from scheduler.simulation.simulate import unscored
 from scheduler.simulation.workload import SAME_TOKEN
 from scheduler.timing.profile import Profile, find_profile
-from scheduler.types import FormCost, WorkerJoined
+from scheduler.types import WorkerJoined
 
 _OF_ROUTES = ("route_model", "prompt_tokens", "layers", "experts", "top_k", "requests", "interval", "prefill_chunk")
 """Settings that a recording determines."""
@@ -94,7 +95,8 @@ def _scenario(
     system = replace(system, **{name: getattr(given, name) for name in CHOSEN if given.given(name)})
     check_read(given.model_fields_set, given, system, flag)
     joined = _joined(recording) if recording else {}
-    forms = {} if recording is None or given.given("precision") or given.given("system") else _form_costs(recording)
+    chosen = recording is None or given.given("precision") or given.given("system")
+    forms = None if chosen or recording is None else recorded_form_costs(recording)
     single = given.given("system") and given.preset.single_machine
     workers = given.workers or (1 if single else len(joined) or profile.workers)
     slots = _slots(given, system)
@@ -174,12 +176,6 @@ def _joined(recording: Recording) -> dict[int, int]:
     return {event.worker: event.slots for event in joined if event.slots}
 
 
-def _form_costs(recording: Recording) -> dict[int, tuple[FormCost, ...]]:
-    """Worker -> what forms cost on it, as it joined first: a simulated one takes the same forms."""
-    joined = (event for _, event in reversed(recording.events) if isinstance(event, WorkerJoined))
-    return {event.worker: event.forms for event in joined if event.forms}
-
-
 def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
     """Every recorded request, at the profile's times. Those that were answered together are simulated together, or all
     of them with --parallel. Settings that are not given come from the recording."""
@@ -191,10 +187,7 @@ def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
     if not workloads:
         raise ConfigError(f"recording {file} has no request with a complete prefill; nothing can be simulated")
     profile_name = given.profile if given.given("profile") else recording.about.get("profile") or given.profile
-    shape = recording.core_config.shape
-    profile = replace(
-        find_profile(str(profile_name)), layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k
-    )
+    profile = recorded_profile(find_profile(str(profile_name)), recording)
     groups = [workloads] if given.parallel is not None else recorded_groups(workloads)
     known = [right for one in workloads for right in one.drafts.values()]
     for one in workloads:

@@ -21,7 +21,7 @@ from scheduler.errors import ConfigError, LaunchError
 
 WIDER: dict[str, Any] = {
     **dict.fromkeys(("store", "token_predictor", "tls", "trace", "record", "profile", "routes"), File),
-    **dict.fromkeys(("device_memory", "worker_memory"), Size),
+    **dict.fromkeys(("device_memory", "memory", "worker_memory"), Size),
     **dict.fromkeys(("load_bandwidth", "link"), Rate),
     "stop": str | Sequence[str],
 }

@@ -122,6 +122,14 @@ def test_texts_in_the_environment() -> None:
         ({"alpha": 0.3}, "ODMOE_ALPHA is 0.3, which neither --predictor sep nor --router top-k reads; next-layer, "),
         ({"system": "fate", "prefetch": 2}, "ODMOE_PREFETCH is 2, which --predictor cross-layer does not read"),
         ({"system": "fate", "token_predictor": "f"}, "ODMOE_TOKEN_PREDICTOR is f, which --predictor cross-layer does"),
+        (
+            {"system": "fate", "predictor_learning_rate": 0.1},
+            "ODMOE_PREDICTOR_LEARNING_RATE is 0.1, which --predictor cr",
+        ),
+        (
+            {"system": "smoe", "predictor_learning_rate": 2},
+            "ODMOE_PREDICTOR_LEARNING_RATE is .*2.*; allowed: a number f",
+        ),
         ({"system": ["fate"]}, rf"ODMOE_SYSTEM is \['fate'\]; odmoe systems lists all {len(SYSTEMS)} names"),
         ({"system": {"fate": 1}}, "ODMOE_SYSTEM is {'fate': 1}; odmoe systems lists all"),
         (
@@ -154,7 +162,7 @@ def test_what_would_have_no_effect_or_no_sense(given: dict[str, Any], says: str,
         {"system": "importance", "alpha": 0.1},
         {"system": "adapmoe", "alpha": 0.1, "prefetch": 1},
         {"predictor": "next-layer", "alpha": 0.1},
-        {"system": "smoe", "prefetch": 1, "token_predictor": "f"},
+        {"system": "smoe", "prefetch": 1, "token_predictor": "f", "predictor_learning_rate": 0.1},
         {"system": "hobbit", "prefetch": 1},
         {"system": "hybrimoe", "prefetch": 2},
         {"system": "fully-cached", "router": "expert-cache", "alpha": 0.5},

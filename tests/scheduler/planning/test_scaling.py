@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 
 from scheduler.errors import ConfigError, DoesNotFitError
+from scheduler.planning.assumptions import assumed
 from scheduler.planning.plan import Plan, make_plan
 from scheduler.planning.scaling import (
     Change,
@@ -202,6 +203,16 @@ def test_of_choices_as_fast_the_one_with_the_least_memory() -> None:
     assert next(iter(found))[1] == 2
     of_slots = {slots: rate for (_, slots), rate in found.items() if rate}
     assert of_slots[3] == pytest.approx(of_slots[2], rel=0.005)
+
+
+def test_where_loads_cannot_be_given_up_a_second_slot_gains_less() -> None:
+    stuck = replace(PROFILE, cancellable=False)
+    assert scaled(on(PAPER, base=stuck)).cancellable is False
+    gain, of_stuck = (speed(one, 2, 2) / speed(one, 2, 1) for one in (PAPER, on(PAPER, base=stuck)))
+    assert of_stuck < gain - 0.01
+    policy = PAPER.policy
+    assert any("cancellable: false" in line for line in assumed(stuck, Hardware(stuck, 8), policy))
+    assert not any("cancellable" in line for line in assumed(PROFILE, Hardware(PROFILE, 8), policy))
 
 
 def test_what_was_said_is_kept() -> None:

@@ -123,6 +123,51 @@ def test_a_smaller_form_is_waited_for_as_long_as_it_loads() -> None:
     assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 1, "load": 30 * 4.5 / 16, "shadow": 0})
 
 
+def test_a_smaller_form_loads_in_the_share_that_its_store_has() -> None:
+    assert token_s(run(replace(ONE, form_shares=(("int4", 0.4),)), precision="int4")) == pytest.approx(4 + 30 * 0.4 + 1)
+
+
+def test_the_scheduler_goes_by_the_loads_of_the_form_that_it_loads() -> None:
+    """Algorithm 2 loads two of three where a load takes 10 x 4.5 / 16 = 2.8125 beside 3 on the host, and one where it
+    takes 10: 4 + 2 x 2.8125 + 1."""
+    outcome = run(ONE, placement="balance", host=True, precision="int4")
+    assert (outcome.stats.decode_loads, outcome.stats.decode_host_calls) == (10, 5)
+    assert token_s(outcome) == pytest.approx(10.625)
+
+
+def test_an_expert_of_a_smaller_form_is_restored_by_the_processor_that_computes_it() -> None:
+    """Loads end at 2.8125, 5.625 and 8.4375; each expert is restored in 2 and computed in 1, one after the other. What
+    the last answer waits for after its load is computation."""
+    outcome = run(replace(ONE, restore_s=2.0), precision="int4")
+    assert token_s(outcome) == pytest.approx(4 + 2.8125 + 3 * 3)
+    assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 3.375, "load": 8.4375, "shadow": 0})
+
+
+def test_an_expert_is_restored_once_for_computations_in_a_row() -> None:
+    """Five rows of one expert, each a computation: 4 + 2.8125 + 2 + 5 x 1."""
+    one = replace(ONE, experts=1, top_k=1, restore_s=2.0)
+    assert run(one, precision="int4", tokens=1, prompt_tokens=5, mini_batch=1).ttft_s == pytest.approx(13.8125)
+
+
+@pytest.mark.parametrize(("experts", "token"), [(1, 4 + 1), (2, 4 + 2 * (2 + 1))])
+def test_an_expert_that_stays_is_restored_again_after_another(experts: int, token: float) -> None:
+    """There is memory for one restored expert."""
+    one = replace(ONE, experts=experts, top_k=experts, restore_s=2.0)
+    outcome = run(one, precision="int4", residency="lru", slots=experts)
+    assert outcome.stats.decode_loads == 0
+    assert token_s(outcome) == pytest.approx(token)
+
+
+def test_nothing_is_restored_that_was_loaded_in_full() -> None:
+    assert token_s(run(replace(ONE, restore_s=2.0))) == token_s(run(ONE))
+
+
+@pytest.mark.parametrize(("restore_s", "token"), [(7.1, 4 + 2.8125 + 3 * 8.1), (7.2, 4 + 30 + 1)])
+def test_a_smaller_form_that_saves_no_time_is_not_loaded(restore_s: float, token: float) -> None:
+    """A load in full takes 10, one in int4 2.8125 and what restoring takes."""
+    assert token_s(run(replace(ONE, restore_s=restore_s), precision="int4")) == pytest.approx(token)
+
+
 # --- the Fate paper's PC ----------------------------------------------------------------------------------------------
 
 

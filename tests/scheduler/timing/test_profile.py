@@ -100,6 +100,9 @@ def written(tmp_path: Path, old: str, new: str) -> Path:
         ("  - {load_ms: 24.5, shadow_layer_ms: 5.95}\n", "  - 24.5\n", "a fit is 24.5; it must be lines"),
         ("load_piece_ms: 0.298", "load_piece_ms: -1", "load_piece_ms is -1; it must be a number of at least 0"),
         ("load_piece_ms: 0.298", "load_piece_ms: 25.1", "load_piece_ms is 25.1, more than load_ms, 25.0"),
+        ("load_piece_ms: 0.298", "cancellable: 0", "cancellable is 0; it must be true or false"),
+        ("load_piece_ms: 0.298", "load_piece_ms: 0.298\ncancellable: false", "cannot be given up has no pieces"),
+        ("restore_ms: 0.858", "restore_ms: -1", "restore_ms is -1; it must be a number of at least 0"),
         ("workers: 8", "workers: 0", "workers is 0; it must be 1, 2"),
         ("workers: 8", "workers: 1", "group_size is 2 with 1 workers; allowed: 1 to 1"),
         ("  top_k: 2", "  top_k: 9", "top_k is 9 with 8 experts; allowed: 1 to 8"),
@@ -118,13 +121,13 @@ def test_what_only_plans_need_may_be_left_out(tmp_path: Path) -> None:
     file = written(tmp_path, "main_layer_ms_per_extra_token: 0.005", "")
     fields = yaml.safe_load(file.read_text())
     del fields["devices"], fields["model"]["expert_bytes"]
-    del fields["load_piece_ms"], fields["shadow_layer_ms_per_extra_token"]
+    del fields["load_piece_ms"], fields["shadow_layer_ms_per_extra_token"], fields["restore_ms"]
     file.write_text(yaml.safe_dump(fields))
     profile = load_profile(file)
     assert (profile.model_sizes, profile.device_rates, profile.main_extra_s) == (None, None, 0)
     assert profile.main_s(100) == profile.main_layer_s
     assert profile.shadow_s(100) == profile.shadow_layer_s
-    assert profile.load_piece_s == 0
+    assert (profile.load_piece_s, profile.restore_s, profile.cancellable) == (0, 0, True)
 
 
 def test_a_pass_over_many_tokens_takes_the_main_node_longer() -> None:
@@ -259,6 +262,27 @@ def test_a_smaller_form_loads_in_the_share_of_its_bits(name: str, bits: int) -> 
         profile.form_share("int3")
 
 
+def test_a_store_says_how_large_its_forms_are() -> None:
+    profile = replace(find_profile(NAME), form_shares=(("int4", 0.3),))
+    assert profile.form_share("int4") == 0.3
+    assert profile.form_share("int2") == pytest.approx(2.5 / 32), "one that it does not name"
+    assert profile.form_load_s("int4") == pytest.approx(0.0075)
+
+
+@pytest.mark.parametrize("name", [NAME, "rtx3080-1gbe"])
+def test_restoring_moves_what_was_loaded_and_what_is_computed(name: str) -> None:
+    parameters = 3 * 4096 * 14336
+    bits_per_s = {NAME: 384 * 19.5e9, "rtx3080-1gbe": 320 * 19e9 * 760.3 / 760}[name]
+    assert find_profile(name).restore_s == pytest.approx(parameters * (4.5 + 32) / bits_per_s, rel=1e-3)
+
+
+def test_a_load_that_cannot_be_given_up_lasts_to_its_end() -> None:
+    """Unless it is evicted before it has begun."""
+    profile = replace(find_profile(NAME), cancellable=False, load_piece_s=0.0)
+    assert [profile.ended_load_s(after) for after in (0.0, 0.001, 0.024, 0.025)] == [0.0, 0.025, 0.025, 0.025]
+    assert profile.ended_load_s(0.001, 0.25) == 0.00625
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -293,6 +317,7 @@ def test_one_that_is_so_many_times_slower(name: str) -> None:
         lambda p: p.shadow_s(1),
         lambda p: p.shadow_s(50),
         lambda p: p.load_piece_s,
+        lambda p: p.restore_s,
         lambda p: 1 / p.link_bits_per_s,
         lambda p: p.host_compute_s(1) if p.host_s else 0,
         lambda p: p.host_extra_s,

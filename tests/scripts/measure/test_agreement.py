@@ -28,7 +28,12 @@ def recording(*events: Event) -> Recording:
 
 def test_as_many_workers_as_came() -> None:
     came = recording(*(WorkerJoined(number, 2) for number in range(5)), RequestOpened(1, 4))
-    assert recorded_runs.joined(came) == {"workers": 5, "slots": 2}
+    assert recorded_runs.joined(came) == {"workers": 5, "slots": 2, "host": False}
+
+
+def test_a_host_place_is_no_worker() -> None:
+    came = recording(WorkerJoined(0, 7), WorkerJoined(1, 0), RequestOpened(1, 4))
+    assert recorded_runs.joined(came) == {"workers": 1, "slots": 7, "host": True}
 
 
 @pytest.mark.parametrize(
