@@ -9,6 +9,9 @@ DEMO_TOKENS ?= 64
 TEST_PROCESSES ?= 2
 export DEMO_PROMPT
 
+# Hundreds of processes import our modules: each would compile them again where the environment asks for no bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help

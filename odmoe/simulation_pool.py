@@ -16,7 +16,7 @@ from scheduler.errors import SimulationError
 from scheduler.planning.scaling import Each, Run
 
 _MOST = 8
-"""A plan has about twenty simulations."""
+"""A plan has about 75 simulations; the longest takes as long as several others."""
 
 
 @contextlib.contextmanager

@@ -256,13 +256,15 @@ class Worker:
     def distance(self, due: int) -> int:
         """How many layers lie between this one and the nearest for which it has an expert in a slot or a queued
         prefetch. Large where there is none."""
-        place = bisect.bisect_left(self.queue, (PREFETCH, due, 0), key=_rank)
         least = 1 << 30
-        for demand in self.queue[max(0, place - 1) : place + 1]:
-            least = min(least, abs(due - demand.visit.due))
+        if self.queue:
+            place = bisect.bisect_left(self.queue, (PREFETCH, due, 0), key=_rank)
+            for demand in self.queue[max(0, place - 1) : place + 1]:
+                least = min(least, abs(due - demand.visit.due))
         for entry in self.slots:
-            for user in entry.users if entry is not None else ():
-                least = min(least, abs(due - user.visit.due))
+            if entry is not None:
+                for user in entry.users:
+                    least = min(least, abs(due - user.visit.due))
         return least
 
     def least_urgent_prefetch(self, among: Sequence[SlotEntry | None]) -> SlotEntry | None:

@@ -1,26 +1,23 @@
-"""What would help: single changes to a plan, each simulated."""
+"""What would help: single changes to a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler.alignment import Alignment
 from scheduler.planning.scaling import (
     Change,
-    Each,
     Run,
     Setup,
     at_once,
     equation_1,
     memory,
-    rates,
     scaled,
     size_text,
     workers_needed,
 )
-from scheduler.timing.profile import Profile
 
 _LINKS = ((2.5e9, "2.5"), (10e9, "10"))
 _BFLOAT16 = 2
@@ -30,37 +27,42 @@ _Different = tuple[str, str, Setup, int, int]
 """(description, price, changed setup, group size, slots)."""
 
 
-def changes(
-    setup: Setup,
-    group_size: int,
-    slots: int,
-    tokens_per_s: float,
-    at_fits: Sequence[tuple[Profile, float]] = (),
-    step: Callable[[], None] = lambda: None,
-    each: Each = map,
-) -> tuple[Change, ...]:
-    """Every single change, best first. `tokens_per_s`: the speed without a change. `step`: called after each
-    simulation. `at_fits`: the other fits of the base profile, and the speed with each."""
+class Trial(NamedTuple):
+    """A change before it is simulated; the fields are those of `Change`."""
+
+    what: str
+    price: str
+    run: Run
+    real: bool
+    alone: bool
+
+    def at_fits(self, fits: Sequence[Setup]) -> list[Run]:
+        """The change with the times of each other fit of the base profile; none where it is not real."""
+        setup = self.run.setup
+        return [replace(self.run, setup=_on(setup, base=one.hardware.base)) for one in fits] if self.real else []
+
+
+def trials(setup: Setup, group_size: int, slots: int) -> list[Trial]:
+    """Every single change."""
     real = [*_hardware(setup, group_size, slots), *_policy(setup, group_size, slots)]
-    every = [*real, *_limits(setup, group_size, slots)]
-    runs = [Run(other, group, room) for _, _, other, group, room in every]
-    found: list[tuple[Change, Run]] = []
-    for (what, price, other, _, _), run, rate in zip(every, runs, rates(each, step, runs), strict=True):
-        factor = rate / tokens_per_s if tokens_per_s else 1.0
-        alone = other.policy.shadow == "none" != setup.policy.shadow
-        found.append((Change(what, rate, factor, price, len(found) < len(real), alone), run))
-    ranked = sorted(found, key=lambda pair: -pair[0].factor)
-    return tuple(_over_fits(change, run, at_fits, step, each) for change, run in ranked)
+    every = [(True, one) for one in real] + [(False, one) for one in _limits(setup, group_size, slots)]
+    return [
+        Trial(what, price, Run(other, group, room), possible, other.policy.shadow == "none" != setup.policy.shadow)
+        for possible, (what, price, other, group, room) in every
+    ]
 
 
-def _over_fits(
-    change: Change, run: Run, at_fits: Sequence[tuple[Profile, float]], step: Callable[[], None], each: Each
+def compared(
+    trial: Trial, rate: float, rates_at_fits: Sequence[float], unchanged: float, unchanged_at_fits: Sequence[float]
 ) -> Change:
-    if not at_fits or not change.real:
-        return change
-    runs = [replace(run, setup=_on(run.setup, base=base)) for base, _ in at_fits]
-    factors = [rate / before for rate, (_, before) in zip(rates(each, step, runs), at_fits, strict=True) if before]
-    return replace(change, factors=(min(change.factor, *factors), max(change.factor, *factors)))
+    """What a change does to the speeds without it, all in tokens/s."""
+    factor = rate / unchanged if unchanged else 1.0
+    found = Change(trial.what, rate, factor, trial.price, trial.real, trial.alone)
+    if not rates_at_fits:
+        return found
+    pairs = zip(rates_at_fits, unchanged_at_fits, strict=True)
+    factors = [factor, *(changed / before for changed, before in pairs if before)]
+    return replace(found, factors=(min(factors), max(factors)))
 
 
 def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.errors import ConfigError
+from scheduler.planning.changes import compared, trials
 from scheduler.planning.scaling import (
     DRAFTED,
     PROMPTS,
@@ -23,7 +25,6 @@ from scheduler.planning.scaling import (
     outcome,
     rates,
     scaled,
-    speed,
 )
 from scheduler.timing.load_budget import LoadBudget, luck
 from scheduler.timing.profile import Profile
@@ -77,48 +78,52 @@ def _drafting(drafted: dict[Together, float], tokens_per_s: float) -> list[Chang
 def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> Plan:
     """Plan for a setup. `step`: called after each simulation. `each`: runs several simulations; the figures do not
     depend on it. Raises ConfigError, DoesNotFitError."""
-    from scheduler.planning.changes import changes  # it plans the same way
-
     if not 1 <= setup.hardware.workers:
         raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
     tried = choose(setup, step, each)
     (group_size, slots), rate = next(iter(tried.items()))
     profile = scaled(setup)
-    budget = equation_1(profile, group_size)
-    together = rates(each, step, [Run(setup, group_size, slots, together=one) for one in TOGETHER])
-    shadowed = setup.policy.system.predictor == "sep"
-    blocks = DRAFTED if shadowed else ()
-    rates_drafted = rates(each, step, [Run(setup, group_size, slots, together=one) for one in blocks])
-    drafted = dict(zip(blocks, rates_drafted, strict=True))
-    fits = list(fitted(setup))
-    at_fits = rates(each, step, [Run(one, group_size, slots) for one in fits])
-    found = outcome(setup, group_size, slots)
-    every = _drafting(drafted, rate)
-    every += changes(
-        setup,
-        group_size,
-        slots,
-        rate,
-        [(one.hardware.base, found) for one, found in zip(fits, at_fits, strict=True)],
-        step,
-        each,
+    blocks = DRAFTED if setup.policy.system.predictor == "sep" else ()
+    fits, changes = list(fitted(setup)), trials(setup, group_size, slots)
+    together, drafted, at_fits, (ideal,), changed, *changed_at_fits = _in_one_batch(
+        [Run(setup, group_size, slots, together=one) for one in TOGETHER],
+        [Run(setup, group_size, slots, together=one) for one in blocks],
+        [Run(one, group_size, slots) for one in fits],
+        [Run(at_once(setup), group_size, slots)],
+        [one.run for one in changes],
+        *(one.at_fits(fits) for one in changes),
+        step=step,
+        each=each,
     )
+    found = outcome(setup, group_size, slots)
+    rates_drafted = dict(zip(blocks, drafted, strict=True))
+    every = [
+        compared(one, now, now_at_fits, rate, at_fits)
+        for one, now, now_at_fits in zip(changes, changed, changed_at_fits, strict=True)
+    ]
+    every = [*_drafting(rates_drafted, rate), *every]
     return Plan(
         setup=setup,
         profile=profile,
-        budget=budget,
+        budget=equation_1(profile, group_size),
         group_size=group_size,
         slots=slots,
         tried=tried,
         tokens_per_s=rate,
         together=dict(zip(TOGETHER, together, strict=True)),
-        drafted=drafted,
+        drafted=rates_drafted,
         fits=tuple(at_fits),
         luck=luck(found.ttft_s, found.token_s),
-        ideal_tokens_per_s=speed(at_once(setup), group_size, slots),
+        ideal_tokens_per_s=ideal,
         ttft_s={n: outcome(setup, group_size, slots, 2, n).ttft_s for n in PROMPTS},
         bound=found.bound,
         where=found.where,
         memory=memory(setup, slots),
         changes=tuple(sorted(every, key=lambda change: -change.factor)),
     )
+
+
+def _in_one_batch(*parts: list[Run], step: Callable[[], None], each: Each) -> list[list[float]]:
+    """The decode tokens/s of the runs of each part. All are simulated beside each other, in their order."""
+    found = iter(rates(each, step, itertools.chain(*parts)))
+    return [list(itertools.islice(found, len(part))) for part in parts]

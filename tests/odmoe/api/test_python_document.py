@@ -24,7 +24,7 @@ def test_every_example_runs(
 ) -> None:
     monkeypatch.chdir(ROOT)
     # They take longer than all the rest; tests/odmoe/commands/test_plan.py has them.
-    monkeypatch.setattr("scheduler.planning.changes.changes", lambda *_: ())
+    monkeypatch.setattr("scheduler.planning.plan.trials", lambda *_: [])
     monkeypatch.setattr("scheduler.planning.plan.TOGETHER", [])
     monkeypatch.setattr("scheduler.planning.plan.DRAFTED", [])
     namespace = {"__name__": "example", "url": service.url}

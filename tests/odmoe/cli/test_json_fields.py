@@ -12,7 +12,6 @@ from support.machines.cli import CommandLine
 from support.paths import ROOT
 
 FILE = ROOT / "docs" / "reports.md"
-MIXTRAL = str(ROOT / "tests" / "data" / "configs" / "mixtral-8x7b.json")
 
 
 def fields(section: str) -> set[str]:
@@ -28,7 +27,7 @@ def test_every_field_is_explained_and_none_that_is_not_there(command: str, cli: 
     arguments = {
         "generate": ["-m", str(demo), "-n", "2", "--shadow", "none", "--threads", "1", "HAMLET"],
         "simulate": ["--tokens", "4"],
-        "plan": ["-m", MIXTRAL, "--workers", "2", "--group-size", "2", "--slots", "1"],
+        "plan": ["-m", str(demo), "--workers", "2", "--group-size", "2", "--slots", "1"],
     }[command]
     answer = cli(command, "--json", *arguments)
     assert answer.code == 0, answer.err

@@ -24,7 +24,6 @@ from odmoe.machines.certs import ensure_certs
 from odmoe.settings.units import parse_link, parse_rate
 from odmoe.stores import prepare_store
 from support.machines.cli import CommandLine, check_one_line
-from support.paths import CONFIGS
 from wire.messages import Message
 from wire.rpc.server import GrpcServer
 from wire.rpc.tls import Identity
@@ -249,14 +248,14 @@ SLOW, FAST = loads.Loads(EXPERT, 5, 1.234e9, 1e9, 2e9, True), loads.Loads(EXPERT
 
 
 @pytest.mark.usefixtures("short_plans")
-def test_a_plan_takes_the_flags(cli: CommandLine) -> None:
+def test_a_plan_takes_the_flags(cli: CommandLine, demo: Path) -> None:
     """With a GPU loads are those from host memory, and a link is one to another host."""
     to_host = link.Link("10.0.0.5:7200", False, 0.94e9, 3e-4, 4e-4)
     found = Bench("host", "processor", "/disk", SLOW, Device("a GPU", 23_456_789_012, FAST), to_host)
     expected = ["--load-bandwidth", "24.9GB/s", "--worker-memory", "23.4GB", "--link", "940Mbit"]
     assert found.flags() == expected
     assert as_text(found).endswith(f"  {' '.join(expected)}")
-    answer = cli("plan", "-m", str(CONFIGS / "mixtral-8x7b.json"), *expected, "--json", "-q")
+    answer = cli("plan", "-m", str(demo), *expected, "--json", "-q")
     assert answer.code == 0, answer.err
     alone = Bench("host", "processor", "/disk", SLOW, None, link.Link("127.0.0.1:1", True, 4e9, 3e-4, 4e-4))
     assert alone.flags() == ["--load-bandwidth", "1.23GB/s"]

@@ -26,6 +26,7 @@ from scheduler.planning.scaling import (
     outcome,
     speed_together,
 )
+from scheduler.simulation.simulate import Outcome
 from scheduler.timing.profile import PROFILES, find_profile
 from shadow_node.model import ShadowModel
 from support.machines.cli import CommandLine
@@ -45,6 +46,20 @@ def simulated_once() -> Iterator[None]:
         patch.setattr("scheduler.planning.scaling.speed_together", functools.cache(speed_together))
         patch.setattr("odmoe.simulation_pool._made", lambda: None)
         yield
+
+
+@pytest.fixture
+def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers have four tokens, for what does not depend on how fast they are."""
+
+    def quick(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 16) -> Outcome:
+        return outcome(setup, group_size, slots, min(tokens or 4, 4), prompt_tokens)
+
+    monkeypatch.setattr("scheduler.planning.scaling.outcome", quick)
+    monkeypatch.setattr("scheduler.planning.plan.outcome", quick)
+    for name in ("_VISITS", "_LEAST_TOGETHER", "_LEAST_DRAFTED"):
+        monkeypatch.setattr(f"scheduler.planning.scaling.{name}", 4)
+    monkeypatch.setattr("scheduler.planning.scaling.speed_together", speed_together)
 
 
 @pytest.fixture
@@ -133,6 +148,7 @@ def test_advice_has_its_range_over_the_fits_of_a_profile(
     assert "is one of 4 sets of times that give the measured speed: loads of 22.5 to 25 ms" in said
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_what_is_said_is_no_longer_assumed(planned: Callable[..., dict[str, Any]]) -> None:
     found = planned(
         "-m",
@@ -155,6 +171,7 @@ def test_what_is_said_is_no_longer_assumed(planned: Callable[..., dict[str, Any]
     assert found["workers"] == 4
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_deepseek_v3_on_weak_machines(planned: Callable[..., dict[str, Any]]) -> None:
     few = ("--group-size", "8", "--slots", "1")  # otherwise all that are possible are simulated
     found = planned(
@@ -174,6 +191,7 @@ def test_a_gguf_file_that_is_not_there_is_refused_as_elsewhere(cli: CommandLine)
     assert "GGUF" in cli("plan", "--help").out
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_the_whole_model_has_its_experts_as_stored(cli: CommandLine, tmp_path: Path) -> None:
     """As in the report of an answer. What it takes dequantised has a name of its own."""
     fields = json.loads((CONFIGS / "gpt-oss-120b.json").read_text())
@@ -188,6 +206,7 @@ def test_the_whole_model_has_its_experts_as_stored(cli: CommandLine, tmp_path: P
     assert f"{found['together'] / found['whole']:.0%} of what one machine with all experts needs" in text
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_a_directory_or_a_store_serves_as_well(
     planned: Callable[..., dict[str, Any]], demo: Path, demo_store: Callable[[str], Any]
 ) -> None:
@@ -271,6 +290,7 @@ def test_no_line_is_wider_than_the_terminal(cli: CommandLine, monkeypatch: pytes
     assert shown[60].split() == shown[80].split() == shown[300].split()
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_a_profile_on_which_loads_take_no_time(cli: CommandLine, tmp_path: Path) -> None:
     text = (PROFILES / "rtx3090-1gbe.yaml").read_text()
     text = text.replace("load_ms: 25.0", "load_ms: 0").replace("load_piece_ms: 0.298", "")

@@ -111,6 +111,25 @@ def test_errors_come_out_as_themselves(cluster: Any) -> None:
             next(cluster.generate(prompt, 4))
 
 
+def test_figures_come_over_ray(cluster: Any, reference: Any) -> None:
+    before = cluster.figures()
+    reports = [answer(cluster, reference("float32", number, TOKENS).prompt) for number in PROMPTS[:2]]
+    after = cluster.figures()
+    for name in ("prompt_tokens", "named", "hits"):
+        gained = getattr(after.totals, name) - getattr(before.totals, name)
+        assert gained == sum(getattr(report, name) for report in reports), name
+    assert after.totals.answer_tokens - before.totals.answer_tokens == 2 * TOKENS
+    assert (after.totals.predicted - before.totals.predicted) / (
+        after.totals.activated - before.totals.activated
+    ) == pytest.approx(sum(report.recall for report in reports) / 2)
+    nodes = {node.name: node for node in after.nodes}
+    assert list(nodes) == ["main", *NODES[:-1]]
+    assert all(node.up for node in after.nodes)
+    assert nodes["worker 1"].memory_bytes == reports[-1].memory_bytes["workers"][1]
+    assert nodes["worker 1"].bytes_loaded > 0
+    assert dict(nodes["shadow"].stream_bytes)["from_shadow"] > 0
+
+
 def test_an_answer_given_up_makes_room(cluster: Any, reference: Any, tmp_path: Path) -> None:
     """It ends while the next one is answered, which would have ended first if 800 tokens had been gone on with."""
     expected = reference("float32", PROMPTS[0], TOKENS)

@@ -4,6 +4,7 @@ must notice an `AuditTable` that is wrong."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,19 +15,17 @@ from support.worlds.plan import Plan, eventful_plan, stepping_plan
 from support.worlds.world import live
 
 
-def worlds_with_audits(worlds: int) -> list[Plan]:
+def worlds_with_audits(worlds: int) -> Iterator[Plan]:
     """Any choices and faults; every other one with several requests in lock-step, every third with workers that come
     and go all the time."""
-    plans = []
     for seed in range(worlds):
         plan = (eventful_plan, stepping_plan)[seed % 2](seed)
         restless = [(20 * place, ("die", "join")[place % 2], place // 2) for place in range(20)]
         faults = tuple(sorted((*plan.faults, *restless))) if seed % 3 == 0 else plan.faults
-        plans.append(replace(plan, auditing=(0.05, 0.3)[seed // 2 % 2], faults=faults))
-    return plans
+        yield replace(plan, auditing=(0.05, 0.3)[seed // 2 % 2], faults=faults)
 
 
-def live_through(plans: list[Plan]) -> Counter[str]:
+def live_through(plans: Iterable[Plan]) -> Counter[str]:
     """In how many worlds each thing has happened."""
     runs: Counter[str] = Counter()
     for plan in plans:
