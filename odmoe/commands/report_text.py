@@ -19,7 +19,7 @@ _ENDED = {
     "stop": "",
     "length": "",
     "stop_text": ", ended by a stop text",
-    "context": ", ended because the context is full",
+    "context": ", ended because the context of {context} tokens is full",
 }
 """`Report.finish` in words. An end-of-sequence token and --max-new-tokens need none."""
 _MISSED = {
@@ -163,7 +163,7 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
     """Memory, exactness and length."""
     new, prompt = sum(report.new_tokens for report in reports), sum(report.prompt_tokens for report in reports)
     one = reports[0]
-    ended = _ENDED.get(one.finish, "") if len(reports) == 1 else ""
+    ended = _ENDED.get(one.finish, "").format(context=one.prompt_tokens + one.new_tokens) if len(reports) == 1 else ""
     seed = f"{one.seed}; the same --seed draws the same tokens"
     return [
         Line("memory", _memory(max(reports, key=_held))),

@@ -201,7 +201,7 @@ def test_the_forms_that_were_loaded_and_why_no_smaller_ones() -> None:
 
 
 def test_how_it_ended_and_what_it_was_drawn_with() -> None:
-    assert one(finish="context")["tokens"] == "3 out, 2 in, ended because the context is full"
+    assert one(finish="context")["tokens"] == "3 out, 2 in, ended because the context of 5 tokens is full"
     assert one(finish="stop_text", seed=7) | {"tokens": "3 out, 2 in, ended by a stop text"} == one(
         finish="stop_text", seed=7
     )
