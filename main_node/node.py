@@ -240,6 +240,7 @@ class MainNode:
         """The token loop: the prompt, in one pass or in chunks, then a pass a token. Returns the last token's step and
         why it is the last. `began`: when the client asked for the first token."""
         sequence, number = request.sequence, request.number
+        lost_before = self.engine.pace.lost_s
         gained = self._read(request, sequence.prompt, 0, prefill=True)
         first = time.perf_counter()
         carried = self.engine.carried(number)
@@ -253,13 +254,17 @@ class MainNode:
                 step = step_of(request, token, finish)
                 if finish is not None:
                     decode_s = time.perf_counter() - first - shadow_wait_s
-                    return step, finish, Times(first - began, decode_s, shadow_wait_s, longest_s, carried)
+                    lost_s = self.engine.pace.lost_s - lost_before
+                    return step, finish, Times(first - began, decode_s, shadow_wait_s, longest_s, carried, lost_s)
+                shown = time.perf_counter()
                 yield step
+                self.engine.pace.paused(number, time.perf_counter() - shown)
             if len(sequence.tokens) == 1 and self._shadow is not None:
                 waited = time.perf_counter()
                 self._shadow.wait(self.launch_s, request.cancelled)
                 last = time.perf_counter()
                 shadow_wait_s = last - waited
+                self.engine.pace.paused(number, shadow_wait_s)
             gained = self._decode(request, gained)
             now = time.perf_counter()
             longest_s, last = max(longest_s, now - last), now

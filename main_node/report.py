@@ -147,6 +147,9 @@ class Report:
     one_kind: bool = True
     """Whether main node and workers computed on devices of one kind: on processors, or on accelerators of one model.
     Others round differently, so that the answer is not `exact`."""
+    lost_s: float | None = None
+    """With a profile: by how much of `ttft_s` and `decode_s` the machine was too slow for it, at least. None without.
+    Seconds that the process of the main node has lost: on a cluster of several, its own alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,8 @@ class Times:
     longest_gap_s: float
     carried: dict[str, int] | None
     """Bytes that the streams had carried when the first token was there. See `Roster.carried`."""
+    lost_s: float
+    """By which the machine was too slow for a profile; 0 in real time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +269,7 @@ def build_report(
         devices={"main": device, **engine.peers.roster.devices()},
         periods=engine.core.live_periods,
         one_kind=one_kind,
+        lost_s=times.lost_s if engine.pace.emulated else None,
     )
 
 

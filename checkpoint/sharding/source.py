@@ -17,6 +17,7 @@ from checkpoint.direct_io import pieces
 from checkpoint.formats.gguf_file import GgufFile, is_gguf, read_gguf
 from checkpoint.hub import nearest
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
+from scheduler.unknown_names import FEW
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -55,6 +56,18 @@ class Source:
         )
 
 
+def _instead(path: Path) -> str:
+    """What to give in place of a directory without a model."""
+    try:
+        models = sorted(str(file.parent) for file in path.glob("*/config.json"))
+    except OSError:
+        models = []
+    if not models:
+        return "give one that has"
+    more = f" or {len(models) - FEW} more" if len(models) > FEW else ""
+    return f"give one of the models in it: {', '.join(models[:FEW])}{more}"
+
+
 def open_source(path: Path) -> Source:
     """Check a model directory: all files exist and have the length of their headers. Or a GGUF file.
 
@@ -69,7 +82,7 @@ def open_source(path: Path) -> Source:
             f"model {str(path)!r} is not a directory; give one that holds config.json and safetensors{hint}"
         )
     if not (path / "config.json").is_file():
-        raise MissingShardError(f"{path} has no config.json, so it is no model directory; give one that has")
+        raise MissingShardError(f"{path} has no config.json, so it is no model directory; {_instead(path)}")
     config = _read_json(path / "config.json")
     listed = _listed_files(path)
     files: dict[str, Path] = {}

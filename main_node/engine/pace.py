@@ -21,11 +21,17 @@ class Pace(Protocol):
     def emulated(self) -> str | None:
         """The profile's name."""
 
+    @property
+    def lost_s(self) -> float:
+        """See `Emulation.lost_s`. 0 in real time."""
+
     def now(self) -> float: ...
 
     def begin_step(self, passes: tuple[t.Pass, ...], batched: bool) -> None: ...
 
     def begin_layer(self, requests: Iterable[int]) -> None: ...
+
+    def paused(self, request: int, seconds: float) -> None: ...
 
     def decoded(self, request: int) -> None: ...
 
@@ -46,6 +52,7 @@ class RealPace:
     """Real time."""
 
     emulated = None
+    lost_s = 0.0
 
     def now(self) -> float:
         return time.monotonic()
@@ -54,6 +61,9 @@ class RealPace:
         pass
 
     def begin_layer(self, requests: Iterable[int]) -> None:
+        pass
+
+    def paused(self, request: int, seconds: float) -> None:
         pass
 
     def decoded(self, request: int) -> None:
@@ -88,6 +98,8 @@ class _Times:
     """Of its pass."""
     layer_s: float = 0.0
     gate: float = -math.inf
+    paused_s: float = 0.0
+    """Since its last pass: the time for which nothing was asked of this machine."""
 
 
 class MainPace:
@@ -113,6 +125,10 @@ class MainPace:
         """The profile's name."""
         return self._emulation.profile.name
 
+    @property
+    def lost_s(self) -> float:
+        return self._emulation.lost_s
+
     def now(self) -> float:
         """The calling thread's time."""
         return self._emulation.now()
@@ -137,12 +153,19 @@ class MainPace:
         layer_s = self._emulation.profile.main_s(sum(one.tokens for one in times))
         self._together = max(one.ready for one in times) + layer_s
 
+    def paused(self, request: int, seconds: float) -> None:
+        """Between two passes the client took so long, or the shadow's start: that is no lateness of the machine."""
+        self._of(request).paused_s += seconds
+
     def decoded(self, request: int) -> None:
         """A token exists, and the next pass is about to be announced. It starts at the last answer, or now where the
         caller has let time pass in between."""
         times = self._of(request)
-        if self._emulation.clock() - times.ready > CREDIT_S:
-            times.ready = self._emulation.clock()
+        clock = self._emulation.clock()
+        if clock - times.ready > CREDIT_S:
+            self._emulation.stood_still(times.ready + times.paused_s, clock)
+            times.ready = clock
+        times.paused_s = 0.0
         self._emulation.adopt(times.ready)
 
     def next_pass(self, request: int, take: Callable[[], T]) -> T:
@@ -156,7 +179,7 @@ class MainPace:
         due = max(times.ready, self._free) + times.layer_s if self._together is None else self._together
         times.gate = self._free = due
         result = self._emulation.agenda.wait(due, fired)
-        self._emulation.adopt(due)
+        self._emulation.go_on(due)
         return result
 
     def foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None:
@@ -171,7 +194,7 @@ class MainPace:
         """A computation has been answered."""
         times = self._requests.get(request)
         if times is not None:
-            times.ready = max(times.ready, self._emulation.now())
+            times.ready = max(times.ready, self._emulation.go_on())
 
     def resumed(self, request: int) -> None:
         """The layer has all its answers."""

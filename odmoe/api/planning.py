@@ -173,7 +173,7 @@ def _counting(say: Say) -> Callable[[], None]:
     def step() -> None:
         nonlocal done
         done += 1
-        say(f"simulation {done}")
+        say(f"{done} simulation{'s' * (done > 1)} so far")
 
     return step
 

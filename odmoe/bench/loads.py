@@ -112,7 +112,7 @@ def measure_disk(store: ExpertStore, step: Step) -> Loads:
     try:
         return _timed(loader, store, aligned_buffer(store.manifest.blob_bytes), step)
     except OSError as error:
-        raise LaunchError(f"{store.path} cannot be read: {error}") from error
+        raise LaunchError(f"{store.path} cannot be read: {error.strerror or error}") from error
     finally:
         loader.close()
 

@@ -61,7 +61,8 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
         if message := error.format_message():
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "odmoe"
-            _explain("ConfigError", f"{message.rstrip('.')}; see {command} --help", as_json)
+            text = _hinted(message.rstrip("."), error, command)
+            _explain("ConfigError", f"{text}; see {command} --help", as_json)
         return int(usage)
     if code == 130:  # typer's code for Ctrl-C
         code = 128 + (_ended_by or signal.SIGINT)
@@ -69,6 +70,16 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
         if code == 128 + number:
             _say(word)
     return code if isinstance(code, int) else 0
+
+
+def _hinted(message: str, error: Exception, command: str) -> str:
+    """What the command line library says of wrong usage, with what was probably meant."""
+    option = getattr(error, "option_name", None)
+    if command.endswith(" serve") and option in ("--port", "-p"):
+        return f"No such option: {option}; give --bind HOST:PORT"
+    if command.endswith(" generate") and "unexpected extra argument" in message:
+        return f"{message}; quote a prompt of several words"
+    return message
 
 
 def _described(error: OSError) -> str:

@@ -25,6 +25,8 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
             raise PromptError(
                 f"--prompts {file} is not {error.encoding} text (byte {error.start}); convert it"
             ) from error
+        if not lines:
+            raise PromptError(f"--prompts {file} is empty; give a file with a prompt on each line")
         found = [_unquoted(line) for line in lines]
     if not found or not all(found):
         raise PromptError("the prompt is empty; give it as an argument, in --prompts or on standard input")

@@ -30,4 +30,5 @@ def _secret(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the cluster's secret {file} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the cluster's secret {file} cannot be read: {why}") from error

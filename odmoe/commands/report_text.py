@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ _ENDED = {
     "stop": "",
     "length": "",
     "stop_text": ", ended by a stop text",
-    "context": ", ended because the context is full",
+    "context": ", ended because the context of {context} tokens is full",
 }
 """`Report.finish` in words. An end-of-sequence token and --max-new-tokens need none."""
 _MISSED = {
@@ -31,6 +32,10 @@ LEAST_AUDITED = 0.95
 """Share of the audits that are asked for, below which the reason is shown."""
 PROMPT_SHOWN = 60
 """Characters of a prompt that are shown beside its number."""
+MOST_LOST = 0.9
+"""Share of the lost time from which no more is concluded of the machine's speed."""
+LOST_SHOWN = 0.01
+"""Share of an emulated run's time that its machine has added, above which the report says so."""
 WAIT_SHOWN_S = 0.05
 """Shortest wait for the shadow that is shown."""
 
@@ -80,7 +85,7 @@ def show_answers(
     ]
     terminal.block(
         f"{system} ({served.cluster}), {len(found)} of {counted(len(prompts), 'prompt')} answered",
-        _shown([*speed, _shadow_start(found), *_result(found, served)], found[0]),
+        _shown([*speed, _too_slow(found), _shadow_start(found), *_result(found, served)], found[0]),
         _shown([*_loads(found), *_nodes(found, served)], found[0]),
     )
     terminal.console.print()
@@ -127,8 +132,25 @@ def _speed(report: Report) -> list[Line]:
     return [
         Line("speed", f"{_rate(report)} tokens/s decoding, {report.tokens_per_s:.1f} overall", timed=True),
         Line("first token", f"{report.ttft_s:.2f} s", timed=True),
+        _too_slow([report]),
         _shadow_start([report]),
     ]
+
+
+def _too_slow(reports: Sequence[Report]) -> Line:
+    """Of the answer of which the machine added the largest part."""
+    worst = max(reports, key=_lost_share)
+    share = _lost_share(worst)
+    profile, _, times = (worst.emulated or "").partition("@")
+    slower = int(times or 1) * 2 * math.ceil(1 / (1 - min(share, MOST_LOST)) - 1e-6)  # twice, to be sure
+    lost = f"{worst.lost_s or 0.0:.2f} of {worst.ttft_s + worst.decode_s:.2f} s"
+    text = f"this machine added {lost}; try --profile {profile}@{slower}"
+    return Line("too slow", text, shown=share > LOST_SHOWN)
+
+
+def _lost_share(report: Report) -> float:
+    """Of the time of an emulated run, the share that its machine has added."""
+    return (report.lost_s or 0.0) / max(1e-9, report.ttft_s + report.decode_s)
 
 
 def _shadow_start(reports: Sequence[Report]) -> Line:
@@ -141,7 +163,7 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
     """Memory, exactness and length."""
     new, prompt = sum(report.new_tokens for report in reports), sum(report.prompt_tokens for report in reports)
     one = reports[0]
-    ended = _ENDED.get(one.finish, "") if len(reports) == 1 else ""
+    ended = _ENDED.get(one.finish, "").format(context=one.prompt_tokens + one.new_tokens) if len(reports) == 1 else ""
     seed = f"{one.seed}; the same --seed draws the same tokens"
     return [
         Line("memory", _memory(max(reports, key=_held))),

@@ -77,6 +77,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if facts["rows_a_pass"] is not None:
             yield "drafts", _drafts(facts)
         yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
+        if facts["hit_rate"] is not None and facts["residency"] != "none":
+            yield "hits", f"{facts['hit_rate']:.1%} of the experts used were in a slot when the gate fired"
         if several and facts["experts_a_layer"] is not None:
             each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {model['experts']}"
             yield "step", f"{each} experts in a layer"

@@ -19,6 +19,7 @@ from odmoe.serve.callers import Keys, OwnPages
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from scheduler.errors import ODMoEError
+from scheduler.unknown_names import nearest
 
 if TYPE_CHECKING:
     from odmoe.serve.service import Service
@@ -67,6 +68,13 @@ def make_app(service: Service, access: Access) -> FastAPI:
     return app
 
 
+def _no_route(request: Request, error: HTTPException) -> str:
+    """With the nearest path, where there is none of this name."""
+    path, known = request.url.path, [getattr(route, "path", "") for route in request.app.routes]
+    near = nearest(path, [one for one in known if "{" not in one]) if error.status_code == 404 else ""
+    return f"{request.method} {path}: {error.detail}{near}"
+
+
 def _add_errors(app: FastAPI, service: Service) -> None:
     """Every error is answered as OpenAI's API does."""
 
@@ -74,7 +82,7 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         headers = None
         if isinstance(error, HTTPException):
             headers = error.headers  # such as Allow
-            error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code="no_route")
+            error = ApiError(error.status_code, _no_route(request, error), code="no_route")
         answer, record = told(error), request.state.record
         if record.finish is None:  # no answer has begun
             record.finish = answer.code or answer.kind

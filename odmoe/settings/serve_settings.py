@@ -115,7 +115,8 @@ def _keys_in(file: str) -> list[str]:
     try:
         lines = Path(file).expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag('api_key_file')} {file} cannot be read: {error}; check the path") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{flag('api_key_file')} {file} cannot be read: {why}; check the path") from error
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise ConfigError(f"{flag('api_key_file')} {file} has no key; write one into each line")

@@ -67,7 +67,9 @@ def check_used(settings: Settings, given: Collection[str], named: Callable[[str]
     """Raises ConfigError for a setting of `given` that the system does not read."""
     for name in _ALIGNMENT:
         if name in given and _is_without_shadow(settings) and (value := getattr(settings, name)) not in (0, FIXED):
-            raise ConfigError(f"{named(name)} is {value} with shadow none; there is nothing to align")
+            raise ConfigError(
+                f"{named(name)} is {value} with shadow none; there is nothing to align: leave it out, or give a shadow"
+            )
     check_read(given, settings, settings.system_config, named)
 
 

@@ -10,8 +10,8 @@ with the time at which it counts.
 
 Lateness is credit. A thread goes on as of its deadline, however late the machine was, and the next wait is shorter by
 as much: the errors of many sleeps do not add up, and nothing is reported before its deadline. Lateness of more than
-`CREDIT_S` is lost: the machine is too slow for the profile, and measured rates are lower than the profile's. Measured
-from any moment on they are higher by at most `CREDIT_S`.
+`CREDIT_S` is lost: the machine is too slow for the profile, and measured rates are lower than the profile's. `lost_s`
+counts it. Measured from any moment on rates are higher by at most `CREDIT_S`.
 
 Work lasts as in the simulator: one load at a time on a worker's link, one computation at a time on a worker or a host
 place, a layer of the main node from the last answer to the gate, a layer of the shadow. Messages travel as in
@@ -57,6 +57,7 @@ class Emulation:
         self.duplex = duplex
         self.agenda = Agenda(clock, self.adopt)
         self._thread = threading.local()
+        self._lost = LostTime()
 
     @property
     def label(self) -> str:
@@ -68,6 +69,25 @@ class Emulation:
         clock = self.clock()
         at: float = getattr(self._thread, "at", clock)
         return max(at, clock - CREDIT_S)
+
+    def go_on(self, at: float | None = None) -> float:
+        """This thread goes on, as of `at` or of its own time, with what the machine begins or has done only now.
+        Returns its time; what it is late by beyond the credit is lost."""
+        if at is not None:
+            self.adopt(at)
+        now = self.now()
+        self._lost.add(getattr(self._thread, "at", now), now)
+        return now
+
+    def stood_still(self, since: float, until: float) -> None:
+        """Nothing could go on in between but for this machine: that is lost, credit included."""
+        self._lost.add(since, until)
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds by which times of this process have become longer than the profile's, because the machine was late.
+        What several threads lose at the same time counts once."""
+        return self._lost.total_s
 
     def adopt(self, at: float) -> None:
         """This thread's time is `at` from now on."""
@@ -84,6 +104,24 @@ class Emulation:
         self.agenda.close()
 
 
+class LostTime:
+    """The length of all intervals together: where they overlap it counts once. They come about in the order of their
+    ends; of one that comes later, only what lies after all others counts. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._until = -math.inf
+        self._lock = threading.Lock()
+
+    def add(self, since: float, until: float) -> None:
+        """Nothing, where `until` is not after `since`. Seconds of one clock."""
+        if until <= since:
+            return
+        with self._lock:
+            self.total_s += max(0.0, until - max(since, self._until))
+            self._until = max(self._until, until)
+
+
 class SerialResource:
     """A link or a processor, which does one thing at a time. Used by one thread at a time."""
 
@@ -93,14 +131,13 @@ class SerialResource:
 
     def begin(self, at: float) -> float:
         """Begin work that was ready at `at`, once the work before it has ended. Returns its start."""
-        self._emulation.adopt(max(at, self._free))
-        self._start = self._emulation.now()
+        self._start = self._emulation.go_on(max(at, self._free))
         return self._start
 
     def end(self, lasts_s: float) -> float:
         """The work is done and counts as ended after `lasts_s`. Returns its end."""
         self._free = self._start + lasts_s
-        self._emulation.adopt(self._free)
+        self._emulation.go_on(self._free)
         return self._free
 
     def wait(
@@ -115,4 +152,6 @@ class SerialResource:
         if cancelled.is_set():  # it counts as ended later, as in `end`; the thread need not wait until then
             self._free = self._start + ended_s(self._free - self._start)
             self._emulation.adopt(self._free)
+        else:
+            self._emulation.go_on()
         return self._free

@@ -87,7 +87,7 @@ def read_recording(path: Path) -> Recording:
             )
             return _read(_objects(unpacker))
     except OSError as error:
-        raise ConfigError(f"recording {path} cannot be read: {error}") from error
+        raise ConfigError(f"recording {path} cannot be read: {error.strerror or error}; check the path") from error
     except _VersionError as error:
         raise ConfigError(f"recording {path} {error}; record the run again: odmoe generate --record FILE") from error
     except _WrongError as error:

@@ -12,7 +12,7 @@ from odmoe.settings.simulate_settings import SimulateSettings
 from scheduler.core.stats import RecallCounts
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.route_model import name_of
-from scheduler.simulation.simulate import Outcome
+from scheduler.simulation.simulate import Answer, Outcome
 from scheduler.simulation.time_breakdown import bound_by
 from scheduler.simulation.workload import SAME_TOKEN
 from scheduler.timing.load_budget import luck
@@ -89,6 +89,7 @@ class Simulation:
     reloads_a_token: float | None
     tokens_a_step: float | None
     experts_a_layer: float | None
+    hit_rate: float | None
     recall: float | None
     where_ms: dict[str, float]
     bound: str | None
@@ -164,6 +165,7 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
         reloads_a_token=sum(answer.stats.reloads for answer in answers) / decoded if decoded else None,
         tokens_a_step=decoded / steps if decoded else None,
         experts_a_layer=sum(union * of for union, of in unions) / sum(of for _, of in unions) if unions else None,
+        hit_rate=_hit_rate(answers),
         recall=recall,
         where_ms={cause: seconds * 1e3 for cause, seconds in where.items()},
         bound=bound_by(where) if decoded else None,
@@ -173,6 +175,12 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
         wall_s=took_s,
         simulated_tokens_per_s=tokens / took_s,
     )
+
+
+def _hit_rate(answers: list[Answer]) -> float | None:
+    """Share of decoding's chosen experts that were in a slot when the gate fired. None without decoding."""
+    named = sum(answer.stats.named for answer in answers)
+    return sum(answer.stats.present for answer in answers) / named if named else None
 
 
 def _acceptance(runs: list[Run], given: SimulateSettings) -> float:

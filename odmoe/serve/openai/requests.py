@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from odmoe.serve.api_error import ApiError
+from scheduler.unknown_names import nearest
 
 MOST_LOGPROBS = 20
 """Most probable tokens whose log-probabilities one may ask for, as in OpenAI's chat API."""
@@ -257,7 +258,8 @@ def _explained(error: ValidationError, kind: type[BaseModel]) -> ApiError:
     place = ".".join(str(part) for part in first["loc"]) or None
     name = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "extra_forbidden":
-        text = f"{place} is not a parameter that is known here; leave it out"
+        near = nearest(place, kind.model_fields) if len(first["loc"]) == 1 else ""
+        text = f"{place} is not a parameter that is known here{near}{' Or' if near else ';'} leave it out"
         return ApiError(400, text, param=place, code="unknown_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")

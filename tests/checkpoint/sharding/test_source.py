@@ -136,7 +136,11 @@ def test_index_may_not_lead_outside(copied_many: Path) -> None:
 
 def test_config_that_is_missing(copied: Path) -> None:
     (copied / "config.json").unlink()
-    refused(copied, MissingShardError, "config.json")
+    refused(copied, MissingShardError, "config.json", "give one that has")
+    for name in ("b", "a"):
+        (copied / name).mkdir()
+        (copied / name / "config.json").write_text("{}")
+    refused(copied, MissingShardError, f"give one of the models in it: {copied / 'a'}, {copied / 'b'}")
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"model_type: mixtral", b"\xff\xfe{}", b"[1]", b'"x"', b"[" * 30_000])

@@ -75,6 +75,8 @@ def test_usage_of_the_rest(cli: CommandLine, tmp_path: Path) -> None:
     check_one_line(cli("generate", "hello"), 2, "ConfigError", ["--model", "models/demo-moe"])
     check_one_line(cli("nonsense"), 2, "ConfigError", ["nonsense", "odmoe --help"])
     check_one_line(cli("shard", "here"), 2, "ConfigError", ["'store'", "see odmoe shard --help"])
+    check_one_line(cli("serve", "--port", "8000"), 2, "ConfigError", ["--port; give --bind HOST:PORT; see odmoe serve"])
+    check_one_line(cli("generate", "to", "be"), 2, "ConfigError", ["(be); quote a prompt of several words; see"])
     check_one_line(
         cli("shard", "here", str(tmp_path / "s"), "--dtype", "int4"), 2, "ConfigError", ["'int4'", "bfloat16"]
     )
@@ -110,7 +112,9 @@ def test_many_prompts_that_cannot_be(cli: CommandLine, demo: Path, tmp_path: Pat
     missing = cli("generate", "-m", str(demo), "--prompts", str(file))
     check_one_line(missing, 2, "PromptError", [str(file), "cannot be read"])
     file.write_text("\n \n")
-    check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 2, "PromptError", ["empty"])
+    check_one_line(
+        cli("generate", "-m", str(demo), "--prompts", str(file)), 2, "PromptError", [f"--prompts {file} is empty"]
+    )
     file.write_text("one\n" + "word " * 1100)
     check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file)), 2, "PromptError", ["context is 1024"])
     check_one_line(cli("generate", "-m", str(demo), "--prompts", str(file), "two"), 2, "ConfigError", ["both"])

@@ -137,6 +137,27 @@ def test_times_name_the_profile_that_they_are_of() -> None:
     assert timed == {"speed", "first token", "stalls"}
 
 
+@pytest.mark.parametrize(
+    ("profile", "lost_s", "slower"),
+    [("rtx3090-1gbe", 0.5, 4), ("rtx3090-1gbe@3", 0.5, 12), ("rtx3090-1gbe", 0.05, 4), ("rtx3090-1gbe", 1.0, 20)],
+)
+def test_a_machine_that_cannot_keep_up_with_the_profile_is_told_what_to_do(
+    profile: str, lost_s: float, slower: int
+) -> None:
+    found = one(emulated=profile, lost_s=lost_s)
+    told = f"this machine added {lost_s:.2f} of 1.00 s; try --profile rtx3090-1gbe@{slower}"
+    assert found["too slow"] == told
+    fast, slow = report(emulated=profile, lost_s=0.0), report(emulated=profile, lost_s=lost_s)
+    both = {1: fast, 2: slow}
+    text = printed(lambda terminal: show_answers(terminal, both, ["a", "b"], 1.0, Settings(model="m"), "od-moe"))
+    assert any(told in line for line in text), "of the answer that lost most"
+
+
+@pytest.mark.parametrize("lost_s", [None, 0.0, 0.009])
+def test_a_machine_that_keeps_up_is_not_spoken_of(lost_s: float | None) -> None:
+    assert "too slow" not in one(emulated="rtx3090-1gbe", lost_s=lost_s)
+
+
 def test_an_answer_that_may_differ_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     text = one(exact=False, served={"router": "expert-cache", "alpha": 0.5})["output"]
     assert text == "approximate, because of --router expert-cache"
@@ -180,7 +201,7 @@ def test_the_forms_that_were_loaded_and_why_no_smaller_ones() -> None:
 
 
 def test_how_it_ended_and_what_it_was_drawn_with() -> None:
-    assert one(finish="context")["tokens"] == "3 out, 2 in, ended because the context is full"
+    assert one(finish="context")["tokens"] == "3 out, 2 in, ended because the context of 5 tokens is full"
     assert one(finish="stop_text", seed=7) | {"tokens": "3 out, 2 in, ended by a stop text"} == one(
         finish="stop_text", seed=7
     )

@@ -85,6 +85,17 @@ def test_no_library_of_tensors_or_clusters_is_imported() -> None:
     assert json.loads(done.stdout)["tokens"] == [3]
 
 
+def test_the_hit_rate_of_a_cache_is_shown(cli: CommandLine) -> None:
+    flags = ("--system", "sep-arc", "--workers", "1", "--slots", "64", "--tokens", "20")
+    rate = facts(cli, *flags)["hit_rate"]
+    assert 0 < rate < 1
+    text = cli("simulate", *flags).out
+    assert f"{rate:.1%} of the experts used were in a slot when the gate fired" in text
+    assert facts(cli, *flags, "--slots", "256")["hit_rate"] > rate, "a larger cache"
+    assert "in a slot when" not in cli("simulate", "--tokens", "5").out, "nothing is kept"
+    assert facts(cli, "--tokens", "1")["hit_rate"] is None, "nothing was decoded"
+
+
 def test_json_says_what_the_simulator_does(cli: CommandLine) -> None:
     found = facts(cli, "--tokens", "20", "--recall", "0.9", "--seed", "4", "--align-kv", "2")
     scenario = Scenario(PAPER, tokens=20, alignment=Alignment(1, 2))

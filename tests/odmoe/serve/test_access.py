@@ -112,6 +112,8 @@ def test_paths_and_methods_that_there_are_not(served: Served) -> None:
         found = httpx2.request(method, f"{served.url}{path}")
         assert (found.status_code, found.json()["error"]["code"]) == (status, "no_route")
         assert served.counted("odmoe_refused_requests_total", reason="no_route") == before + 1
+    near = httpx2.post(f"{served.url}/v1/completion").json()["error"]["message"]
+    assert near.startswith("POST /v1/completion: Not Found; did you mean /v1/completions")
 
 
 def test_an_empty_prompt_is_no_matter_of_the_command_line(served: Served) -> None:

@@ -323,6 +323,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"extra_body": {"prompt": [-1]}}, "prompt", "invalid_value"),
     ({"suffix": "end"}, "suffix", "unsupported_parameter"),
     ({"extra_body": {"mirostat": 2}}, "mirostat", "unknown_parameter"),
+    (
+        {"extra_body": {"max_token": 2}},
+        "max_token is not a parameter that is known here; did you mean max_tokens",
+        "unknown_parameter",
+    ),
     ({"extra_body": {"functions": []}}, "functions", "unsupported_parameter"),
     ({"best_of": 2}, "best_of", "invalid_value"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),

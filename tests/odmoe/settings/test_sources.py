@@ -137,8 +137,14 @@ def test_texts_in_the_environment() -> None:
             "ODMOE_SHADOW is nf4, which --predictor cross-layer does not read; sep does",
         ),
         ({"system": "fate", "align_kv": 2}, "ODMOE_ALIGN_KV is 2, which --predictor cross-layer does not read; sep "),
-        ({"shadow": "none", "align_kv": 2}, "ODMOE_ALIGN_KV is 2 with shadow none; there is nothing to align"),
-        ({"shadow": "none", "align": "auto"}, "ODMOE_ALIGN is auto with shadow none; there is nothing to align"),
+        (
+            {"shadow": "none", "align_kv": 2},
+            "ODMOE_ALIGN_KV is 2 with shadow none; there is nothing to align: leave it out, or give a shadow",
+        ),
+        (
+            {"shadow": "none", "align": "auto"},
+            "ODMOE_ALIGN is auto with shadow none; there is nothing to align: leave it out, or give a shadow",
+        ),
         ({"system": "fate", "align": "auto"}, "ODMOE_ALIGN is auto, which --predictor cross-layer does not read; sep "),
         ({"device_memory": "200%"}, "ODMOE_DEVICE_MEMORY is '200%'; allowed: a share of all experts .above 0%, at"),
         ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; all workers"),
@@ -281,7 +287,12 @@ def test_a_file_does_not_forbid_what_a_flag_chooses(
         ("system: fate\nshadow: int8", {}, {}, "shadow in .* is int8, which --predictor cross-layer does not read"),
         ("system: fate", {"ODMOE_SHADOW": "nf4"}, {}, "ODMOE_SHADOW is nf4, which --predictor cross-layer does"),
         ("", {}, {"shadow": "int8", "system": "fate"}, "--shadow is int8, which --predictor cross-layer does not read"),
-        ("shadow: none", {}, {"align_kv": "2"}, "--align-kv is 2 with shadow none; there is nothing to align"),
+        (
+            "shadow: none",
+            {},
+            {"align_kv": "2"},
+            "--align-kv is 2 with shadow none; there is nothing to align: leave it out, or give a shadow",
+        ),
         ("alpha: 0.2", {}, {}, "alpha in .* is 0.2, which neither --predictor sep nor --router top-k reads"),
     ],
 )

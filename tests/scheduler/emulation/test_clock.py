@@ -206,6 +206,25 @@ def test_real_waits_never_end_early() -> None:
         assert time.monotonic() >= end >= start + n * 0.003 - 1e-9
 
 
+def test_only_what_is_late_by_more_than_the_credit_counts_as_lost(world: World) -> None:
+    lane, other = SerialResource(world.emulation), SerialResource(world.emulation)
+    lane.begin(100.0)
+    world.work(0.010 + CREDIT_S)
+    lane.end(0.010)
+    assert world.emulation.lost_s == pytest.approx(0), "just covered"
+    world.work(0.5)
+    lane.begin(100.010)
+    assert world.emulation.lost_s == pytest.approx(0.5)
+    other.begin(100.110)
+    assert world.emulation.lost_s == pytest.approx(0.5), "the same time was lost on another place"
+    lane.wait(0.010, Sleep(world))
+    assert world.emulation.lost_s == pytest.approx(0.5)
+    world.overshoot = 0.3
+    lane.begin(world.time)
+    lane.wait(0.010, Sleep(world))
+    assert world.emulation.lost_s == pytest.approx(0.6), "it woke up so late"
+
+
 def test_a_thread_has_a_time_of_its_own(world: World) -> None:
     world.emulation.adopt(world.time - 0.01)
     seen: list[float] = []
@@ -331,6 +350,30 @@ def test_a_pass_after_a_pause_starts_when_it_starts(world: World) -> None:
     world.time -= 0.3
     world.work(layer_s)
     assert pace.gate(1, world.emulation.now) == pytest.approx(105 + 2 * layer_s)
+
+
+@pytest.mark.parametrize(("paused_s", "lost_s"), [(0.0, 5.0), (4.9, 0.1), (0.15, 4.85)])
+def test_the_clients_time_between_passes_is_not_the_machines(world: World, paused_s: float, lost_s: float) -> None:
+    pace = MainPace(world.emulation)
+    begin(pace, 1)
+    world.work(5.0)
+    pace.paused(1, paused_s)
+    pace.decoded(1)
+    assert pace.lost_s == pytest.approx(lost_s)
+    pace.decoded(1)
+    assert pace.lost_s == pytest.approx(lost_s), "the next pass begins in time"
+
+
+def test_a_gate_and_an_answer_that_are_late_count_as_lost(world: World) -> None:
+    pace = MainPace(world.emulation)
+    begin(pace, 1)
+    world.work(PROFILE.main_layer_s + CREDIT_S + 1.0)
+    pace.gate(1, lambda: None)
+    assert pace.lost_s == pytest.approx(1.0)
+    world.emulation.adopt(world.time)
+    world.work(CREDIT_S + 2.0)
+    pace.answered(1)
+    assert pace.lost_s == pytest.approx(3.0)
 
 
 def test_a_pass_right_after_another_goes_on_from_its_last_answer(world: World) -> None:

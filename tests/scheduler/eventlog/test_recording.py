@@ -420,6 +420,8 @@ def test_what_follows_the_end_is_refused(tmp_path: Path, log: bytes) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"recording .*none cannot be read"):
         read_recording(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"recording [^ ]* cannot be read: Is a directory; check the path$"):
+        read_recording(tmp_path)
 
 
 def test_a_log_that_outgrows_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
