@@ -64,7 +64,8 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.locked
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# pip's full account goes to pip.log; what is shown is enough to see that it moves.
+# pip's full account goes to pip.log; what is shown is enough to see that it moves. The shell reads it, since mawk would
+# read ahead and show everything at the end.
 $(VENV)/.locked: requirements.lock
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	    $(MAKE) --no-print-directory python-check; \
@@ -73,11 +74,14 @@ $(VENV)/.locked: requirements.lock
 	fi
 	@total=$$(grep -c == requirements.lock); \
 	echo "Installing $$total packages from requirements.lock: minutes the first time"; \
-	$(BIN)/python -m pip install $(PIP_FLAGS) --progress-bar off -r requirements.lock 2>&1 | tee $(VENV)/pip.log | awk -v total="$$total" ' \
-	    /^(Collecting|Processing|Requirement already satisfied:) .*-r requirements.lock/ { if (++n % 20 == 0) print "  found " n " of " total } \
-	    /^ *Downloading .*\([0-9][0-9]+\.[0-9] MB\)/ { print "  downloading " $$2 " " $$3 " " $$4 } \
-	    /^Installing collected packages/ { print "  unpacking" } \
-	    { fflush() }' \
+	$(BIN)/python -m pip install $(PIP_FLAGS) --progress-bar off -r requirements.lock 2>&1 | tee $(VENV)/pip.log | { \
+	    found=0; large='\([0-9][0-9]+\.[0-9] MB\)'; \
+	    while read -r word name size unit rest; do case "$$word $$name $$size $$unit $$rest" in \
+	      "Collecting "*"-r requirements.lock"* | "Processing "*"-r requirements.lock"* | "Requirement already satisfied: "*"-r requirements.lock"*) \
+	        found=$$((found + 1)); if ((found % 20 == 0)); then echo "  found $$found of $$total"; fi ;; \
+	      "Downloading "*) if [[ "$$size $$unit" =~ $$large ]]; then echo "  downloading $$name $$size $$unit"; fi ;; \
+	      "Installing collected packages"*) echo "  unpacking" ;; \
+	    esac; done; } \
 	  || { grep '^ERROR' $(VENV)/pip.log >&2 || tail -n 20 $(VENV)/pip.log >&2; \
 	       echo "pip could not install requirements.lock; its full account is in $(VENV)/pip.log" >&2; exit 1; }
 	@touch $@

@@ -15,6 +15,12 @@ from scheduler.planning.scaling import Change, Together, best, workers_needed
 from scheduler.simulation.workload import SAME_TOKEN
 
 _NOTHING = 0.01
+_BOTTLENECKS = {
+    "compute": "main node and experts together",
+    "network": "messages",
+    "load": "loads",
+    "shadow": "predictions late or wrong",
+}
 _WIDEST = 100
 
 
@@ -34,7 +40,7 @@ def _answer(plan: Plan) -> str:
     if policy.shadow == "none":
         first = f"Without a shadow no load is hidden: {what} {_ms(budget.load_s)} to load"
     elif budget.io_bound:
-        first = f"Loads are too slow by {_ms(-budget.slack_s)}: {what} {_ms(budget.load_s)} to load, {allows}"
+        first = f"Loads end {_ms(-budget.slack_s)} late: {what} {_ms(budget.load_s)} to load, {allows}"
     else:
         first = (
             f"The experts arrive in time, {_ms(budget.slack_s)} early: {what} {_ms(budget.load_s)} to load, {allows}"
@@ -84,8 +90,8 @@ def _figures(plan: Plan) -> dict[str, str]:
         + (f"too long with fewer than {workers_needed(budget)} workers" if budget.io_bound else "in time"),
         "choose": f"--workers {budget.workers} --group-size {plan.group_size} --slots {plan.slots}",
         "tried": tried,
-        "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}{_over_fits(plan)}; {plan.bound}-bound",
-        "a token": times,
+        "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}{_over_fits(plan)}",
+        "a token": f"{times}; bottleneck, the largest part: {_BOTTLENECKS[plan.bound]}",
         "requests": "; ".join(_together(plan)),
         **_drafts(plan),
         "first token": ", ".join(f"{s:.2f} s for a prompt of {n} tokens" for n, s in plan.ttft_s.items()),
@@ -154,7 +160,8 @@ def _range(change: Change) -> str:
 def _over_fits(plan: Plan) -> str:
     rates = [plan.tokens_per_s, *plan.fits]
     least, most = (f"{rate:.2f}" for rate in (min(rates), max(rates)))
-    return f", {least} to {most} by fit" if least != most else ""
+    sets = f"{1 + len(plan.fits)} sets of times that give the measured speed"
+    return f", {least} to {most} by fit (over the {sets})" if least != most else ""
 
 
 def _gain(change: Change) -> str:

@@ -20,7 +20,7 @@ def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
         found.append(
             f"fit: {base.name} is one of {1 + len(base.fits)} sets of times that give the measured speed: loads "
             f"of {_range(loads)}, with layers of the shadow of {_range(shadows)}; the shorter the ones, the longer the "
-            "others. `by fit`: over all of them"
+            "others"
         )
     if hardware.device_bytes is None:
         found.append("device memory of a worker: for one expert")

@@ -76,7 +76,7 @@ def planned(cli: CommandLine) -> Callable[..., dict[str, Any]]:
 def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
     answer = cli("plan", "-m", MIXTRAL, "--workers", "8", "--worker-memory", "1GB")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out.startswith("Loads are too slow by 3.25 ms: an expert takes 25.0 ms to load")
+    assert answer.out.startswith("Loads end 3.25 ms late: an expert takes 25.0 ms to load")
     words, figures = answer.out.split("\n\n")[:2]
     for part in (
         "tokens/s",
@@ -84,7 +84,12 @@ def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
         "The best single change: drafts of the shadow",
     ):
         assert part in " ".join(words.split())
-    for part in ("704.6 MB each", "too long with fewer than 10 workers", "--workers 8 --group-size 2 --slots 1"):
+    for part in (
+        "704.6 MB each",
+        "too long with fewer than 10 workers",
+        "--workers 8 --group-size 2 --slots 1",
+        "bottleneck, the largest part: main node and experts together",
+    ):
         assert part in " ".join(figures.split())
 
 
@@ -146,6 +151,7 @@ def test_advice_has_its_range_over_the_fits_of_a_profile(
     said = " ".join(cli("plan", "-m", MIXTRAL).out.split())
     assert f"a shadow twice as fast ({ranges['a shadow twice as fast'][0] - 1:+.0%} to" in said
     assert "is one of 4 sets of times that give the measured speed: loads of 22.5 to 25 ms" in said
+    assert said.index("by fit (over the 4 sets of times that give the measured speed)") == said.index("by fit")
 
 
 @pytest.mark.usefixtures("few_tokens")
