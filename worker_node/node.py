@@ -123,7 +123,7 @@ class Worker:
         self.forms = forms
         self.form_costs = form_costs
         self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
-        self._restorer = Restorer(store, arithmetic, forms, loader.device, threads)
+        self.restorer = Restorer(store, arithmetic, forms, loader.device, threads)
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""
@@ -138,20 +138,18 @@ class Worker:
         """Held by the load under way: a lent thread may begin one while the worker's own is loading."""
         self.loads = 0
         self.bytes_loaded = 0
-        self.restored: _Tenure | None = None
-        """Whose expert was restored last, from a smaller form."""
         self._arithmetic = arithmetic
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
         first = 0, store.manifest.moe_layers[0], forms[0]
         call_s, row_s = self.pace.costs or device_costs(store, partial(self.run, *first))
-        self.costs = call_s + (self.pace.restore_s if forms[0] else 0.0), row_s
+        self.costs = (call_s + self.pace.restore_s if forms[0] else call_s), row_s
         """Seconds that a computation takes, a call and a row, from a profile or measured; 0 where unknown."""
 
     @property
     def allocated_bytes(self) -> int:
         """Device memory of its slots, and of restoring."""
-        return self.slots.allocated_bytes + self._restorer.allocated_bytes
+        return self.slots.allocated_bytes + self.restorer.allocated_bytes
 
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
@@ -172,8 +170,8 @@ class Worker:
             stays = self._on_cpu or hidden.device == buffer.device
             if not stays:
                 hidden, weights = to_device(buffer.device, hidden, weights)
-            if self._restorer.restores(layer, form):
-                output = self._restorer.compute(buffer, layer, form, hidden, weights, self.slots.tenure(slot))
+            if self.restorer.restores(layer, form):
+                output = self.restorer.compute(buffer, layer, form, hidden, weights, self.slots.tenure(slot))
                 return output if stays else to_host(output)[0]
             module = self._modules.get(
                 (slot, layer), lambda: self._arithmetic.bind(layer, self.store.views(buffer, layer))
@@ -198,8 +196,8 @@ class Worker:
         buffer = self.slots.buffers[slot]
         if self.pace.emulated or not self._on_cpu:
             return False
-        if self._restorer.restores(layer, form):
-            return self._restorer.is_rowwise(buffer, layer, form)
+        if self.restorer.restores(layer, form):
+            return self.restorer.is_rowwise(buffer, layer, form)
         return self._arithmetic.is_rowwise(layer, self.store.views(buffer, layer))
 
     def share(self, expert: ExpertId, form: str) -> float:
@@ -453,10 +451,7 @@ class _Session(ComputeSession):
                 raise
             self._compute_each(tenure, messages, received)  # one of them is wrong
             return
-        restored = bool(tenure.form) and self._worker.restored is not tenure
-        if restored:
-            self._worker.restored = tenure
-        end = pace.end_compute(sum(map(len, outputs)), restored)
+        end = pace.end_compute(sum(map(len, outputs)), self._worker.restorer.counts(tenure, tenure.form))
         if self.spans.on:
             self.spans.add("compute", tenure.label, start, end)
         evict = any(message.evict for message in messages)

@@ -107,10 +107,19 @@ class Restorer:
         self._last: tuple[Tenure, int, str] | None = None
         """What was restored last, and is still in memory: tenure, layer and form."""
         self._lock = threading.Lock()
+        self._counted: object = None
 
     @property
     def allocated_bytes(self) -> int:
         return self._parameters.allocated_bytes
+
+    def counts(self, tenure: object, form: str) -> bool:
+        """Whether restoring takes time in a computation that has ended: from a smaller form, and not if the same
+        tenure's expert was the last one to be counted."""
+        if not form or tenure is self._counted:
+            return False
+        self._counted = tenure
+        return True
 
     def restores(self, layer: int, form: str) -> bool:
         """Whether the experts of a layer are restored from this form; otherwise they are computed as they are."""

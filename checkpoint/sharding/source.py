@@ -17,10 +17,11 @@ from checkpoint.direct_io import pieces
 from checkpoint.formats.gguf_file import GgufFile, is_gguf, read_gguf
 from checkpoint.hub import nearest
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
-from scheduler.unknown_names import FEW
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+FEW = 8
+"""So many models of a directory are named in a message."""
 _MAX_HEADER = 100_000_000
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _SAMPLES = 256

@@ -13,8 +13,8 @@ from checkpoint.prediction.token_predictor import FILE
 from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
-from odmoe.clusters.memory_budget import MemoryBudget, memory_budget, rows_at_once
-from odmoe.clusters.slot_memory import slot_memory
+from odmoe.clusters.memory.budget import MemoryBudget, memory_budget, rows_at_once
+from odmoe.clusters.memory.slots import slot_memory
 from odmoe.settings.settings import CUDA, Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
 from odmoe.terminal import counted, megabytes

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from odmoe.settings.bounds import check_slots
-from odmoe.settings.system_settings import SystemSettings
+from odmoe.settings.system_settings import SystemSettings, chosen_by_preset
 from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
 from odmoe.settings.units import (
     AUDIT,
@@ -24,13 +24,12 @@ from odmoe.settings.units import (
     Drafts,
     Memory,
     Slots,
-    parse_address,
+    is_address,
 )
 from scheduler.alignment import AUTO, FIXED, KV_AUTO, Alignment
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS, MAX_WORKERS_HERE
 from scheduler.policies.registry import inexact, reads_scores
-from scheduler.policies.systems import SYSTEMS
 
 MAX_PARALLEL, MAX_QUEUE = 64, 1024
 """Maximum numbers of requests that a main node answers at once, and that wait for it: each needs a thread."""
@@ -324,7 +323,7 @@ class Settings(SystemSettings):
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
         named = named or flag
-        chosen = _chosen(values)
+        chosen = chosen_by_preset(values)
         super().__init__(named, **(chosen | values))
         self.__pydantic_fields_set__.difference_update(chosen)
         self._check_together(named)
@@ -334,7 +333,7 @@ class Settings(SystemSettings):
             raise ConfigError(
                 f"{named('group_size')} is {self.group_size}; allowed: 1 to {named('workers')} ({self.workers})"
             )
-        if self.cluster not in CLUSTERS and not self.cluster_file and not _is_address(self.cluster):
+        if self.cluster not in CLUSTERS and not self.cluster_file and not is_address(self.cluster):
             allowed = declared(Settings, "cluster").allowed
             raise ConfigError(f"{named('cluster')} is {self.cluster!r}; allowed: {allowed}")
         most = MAX_WORKERS_HERE.get(self.cluster, MAX_WORKERS)
@@ -496,18 +495,3 @@ class Settings(SystemSettings):
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _chosen(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that the preset chooses, except those in `values`."""
-    name = values.get("system", "od-moe")
-    preset = SYSTEMS.get(name) if isinstance(name, str) else None
-    return {name: value for name, value in preset.values().items() if name not in values} if preset else {}
-
-
-def _is_address(text: str) -> bool:
-    try:
-        parse_address(text)
-    except ValueError:
-        return False
-    return True

@@ -76,3 +76,10 @@ def check_read(given: Collection[str], values: Table, system: SystemConfig, name
             f"{named(name)} is {value}, which {unread}; {', '.join(by)} {'does' if len(by) == 1 else 'do'}: leave it "
             "out, or choose one of those"
         )
+
+
+def chosen_by_preset(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings that the preset chooses, except those in `values`."""
+    name = values.get("system", "od-moe")
+    preset = SYSTEMS.get(name) if isinstance(name, str) else None
+    return {name: value for name, value in preset.values().items() if name not in values} if preset else {}

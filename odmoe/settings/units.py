@@ -68,6 +68,15 @@ def parse_address(text: str, least: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_address(text: str) -> bool:
+    """Whether it is HOST:PORT."""
+    try:
+        parse_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _memory(text: Any) -> str:
     parse_memory(text, 1)
     return str(text)

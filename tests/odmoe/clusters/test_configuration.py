@@ -24,7 +24,7 @@ from odmoe.clusters.configuration import (
     resources,
     with_precision,
 )
-from odmoe.clusters.slot_memory import _free, slot_memory
+from odmoe.clusters.memory.slots import _free, slot_memory
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
@@ -120,7 +120,7 @@ def test_slots_by_the_memory_of_a_worker(
     demo_store: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("odmoe.clusters.slot_memory._free", lambda device: free)
+    monkeypatch.setattr("odmoe.clusters.memory.slots._free", lambda device: free)
     store = demo_store("float32")
     assert store.manifest.blob_bytes * 2 * 8 * 2 in range(20 * MIB, 22 * MIB)
     found = resources(Settings(model="demo", slots="auto", **given), store, workers_here)
@@ -130,7 +130,7 @@ def test_slots_by_the_memory_of_a_worker(
 def test_free_memory_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All workers of a process get the same, though the first has taken its slots by then."""
     amounts = iter((1000, 10))
-    monkeypatch.setattr("odmoe.clusters.slot_memory.available_memory", lambda: next(amounts))
+    monkeypatch.setattr("odmoe.clusters.memory.slots.available_memory", lambda: next(amounts))
     _free.cache_clear()
     try:
         assert [slot_memory("cpu", workers) for workers in (1, 2, 4)] == [500, 250, 125]

@@ -191,8 +191,8 @@ def test_machine_command_and_note_stand_in_what_is_written(out: Path, run: Run) 
     assert facts["mean"] == 1.5
     assert [row["square"] for row in facts["rows"]] == [0, 1, 4, 9]
     text = (out / "squares.csv").read_text().splitlines()
-    names = ("machine", "command", "model", "note")
-    assert text[:4] == [f"# {name}: {facts[name]}" for name in names]
-    table = list(csv.DictReader(text[4:]))
+    names = ("machine", "command", "commit", "model", "note")
+    assert text[:5] == [f"# {name}: {facts[name]}" for name in names]
+    table = list(csv.DictReader(text[5:]))
     assert [(row["x"], row["square"], row["by_token"]) for row in table][3] == ("3", "9", "[0.5, 3]")
     assert (out / "squares.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

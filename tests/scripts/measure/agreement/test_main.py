@@ -16,7 +16,7 @@ from scheduler.simulation.world import World
 from scheduler.timing.profile import find_profile
 from scheduler.types import Event, ModelShape, RequestOpened, WorkerJoined, WorkerLost
 from scripts.lib import recorded_runs
-from scripts.measure import agreement
+from scripts.measure.agreement import __main__ as agreement
 
 
 def recording(*events: Event) -> Recording:

@@ -1,8 +1,8 @@
 """Does an emulated run of each system take as long as the simulator says of the same routes?
 
-    .venv/bin/python -m scripts.measure.agreement_systems --quick
-    .venv/bin/python -m scripts.measure.agreement_systems --systems fate smoe
-    .venv/bin/python -m scripts.measure.agreement_systems --systems sep-arc --profile rtx3090-1gbe@12
+    .venv/bin/python -m scripts.measure.agreement.systems --quick
+    .venv/bin/python -m scripts.measure.agreement.systems --systems fate smoe
+    .venv/bin/python -m scripts.measure.agreement.systems --systems sep-arc --profile rtx3090-1gbe@12
 
 A machine that cannot keep up with a profile makes ratios larger, not smaller: @12 after its name gives everything
 twelve times as long.

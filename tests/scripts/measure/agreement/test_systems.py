@@ -17,7 +17,7 @@ from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.world import World
 from scheduler.timing.profile import find_profile
 from scripts.lib import recorded_runs
-from scripts.measure import agreement_systems
+from scripts.measure.agreement import systems as agreement_systems
 
 FLAGS = argparse.Namespace(
     profile="rtx3090-1gbe",
