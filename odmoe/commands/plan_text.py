@@ -91,7 +91,7 @@ def _figures(plan: Plan) -> dict[str, str]:
         "choose": f"--workers {budget.workers} --group-size {plan.group_size} --slots {plan.slots}",
         "tried": tried,
         "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}{_over_fits(plan)}",
-        "a token": f"{times}; bottleneck, the largest part: {_BOTTLENECKS[plan.bound]}",
+        "a token": f"{times}; bottleneck, the largest part: {_BOTTLENECKS.get(plan.bound or '', 'none')}",
         "requests": "; ".join(_together(plan)),
         **_drafts(plan),
         "first token": ", ".join(f"{s:.2f} s for a prompt of {n} tokens" for n, s in plan.ttft_s.items()),
