@@ -166,7 +166,7 @@ class Settings(SystemSettings):
     align: str = one_of(
         FIXED,
         (FIXED, AUTO),
-        "auto: how often the shadow is aligned is chosen live, and begins with --align-token and --align-kv",
+        "auto: --align-token and --align-kv are chosen live, from those given on",
         heading="Prediction",
     )
     draft: Drafts = setting(
@@ -182,7 +182,7 @@ class Settings(SystemSettings):
     token_predictor: str | None = setting(
         None,
         "a file",
-        "Weights of the token-wise predictor (default: token_predictor.safetensors of the model)",
+        "Weights of the token-wise predictor (default: those beside the model)",
         heading="Prediction",
     )
     predictor_learning_rate: Number = setting(
@@ -200,7 +200,7 @@ class Settings(SystemSettings):
     memory: Memory | None = setting(
         None,
         TOTAL,
-        "Memory of all nodes, everything counted: 25%, 2GB; experts get what is left",
+        "Memory of all nodes: 60%, 2GB; slots get what is left",
         heading="Memory",
         metavar="SIZE",
     )
