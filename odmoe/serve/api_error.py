@@ -76,6 +76,9 @@ TABLE: dict[type[Exception], _Told] = {
 """The first class of an error's own ones, from it to the root of the tree, that is here."""
 
 
+_PARAMS: dict[type[Exception], str] = {e.PromptError: "prompt"}
+
+
 def told(error: Exception) -> ApiError:
     """What a client is told of an error. Of a defect of this program it gets no details."""
     if isinstance(error, ApiError):
@@ -83,7 +86,7 @@ def told(error: Exception) -> ApiError:
     for kind in type(error).__mro__:
         if kind in TABLE:
             status, name, code = TABLE[kind]
-            return ApiError(status, " ".join(str(error).split()), name, code=code)
+            return ApiError(status, " ".join(str(error).split()), name, _PARAMS.get(kind), code)
     return ApiError(500, "an error within the server; its log has the details", SERVER)
 
 

@@ -84,6 +84,8 @@ def _add_errors(app: FastAPI, service: Service) -> None:
             headers = error.headers  # such as Allow
             error = ApiError(error.status_code, _no_route(request, error), code="no_route")
         answer, record = told(error), request.state.record
+        if answer.param == "prompt" and record.path.endswith("/chat/completions"):
+            answer.param = "messages"  # of which the prompt is made
         if record.finish is None:  # no answer has begun
             record.finish = answer.code or answer.kind
             service.meter.refused(record.finish)

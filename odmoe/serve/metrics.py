@@ -36,6 +36,7 @@ REASONS = (
     "foreign_host",
     "foreign_origin",
     "invalid_api_key",
+    "invalid_json",
     "invalid_prompt",
     "invalid_request_error",
     "invalid_value",

@@ -90,8 +90,8 @@ def test_measured_with_a_real_loader(formed: ExpertStore, loader: str) -> None:
     """Experts as small as these take longer to restore than to load."""
     arithmetic = ExpertArithmetic(formed.manifest.config, formed.manifest.dtype)
     found = choose_forms(formed, arithmetic, lambda forms: make_loader(loader, formed, forms=forms), FATE, 3)
-    assert all(0 < cost.load_s < 1 for cost in found.costs)
-    assert all(0 < cost.restore_s < 1 for cost in found.costs if cost.form)
+    assert all(cost.load_s > 0 for cost in found.costs)
+    assert all(cost.restore_s > 0 for cost in found.costs if cost.form)
     pays = found.costs[1].load_s + found.costs[1].restore_s < found.costs[0].load_s
     assert (found.forms, found.slots) == ((FATE.forms, FATE.slots) if pays else (("",), 3))
 

@@ -191,7 +191,8 @@ class CompletionRequest(AnswerRequest):
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens is 0 without echo, which asks for nothing; allowed: 1, 2, ...")
         if len(self.prompts) * self.n > MOST_ANSWERS:
-            raise ValueError(f"{len(self.prompts)} prompts with n {self.n}; allowed: {MOST_ANSWERS} answers a request")
+            count = len(self.prompts)
+            raise ValueError(f"n is {self.n} with {count} prompts; allowed: {MOST_ANSWERS} answers a request")
         return self
 
     @property
@@ -238,9 +239,10 @@ def parse(kind: type[Model], body: bytes) -> Model:
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:  # of its encoding too
-        raise ApiError(400, f"the body is not JSON: {error}") from error
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(given, dict):
-        raise ApiError(400, f"the body is a JSON {type(given).__name__}; an object is expected")
+        text = f"the body is a JSON {type(given).__name__}; an object is expected"
+        raise ApiError(400, text, code="invalid_json")
     given = {name: value for name, value in given.items() if value is not None and name not in UNUSED}
     for name in NEUTRAL.keys() & given.keys():
         value = given.pop(name)
@@ -265,4 +267,5 @@ def _explained(error: ValidationError, kind: type[BaseModel]) -> ApiError:
         return ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
     message = first["msg"].removeprefix("Value error, ")
     text = f"{name}: {message}" if name else message
-    return ApiError(400, text, param=name, code="invalid_value")
+    begins = message.split(maxsplit=1)[0]  # of fields that do not go together: the one to change
+    return ApiError(400, text, param=name or (begins if begins in kind.model_fields else None), code="invalid_value")

@@ -45,4 +45,5 @@ def _applied(tokenizer: Any, request: ChatRequest, tools: list[dict[str, Any]]) 
     try:
         return chat.chat_text(tokenizer, request.messages, tools, request.chat_template_kwargs)
     except ConfigError as error:
-        raise ApiError(400, str(error), param="messages", code="invalid_value") from error
+        code = "invalid_value" if getattr(tokenizer, "chat_template", None) else "no_chat_template"
+        raise ApiError(400, str(error), param="messages", code=code) from error

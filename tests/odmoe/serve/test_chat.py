@@ -171,8 +171,10 @@ def test_a_client_brings_no_template_of_its_own(client: OpenAI, name: str) -> No
 
 def test_a_model_without_a_template(client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.opened.tokenizer, "chat_template", None)
-    with pytest.raises(openai.BadRequestError, match="no chat template"):
+    with pytest.raises(openai.BadRequestError, match="no chat template") as found:
         answer(client)
+    error = found.value
+    assert (error.code, error.param) == ("no_chat_template", "messages")
 
 
 def test_a_template_that_refuses(client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,7 +332,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [[5000]]}, "the prompt has token 5000; allowed: 0 to 2047", "invalid_prompt"),
     ({"prompt": [1] * 1024}, "the prompt has 1024 tokens", "invalid_prompt"),
     ({"prompt": "a" * 200_000}, "the prompt has 200000 characters, and the 1024 tokens", "invalid_prompt"),
-    ({"prompt": ["a"] * 1000, "n": 5}, "1000 prompts with n 5; allowed: 4096 answers", "invalid_value"),
+    ({"prompt": ["a"] * 1000, "n": 5}, "n is 5 with 1000 prompts; allowed: 4096 answers", "invalid_value"),
     (LONG, "the answers may have 2816000 tokens and log-probabilities", "invalid_value"),
 ]
 
@@ -358,7 +358,8 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert error.code == code
     assert error.type == "invalid_request_error"
     assert re.match(rf"{re.escape(says)}\b", body["message"]), body
-    assert error.param in {says, None, "max_tokens" if options is LONG else None}
+    named = {"invalid_prompt": "prompt"}.get(code, says.split(maxsplit=1)[0])
+    assert error.param == ("max_tokens" if options is LONG else named)
 
 
 def test_whoever_runs_the_service_is_told_of_retries() -> None:
