@@ -89,7 +89,6 @@ class Exchange:
             else:
                 self._failure = one.what
                 break
-        self.service.count()
         return found
 
     def _note_piece(self, got: Got, piece: Piece) -> None:

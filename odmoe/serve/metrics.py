@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -129,10 +129,11 @@ class Metrics:
         if report is not None and not report.exact:
             self._inexact.inc()
 
-    def queue(self, waiting: int, answered: int) -> None:
-        """How many answers have no token yet, and how many have one and have not ended."""
-        self._waiting.set(waiting)
-        self._under_way.set(answered)
+    def watch(self, waiting: Callable[[], int], answered: Callable[[], int]) -> None:
+        """Asked at each scrape, from any thread: how many answers have no token yet, and how many have one and have not
+        ended."""
+        self._waiting.set_function(waiting)
+        self._under_way.set_function(answered)
 
     def render(self) -> tuple[bytes, str]:
         """The body of a scrape, and its content type. Takes as long as the cluster does to give its figures, at most

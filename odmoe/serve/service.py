@@ -60,6 +60,10 @@ class Service:
         self.created = int(time.time())
         self.under_way: set[UnderWay] = set()
         """A drain waits until there is none."""
+        meter.watch(
+            lambda: sum(one.waiting for one in list(self.under_way)),
+            lambda: sum(one.answered for one in list(self.under_way)),
+        )
         self.notify: Callable[[str], None] = lambda line: None
         """Gets a line about each answer that is begun again, since its main node was lost."""
         self.stopping = False
@@ -90,11 +94,6 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
-
-    def count(self) -> None:
-        """Tell the meter how many answers wait and are computed."""
-        waiting = sum(one.waiting for one in self.under_way)
-        self.meter.queue(waiting, sum(one.answered for one in self.under_way))
 
     def close(self) -> None:
         """Wait for the threads of answers that were given up."""

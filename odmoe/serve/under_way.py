@@ -60,7 +60,6 @@ class RequestUnderWay:
         if self._exchange is not None:
             self._exchange.close()
         self._service.under_way.discard(self)
-        self._service.count()
 
     def stop(self, error: Exception) -> None:
         """The client gets `error` in place of what is left. Without effect once it has the response."""
@@ -98,7 +97,6 @@ class RequestUnderWay:
             self._stopped.result()
         self._exchange = Exchange(self._service, self.record, wanted)
         self._watch = asyncio.create_task(self._watch_client())
-        self._service.count()
         return self._exchange
 
     async def settle(self) -> None:

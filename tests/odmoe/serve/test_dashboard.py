@@ -97,7 +97,7 @@ def world(demo_store: Callable[[str], Any], shadow_model: Callable[[str], Any]) 
             cluster.main.drafting = drafting
             found.answer(cluster, LISTED)
             found.metrics.refused("queue_full")
-            found.metrics.queue(3, 1)
+            found.metrics.watch(lambda: 3, lambda: 1)
             found.scrape()
             yield found
         finally:

@@ -162,7 +162,7 @@ def test_what_is_counted_of_requests() -> None:
     metrics.ended("stop", SimpleNamespace(exact=True))  # type: ignore[arg-type]
     metrics.ended("stop", SimpleNamespace(exact=False))  # type: ignore[arg-type]
     metrics.ended("cancelled", None)
-    metrics.queue(4, 2)
+    metrics.watch(lambda: 4, lambda: 2)
     found = Scrape(metrics)
     assert found.of("odmoe_answers_total", finish="stop") == 2
     assert found.of("odmoe_answers_total", finish="cancelled") == 1
