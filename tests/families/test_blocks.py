@@ -8,6 +8,7 @@ import torch
 
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
+from support.nodes.engine_world import becomes_idle
 from support.nodes.exact import answers
 from support.shadows.scripted_drafts import ScriptedDrafts
 
@@ -23,6 +24,6 @@ def test_tokens_and_logits_are_those_without_drafts(tiny: Any) -> None:
         assert all(torch.equal(mine, one) for mine, one in zip(logits, alone, strict=True))
         assert 0 < report.accepted < report.drafted
         assert drafts.wrong > 1
-        assert cluster.main.engine.idle()
+        assert becomes_idle(cluster.main.engine)
     finally:
         cluster.close()

@@ -11,7 +11,7 @@ import torch
 from main_node.answer import collect
 from main_node.sampling import Sampling
 from scheduler.errors import ClusterError, ConfigError, RequestCancelledError
-from support.nodes.engine_world import Later
+from support.nodes.engine_world import Later, becomes_idle
 from support.nodes.exact import WHOLE, answers, answers_together, check_together
 from support.shadows.scripted_drafts import ScriptedDrafts
 
@@ -80,7 +80,7 @@ def test_drafts_from_the_prompt(embedded: Any, reference: Any) -> None:
     report, _ = answers(cluster, LISTED, TOKENS)
     assert report.token_ids == expected.token_ids
     assert report.drafted > 0
-    assert cluster.main.engine.idle()
+    assert becomes_idle(cluster.main.engine)
 
 
 @pytest.mark.usefixtures("short_drain")
@@ -108,7 +108,7 @@ def test_an_answer_ends_within_a_block(count: int, embedded: Any, reference: Any
     tokens, report = collect(cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True, stop=("a text",)))
     assert (tokens, report.finish) == (expected.tokens[:count], "stop_text")
     assert drafts.blocks
-    assert cluster.main.engine.idle()
+    assert becomes_idle(cluster.main.engine)
 
 
 @pytest.mark.usefixtures("short_drain")

@@ -21,7 +21,7 @@ from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.json_schema import JsonGuide, make_guides
 from odmoe.text import load_tokenizer
 from scheduler.errors import ConfigError, RequestCancelledError, RequestFailedError
-from support.nodes.engine_world import Later
+from support.nodes.engine_world import Later, becomes_idle
 from support.paths import DEMO
 from support.shadows.scripted_drafts import ScriptedDrafts
 
@@ -193,7 +193,7 @@ def test_with_drafts_and_several_at_once(
         assert mine[-1].report.finish == "stop"
     assert scripted.wrong
     assert sum(mine[-1].report.accepted for mine in together) > 0
-    assert cluster.main.engine.idle()
+    assert becomes_idle(cluster.main.engine)
 
 
 def test_cut_by_its_length_and_by_a_stop_text(cluster: EmbeddedCluster, prompt: list[int]) -> None:
@@ -253,4 +253,4 @@ def test_refused_before_anything_is_computed(
     monkeypatch.setattr(cluster.main, "guides", None)
     with pytest.raises(ConfigError, match="made without a tokenizer to follow it"):
         cluster.generate(prompt, 4, schema="{}")
-    assert cluster.main.engine.idle()
+    assert becomes_idle(cluster.main.engine)

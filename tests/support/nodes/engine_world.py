@@ -290,9 +290,17 @@ class Later:
         return self._result
 
 
+def becomes_idle(engine: Engine) -> bool:
+    """Soon: an audit may outlast its answer."""
+    end = time.monotonic() + WAIT_S
+    while not engine.idle() and time.monotonic() < end:
+        time.sleep(0.01)
+    return engine.idle()
+
+
 def nothing_left(engine: Engine) -> bool:
     """No request, layer, load or call anywhere in the scheduler or the engine."""
-    return engine.idle() and not engine.core.stats
+    return becomes_idle(engine) and not engine.core.stats
 
 
 def close(fake: Fake, message: w.Message) -> None:
