@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import ROOT
-from scripts.lib.tables import Column, Row, markdown, markdown_across
+from scripts.lib.tables import Column, Row, markdown_across, markdown_down
 from scripts.service import evaluation
 from scripts.service.tables import TABLES as SERVICE
 
@@ -40,11 +40,6 @@ class Table:
     """Its rows -> the table in Markdown."""
 
 
-def down(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """A column of data is a column here."""
-    return markdown([[one.name for one in columns], *([one.text(row) for one in columns] for row in rows)])
-
-
 def _of_part(part: str, draw: Callable[[list[dict[str, Any]]], str]) -> Callable[[list[dict[str, Any]]], str]:
     return lambda rows: draw([row for row in rows if row["part"] == part])
 
@@ -54,7 +49,7 @@ def _across(columns: Sequence[Column], head: Callable[[Row], str]) -> Callable[[
 
 
 def _down(columns: Sequence[Column]) -> Callable[[list[dict[str, Any]]], str]:
-    return lambda rows: down(columns, rows)
+    return lambda rows: markdown_down(columns, rows)
 
 
 TABLES = {

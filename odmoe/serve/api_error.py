@@ -59,10 +59,11 @@ class _Told(NamedTuple):
     status: int
     kind: str
     code: str | None
+    param: str | None = None
 
 
 TABLE: dict[type[Exception], _Told] = {
-    e.PromptError: _Told(400, INVALID, "invalid_prompt"),
+    e.PromptError: _Told(400, INVALID, "invalid_prompt", "prompt"),
     e.ConfigError: _Told(400, INVALID, "invalid_value"),
     e.QueueFullError: _Told(429, BUSY, "queue_full"),
     e.RequestCancelledError: _Told(503, SERVER, "cancelled"),
@@ -76,17 +77,14 @@ TABLE: dict[type[Exception], _Told] = {
 """The first class of an error's own ones, from it to the root of the tree, that is here."""
 
 
-_PARAMS: dict[type[Exception], str] = {e.PromptError: "prompt"}
-
-
 def told(error: Exception) -> ApiError:
     """What a client is told of an error. Of a defect of this program it gets no details."""
     if isinstance(error, ApiError):
         return error
     for kind in type(error).__mro__:
         if kind in TABLE:
-            status, name, code = TABLE[kind]
-            return ApiError(status, " ".join(str(error).split()), name, _PARAMS.get(kind), code)
+            status, name, code, param = TABLE[kind]
+            return ApiError(status, " ".join(str(error).split()), name, param, code)
     return ApiError(500, "an error within the server; its log has the details", SERVER)
 
 

@@ -43,6 +43,11 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body))
 
 
+def markdown_down(columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    """A column of data is a column here."""
+    return markdown([[one.name for one in columns], *([one.text(row) for one in columns] for row in rows)])
+
+
 def markdown_across(columns: Sequence[Column], rows: Sequence[Row], heads: Sequence[str]) -> str:
     """A column of data is a line here, and a row a column under its head."""
     return markdown([["", *heads], *([one.name, *(one.text(row) for row in rows)] for one in columns)])

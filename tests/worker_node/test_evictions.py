@@ -116,18 +116,22 @@ def at_moments(gaps: Steps) -> Steps:
     return steps
 
 
+def check_agree(desk: WorkerDesk, monkeypatch: pytest.MonkeyPatch, profile: Profile, gaps: Steps) -> None:
+    """The simulator and the worker end the same loads at the same times."""
+    # The clock moves by itself here: a sleeping thread looks at it now and then.
+    monkeypatch.setattr(Cancellation, "wait", lambda cancelled, timeout: threading.Event.wait(cancelled, 0.0005))
+    steps = at_moments(gaps)
+    ends = simulated(profile, steps)
+    assert emulated(desk, profile, steps, ends) == ends
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(gaps=moments, piece=st.sampled_from([0.0, 0.000298, 0.004, 0.025]))
 @example(gaps=[(0.001, 0), (0.001, 0), (0.0001, 1)], piece=0.004)
 def test_simulator_and_worker_agree(
     desk: WorkerDesk, monkeypatch: pytest.MonkeyPatch, gaps: Steps, piece: float
 ) -> None:
-    # The clock moves by itself here: a sleeping thread looks at it now and then.
-    monkeypatch.setattr(Cancellation, "wait", lambda cancelled, timeout: threading.Event.wait(cancelled, 0.0005))
-    profile = replace(PROFILE, load_piece_s=piece)
-    steps = at_moments(gaps)
-    ends = simulated(profile, steps)
-    assert emulated(desk, profile, steps, ends) == ends
+    check_agree(desk, monkeypatch, replace(PROFILE, load_piece_s=piece), gaps)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -136,11 +140,7 @@ def test_simulator_and_worker_agree(
 def test_they_agree_where_no_load_can_be_given_up(
     desk: WorkerDesk, monkeypatch: pytest.MonkeyPatch, gaps: Steps
 ) -> None:
-    monkeypatch.setattr(Cancellation, "wait", lambda cancelled, timeout: threading.Event.wait(cancelled, 0.0005))
-    profile = replace(PROFILE, cancellable=False)
-    steps = at_moments(gaps)
-    ends = simulated(profile, steps)
-    assert emulated(desk, profile, steps, ends) == ends
+    check_agree(desk, monkeypatch, replace(PROFILE, cancellable=False), gaps)
 
 
 @pytest.mark.parametrize(("again", "begins_after"), [(0, (0.025, 0.050)), (1, (0.025, 0.050))])
