@@ -4,9 +4,12 @@
     .venv/bin/python -m scripts.models.train OUT --shape fine --data DIRECTORY --held-out test.jsonl --seconds 3600
 
 Shapes: `demo` (Mixtral: 8 layers, 8 experts, top-2), `deep` (Mixtral: 32 layers), `fine` (Qwen3-MoE: 32 small experts,
-top-4), `shared` (Qwen2-MoE: 32 small experts beside a shared one, top-4). A .jsonl file holds GSM8K's `question` and
-`answer`, or `text`, a line; any other file is text. Runs on the GPU where there is one. Interrupted or killed, the same
-command goes on from its last snapshot (OUT/training.pt).
+top-4), `shared` (Qwen2-MoE: 32 small experts beside a shared one, top-4), `many` (the same, 64 experts, top-6). With
+--start-from a checkpoint, training starts with its tokenizer and with every weight of the same name and shape:
+attention, norms and embeddings, but no experts of another width (sparse upcycling, Komatsuzaki et al. 2023).
+
+A .jsonl file holds GSM8K's `question` and `answer`, or `text`, a line; any other file is text. Runs on the GPU where
+there is one. Interrupted or killed, the same command goes on from its last snapshot (OUT/training.pt).
 """
 
 from __future__ import annotations
@@ -107,6 +110,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             num_experts=32,
             num_experts_per_tok=4,
             norm_topk_prob=False,
+            **COMMON,
+        ),
+    ),
+    "many": (
+        "qwen2_moe",
+        dict(
+            hidden_size=192,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=192,
+            intermediate_size=384,
+            num_hidden_layers=8,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            num_experts=64,
+            num_experts_per_tok=6,
+            norm_topk_prob=True,
             **COMMON,
         ),
     ),
@@ -225,6 +244,22 @@ def train(run: Run, ids: torch.Tensor, args: argparse.Namespace, out: Path, cons
                 saved = time.monotonic()
 
 
+def start_from(model: Any, directory: Path) -> int:
+    """Copies every weight that the checkpoint has with the same name and shape; how many parameters these are. Raises
+    SystemExit if there is none."""
+    from transformers import AutoModelForCausalLM
+
+    own = model.state_dict()
+    source = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict()
+    same = {name: value for name, value in source.items() if name in own and own[name].shape == value.shape}
+    if not same:
+        raise SystemExit(
+            f"{directory} has no weight of the same name and shape; start from a model with the same widths"
+        )
+    model.load_state_dict(same, strict=False)
+    return sum(value.numel() for value in same.values())
+
+
 def progress(run: Run, args: argparse.Namespace) -> float:
     by_steps = run.step / args.steps if args.steps else 0.0
     return max(by_steps, run.spent_s / args.seconds if args.seconds else 0.0)
@@ -267,6 +302,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="files, or directories of them")
     parser.add_argument("--held-out", type=Path, nargs="+", default=[], help="texts to measure on, never trained on")
     parser.add_argument("--shape", choices=SHAPES, default="demo")
+    parser.add_argument("--start-from", type=Path, metavar="MODEL", help="a checkpoint; without it, random weights")
     parser.add_argument("--seconds", type=float, default=600, help="0: no limit")
     parser.add_argument("--steps", type=int, default=0, help="0: no limit")
     parser.add_argument("--batch", type=int, default=24)
@@ -278,21 +314,21 @@ def parse() -> argparse.Namespace:
         parser.error("give --seconds or --steps above 0: a training must end")
     if not 2 <= args.length <= CONTEXT:
         parser.error(f"--length is {args.length}; allowed: 2 to {CONTEXT}")
-    for path in [*args.data, *args.held_out]:
+    for path in [*args.data, *args.held_out, *([args.start_from] if args.start_from else [])]:
         if not path.exists():
             parser.error(f"{path} is not there")
     return args
 
 
 def main() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     args = parse()
     console = Console(stderr=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     args.out.mkdir(parents=True, exist_ok=True)
     texts = [text for text in documents(args.data) if text]
-    tokenizer = make_tokenizer(texts)
+    tokenizer = AutoTokenizer.from_pretrained(args.start_from) if args.start_from else make_tokenizer(texts)
     random.Random(0).shuffle(texts)
     held = max(1, min(HELD_DOCUMENTS, len(texts) // 10))
     valid, ids = encode(tokenizer, texts[:held]), encode(tokenizer, texts[held:])
@@ -303,6 +339,9 @@ def main() -> None:
     family, shape = SHAPES[args.shape]
     config = AutoConfig.for_model(family, **shape)
     model = AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm").to(device)
+    if args.start_from:
+        copied = start_from(model, args.start_from)
+        console.print(f"{copied / 1e6:.1f} M parameters start from {args.start_from}")
     optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.05)
     run = Run(model.train(), optimiser)
     if resume(run, args.out):

@@ -105,6 +105,24 @@ def test_interrupted_it_goes_on(
     assert json.loads(said.out)["steps"] == 7
 
 
+def test_training_starts_from_another_model(texts: Path, tmp_path: Path, run: Any, capsys: Any) -> None:
+    """What has the same name and shape is copied, the experts are not, and the tokenizer is that of the other model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    demo = Path("models/demo-moe")
+    out = tmp_path / "many"
+    rest = ["--data", str(texts), "--steps", "1", "--lr", "0", *SMALL]
+    run(str(out), "--shape", "many", "--start-from", str(demo), *rest)
+    copied, source = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (out, demo))
+    for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.o_proj.weight", "model.norm.weight"):
+        assert copied[name].equal(source[name])
+    assert copied["model.layers.0.mlp.gate.weight"].shape == (64, 192)
+    assert AutoTokenizer.from_pretrained(out)("HAMLET") == AutoTokenizer.from_pretrained(demo)("HAMLET")
+    assert "start from models/demo-moe" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit, match="no weight of the same name and shape"):
+        run(str(tmp_path / "deep"), "--shape", "shared", "--start-from", str(demo), *rest)
+
+
 def test_what_cannot_be(texts: Path, tmp_path: Path, run: Any, capsys: Any) -> None:
     (tmp_path / "bad.jsonl").write_text('{"question": "only"}')
     for args, words in (
