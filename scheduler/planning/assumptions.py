@@ -43,7 +43,8 @@ def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
     shadowed = policy.shadow != "none"
     found.append(
         f"devices: {'main node, shadow' if shadowed else 'main node'} and workers compute on devices as fast as those "
-        f"of {base.name}, each on its own (--device). A node on a processor is slower than planned"
+        f"of {base.name}, each on its own (--device). This version has not been run on a GPU yet (docs/devices.md). A "
+        "node on a processor is slower than planned"
         + ", and a shadow there takes twice the bytes for weights that are not quantised"
         * shadowed
     )

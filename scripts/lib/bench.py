@@ -26,6 +26,7 @@ from scripts.lib.flags import common_flags, experiment_flags, parse_flags, posit
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
 from scripts.lib.timing.idleness import Others
+from scripts.models.widen import widened_copy
 from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")
@@ -244,11 +245,14 @@ def in_drawn_order(names: list[str], *what: Any) -> list[str]:
 
 
 def models(args: Any) -> None:
-    """Sets `args.models` to paths that exist and `args.model` to their names. Raises SystemExit."""
+    """Sets `args.models` to paths that exist, those of widened copies with --widen, and `args.model` to their names.
+    Raises SystemExit."""
     found = [one if Path(one).exists() else str(ROOT / one) for one in args.models]
     missing = [one for one in found if not Path(one).exists()]
     if missing:
         raise SystemExit(f"--models: {', '.join(missing)} is not there")
+    if args.widen > 1:
+        found = [str(widened_copy(Path(one), args.widen, args.out / "models")) for one in found]
     args.models, args.model = found, ", ".join(Path(one).name for one in found)
 
 
@@ -265,6 +269,9 @@ def system_flags(
         default=list(budgets),
         metavar="%",
         help="device memory, %% of all experts; %(default)s unless said",
+    )
+    parser.add_argument(
+        "--widen", type=positive, default=1, metavar="N", help="experts N times as large (scripts.models.widen)"
     )
     common_flags(parser, "dtype")
     parser.add_argument("--history", type=int, default=2, help="prompts before what is measured; %(default)s")

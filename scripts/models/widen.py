@@ -1,7 +1,7 @@
 """The same checkpoint with larger experts, so that a load takes as long beside the rest as a real model's does.
 
     .venv/bin/python -m scripts.models.widen models/demo-moe /tmp/wide-moe --times 32
-    .venv/bin/python -m scripts.papers.compare_systems --models /tmp/wide-moe --dtype bfloat16
+    .venv/bin/python -m scripts.papers.compare_systems --models models/demo-moe --widen 32 --dtype bfloat16   # the same
 
 Each expert's inner dimension is --times as long; what is added is zero, so the model says what it said, and its gates
 choose what they chose, while an expert's bytes, its load and its products are those of one so large. demo-moe's experts
@@ -10,7 +10,9 @@ are 0.3 MB in bfloat16, less than a message costs; times 32 they are 10.6 MB, ha
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +55,33 @@ def _padded(value: torch.Tensor, dim: int, times: int) -> torch.Tensor:
     return torch.cat([value, value.new_zeros(shape)], dim=dim)
 
 
-def main() -> None:
+def write_widened(model: Path, out: Path, times: int) -> None:
+    """`out`, whole or not at all: the checkpoint with its tokenizer, and what was learned of the gates, which are the
+    same."""
     from transformers import AutoModelForCausalLM
 
+    wide = widened(AutoModelForCausalLM.from_pretrained(model, dtype="auto"), times)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+        partial = Path(folder) / out.name
+        wide.save_pretrained(partial)
+        for file in sorted([*model.glob("token*"), *model.glob("special*")]):
+            shutil.copy(file, partial)
+        partial.rename(out)
+
+
+def widened_copy(model: Path, times: int, folder: Path) -> Path:
+    """The widened checkpoint in a folder of such, made where it is not there yet. Other weights have another path."""
+    weights = hashlib.sha256()
+    for file in sorted([*model.glob("*.safetensors"), model / "config.json"]):
+        weights.update(file.read_bytes())
+    out = folder / weights.hexdigest()[:12] / f"{model.name}-wide{times}"
+    if not out.exists():
+        write_widened(model, out, times)
+    return out
+
+
+def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
@@ -65,11 +91,8 @@ def main() -> None:
         parser.error(f"{args.model} is no checkpoint: it has no config.json")
     if args.out.exists():
         parser.error(f"{args.out} is there; give another place")
-    wide = widened(AutoModelForCausalLM.from_pretrained(args.model, dtype="auto"), args.times)
-    wide.save_pretrained(args.out)
-    for file in sorted([*args.model.glob("token*"), *args.model.glob("special*")]):
-        shutil.copy(file, args.out)  # the tokenizer, and what was learned of the gates, which are the same
-    print(f"{args.out}: {sum(p.nbytes for p in wide.parameters()) / 1e6:.0f} MB")
+    write_widened(args.model, args.out, args.times)
+    print(f"{args.out}: {sum(file.stat().st_size for file in args.out.glob('*.safetensors')) / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -173,6 +173,7 @@ def test_what_is_said_is_no_longer_assumed(planned: Callable[..., dict[str, Any]
         "4",
     )
     assert not any("bandwidth" in line or "links" in line or "recall" in line for line in found["assumed"])
+    assert any("has not been run on a GPU yet" in line for line in found["assumed"])
     assert found["equation_1"]["load_s"] == pytest.approx(352_321_536 / 10e9)
     assert found["workers"] == 4
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from scripts.models import widen
 
+SIZES = {
+    "mixtral": {"num_local_experts": 4, "intermediate_size": 24},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8},
+}
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
-def test_a_wider_checkpoint_says_what_it_said(kind: str) -> None:
+
+def small(kind: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {
-        "mixtral": {"num_local_experts": 4, "intermediate_size": 24},
-        "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8},
-    }[kind]
     config = AutoConfig.for_model(
         kind,
         vocab_size=64,
@@ -24,10 +27,15 @@ def test_a_wider_checkpoint_says_what_it_said(kind: str) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         num_experts_per_tok=2,
-        **sizes,
+        **SIZES[kind],
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_wider_checkpoint_says_what_it_said(kind: str) -> None:
+    model = small(kind)
     wide = widen.widened(model, 5).eval()
     ids = torch.arange(1, 20)[None]
     with torch.inference_mode():
@@ -36,3 +44,19 @@ def test_a_wider_checkpoint_says_what_it_said(kind: str) -> None:
     assert experts[1] == 5 * experts[0]
     more = sum(p.numel() for p in wide.parameters()) - sum(p.numel() for p in model.parameters())
     assert more == 4 * experts[0]
+
+
+def test_a_copy_is_made_once_for_the_same_weights(tmp_path: Path) -> None:
+    model = tmp_path / "small"
+    narrow = small("mixtral")
+    narrow.save_pretrained(model)
+    (model / "tokenizer.json").write_text("{}")
+    out = widen.widened_copy(model, 3, tmp_path / "models")
+    assert (out.name, (out / "tokenizer.json").read_text()) == ("small-wide3", "{}")
+    made = (out / "model.safetensors").stat().st_mtime_ns
+    assert widen.widened_copy(model, 3, tmp_path / "models") == out
+    assert (out / "model.safetensors").stat().st_mtime_ns == made
+    narrow.lm_head.weight.data += 1
+    narrow.save_pretrained(model)
+    assert widen.widened_copy(model, 3, tmp_path / "models") != out
+    assert not list((tmp_path / "models").glob("*/.*")), "nothing is left of the making"
