@@ -17,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test test-system lint types stubs stubs-check lock clean python-check
+.PHONY: help env packages demo test test-system figures lint types stubs stubs-check lock clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -42,6 +42,9 @@ test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(WITHOUT_HOSTS) || status=1; \
 	$(BIN)/python -m pytest tests/system $(WITHOUT_HOSTS:%=--ignore %) || status=1; \
 	exit $$status
+
+figures: env  ## draw the papers' figures again, into results/figures (QUICK=1: small ones, in half an hour)
+	@$(BIN)/python -m scripts.figures $(if $(QUICK),--quick)
 
 lint: env  ## ruff: rules and format
 	@$(BIN)/ruff check .

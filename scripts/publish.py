@@ -84,6 +84,16 @@ def written(page: str) -> str:
     return _TABLE.sub(lambda found: f"{found[1]}\n{drawn(found[2])}\n{found[3]}", page)
 
 
+def write_tables() -> None:
+    """Every table of every page again."""
+    for page in PAGES:
+        before = page.read_text()
+        after = written(before)
+        if after != before:
+            page.write_text(after)
+            print(page.relative_to(ROOT))
+
+
 def copy(result: Path, name: str) -> Path:
     """Into docs/data. Paths of this machine are left out of the command."""
     facts = json.loads(result.read_text())
@@ -115,12 +125,7 @@ def main() -> int:
         parser.error(f"--name is {args.name}, for one FILE; given: {len(args.results)}")
     for result in args.results:
         print(copy(result, args.name or result.stem))
-    for page in PAGES:
-        before = page.read_text()
-        after = written(before)
-        if after != before:
-            page.write_text(after)
-            print(page.relative_to(ROOT))
+    write_tables()
     return 0
 
 

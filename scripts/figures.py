@@ -1,0 +1,149 @@
+"""The papers' figures, drawn again one after the other by their scripts: `make figures`, or `make figures QUICK=1`.
+
+    .venv/bin/python -m scripts.figures --quick             # all of them, small: half an hour
+    .venv/bin/python -m scripts.figures recall table2       # two of them, whole
+    .venv/bin/python -m scripts.figures --publish           # all of them, whole, into docs/: a night
+
+Each goes to a folder of its own in results/figures. A script that fails or takes too long does not keep the others from
+being run; the exit code is then 1. --publish puts what was drawn into docs/, its data into docs/data, and writes the
+docs' tables again (scripts.publish).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts import publish
+from scripts.lib.flags import script_parser
+from scripts.lib.paths import RESULTS, ROOT
+from scripts.lib.provenance import header
+from scripts.lib.tables import Column, text_table
+
+QUICK_LIMIT_S, LIMIT_S = 900.0, 6 * 3600.0
+"""For one script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    script: str
+    """Of scripts.papers."""
+    of: str
+    """What the papers call it."""
+    flags: str = ""
+    whole: str = ""
+    """More flags, without --quick only: how much is measured."""
+    quick: str = "--quick"
+
+
+FIGURES = {
+    "pipeline": Figure("pipeline", "OD-MoE Figs 2, 5", quick=""),
+    "recall": Figure("recall", "OD-MoE Figs 3, 6", whole="--prompts 3 --tokens 64"),
+    "ablation": Figure("ablation", "OD-MoE Fig 8", "--how emulated simulated", "--prompts 3 --tokens 128"),
+    "sweep_alignment_int8": Figure("sweep_alignment", "OD-MoE Figs 9, 10", "--shadow int8", "--prompts 2 --tokens 64"),
+    "sweep_alignment_nf4": Figure("sweep_alignment", "OD-MoE Figs 9, 10", "--shadow nf4", "--prompts 2 --tokens 64"),
+    "sweep_minibatch": Figure("sweep_minibatch", "OD-MoE Fig 7", whole="--prompts 2"),
+    "table2": Figure(
+        "table2",
+        "OD-MoE Table 2",
+        whole="--prompts 1 --tokens 64 --emulated-prompts 1 --problems 8 --text-tokens 128",
+    ),
+    "sweep_requests": Figure("sweep_requests", "beyond OD-MoE"),
+    "sweep_draft": Figure("sweep_draft", "beyond OD-MoE", quick="--tokens 32 --requests 1 8"),
+    "prediction_fine": Figure(
+        "prediction", "Fate Table 1, Fig 7; SMOE Fig 3; importance Fig 18", "--model models/fine-moe"
+    ),
+    "quality_systems": Figure("quality_systems", "importance Table 3; Fate Tables 2, 3"),
+    "compare_systems": Figure(
+        "compare_systems",
+        "importance Figs 12, 13; SMOE Table I; Fate Fig 12",
+        "--models models/demo-moe --widen 16 --dtype bfloat16 --budgets 10 25 50",
+        "--prompts 6 --tokens 32 --history 1",
+    ),
+    "ablation_importance": Figure("ablation_importance", "importance Fig 16", "--models models/fine-moe"),
+}
+"""Name of the data and of the picture -> how it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    name: str
+    of: str
+    took_s: float
+    why: str
+    """It is not there; empty where it is."""
+    folder: Path
+
+
+def draw(name: str, quick: bool, folder: Path) -> Run:
+    """Runs the script, for as long as it may take."""
+    figure = FIGURES[name]
+    out = folder / (f"{name}-quick" if quick else name)
+    out.mkdir(parents=True, exist_ok=True)
+    place = ["--output", str(out / f"{name}.png")] if figure.script == "pipeline" else ["--out", str(out)]
+    words = [*figure.flags.split(), *(figure.quick if quick else figure.whole).split(), *place]
+    began, why = time.monotonic(), ""
+    limit = QUICK_LIMIT_S if quick else LIMIT_S
+    try:
+        subprocess.run(
+            [sys.executable, "-m", f"scripts.papers.{figure.script}", *words], cwd=ROOT, check=True, timeout=limit
+        )
+    except subprocess.CalledProcessError as error:
+        why = f"exit code {error.returncode}"
+    except subprocess.TimeoutExpired:
+        why = f"not ended after {limit:.0f} s"
+    return Run(name, figure.of, time.monotonic() - began, why, out)
+
+
+def put_into_docs(run: Run) -> list[Path]:
+    """Its data and its pictures, under the figure's name."""
+    script, found = FIGURES[run.name].script, []
+    for result in sorted(run.folder.glob("*.json")):
+        found.append(publish.copy(result, result.stem.replace(script, run.name, 1)))
+    for picture in sorted(run.folder.glob("*.png")):
+        found.append(ROOT / "docs" / picture.name.replace(script, run.name, 1))
+        shutil.copy(picture, found[-1])
+    return found
+
+
+COLUMNS = (
+    Column("figure", "name"),
+    Column("of", "of"),
+    Column("s", "took_s", ".0f"),
+    Column("pictures", lambda row: ", ".join(sorted(path.name for path in row["folder"].glob("*.png")))),
+    Column("why not", "why"),
+)
+
+
+def main() -> int:
+    parser = script_parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="FIGURE", help=f"all unless said: {', '.join(FIGURES)}")
+    parser.add_argument("--quick", action="store_true", help="small")
+    parser.add_argument("--publish", action="store_true", help="into docs/ as well")
+    parser.add_argument("--out", type=Path, default=RESULTS / "figures", help="results/figures unless said")
+    args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in FIGURES]:
+        parser.error(f"FIGURE is {unknown[0]}; allowed: {', '.join(FIGURES)}")
+    if args.quick and args.publish:
+        parser.error("--publish is for whole runs: leave out --quick")
+    names = args.names or list(FIGURES)
+    header(f"{len(names)} of the papers' figures{', small' if args.quick else ''}")
+    runs = []
+    for count, name in enumerate(names, 1):
+        print(f"\n## {count} of {len(names)}: {name} ({FIGURES[name].of})", flush=True)
+        runs.append(draw(name, args.quick, args.out.resolve()))
+        if args.publish and not runs[-1].why:
+            print(f"published: {', '.join(str(path.relative_to(ROOT)) for path in put_into_docs(runs[-1]))}")
+    rows = [{name: getattr(run, name) for name in ("name", "of", "took_s", "why", "folder")} for run in runs]
+    print(f"\n{text_table(COLUMNS, rows)}\nwritten: {args.out}, in {sum(run.took_s for run in runs) / 60:.1f} min")
+    if args.publish:
+        publish.write_tables()
+    return int(any(run.why for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
