@@ -3,8 +3,8 @@
 .venv/bin/python -m scripts.publish results/serve-load.json    # copies it, then writes every table
 .venv/bin/python -m scripts.publish                            # writes every table again
 
-A table stands in a page between `<!-- data: NAME -->` and `<!-- /data -->`; NAME is one of TABLES. Below it stand the
-command, commit and date of its data.
+A table stands in a page between `<!-- data: NAME -->` and `<!-- /data -->`; NAME is one of
+`scripts.published_tables.TABLES`. Below it stand the command, commit and date of its data.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import ROOT
-from scripts.lib.tables import Column, Row, markdown_across, markdown_down
-from scripts.service import evaluation
-from scripts.service.tables import TABLES as SERVICE
+from scripts.published_tables import TABLES
 
 DATA = ROOT / "docs" / "data"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -30,39 +26,6 @@ FACTS = ("command", "machine", "commit", "when")
 LOCAL = ("--out", "--python")
 """Flags with a path of one machine."""
 _TABLE = re.compile(r"(<!-- data: (\S+) -->\n).*?(<!-- /data -->)", re.S)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    data: str
-    """A file of docs/data, without `.json`."""
-    draw: Callable[[list[dict[str, Any]]], str]
-    """Its rows -> the table in Markdown."""
-
-
-def _of_part(part: str, draw: Callable[[list[dict[str, Any]]], str]) -> Callable[[list[dict[str, Any]]], str]:
-    return lambda rows: draw([row for row in rows if row["part"] == part])
-
-
-def _across(columns: Sequence[Column], head: Callable[[Row], str]) -> Callable[[list[dict[str, Any]]], str]:
-    return lambda rows: markdown_across(columns, rows, [head(row) for row in rows])
-
-
-def _down(columns: Sequence[Column]) -> Callable[[list[dict[str, Any]]], str]:
-    return lambda rows: markdown_down(columns, rows)
-
-
-TABLES = {
-    "serve-load": Table(
-        "serve-load", _of_part("load", _across(SERVICE["load"][1:], lambda row: f"{row['share']:g} of what is served"))
-    ),
-    "serve-full-queue": Table("serve-load", _of_part("full queue", _down(SERVICE["full queue"]))),
-    "serve-cost": Table("serve-cost", _of_part("cost", _down(SERVICE["cost"]))),
-    "serve-vanish": Table("serve-vanish", _of_part("vanish", _across(SERVICE["vanish"][1:], lambda row: row["how"]))),
-    "serve-faults": Table("serve-faults", _of_part("fault", _down(SERVICE["fault"]))),
-    "evaluation": Table("evaluation", _down(evaluation.COLUMNS)),
-}
-"""Name -> table."""
 
 
 def load(name: str) -> dict[str, Any]:

@@ -117,6 +117,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", nargs="+", type=positive, default=list(REQUESTS), help="%(default)s")
     parser.add_argument("--tokens", type=positive, default=128, help="of each answer (%(default)s)")
     parser.add_argument("--batch-dense", action="store_true", help="compute dense layers together")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory to write to; results/ unless said")
     args = parser.parse_args(argv)
     if args.tokens < 2:
         parser.error(f"--tokens is {args.tokens}; allowed: 2, 3, ...")
@@ -138,12 +139,12 @@ def main() -> int:
         for count in args.requests
     ]
     print(text_table(OVER_REQUESTS, several))
-    print(save_rows("sweep_draft", [*alone, *several]))
-    print(draw(profile.name, alone, several))
+    print(save_rows("sweep_draft", [*alone, *several], args.out))
+    print(draw(profile.name, alone, several, args.out))
     return 0
 
 
-def draw(profile: str, alone: list[dict[str, Any]], several: list[dict[str, Any]]) -> Path:
+def draw(profile: str, alone: list[dict[str, Any]], several: list[dict[str, Any]], folder: Path) -> Path:
     """Speed over drafts, and the time between a request's tokens over the speed of all requests."""
     figure, (left, right) = canvas(10.4, 4.4, 1, 2)
     for shadow, acceptance in dict.fromkeys((row["shadow"], row["acceptance"]) for row in alone):
@@ -178,7 +179,7 @@ def draw(profile: str, alone: list[dict[str, Any]], several: list[dict[str, Any]
     handles = left.get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=3, frameon=False, fontsize=8.5, title=title)
     write_foot(figure, [f"{command()}; {machine()}"])
-    path = RESULTS / "sweep_draft.png"
+    path = folder / "sweep_draft.png"
     figure.savefig(path)
     return path
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from scripts import publish
+from scripts.published_tables import TABLES
 
-WITHOUT_DATA = 34
+WITHOUT_DATA = 32
 """Tables of docs/measurements.md whose data was not kept. It only shrinks: a new table has its data."""
 
 
@@ -22,9 +23,9 @@ def test_every_table_is_that_of_its_data(page: Path) -> None:
 
 def test_every_table_stands_somewhere_and_all_data_is_used() -> None:
     named = [name for page in publish.PAGES for name in re.findall("<!-- data: (.+?) -->", page.read_text())]
-    assert sorted(named) == sorted(publish.TABLES)
+    assert sorted(named) == sorted(TABLES)
     files = {path.stem for path in publish.DATA.iterdir()}
-    assert files == {table.data for table in publish.TABLES.values()}
+    assert files == {table.data for table in TABLES.values()}
 
 
 def test_a_figure_that_is_not_that_of_the_data_is_found() -> None:
@@ -37,7 +38,7 @@ def test_a_figure_that_is_not_that_of_the_data_is_found() -> None:
     assert publish.written(wrong) == text != wrong
 
 
-@pytest.mark.parametrize("name", sorted({table.data for table in publish.TABLES.values()}))
+@pytest.mark.parametrize("name", sorted({table.data for table in TABLES.values()}))
 def test_data_says_where_it_is_from(name: str) -> None:
     facts = publish.load(name)
     assert all(facts[fact] for fact in publish.FACTS)
