@@ -8,8 +8,8 @@ from scheduler.policies.residency.base import Residency
 
 LEAST_ROWS, MOST_PARTS = 16, 8
 """Mini-batches, where no size is given: parts of 16 rows overlap transfers and computations best on the paper's testbed
-(`scripts/papers/sweep_minibatch.py`), and each part costs a message and a start: so there are at most eight. A host place
-gets all rows at once: nothing travels to it, and each part would read the expert's weights from memory again."""
+(`scripts/papers/sweep_minibatch.py`), and each part costs a message and a start: so there are at most eight. A host
+place gets all rows at once: nothing travels to it, and each part would read the expert's weights from memory again."""
 
 
 class RowDispatcher:

@@ -87,8 +87,8 @@ def test_both_beside_each_other() -> None:
 
 
 def test_algorithm_1_of_smoe_takes_each_expert_by_itself() -> None:
-    """Rows 3 + 2n on the host against a load of 10 and 1 on the device: five rows are as dear, and stay; six are loaded,
-    all of them, however long the host then has nothing to do."""
+    """1 + 2n on the host against a load of 10 and 1 on the device: five rows are as dear, and stay; six are loaded, all
+    of them, however long the host then has nothing to do."""
     fields = {"tokens": 1, "placement": "split", "host": True}
     assert run(ONE, prompt_tokens=5, **fields).ttft_s == pytest.approx(4 + 33)
     loaded = run(ONE, prompt_tokens=6, **fields)
