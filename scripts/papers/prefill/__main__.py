@@ -1,6 +1,7 @@
 """Time to first token (prefill) over the length of the prompt, of every system of one machine.
 
     .venv/bin/python -m scripts.papers.prefill                      # simulated: some minutes, most of them recording
+    .venv/bin/python -m scripts.papers.prefill --host-row-ms 1      # by a processor that takes each row by itself
     .venv/bin/python -m scripts.papers.prefill --how emulated --profile rtx3090-pcie3@10     # hours; an idle machine
     .venv/bin/python -m scripts.papers.prefill --how disk --quick   # this machine's own disk and processor
 
@@ -20,10 +21,11 @@ marks figures during which others used more than a tenth of a core.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scheduler.timing.profile import find_profile
+from scheduler.timing.profile import Profile, find_profile
 from scripts.lib.bench import Bench, in_drawn_order, mixed_prompts, parse_system_flags, system_flags
 from scripts.lib.clusters import KeptCluster, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
@@ -44,6 +46,12 @@ def prompts_of(tokenizer: Any, args: Any) -> list[list[int]]:
     """The history, then every length in turns."""
     of = [prompts_of_length(tokenizer, args.prompts, length, args.seed) for length in args.lengths]
     return [*mixed_prompts(tokenizer, args.history, args.seed), *(each[n] for n in range(args.prompts) for each in of)]
+
+
+def profile_of(args: Any) -> Profile:
+    """That of a simulation."""
+    found = find_profile(args.profile)
+    return found if args.host_row_ms is None else replace(found, host_extra_s=args.host_row_ms / 1e3)
 
 
 def slower(profile: str) -> int:
@@ -68,7 +76,7 @@ class Simulation:
         return Cell({"how": "recorded", **of}, 0.02 * sum(map(len, self._prompts)) + 5)
 
     def answered(self, variant: str) -> Cell:
-        args, profile = self._args, find_profile(self._args.profile)
+        args, profile = self._args, profile_of(self._args)
         predictor = simulated.predictor_of(foresight_of(variant))
         of = {"system": variant, **VARIANTS[variant], "budget": args.budget, "timings": digest(profile)}
         params = self.recorded(predictor).params | of
@@ -89,7 +97,7 @@ class Simulation:
         if self._read is None or self._read[0] != predictor:
             self._read = predictor, simulated.read(path)
         system = simulated.in_prefill(config_of(params["system"]), foresight_of(params["system"]))
-        return {"answers": simulated.figures(self._read[1], find_profile(args.profile), system, args.budget)}
+        return {"answers": simulated.figures(self._read[1], profile_of(args), system, args.budget)}
 
     def rows(self) -> list[dict[str, Any]]:
         args = self._args
@@ -111,6 +119,7 @@ class Simulation:
 
 def _fixed(args: Any, name: str, length: int) -> dict[str, Any]:
     how = args.how if args.how == "disk" else f"{args.how}: {args.profile}"
+    how += f", {args.host_row_ms:g} ms a row on the host" if args.host_row_ms is not None else ""
     return {"model": Path(args.model).name, "how": how, "budget": args.budget, "system": name, "prompt_tokens": length}
 
 
@@ -181,10 +190,13 @@ def parse() -> Any:
         "--lengths", nargs="+", type=positive, help="of prompts, in tokens; 16 64 128 256 512 unless said"
     )
     common_flags(parser, "profile", profile="rtx3090-pcie3")
+    parser.add_argument("--host-row-ms", type=float, help="simulated: each further row of the host, not the profile's")
     parser.add_argument("--systems", nargs="+", choices=VARIANTS, metavar="NAME", help=f"of {', '.join(VARIANTS)}")
     args = parse_system_flags(parser)
     if len(args.models) != 1 or len(args.budgets) != 1:
         parser.error("--models and --budgets take one each here")
+    if args.host_row_ms is not None and (args.how != "simulated" or args.host_row_ms < 0):
+        parser.error(f"--host-row-ms is {args.host_row_ms:g}; allowed: at least 0, with --how simulated")
     args.budget, args.model = args.budgets[0], args.models[0]
     args.lengths = args.lengths or (QUICK_LENGTHS if args.quick else LENGTHS)
     args.systems = args.systems or list(QUICK if args.quick else VARIANTS)

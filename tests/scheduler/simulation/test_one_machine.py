@@ -63,6 +63,13 @@ def test_all_on_the_device() -> None:
     assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 1, "load": 30, "shadow": 0})
 
 
+def test_on_one_machine_no_rows_are_cut_into_parts() -> None:
+    """Forty rows of each expert: 4 + 3 x 10 + 1. A row more than sixteen takes another call over a network alone."""
+    assert run(ONE, tokens=1, prompt_tokens=40).ttft_s == pytest.approx(35.0)
+    far = replace(ONE, hop_s=1e-9)
+    assert run(far, tokens=1, prompt_tokens=40).ttft_s == pytest.approx(4 + 3 * 10 + 3)
+
+
 def test_all_on_the_host() -> None:
     """One after the other, without a load: 4 + 3 x 3."""
     outcome = run(ONE, placement="host", host=True)
