@@ -10,8 +10,7 @@ Each system answers --history prompts, and then prompts of every length in turns
 on-demand, which loads ahead of its gates; "on-demand, in turn" is the papers' baseline, where nothing overlaps. Medians
 over prompts, ratios with an interval of 95 % (five prompts: 94 %).
 
-Simulated: routes and foresight of these prompts are recorded once for each kind of foresight, natively; the scheduler
-then runs on them with the profile's times. Predictors that expect nothing in prefill (those of smoe and importance) are
+Simulated: routes and foresight of these prompts are recorded once, natively; the scheduler then runs on them with the profile's times. Predictors that expect nothing in prefill (those of smoe and importance) are
 left out, so that the history's answers prefetch nothing for them.
 
 Emulated and from the disk: prompt by prompt in a drawn order, with on-demand before and after each of the others; a *
@@ -69,43 +68,40 @@ class Simulation:
     def __init__(self, args: Any, run: Experiment, kept: KeptCluster, tokenizer: Any) -> None:
         self._args, self._run, self._kept = args, run, kept
         self._prompts = prompts_of(tokenizer, args)
-        self._read: tuple[str, Any] | None = None
+        self._read: Any = None
 
-    def recorded(self, predictor: str) -> Cell:
-        of = {"predictor": predictor, "prompts": digest(self._prompts), "tokens": self._args.tokens}
+    @property
+    def recorded(self) -> Cell:
+        of = {"predictor": simulated.PREDICTOR, "prompts": digest(self._prompts), "tokens": self._args.tokens}
         return Cell({"how": "recorded", **of}, 0.02 * sum(map(len, self._prompts)) + 5)
 
     def answered(self, variant: str) -> Cell:
-        args, profile = self._args, profile_of(self._args)
-        predictor = simulated.predictor_of(foresight_of(variant))
-        of = {"system": variant, **VARIANTS[variant], "budget": args.budget, "timings": digest(profile)}
-        params = self.recorded(predictor).params | of
-        return Cell({**params, "how": "simulated", "scheduler": sources("scheduler")}, 3.0, ("scheduler",))
+        of = {"system": variant, **VARIANTS[variant], "budget": self._args.budget}
+        of |= {"timings": digest(profile_of(self._args)), "scheduler": sources("scheduler")}
+        return Cell({**self.recorded.params, **of, "how": "simulated", "variant": variant}, 3.0, ("scheduler",))
 
-    def _path(self, predictor: str) -> Path:
-        return Path(self._run.path(self.recorded(predictor).params, ".recording"))
+    @property
+    def _path(self) -> Path:
+        return Path(self._run.path(self.recorded.params, ".recording"))
 
     def whole(self, params: dict[str, Any]) -> bool:
         """A recording may have been removed."""
-        return params["how"] != "recorded" or self._path(params["predictor"]).is_file()
+        return params["how"] != "recorded" or self._path.is_file()
 
     def measure(self, params: dict[str, Any]) -> dict[str, Any]:
-        args, predictor = self._args, params["predictor"]
-        path = self._path(predictor)
+        args = self._args
         if params["how"] == "recorded":
-            return simulated.record(self._kept, args.model, predictor, self._prompts, args.tokens, path)
-        if self._read is None or self._read[0] != predictor:
-            self._read = predictor, simulated.read(path)
-        system = simulated.in_prefill(config_of(params["system"]), foresight_of(params["system"]))
-        return {"answers": simulated.figures(self._read[1], profile_of(args), system, args.budget)}
+            return simulated.record(self._kept, args.model, self._prompts, args.tokens, self._path)
+        self._read = self._read or simulated.read(self._path)
+        name = params["variant"]
+        of = config_of(name), foresight_of(name)
+        return {"answers": simulated.figures(self._read, profile_of(args), *of, args.budget)}
 
     def rows(self) -> list[dict[str, Any]]:
         args = self._args
-        predictors = {name: simulated.predictor_of(foresight_of(name)) for name in args.systems}
-        self._run.all([self.recorded(one) for one in dict.fromkeys(predictors.values())], self.measure, self.whole)
-        order = sorted(args.systems, key=lambda name: predictors[name])  # each recording is read once
-        results = self._run.all([self.answered(name) for name in order], self.measure)
-        answers = {name: one["answers"][args.history :] for name, one in zip(order, results, strict=True)}
+        self._run.all([self.recorded], self.measure, self.whole)
+        results = self._run.all([self.answered(name) for name in args.systems], self.measure)
+        answers = {name: one["answers"][args.history :] for name, one in zip(args.systems, results, strict=True)}
         base = answers.get(REFERENCE)
         made = []
         for name in args.systems:

@@ -13,7 +13,7 @@ from scheduler.files import write_whole
 from scheduler.policies.predictors.base import Foresight
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.recorded_forms import recorded_profile
-from scheduler.simulation.recorded_routes import recorded_workloads
+from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.simulation.requests import Arrival
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate_requests
@@ -22,8 +22,8 @@ from scheduler.trace import Span
 from scripts.lib.clusters import KeptCluster, answer
 from scripts.lib.recorded_runs import IDLE_S
 
-PREDICTORS: dict[Foresight, str] = {"gate": "cross-layer", "gates": "stacked"}
-"""Foresight that predictors read in prefill -> one of them, with which it is recorded."""
+PREDICTOR = "stacked"
+"""What is recorded with: it reads the gates of several next layers, and the next one's is among them."""
 SILENT = ("token", "attention")
 """What predictors read that expect nothing in prefill: systems are simulated without them."""
 SCORED = "mrs"
@@ -38,25 +38,18 @@ KINDS = {
 }
 
 
-def predictor_of(foresight: Foresight | None) -> str:
-    """The predictor of the recording that has this foresight."""
-    return PREDICTORS["gates" if foresight == "gates" else "gate"]
-
-
 def in_prefill(system: SystemConfig, foresight: Foresight | None) -> SystemConfig:
     """The system less a predictor that expects nothing in prefill."""
     return replace(system, predictor="none") if foresight in SILENT else system
 
 
-def record(
-    kept: KeptCluster, model: str, predictor: str, prompts: list[list[int]], tokens: int, path: Path
-) -> dict[str, Any]:
+def record(kept: KeptCluster, model: str, prompts: list[list[int]], tokens: int, path: Path) -> dict[str, Any]:
     """All prompts answered one after the other by a new cluster, natively, from memory and in full precision, so that
     routes are the model's own; its recording at `path`."""
     settings = Settings(
         model=model,
         dtype="float32",
-        predictor=predictor,
+        predictor=PREDICTOR,
         residency=SCORED,
         prefill="pipelined",
         workers=1,
@@ -72,11 +65,21 @@ def record(
     return {"bytes": path.stat().st_size}
 
 
-def read(path: Path) -> tuple[Recording, list[Arrival]]:
-    """A recording, and its requests one after the other."""
+def read(path: Path) -> tuple[Recording, list[RecordedWorkload]]:
+    """A recording, and its requests in their order."""
     recording = read_recording(path)
-    found = recorded_workloads(recording)
-    return recording, [Arrival(one, one.prompt_tokens, one.tokens, IDLE_S * n) for n, one in enumerate(found)]
+    return recording, recorded_workloads(recording)
+
+
+def foreseeing(one: RecordedWorkload, foresight: Foresight | None) -> RecordedWorkload:
+    """The request as recorded, for a predictor that reads one next gate, or several."""
+    if foresight != "gate":
+        return one
+    gates = {
+        (index, layer): gate._replace(foreseen=tuple(of for of in gate.foreseen if of[:2] == (index, layer + 1)))
+        for (index, layer), gate in one.gates.items()
+    }
+    return replace(one, foresight=foresight, gates=gates)
 
 
 def scenario_of(profile: Profile, system: SystemConfig, budget: int) -> Scenario:
@@ -88,12 +91,19 @@ def scenario_of(profile: Profile, system: SystemConfig, budget: int) -> Scenario
 
 
 def figures(
-    recorded: tuple[Recording, list[Arrival]], profile: Profile, system: SystemConfig, budget: int
+    recorded: tuple[Recording, list[RecordedWorkload]],
+    profile: Profile,
+    system: SystemConfig,
+    foresight: Foresight | None,
+    budget: int,
 ) -> list[dict[str, Any]]:
     """Of each request, in their order and with what the cluster keeps: seconds to the first token, and until then
     loads, experts computed on the host, and how busy link, device and host were."""
-    recording, arrivals = recorded
-    scenario = scenario_of(recorded_profile(profile, recording), system, budget)
+    recording, found = recorded
+    scenario = scenario_of(recorded_profile(profile, recording), in_prefill(system, foresight), budget)
+    arrivals = [
+        Arrival(foreseeing(one, foresight), one.prompt_tokens, one.tokens, IDLE_S * n) for n, one in enumerate(found)
+    ]
     outcome = simulate_requests(scenario, arrivals, spans=True)
     return [
         {

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from scheduler.policies.systems import SYSTEMS
+from scheduler.simulation.recorded_routes import RecordedWorkload
+from scheduler.simulation.workload import Gate
 from scheduler.timing.profile import find_profile
 from scheduler.trace import Span
 from scripts.papers.prefill import __main__ as prefill
@@ -27,9 +29,9 @@ def test_a_whole_run(run_script: Any, tmp_path: Path) -> None:
     assert len(rows) == 8
     path = next((tmp_path / "prefill-simulated-quick.files").glob("*.recording"))
     _, (_, *asked) = simulated.read(path)
-    for arrival in asked:
-        length = arrival.prompt_tokens
-        layers = [arrival.workload.prompt(layer, 0, length) for layer in range(8)]
+    for one in asked:
+        length = one.prompt_tokens
+        layers = [one.prompt(layer) for layer in range(8)]
         host_s = sum(PC.host_compute_s(count) for layer in layers for _, count in layer)
         row = rows[ON_HOST, length]
         assert row["ttft_s"] == pytest.approx(8 * PC.main_s(length) + host_s)
@@ -62,7 +64,17 @@ def test_every_system_of_one_machine_is_there() -> None:
 def test_what_expects_nothing_in_prefill_is_simulated_without_its_predictor() -> None:
     for name, predictor in (("smoe", "none"), ("importance", "none"), ("fate", "cross-layer"), ("eap", "path")):
         assert simulated.in_prefill(config_of(name), foresight_of(name)).predictor == predictor
-    assert [simulated.predictor_of(one) for one in ("gates", "gate", None)] == ["stacked", "cross-layer", "cross-layer"]
+
+
+def test_the_next_gate_is_one_of_several() -> None:
+    scores = ((0.5, 0.5),)
+    seen = ((-1, 1, scores), (-1, 2, scores), (0, 0, scores))
+    gates = {(-1, 0): Gate(((0,),), scores, seen), (-1, 2): Gate(((0,),), scores, ((0, 0, scores),))}
+    one = RecordedWorkload(1, 16, 2, foresight="gates", gates=gates)
+    nearest = simulated.foreseeing(one, "gate")
+    assert nearest.foresight == "gate"
+    assert [nearest.gate(-1, layer).foreseen for layer in (0, 2)] == [((-1, 1, scores),), ()]
+    assert simulated.foreseeing(one, "gates") is one
 
 
 def test_smaller_forms_leave_room_for_more_experts() -> None:
