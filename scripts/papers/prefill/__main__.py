@@ -10,8 +10,9 @@ Each system answers --history prompts, and then prompts of every length in turns
 on-demand, which loads ahead of its gates; "on-demand, in turn" is the papers' baseline, where nothing overlaps. Medians
 over prompts, ratios with an interval of 95 % (five prompts: 94 %).
 
-Simulated: routes and foresight of these prompts are recorded once, natively; the scheduler then runs on them with the profile's times. Predictors that expect nothing in prefill (those of smoe and importance) are
-left out, so that the history's answers prefetch nothing for them.
+Simulated: routes and foresight of these prompts are recorded once, natively; the scheduler then runs on them with the
+profile's times. Predictors that expect nothing in prefill (those of smoe and importance) are left out, so that the
+history's answers prefetch nothing for them.
 
 Emulated and from the disk: prompt by prompt in a drawn order, with on-demand before and after each of the others; a *
 marks figures during which others used more than a tenth of a core.
