@@ -12,7 +12,6 @@ from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.files import write_whole
 from scheduler.policies.predictors.base import Foresight
 from scheduler.policies.system_config import SystemConfig
-from scheduler.simulation.recorded_forms import recorded_profile
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.simulation.requests import Arrival
 from scheduler.simulation.scenario import Scenario
@@ -20,7 +19,7 @@ from scheduler.simulation.simulate import simulate_requests
 from scheduler.timing.profile import Profile
 from scheduler.trace import Span
 from scripts.lib.clusters import KeptCluster, answer
-from scripts.lib.recorded_runs import IDLE_S
+from scripts.lib.recorded_runs import IDLE_S, of_shape
 
 PREDICTOR = "stacked"
 """What is recorded with: it reads the gates of several next layers, and the next one's is among them."""
@@ -100,7 +99,8 @@ def figures(
     """Of each request, in their order and with what the cluster keeps: seconds to the first token, and until then
     loads, experts computed on the host, and how busy link, device and host were."""
     recording, found = recorded
-    scenario = scenario_of(recorded_profile(profile, recording), in_prefill(system, foresight), budget)
+    fitted = of_shape(profile, recording.core_config.shape)  # whose experts decide how small their forms are
+    scenario = scenario_of(fitted, in_prefill(system, foresight), budget)
     arrivals = [
         Arrival(foreseeing(one, foresight), one.prompt_tokens, one.tokens, IDLE_S * n) for n, one in enumerate(found)
     ]
