@@ -103,7 +103,7 @@ def test_algorithm_1_of_smoe_takes_each_expert_by_itself() -> None:
     assert (loaded.stats.loads, loaded.stats.host_calls) == (3, 0)
 
 
-def test_hybrimoes_schedule_is_never_later_than_algorithm_1_in_a_layer() -> None:
+def test_hybrimoes_schedule_leaves_neither_place_idle() -> None:
     """Six rows each: 13 on the host, the first two loads end at 10 and 20 and their experts at 11 and 21."""
     fields = {"tokens": 1, "host": True}
     outcome = run(ONE, prompt_tokens=6, placement="hybrid", **fields)
