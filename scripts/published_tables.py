@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.lib.tables import Column, Row, markdown_across, markdown_down
+from scripts.papers.prefill import figures as prefill
 from scripts.service import evaluation
 from scripts.service.tables import TABLES as SERVICE
 from scripts.simulated import fits
@@ -44,6 +45,8 @@ TABLES = {
         "fits",
         _across(fits.COLUMNS[2:], lambda row: f"{1e3 * row['load_s']:g} and {1e3 * row['shadow_layer_s']:g} ms"),
     ),
+    "prefill": Table("prefill-simulated", prefill.wide),
+    "prefill-row-by-row": Table("prefill-row-by-row", prefill.wide),
     "evaluation": Table("evaluation", _down(evaluation.COLUMNS)),
 }
 """Name -> table."""

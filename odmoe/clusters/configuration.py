@@ -13,7 +13,7 @@ from checkpoint.prediction.token_predictor import FILE
 from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
-from odmoe.clusters.memory.budget import MemoryBudget, memory_budget, rows_at_once
+from odmoe.clusters.memory.budget import MemoryBudget, memory_budget, rows_at_once, rows_travel
 from odmoe.clusters.memory.slots import slot_memory
 from odmoe.settings.settings import CUDA, Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
@@ -54,7 +54,7 @@ def configure(settings: Settings, store: ExpertStore) -> Configuration:
     """Merge settings and store. Raises ConfigError if there are too few slots."""
     settings = with_precision(settings, store)
     core = core_config(settings, model_shape(store))
-    if core.mini_batch is None and settings.cluster == "embedded" and settings.profile is None:
+    if core.mini_batch is None and not rows_travel(settings):
         core = replace(core, mini_batch=rows_at_once(store, core.shape))
     found = Configuration(core, resources(settings, store), settings)
     if found.resources.workers is None and keeps_all(settings.system_config) and not settings.slots_given:

@@ -8,7 +8,8 @@ from scheduler.policies.residency.base import Residency
 
 LEAST_ROWS, MOST_PARTS = 16, 8
 """Mini-batches, where no size is given: parts of 16 rows overlap transfers and computations best on the paper's testbed
-(`scripts/papers/sweep_minibatch.py`), and each part costs a message and a start: so there are at most eight."""
+(`scripts/papers/sweep_minibatch.py`), and each part costs a message and a start: so there are at most eight. A host
+place gets all rows at once: nothing travels to it, and each part would read the expert's weights from memory again."""
 
 
 class RowDispatcher:
@@ -59,7 +60,8 @@ class RowDispatcher:
             if frees:
                 entry.leaving, entry.last = True, demand
             self._residency.used(entry.worker, demand.expert, demand.hit, demand.importance.score)
-        size = self._mini_batch or max(LEAST_ROWS, -(-rows // MOST_PARTS))
+        own = rows if entry is None else max(LEAST_ROWS, -(-rows // MOST_PARTS))
+        size = self._mini_batch or own
         for start in range(0, rows, size):
             stop = start + size if start + size < rows else rows
             call_id = self._commands.compute(demand, slot, start, stop, frees and stop == rows)

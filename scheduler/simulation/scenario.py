@@ -20,6 +20,9 @@ from scheduler.timing.profile import Profile
 PROFILE, RECALL = "rtx3090-1gbe", 0.9734
 """The paper's testbed, and the recall of its int8 shadow."""
 
+ALL_ROWS = 1 << 30
+"""A mini-batch of any expert's rows: what does not travel is not cut into parts, as in a cluster of one process."""
+
 _COUNTS = (
     "prompt_tokens",
     "tokens",
@@ -138,4 +141,5 @@ class Scenario:
     @property
     def core_config(self) -> CoreConfig:
         """The configuration of the scheduler's core."""
-        return CoreConfig(self.shape, self.group, self.alignment, self.mini_batch, self.system)
+        mini_batch = self.mini_batch if self.mini_batch or self.profile.networked else ALL_ROWS
+        return CoreConfig(self.shape, self.group, self.alignment, mini_batch, self.system)

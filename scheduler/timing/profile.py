@@ -86,6 +86,11 @@ class Profile:
     fits: tuple[tuple[float, float], ...] = ()
     """Where times were fitted to a measured speed: other pairs of (load_s, shadow_layer_s) that fit it as well."""
 
+    @property
+    def networked(self) -> bool:
+        """What nodes send each other takes time: they are on several machines."""
+        return self.hop_s > 0 or math.isfinite(self.link_bits_per_s)
+
     def main_s(self, tokens: int) -> float:
         """One layer of the main node on `tokens` tokens."""
         return self.main_layer_s + (tokens - 1) * self.main_extra_s

@@ -89,7 +89,7 @@ def figures(of: dict[int, dict[int, dict[str, Any]]], pairs: Pairs) -> dict[str,
 def ratio(name: str, pairs: Pairs) -> dict[str, Any]:
     """Of each prompt, and their median with its interval; None of what has nothing next to it."""
     short = name[:4]
-    by_prompt = [middle(_over(name, one, near) for one, near in of) for of in pairs.values()]
+    by_prompt = [middle(over(name, one, near) for one, near in of) for of in pairs.values()]
     known = [one for one in by_prompt if one is not None]
     if len(known) < len(by_prompt) or not known:
         return {f"{short}_ratio": None, f"{short}_ratio_low": None, f"{short}_ratio_high": None}
@@ -98,7 +98,7 @@ def ratio(name: str, pairs: Pairs) -> dict[str, Any]:
     return {f"{short}_ratio": interval.median, **bounds, f"{short}_ratio_by_prompt": known}
 
 
-def _over(name: str, one: dict[str, Any], near: list[dict[str, Any]]) -> float | None:
+def over(name: str, one: dict[str, Any], near: list[dict[str, Any]]) -> float | None:
     if not near:
         return None
     return float(one[name] / statistics.geometric_mean(each[name] for each in near))

@@ -14,6 +14,7 @@ from odmoe.settings.units import parse_memory
 from odmoe.terminal import megabytes
 from scheduler.core.dispatch import LEAST_ROWS, MOST_PARTS
 from scheduler.planning.scaling import SHADOW_BYTES
+from scheduler.timing.profile import find_profile
 from scheduler.types import ModelShape, ModelSize
 
 ACTIVATION_BYTES = 256 << 20
@@ -65,6 +66,12 @@ def memory_budget(memory: str, settings: Settings, store: ExpertStore, predictor
     return MemoryBudget(total, shares)
 
 
+def rows_travel(settings: Settings) -> bool:
+    """Between processes, or over a network that is emulated. Raises ConfigError for a profile that there is not."""
+    emulated = settings.profile is not None and find_profile(settings.profile).networked
+    return settings.cluster != "embedded" or emulated
+
+
 def rows_at_once(store: ExpertStore, shape: ModelShape) -> int:
     """Within a process no row travels, so that mini-batches would only repeat the work for an expert: it computes all
     rows of a prompt at once, as many as `ACTIVATION_BYTES` allow."""
@@ -84,7 +91,7 @@ def _activation_bytes(settings: Settings, store: ExpertStore, shape: ModelShape,
     main = tokens * shape.hidden * (_ROWS_KEPT + 2 * shape.top_k) * itemsize
     if settings.mini_batch is not None:
         rows = settings.mini_batch
-    elif settings.cluster == "embedded" and settings.profile is None:
+    elif not rows_travel(settings):
         rows = rows_at_once(store, shape)
     else:
         rows = max(LEAST_ROWS, -(-tokens // MOST_PARTS))

@@ -59,6 +59,22 @@ def test_groups_of_a_model_of_top_10(given: dict[str, Any], group: int) -> None:
     assert core_config(Settings(model="m", **given), TOP_10).group_size == group
 
 
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({}, False),
+        ({"profile": "rtx3090-pcie3@10"}, False),
+        ({"profile": "rtx3090-1gbe"}, True),
+        ({"cluster": "local"}, True),
+    ],
+)
+def test_rows_are_sent_in_parts_where_they_travel(given: dict[str, Any], parts: bool, demo_store: Any) -> None:
+    """A machine that is emulated has no network."""
+    core = configure(Settings(model="m", system="on-demand", workers=1, **given), demo_store("float32")).core
+    assert (core.mini_batch is None) is parts
+    assert core.mini_batch is None or core.mini_batch > 1024
+
+
 def test_a_core_has_the_settings_own_system() -> None:
     settings = Settings(model="m", system="importance", alpha=0.1, align_kv=2, mini_batch=3)
     core = core_config(settings, TOP_10)

@@ -63,6 +63,13 @@ def test_all_on_the_device() -> None:
     assert outcome.where == pytest.approx({"main": 4, "network": 0, "compute": 1, "load": 30, "shadow": 0})
 
 
+def test_on_one_machine_no_rows_are_cut_into_parts() -> None:
+    """Forty rows of each expert: 4 + 3 x 10 + 1. A row more than sixteen takes another call over a network alone."""
+    assert run(ONE, tokens=1, prompt_tokens=40).ttft_s == pytest.approx(35.0)
+    far = replace(ONE, hop_s=1e-9)
+    assert run(far, tokens=1, prompt_tokens=40).ttft_s == pytest.approx(4 + 3 * 10 + 3)
+
+
 def test_all_on_the_host() -> None:
     """One after the other, without a load: 4 + 3 x 3."""
     outcome = run(ONE, placement="host", host=True)
@@ -72,8 +79,9 @@ def test_all_on_the_host() -> None:
 
 
 def test_the_host_takes_longer_for_more_rows() -> None:
-    """Three experts with five rows each: 4 + 3 x (3 + 4 x 2)."""
+    """Three experts with five rows each: 4 + 3 x (3 + 4 x 2). With forty: their weights are still read once."""
     assert run(ONE, tokens=1, prompt_tokens=5, placement="host", host=True).ttft_s == pytest.approx(4 + 33)
+    assert run(ONE, tokens=1, prompt_tokens=40, placement="host", host=True).ttft_s == pytest.approx(4 + 3 * 81)
 
 
 def test_both_beside_each_other() -> None:
@@ -83,6 +91,24 @@ def test_both_beside_each_other() -> None:
     assert (outcome.stats.decode_loads, outcome.stats.decode_host_calls) == (5, 10)
     slow = run(replace(ONE, host_s=9.0), placement="balance", host=True)
     assert token_s(slow) == pytest.approx(4 + 18), "the same split, and now the host is waited for"
+
+
+def test_algorithm_1_of_smoe_takes_each_expert_by_itself() -> None:
+    """1 + 2n on the host against a load of 10 and 1 on the device: five rows are as dear, and stay; six are loaded, all
+    of them, however long the host then has nothing to do."""
+    fields = {"tokens": 1, "placement": "split", "host": True}
+    assert run(ONE, prompt_tokens=5, **fields).ttft_s == pytest.approx(4 + 33)
+    loaded = run(ONE, prompt_tokens=6, **fields)
+    assert loaded.ttft_s == pytest.approx(4 + 3 * 10 + 1)
+    assert (loaded.stats.loads, loaded.stats.host_calls) == (3, 0)
+
+
+def test_hybrimoes_schedule_leaves_neither_place_idle() -> None:
+    """Six rows each: 13 on the host, the first two loads end at 10 and 20 and their experts at 11 and 21."""
+    fields = {"tokens": 1, "host": True}
+    outcome = run(ONE, prompt_tokens=6, placement="hybrid", **fields)
+    assert outcome.ttft_s == pytest.approx(4 + 21)
+    assert (outcome.stats.loads, outcome.stats.host_calls) == (2, 1)
 
 
 def test_without_a_host_everything_is_on_the_device() -> None:

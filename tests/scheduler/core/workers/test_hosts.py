@@ -60,6 +60,23 @@ def test_a_layer_that_the_host_computes_alone_does_not_stall() -> None:
     assert (d.stats().stall_s, d.stats().loads, d.stats().host_calls) == (0.0, 0, 2)
 
 
+def test_a_prompts_rows_go_to_the_host_at_once_and_to_the_device_in_parts() -> None:
+    """As the placement was told: one call for all rows of an expert."""
+    d = place(Takes(5), prefill="pipelined", mini_batch=None)
+    d.prefill(40)
+    assert d.gate(0, at=0, rows={3: 40, 5: 40}) == [
+        "compute 1.0 0/5 1@0 0:40",
+        "load 0.0 0/3",
+        *(f"compute 0.0 0/3 1@0 {part}" for part in ("0:16", "16:32", "32:40 last")),
+    ]
+
+
+def test_a_mini_batch_that_was_asked_for_holds_for_the_host_too() -> None:
+    d = place(Takes(5), prefill="pipelined", mini_batch=25)
+    d.prefill(40)
+    assert d.gate(0, at=0, rows={5: 40}) == ["compute 1.0 0/5 1@0 0:25", "compute 1.0 0/5 1@0 25:40"]
+
+
 def test_the_placement_is_told_rows_and_costs_and_who_is_there_or_on_the_way() -> None:
     placement = Takes()
     d = Driver(mixed=(3,), group=1, layers=1, residency=LastUsed(), placement=placement)

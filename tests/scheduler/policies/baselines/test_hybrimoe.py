@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from scheduler.policies.baselines.hybrimoe import Hybrid, Impact, RecentScore
-from scheduler.policies.placement import Costs
+from scheduler.policies.placement import Costs, PrefillPipeline
 from scheduler.policies.predictors.base import Forecast
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.forecasts import NEXT, ROW, SHAPE, fire, forecast_of
@@ -34,6 +34,21 @@ def test_hybrimoe_is_never_later_than_the_host_or_the_device_alone(
     assert end <= max(ends(missing, resident, set(missing), costs))
     assert end <= max(ends(missing, resident, set(), costs))
     assert host <= {*missing, *resident}
+
+
+@given(ROWS, ROWS, COSTS)
+def test_hybrimoe_is_the_best_of_all_splits_by_rows_and_so_never_behind_smoes_algorithm_1(
+    missing: dict[int, int], resident: dict[int, int], costs: Costs
+) -> None:
+    """Every split that gives the host the experts with the fewest rows; Algorithm 1's is one where a row costs the host
+    at least what it costs the device."""
+    resident = {e: n for e, n in resident.items() if e not in missing}
+    mine = max(ends(missing, resident, set(Hybrid().host(missing, resident, costs, True)), costs))
+    order = sorted(missing, key=lambda e: (-missing[e], e))
+    assert mine <= min(max(ends(missing, resident, set(order[k:]), costs)) for k in range(len(order) + 1))
+    if costs.host_row_s >= costs.device_row_s:
+        smoe = set(PrefillPipeline().host(missing, resident, costs, True))
+        assert mine <= max(ends(missing, resident, smoe, costs))
 
 
 def test_impact_begins_no_load_that_would_hide_nothing() -> None:
