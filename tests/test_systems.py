@@ -18,6 +18,7 @@ from scheduler.simulation.scenario import Scenario
 from scheduler.timing.profile import find_profile
 from scheduler.types import Load, WorkerJoined
 from support.nodes.exact import WHOLE, answers
+from support.nodes.recounted import NEEDS, hits_of
 
 TOKENS = 10
 EXACT = ("smoe", "smoe-flex", "moe-infinity", "eap", "hybrimoe", "lrfu-prefetch", "static", "on-demand")
@@ -99,6 +100,17 @@ def test_where_restoring_is_slow_everything_is_loaded_in_full(
     assert replay(recording).difference is None
     loads = [c for commands in recording.commands for c in commands if isinstance(c, Load)]
     assert {load.form for load in loads} == {""}
+
+
+@pytest.mark.parametrize("name", ["fate", "hobbit"])
+def test_a_hit_is_an_expert_in_a_form_that_serves(name: str, embedded: Any, reference: Any, tmp_path: Path) -> None:
+    """Counted again from the recording: what lay in slots, in which form, when each gate fired."""
+    cluster = embedded(system=name, device_memory="40%", smaller_forms="always", record=str(tmp_path / "log"), **WHOLE)
+    reports = [answers(cluster, reference("float32", number, TOKENS).prompt, 3 * TOKENS)[0] for number in (0, 4)]
+    write_whole(tmp_path / "log", cluster.recording())
+    recounted = hits_of(read_recording(tmp_path / "log"), NEEDS[name])
+    assert [(report.named, report.hits) for report in reports] == [(one.named, one.hits) for one in recounted]
+    assert sum(one.wrong_form for one in recounted) > 0
 
 
 def test_in_emulated_time_forms_cost_what_the_profile_says(embedded: Any, reference: Any, tmp_path: Path) -> None:

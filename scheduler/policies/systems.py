@@ -62,8 +62,8 @@ SYSTEMS: dict[str, Preset] = {
         "Expert activation path, as Fate's baseline", SystemConfig("path", "shallow-arc", prefill="pipelined")
     ),
     "hobbit": Preset(
-        "HOBBIT: mixed-precision loads, stacked gates",
-        SystemConfig("stacked", "layer-lru", precision="mixed", prefill="pipelined"),
+        "HOBBIT: mixed-precision loads and cache, stacked gates",
+        SystemConfig("stacked", "multidimensional", precision="mixed", prefill="pipelined"),
     ),
     "adapmoe": Preset(
         "AdapMoE: skips by sensitivity, adaptive cache",

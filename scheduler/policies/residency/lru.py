@@ -28,7 +28,7 @@ class LRU(Cacheless):
         self._touch(expert)
         return True
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         self._touch(expert)
 
     def age(self, expert: ExpertId) -> int:
@@ -50,8 +50,8 @@ class LFU(LRU):
         super().__init__(shape)
         self._uses: dict[ExpertId, int] = {}
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
-        super().used(worker, expert, hit, score)
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().used(worker, expert, hit, form)
         self._uses[expert] = self._uses.get(expert, 0) + 1
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:

@@ -79,7 +79,7 @@ class ScoreWindow(Scored):
         super().observed(visit, rows, scores, prefill)
         self._shield.observed(visit, rows)
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         self._shield.used(expert)
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
