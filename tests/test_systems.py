@@ -51,6 +51,15 @@ def test_exact_systems(name: str, embedded: Any, reference: Any) -> None:
     assert report.hits <= report.named == (TOKENS - 1) * 8 * 2
 
 
+def test_all_experts_on_the_host(embedded: Any, reference: Any) -> None:
+    """KTransformers: nothing is loaded, in prefill or later, and one slot is all that a worker gets of a budget."""
+    cluster = embedded(system="ktransformers", profile="rtx3090-pcie3", device_memory="50%", **WHOLE)
+    report = is_exact(cluster, reference("float32", 0, TOKENS))
+    assert (report.loads, report.bytes_loaded, report.hits) == (0, 0, 0)
+    assert report.named == report.host_computed == (TOKENS - 1) * 8 * 2
+    assert sum(report.memory_bytes["workers"]) == cluster.main.store.manifest.blob_bytes
+
+
 @pytest.mark.parametrize("name", MIXED)
 def test_combinations(name: str, embedded: Any, reference: Any) -> None:
     is_exact(embedded(**MIXED[name], **WHOLE), reference("float32", 4, TOKENS))
@@ -67,7 +76,7 @@ def test_what_everything_has_room_for_is_loaded_once(embedded: Any, reference: A
     assert missed <= 64 - 56  # the first prompt's prefill names 56 of the 64 experts, and they stay
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in (*EXACT, "od-moe", "fully-cached")])
+@pytest.mark.parametrize("name", sorted({*SYSTEMS} - {*EXACT, "od-moe", "fully-cached", "ktransformers"}))
 def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded: Any, reference: Any) -> None:
     quantised = name in ("fate", "hobbit", "mixtral-offloading")
     forms = {"smaller_forms": "always"} if quantised else {}  # whether they pay is a matter of the machine

@@ -163,10 +163,10 @@ class GateTable:
 
     def _demand(self, gates: list[Gate]) -> None:
         """Every routed expert is to be computed; those that were predicted come first."""
-        for gate in gates:
-            if gate.opened.importance is not None:
-                for expert, demand in gate.opened.demands.items():
-                    demand.importance = gate.opened.importance.of(expert)
+        for opened in [gate.opened for gate in gates]:
+            if opened.importance is not None:
+                for expert, predicted in opened.demands.items():
+                    predicted.importance = opened.importance.of(expert)
         hosted = self._host_computed(gates) if self._workers.hosts else ()
         missed: list[tuple[Gate, int]] = []
         for gate in gates:

@@ -256,6 +256,11 @@ def keeps_all(system: SystemConfig) -> bool:
     return system.residency == "all"
 
 
+def needs_host(system: SystemConfig) -> bool:
+    """Whether it makes no sense without a host that computes: nothing would be left of it on a device alone."""
+    return system.placement == "host"
+
+
 def remembers_routes(system: SystemConfig) -> str | None:
     """The policy whose worth depends on how alike the experts of one token and of others are, in words; None without
     one."""

@@ -15,13 +15,14 @@ from scripts.lib.timing.intervals import Interval
 TRANSFORMERS = "Transformers"
 AGAINST: dict[str, tuple[str, ...]] = {
     "importance": ("on-demand", "static", "moe-infinity", "hybrimoe"),
-    "smoe": ("on-demand", "static", "hybrimoe"),
+    "smoe": ("on-demand", "ktransformers", "hybrimoe"),
     "fate": ("on-demand", "eap"),
 }
-"""A paper's system, and what it measures itself against; `static`: llama.cpp and KTransformers."""
+"""A paper's system, and what it measures itself against; `static`: llama.cpp. KTransformers needs a second
+processor."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Importance and its baselines": ("importance", "hybrimoe", "moe-infinity", "static"),
-    "SMOE and its baselines": ("smoe", "smoe-flex", "hybrimoe", "static"),
+    "SMOE and its baselines": ("smoe", "smoe-flex", "hybrimoe", "ktransformers"),
     "Fate and its baseline": ("fate", "eap"),
     "The rest": ("od-moe", "mixtral-offloading", "hobbit", "adapmoe", "random-prefetch"),
 }
@@ -31,6 +32,7 @@ LOOKS = dict.fromkeys(("importance", "smoe", "fate", "od-moe"), (BLUE, "o", 2.4)
     "hybrimoe": (AMBER, "s", 1.5),
     "moe-infinity": (PURPLE, "^", 1.5),
     "static": (RED, "D", 1.5),
+    "ktransformers": (RED, "D", 1.5),
     "smoe-flex": (GREEN, "v", 1.5),
     "eap": (RED, "D", 1.5),
     "mixtral-offloading": (AMBER, "s", 1.5),

@@ -60,11 +60,13 @@ class LFU(LRU):
 
 
 class Static(LRU):
-    """A hot set that is chosen once: the experts that the first prefill activated for most rows (KTransformers and
-    llama.cpp place experts before they answer). All others are evicted once they are computed.
+    """A hot set that is chosen once: the experts that the first prefill activated for most rows. All others are evicted
+    once they are computed.
 
-    Assumed: activations are counted on the first prompt instead of offline. Until then all experts stay, and the one
-    that the prompt activated least is evicted.
+    It stands for llama.cpp as importance compares with it: "static expert caching in the GPU that does not adapt to
+    workload changes" (section 6). llama.cpp itself places whole layers, or the experts of whole layers, and counts
+    nothing, so this is the more favourable. Assumed: activations are counted on the first prompt. Until then all
+    experts stay, and the one that the prompt activated least is evicted.
     """
 
     def __init__(self, shape: ModelShape) -> None:

@@ -136,6 +136,7 @@ class Checked(Multidimensional):
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         self.evictions += 1
         found = super().victim(worker, incoming, evictable)
+        assert found is not None
         least = min(self.wanted(expert, incoming) for expert in evictable)
         assert self.wanted(found, incoming) <= least + 1e-9
         return found
