@@ -4,6 +4,7 @@
     .venv/bin/python -m scripts.papers.compare_systems --quick   # some minutes
     .venv/bin/python -m scripts.papers.compare_systems --models models/demo-moe --systems fate eap --budgets 25
     .venv/bin/python -m scripts.papers.compare_systems --total --budgets 50 75 100   # equal totals, shadows counted
+    .venv/bin/python -m scripts.papers.compare_systems --batch 3   # three prompts at once, as importance's main figure
 
 An expert of these models loads faster than a message is handled; scripts.models.widen makes the same model with larger
 ones, whose loads are worth sparing.
@@ -13,6 +14,9 @@ every expert in memory. Each cluster first answers --history prompts, which are 
 every system answers the same one, in an order drawn anew, and on-demand answers it before and after each of them. A
 ratio is that to the two answers of on-demand next to it. Figures are medians over prompts, ratios with an interval of
 95 % (five prompts: 94 %). A * marks figures during which others used more than a tenth of a core.
+
+With --batch several prompts are answered at once in place of one. TPOT is then the time of a pass, which gives each of
+them a token; a ratio is that to on-demand's at the same batch, and Transformers answers them one after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any
 
 from scheduler.policies.systems import SYSTEMS
 from scripts.lib import quality
-from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
+from scripts.lib.bench import Bench, batch_flag, batch_suffix, in_drawn_order, parse_system_flags, system_flags
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.provenance import header
 from scripts.papers import compare_show as show
@@ -139,6 +143,7 @@ def parse() -> Any:
         action="store_true",
         help="budgets are of the whole model, and for all that the nodes hold: shadow, dense weights, KV caches, ...",
     )
+    batch_flag(parser)
     parser.add_argument(
         "--systems",
         nargs="+",
@@ -160,13 +165,15 @@ def main() -> int:
     with Bench(args, {name: {"system": name} for name in args.systems}, args.total) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
         note += "; budgets for all that the nodes hold" if args.total else ""
-        with Experiment("compare_systems" + "-total" * args.total, args, VERSION, {}, note) as run:
+        note += f"; {args.batch} prompts at once" if args.batch > 1 else ""
+        name = "compare_systems" + "-total" * args.total + batch_suffix(args.batch)
+        with Experiment(name, args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             results = run.all(wanted, lambda params: measure(bench, params))
             found = rows(wanted, results, args)
             claims = show.claims(found)
             run.write(found, claims=claims)
-            show.tables(found, args.total)
+            show.tables(found, args.total, args.batch)
             print("\n".join(claims))
             print(run.written([run.save(show.picture(found, args))]))
     wrong = [row for row in found if row.get("exact") and row["same_tokens"] != row["tokens"]]

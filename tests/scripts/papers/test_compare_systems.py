@@ -37,6 +37,26 @@ def test_systems_side_by_side(run: Any, demo_store: Any) -> None:
 
 
 @pytest.mark.slow
+def test_three_prompts_at_once(run_script: Any) -> None:
+    """Exact systems' tokens are those of each prompt alone; a pass takes as long as three tokens; loads are shared."""
+    flags = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1", "--tokens", "12"]
+    flags += ["--systems", "on-demand", "hybrimoe", "importance", "ktransformers", "--budgets", "25", "--batch", "3"]
+    found = run_script(compare_systems, *flags, name="compare_systems-batch3-quick")
+    rows = {row["system"]: row for row in found.facts["rows"]}
+    assert "needs a host" in rows.pop("ktransformers")["refused"]
+    rows.pop("Transformers")
+    for name, row in rows.items():
+        assert row["tpot_s"] == pytest.approx(3 * row["token_s"])
+        assert 2 < row["requests_per_step"] <= 3
+        assert row["tpot_ratio"] > 0
+        assert row["exact"] == (name != "importance")
+        assert (row["same_tokens"] == row["tokens"]) or not row["exact"]
+    assert [rows[name]["tokens"] for name in ("on-demand", "hybrimoe")] == [4 * 3 * 12, 3 * 12]
+    assert rows["on-demand"]["loads_a_token"] < 16  # of 8 layers of top-2, where nothing is kept from token to token
+    assert rows["importance"]["hit_rate"] > 0
+
+
+@pytest.mark.slow
 def test_systems_beside_each_other_at_equal_totals(run_script: Any, demo_store: Any) -> None:
     """A shadow takes from the slots of its own system, and nobody holds more than the budget."""
     flags = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1", "--tokens", "4"]
