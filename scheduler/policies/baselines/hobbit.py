@@ -19,9 +19,9 @@ UNIMPORTANT = 0.6
 class Weights(NamedTuple):
     """What each policy counts in the priority of an expert; together 1.
 
-    The defaults have the least miss penalty, or one within 1 % of it, of all weights in steps of a quarter on routes of
-    demo-moe and fine-moe, with slots for 25 % of the experts. The penalty is the paper's: 1 for a full expert, 1/4 for
-    an int4 one.
+    The defaults have the least miss penalty of all weights in steps of a quarter, on routes of demo-moe and with slots
+    for 25 % of the experts; on fine-moe it is within 1 % of the least of nine. The penalty is the paper's: 1 for a full
+    expert, 1/4 for an int4 one.
     """
 
     lru: float = 0.0
@@ -100,11 +100,11 @@ class Multidimensional(Cacheless):
     The last term is the farthest layer distance (FLD): it is least in the layer that comes round last. R, F, H and T
     are counted anew from each request's prompt on.
 
-    Assumed: the weights (`Weights`), which the paper finds on a calibration set and does not print. One cache for both forms, where
-    the paper has one for each: here every slot has room for the full form. A pass over a prompt counts as one token, as
-    does each pass of several requests, and each of their prompts begins the counts anew. A use needs the full form
-    where the precision asks for it, in whatever form the expert is held. Of equals the one that has been unneeded for
-    longest is evicted.
+    Assumed: the weights (`Weights`), which the paper finds on a calibration set and does not print. One cache for both
+    forms, where the paper has one for each: here every slot has room for the full form. A pass over a prompt counts as
+    one token, as does each pass of several requests, and each of their prompts begins the counts anew. A use needs the
+    full form where the precision asks for it, in whatever form the expert is held. Of equals the one that has been
+    unneeded for longest is evicted.
     """
 
     def __init__(self, shape: ModelShape, weights: Weights | None = None) -> None:
