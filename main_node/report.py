@@ -64,7 +64,8 @@ class Report:
     named: int
     """Experts that decoding's gates chose, after the router."""
     hits: int
-    """Of `named`, those whose bytes were in a slot when the gate fired. The papers' hit rate is `hits / named`."""
+    """Of `named`, those whose bytes were in a slot when the gate fired, in a form as precise as asked for. The papers'
+    hit rate is `hits / named`."""
     host_computed: int
     """Of `named`, those that a host place computed."""
     unused_loads: int

@@ -18,6 +18,7 @@ from scheduler.simulation.scenario import Scenario
 from scheduler.timing.profile import find_profile
 from scheduler.types import Load, WorkerJoined
 from support.nodes.exact import WHOLE, answers
+from support.nodes.recounted import NEEDS, hits_of
 
 TOKENS = 10
 EXACT = ("smoe", "smoe-flex", "moe-infinity", "eap", "hybrimoe", "lrfu-prefetch", "static", "on-demand")
@@ -50,6 +51,15 @@ def test_exact_systems(name: str, embedded: Any, reference: Any) -> None:
     assert report.hits <= report.named == (TOKENS - 1) * 8 * 2
 
 
+def test_all_experts_on_the_host(embedded: Any, reference: Any) -> None:
+    """KTransformers: nothing is loaded, in prefill or later, and one slot is all that a worker gets of a budget."""
+    cluster = embedded(system="ktransformers", profile="rtx3090-pcie3", device_memory="50%", **WHOLE)
+    report = is_exact(cluster, reference("float32", 0, TOKENS))
+    assert (report.loads, report.bytes_loaded, report.hits) == (0, 0, 0)
+    assert report.named == report.host_computed == (TOKENS - 1) * 8 * 2
+    assert sum(report.memory_bytes["workers"]) == cluster.main.store.manifest.blob_bytes
+
+
 @pytest.mark.parametrize("name", MIXED)
 def test_combinations(name: str, embedded: Any, reference: Any) -> None:
     is_exact(embedded(**MIXED[name], **WHOLE), reference("float32", 4, TOKENS))
@@ -66,7 +76,7 @@ def test_what_everything_has_room_for_is_loaded_once(embedded: Any, reference: A
     assert missed <= 64 - 56  # the first prompt's prefill names 56 of the 64 experts, and they stay
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in (*EXACT, "od-moe", "fully-cached")])
+@pytest.mark.parametrize("name", sorted({*SYSTEMS} - {*EXACT, "od-moe", "fully-cached", "ktransformers"}))
 def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded: Any, reference: Any) -> None:
     quantised = name in ("fate", "hobbit", "mixtral-offloading")
     forms = {"smaller_forms": "always"} if quantised else {}  # whether they pay is a matter of the machine
@@ -99,6 +109,17 @@ def test_where_restoring_is_slow_everything_is_loaded_in_full(
     assert replay(recording).difference is None
     loads = [c for commands in recording.commands for c in commands if isinstance(c, Load)]
     assert {load.form for load in loads} == {""}
+
+
+@pytest.mark.parametrize("name", ["fate", "hobbit"])
+def test_a_hit_is_an_expert_in_a_form_that_serves(name: str, embedded: Any, reference: Any, tmp_path: Path) -> None:
+    """Counted again from the recording: what lay in slots, in which form, when each gate fired."""
+    cluster = embedded(system=name, device_memory="40%", smaller_forms="always", record=str(tmp_path / "log"), **WHOLE)
+    reports = [answers(cluster, reference("float32", number, TOKENS).prompt, 3 * TOKENS)[0] for number in (0, 4)]
+    write_whole(tmp_path / "log", cluster.recording())
+    recounted = hits_of(read_recording(tmp_path / "log"), NEEDS[name])
+    assert [(report.named, report.hits) for report in reports] == [(one.named, one.hits) for one in recounted]
+    assert sum(one.wrong_form for one in recounted) > 0
 
 
 def test_in_emulated_time_forms_cost_what_the_profile_says(embedded: Any, reference: Any, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from odmoe.settings.units import AUTO_SLOTS, parse_memory
 from odmoe.terminal import counted, megabytes
 from scheduler.errors import CheckpointError, ConfigError
 from scheduler.policies.precision import FULL
-from scheduler.policies.registry import caches, forms_of, is_read, keeps_all, residency_of
+from scheduler.policies.registry import caches, forms_of, is_read, keeps_all, needs_host, residency_of
 from scheduler.policies.system_config import CoreConfig
 from scheduler.types import ModelShape
 
@@ -100,7 +100,8 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
     to restore one. See `_slot_room`.
 
     With --slots auto a worker has two slots where the residency keeps nothing and there is memory for both: it loads
-    into one while it computes in the other. `workers_here`: those that share this machine's memory; None: all.
+    into one while it computes in the other. Where the host computes every expert it has one, unless they are given.
+    `workers_here`: those that share this machine's memory; None: all.
 
     The settings have the precision in effect (`with_precision`). Raises ConfigError if not even one fits, LaunchError
     where this machine's memory is not known.
@@ -116,6 +117,8 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
         slots = AUTO_SLOTS if room >= AUTO_SLOTS * max(map(store.manifest.form_bytes, forms)) else 1
     else:
         slots = _given_slots(settings, store)
+    if needs_host(settings.system_config) and not settings.slots_given:
+        slots = 1  # a worker has at least one, and nothing is loaded into it
     return Resources(workers, slots, forms, _full_slots(settings, store, slots))
 
 

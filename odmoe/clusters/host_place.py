@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import needs_host
 from scheduler.timing.profile import Profile
 
 if TYPE_CHECKING:
@@ -18,16 +19,17 @@ if TYPE_CHECKING:
 def hosted(settings: Settings, profile: Profile | None) -> bool:
     """Whether there is a host place, and the placement uses it. `profile`: the parsed profile of the settings.
 
-    Raises ConfigError if --placement was given and there is no host place.
+    Raises ConfigError if there is no host place, and --placement was given or the system is nothing without one.
     """
     placement = settings.system_config.placement
     if placement == "device" or settings.cluster != "embedded":
         return False
     if profile.host_s is not None if profile is not None else settings.loader_used == "cuda":
         return True
-    if settings.given("placement"):
+    if settings.given("placement") or needs_host(settings.system_config):
+        flag = f"--placement {placement}" if settings.given("placement") else f"--system {settings.system}"
         raise ConfigError(
-            f"--placement {placement} needs a host that computes beside the device; use --loader cuda if "
+            f"{flag} needs a host that computes beside the device; use --loader cuda if "
             "there is a GPU, or a --profile with times for the host (rtx3090-pcie3)"
         )
     return False
@@ -38,7 +40,7 @@ def make_host(
 ) -> HostPlace | None:
     """The host place; None if the placement is `device`, or if the host cannot compute beside the device.
 
-    Raises ConfigError if --placement was given and there is no host place.
+    Raises ConfigError as `hosted` does.
     """
     if not hosted(settings, None if emulation is None else emulation.profile):
         return None

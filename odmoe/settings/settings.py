@@ -29,7 +29,7 @@ from odmoe.settings.units import (
 from scheduler.alignment import AUTO, FIXED, KV_AUTO, Alignment
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS, MAX_WORKERS_HERE
-from scheduler.policies.registry import inexact, reads_scores
+from scheduler.policies.registry import inexact, needs_host, reads_scores
 
 MAX_PARALLEL, MAX_QUEUE = 64, 1024
 """Maximum numbers of requests that a main node answers at once, and that wait for it: each needs a thread."""
@@ -344,10 +344,11 @@ class Settings(SystemSettings):
             )
         if self.slots_given:
             check_slots(self.workers, int(self.slots), named)
-        placement = self.system_config.placement
-        if self.cluster != "embedded" and placement != "device" and self.given("placement"):
+        asked = "placement" if self.given("placement") else "system"
+        hosting = self.system_config.placement != "device" if asked == "placement" else needs_host(self.system_config)
+        if self.cluster != "embedded" and hosting:
             raise ConfigError(
-                f"{named('placement')} is {placement!r} with {named('cluster')} {self.cluster}; only an "
+                f"{named(asked)} is {getattr(self, asked)!r} with {named('cluster')} {self.cluster}; only an "
                 "embedded cluster can compute experts on the host"
             )
         if self.device_memory is not None and self.slots_given:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler.core.commands import Commands
 from scheduler.core.state import Demand, LayerVisit, State
+from scheduler.policies.precision import Precision
 from scheduler.policies.residency.base import Residency
 
 LEAST_ROWS, MOST_PARTS = 16, 8
@@ -15,16 +16,24 @@ place gets all rows at once: nothing travels to it, and each part would read the
 class RowDispatcher:
     """Sends the rows of confirmed demands.
 
-    `mini_batch`: most rows in one part of prefill; None: see `LEAST_ROWS`. `together`: in prefill a layer's rows are
-    sent once none of its loads is in flight (prefill `in-turn`), else each demand's as soon as it has a slot.
+    `precision`: says in which form a demand needs its expert. `mini_batch`: most rows in one part of prefill; None: see
+    `LEAST_ROWS`. `together`: in prefill a layer's rows are sent once none of its loads is in flight (prefill
+    `in-turn`), else each demand's as soon as it has a slot.
     """
 
     def __init__(
-        self, state: State, commands: Commands, residency: Residency, mini_batch: int | None, together: bool
+        self,
+        state: State,
+        commands: Commands,
+        residency: Residency,
+        precision: Precision,
+        mini_batch: int | None,
+        together: bool,
     ) -> None:
         self._state = state
         self._commands = commands
         self._residency = residency
+        self._precision = precision
         self._mini_batch = mini_batch
         self._together = together
 
@@ -59,7 +68,8 @@ class RowDispatcher:
             slot, frees = entry.slot, not entry.keeps and all(one is demand or one.calls for one in entry.users)
             if frees:
                 entry.leaving, entry.last = True, demand
-            self._residency.used(entry.worker, demand.expert, demand.hit, demand.importance.score)
+            form = self._precision.form(demand.importance)
+            self._residency.used(entry.worker, demand.expert, demand.hit, form)
         own = rows if entry is None else max(LEAST_ROWS, -(-rows // MOST_PARTS))
         size = self._mini_batch or own
         for start in range(0, rows, size):

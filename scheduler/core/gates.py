@@ -13,7 +13,7 @@ from scheduler.core.slots import SlotTable
 from scheduler.core.state import LayerVisit, Origin, State
 from scheduler.core.visits import VisitTable
 from scheduler.core.workers import WorkerTable
-from scheduler.policies.importance import importance_of
+from scheduler.policies.importance import LayerImportance, importance_of
 from scheduler.policies.precision import FULL
 from scheduler.policies.predictors.base import Forecast
 from scheduler.policies.routers import Chosen
@@ -112,12 +112,22 @@ class GateTable:
         chosen, changed = dict(event.rows), experts != event.chosen
         if changed:
             chosen = dict(sorted(Counter(itertools.chain.from_iterable(experts)).items()))
+        opened.importance = self._importance(opened, event, chosen)
+        if self._weighs_forms:
+            present = self._slots.present(opened.id.layer, opened.importance)
         here = tuple(expert for expert in chosen if expert in present)
         stats, prefilling = opened.request.stats, opened.request.prefilling
         stats.gate(sum(chosen.values()), sum(chosen[expert] for expert in here), prefilling)
         if changed or self._reports_residents:
             self._commands.route(opened.id, experts if changed else (), here)
         return Gate(opened, event, chosen)
+
+    def _importance(self, opened: LayerVisit, event: t.GateFired, rows: RowCounts) -> LayerImportance | None:
+        """How much each expert matters: decides the form it is loaded in, and which is loaded first."""
+        if not self._weighs_forms and not event.scores:
+            return None
+        prefilling, top_k = opened.request.prefilling, self._state.shape.top_k
+        return importance_of(event.scores, top_k, prefilling, rows, event.chosen)
 
     # --- prefetches ---------------------------------------------------------------------------------------------
 
@@ -153,9 +163,10 @@ class GateTable:
 
     def _demand(self, gates: list[Gate]) -> None:
         """Every routed expert is to be computed; those that were predicted come first."""
-        for gate in gates:
-            if self._weighs_forms or gate.event.scores:
-                self._weigh(gate)
+        for opened in [gate.opened for gate in gates]:
+            if opened.importance is not None:
+                for expert, predicted in opened.demands.items():
+                    predicted.importance = opened.importance.of(expert)
         hosted = self._host_computed(gates) if self._workers.hosts else ()
         missed: list[tuple[Gate, int]] = []
         for gate in gates:
@@ -191,14 +202,6 @@ class GateTable:
         if opened.request.prefilling and not self._plans:
             return "plan"
         return "prediction" if expert in opened.unloadable else "gate"
-
-    def _weigh(self, gate: Gate) -> None:
-        """How much each expert matters: decides the form it is loaded in, and which is loaded first."""
-        opened, event = gate.opened, gate.event
-        prefilling, top_k = opened.request.prefilling, self._state.shape.top_k
-        opened.importance = importance_of(event.scores, top_k, prefilling, gate.rows, event.chosen)
-        for expert, demand in opened.demands.items():
-            demand.importance = opened.importance.of(expert)
 
     def _load_order(self, missed: list[tuple[Gate, int]], gates: list[Gate]) -> list[tuple[Gate, int]]:
         """Experts with most rows first, then those that matter most. As the gate has them where rows are sent together

@@ -72,7 +72,8 @@ class Core:
         self._workers = WorkerTable(state, grouping, strategy.residency)
         self._periods = LivePeriods(alignment, lambda: self._workers.costs.load_s)
         self._shadow = ShadowFollower(commands, alignment, self._periods)
-        self._rows = RowDispatcher(state, commands, strategy.residency, mini_batch, together=prefill == "in-turn")
+        together = prefill == "in-turn"
+        self._rows = RowDispatcher(state, commands, strategy.residency, strategy.precision, mini_batch, together)
         self._audits = AuditTable(state, commands, self._workers, strategy.precision)
         self._slots = SlotTable(state, commands, self._workers, self._rows, self._audits, strategy)
         self._passes = PassTracker(

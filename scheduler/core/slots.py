@@ -19,7 +19,8 @@ from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
 from scheduler.core.state import Demand, LayerVisit, SlotEntry, State, Worker
 from scheduler.core.workers import WorkerTable
-from scheduler.policies.precision import FULL, form_taken
+from scheduler.policies.importance import LayerImportance
+from scheduler.policies.precision import FULL, Importance, form_taken
 from scheduler.policies.strategy import Strategy
 from scheduler.types import ExpertId
 
@@ -56,13 +57,16 @@ class SlotTable:
         """Expert -> where it is kept, loads in flight included."""
         return self._state.kept[layer]
 
-    def present(self, layer: int) -> set[int]:
-        """Experts whose bytes are in a slot, in whatever form."""
-        present = {expert for expert, entry in self._state.kept[layer].items() if entry.loaded}
+    def present(self, layer: int, importance: LayerImportance | None = None) -> set[int]:
+        """Experts whose bytes are in a slot: in a form that is good enough for a visit of that importance; None: in
+        whatever form."""
+        held = [entry for entry in self._state.kept[layer].values() if entry.loaded]
         for expert, entries in self._state.passing.items():
-            if expert.layer == layer and any(entry.loaded for entry in entries):
-                present.add(expert.expert)
-        return present
+            if expert.layer == layer:
+                held += [entry for entry in entries if entry.loaded]
+        if importance is not None:
+            held = [entry for entry in held if self._serves(entry, importance.of(entry.expert.expert))]
+        return {entry.expert.expert for entry in held}
 
     # --- demands ------------------------------------------------------------------------------------------------
 
@@ -169,7 +173,7 @@ class SlotTable:
         number, entry = demand.worker, demand.entry
         if entry is None:
             self._withdraw(demand)
-        elif len(entry.users) == 1 and not self._serves(entry, demand):
+        elif len(entry.users) == 1 and not self._serves(entry, demand.importance):
             self.evict(entry)
             demand.entry, demand.state, entry = None, "queued", None
         demand.confirmed = True
@@ -311,9 +315,9 @@ class SlotTable:
             if not passing:
                 del self._state.passing[entry.expert]
 
-    def _serves(self, entry: SlotEntry, demand: Demand) -> bool:
-        """Its form is good enough for the demand."""
-        return self._precision is None or self._precision.serves(entry.form, demand.importance)
+    def _serves(self, entry: SlotEntry, importance: Importance) -> bool:
+        """Its form is good enough for an expert of that importance."""
+        return self._precision is None or self._precision.serves(entry.form, importance)
 
     def _entry_for(self, demand: Demand) -> SlotEntry | None:
         """Where its expert is, in a form that serves, and may be shared. Where it is kept in another form, and no
@@ -322,7 +326,7 @@ class SlotTable:
         entry = self._state.kept[layer].get(expert)
         if entry is None:
             return self._passing_entry_for(demand) if demand.expert in self._state.passing else None
-        if self._serves(entry, demand) or entry.users:
+        if self._serves(entry, demand.importance) or entry.users:
             return entry
         self.evict(entry)
         return None
@@ -330,7 +334,7 @@ class SlotTable:
     def _passing_entry_for(self, demand: Demand) -> SlotEntry | None:
         """A prefetch shares only what is needed at the same time: it would otherwise keep the slot until its turn."""
         passing, due = self._state.passing[demand.expert], demand.visit.due
-        shared = [one for one in passing if not one.leaving and self._serves(one, demand)]
+        shared = [one for one in passing if not one.leaving and self._serves(one, demand.importance)]
         same = next((one for one in shared if any(user.visit.due == due for user in one.users)), None)
         if same is None and demand.confirmed and shared:
             return shared[0]

@@ -42,7 +42,7 @@ class RequestStats:
     named: int = 0
     """Experts that decoding's gates chose for each row, after the router."""
     present: int = 0
-    """Of `named`, those whose bytes were in a slot when the gate fired: the hit rate of the papers."""
+    """Of `named`, those whose bytes were in a slot when the gate fired, in a form that serves: the papers' hits."""
     host_calls: int = 0
     """Experts computed at a host place."""
     decode_host_calls: int = 0

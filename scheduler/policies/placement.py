@@ -49,7 +49,7 @@ class DeviceOnly:
 
 
 class HostOnly:
-    """Every routed expert is computed on the host, resident or not (KTransformers' first way)."""
+    """Every routed expert is computed on the host, resident or not (KTransformers as it is by default)."""
 
     def host(
         self, missing: Mapping[int, int], resident: Mapping[int, int], costs: Costs, prefill: bool
@@ -58,8 +58,7 @@ class HostOnly:
 
 
 class ResidentOnly:
-    """Resident experts on the device, all others on the host: there are no demand loads. With a static hot set, as
-    KTransformers and llama.cpp place experts."""
+    """Resident experts on the device, all others on the host: there are no demand loads."""
 
     def host(
         self, missing: Mapping[int, int], resident: Mapping[int, int], costs: Costs, prefill: bool

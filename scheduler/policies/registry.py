@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from scheduler.alignment import AT_ONCE, LATE
 from scheduler.errors import ConfigError
-from scheduler.policies.baselines.hobbit import Mixed, Stacked
+from scheduler.policies.baselines.hobbit import Mixed, Multidimensional, Stacked
 from scheduler.policies.baselines.hybrimoe import Hybrid, Impact, RecentScore
 from scheduler.policies.baselines.mixtral_offloading import NextGate
 from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Placement, PrefillPipeline, ResidentOnly
@@ -108,6 +108,9 @@ RESIDENCIES: dict[str, Choice[Residency]] = {
     "shallow-arc": Choice("The first layers whole, ARC in the others (Fate 4.4)", lambda shape, c: ShallowARC(shape)),
     "score": Choice("The lowest mean score leaves (Importance 5.3)", lambda shape, c: ScoreWindow(shape)),
     "mrs": Choice("The lowest smoothed score leaves (HybriMoE)", lambda shape, c: RecentScore(shape)),
+    "multidimensional": Choice(
+        "LRU, LFU, LHU and layer distance, weighed (HOBBIT 3.4)", lambda shape, c: Multidimensional(shape)
+    ),
     "frequent": Choice(
         "Equal shares of the layers, by frequency (SMOE IV-E)",
         lambda shape, c: _from("residency.frequency").Frequent(shape),
@@ -251,6 +254,11 @@ def caches(system: SystemConfig) -> bool:
 def keeps_all(system: SystemConfig) -> bool:
     """Whether every expert stays in a slot of its own, so that there must be a slot for each."""
     return system.residency == "all"
+
+
+def needs_host(system: SystemConfig) -> bool:
+    """Whether it makes no sense without a host that computes: nothing would be left of it on a device alone."""
+    return system.placement == "host"
 
 
 def remembers_routes(system: SystemConfig) -> str | None:

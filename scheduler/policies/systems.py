@@ -62,8 +62,8 @@ SYSTEMS: dict[str, Preset] = {
         "Expert activation path, as Fate's baseline", SystemConfig("path", "shallow-arc", prefill="pipelined")
     ),
     "hobbit": Preset(
-        "HOBBIT: mixed-precision loads, stacked gates",
-        SystemConfig("stacked", "layer-lru", precision="mixed", prefill="pipelined"),
+        "HOBBIT: mixed-precision loads and cache, stacked gates",
+        SystemConfig("stacked", "multidimensional", precision="mixed", prefill="pipelined"),
     ),
     "adapmoe": Preset(
         "AdapMoE: skips by sensitivity, adaptive cache",
@@ -77,8 +77,12 @@ SYSTEMS: dict[str, Preset] = {
         "This project's own: next-layer prefetch, LRFU cache",
         SystemConfig("next-layer", "lrfu", placement="hybrid"),
     ),
+    "ktransformers": Preset(
+        "KTransformers: every routed expert on the host",
+        SystemConfig("none", placement="host", prefill="pipelined"),
+    ),
     "static": Preset(
-        "Static hot set, as in KTransformers and llama.cpp",
+        "Static hot set, as llama.cpp in Importance's comparison",
         SystemConfig("none", "static", placement="resident", prefill="pipelined"),
     ),
 }

@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from odmoe.settings.settings import Settings
@@ -25,6 +26,7 @@ from scripts.lib.clusters import open_model
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
+from scripts.lib.simultaneous import AnsweredTogether, ask_together
 from scripts.lib.timing.idleness import Others
 from scripts.models.widen import widened_copy
 from worker_node.loaders.disk import DiskLoader
@@ -36,12 +38,17 @@ LINES = 4
 
 
 def mixed_prompts(tokenizer: Any, count: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of `count` prompts: a GSM8K problem, the beginning of a sonnet, and so on in turns, drawn by `seed`."""
+    """Token ids of `count` prompts: a GSM8K problem, four lines of a sonnet, and so on in turns, drawn by `seed`. The
+    first lines of all sonnets come first."""
     draw = random.Random(seed)
     sonnets = [text.splitlines() for text in (quality.DATA / "sonnets.txt").read_text().split("\n\n")]
     begun = ["\n".join(lines[:LINES]) + "\n" for lines in sonnets if len(lines) > LINES]
+    later = [
+        "\n".join(lines[n : n + LINES]) + "\n" for lines in sonnets for n in range(LINES, len(lines) - LINES, LINES)
+    ]
     asked = [text for text, _ in quality.problems(quality.PROBLEMS)]
-    pairs = zip(draw.sample(asked, len(asked)), draw.sample(begun, len(begun)), strict=False)
+    problems, verses = draw.sample(asked, len(asked)), draw.sample(begun, len(begun)) + draw.sample(later, len(later))
+    pairs = zip(problems, verses, strict=False)
     texts = [text for pair in pairs for text in pair]
     if len(texts) < count:
         raise SystemExit(f"{count} prompts are wanted; there are {len(texts)}")
@@ -104,24 +111,32 @@ class Side:
 
     store: Any
     settings_of: Callable[[str], Settings]
-    prompts: list[list[int]]
+    prompts: list[list[list[int]]]
+    """Those of each number are answered at once."""
     tokens: int
     _open: dict[str, Any] = field(default_factory=dict)
     _done: dict[str, int] = field(default_factory=dict)
 
-    def ask(self, variant: str, number: int, place: int = 0) -> Answered:
-        """Prompt `number`'s answer. `place`: of a variant that is asked the same several times, and that keeps nothing
-        from one answer to the next. Raises ConfigError where a variant cannot be with this budget."""
+    def ask(self, variant: str, number: int, place: int = 0) -> Answered | AnsweredTogether:
+        """The answer to prompt `number`, or those to the prompts that have it. `place`: of a variant that is asked the
+        same several times, and that keeps nothing from one answer to the next. Raises ConfigError where a variant
+        cannot be with this budget."""
         if place and self._done.get(variant) == number + 1:
-            return ask(self._open[variant], self.prompts[number], self.tokens)
+            return self._ask(variant, number)
         if variant not in self._open or self._done[variant] > number:
             self._close(variant)
             self._open[variant] = start_cluster(self.settings_of(variant), self.store)
             self._done[variant] = 0
         for earlier in range(self._done[variant], number):
-            ask(self._open[variant], self.prompts[earlier], self.tokens)
+            self._ask(variant, earlier)
         self._done[variant] = number + 1
-        return ask(self._open[variant], self.prompts[number], self.tokens)
+        return self._ask(variant, number)
+
+    def _ask(self, variant: str, number: int) -> Answered | AnsweredTogether:
+        cluster, prompts = self._open[variant], self.prompts[number]
+        if len(prompts) == 1:
+            return ask(cluster, prompts[0], self.tokens)
+        return ask_together(cluster, prompts, self.tokens)
 
     def _close(self, variant: str) -> None:
         if variant in self._open:
@@ -172,22 +187,33 @@ class Bench:
                 found |= set(forms_of(self._settings(model, name, {"device_memory": "100%"}).system_config))
         return found
 
-    def identity(self, model: str) -> dict[str, str]:
-        """What decides every figure of a model: its name and its weights, and what budgets are of."""
-        of = {"budget_of": "everything"} if self.total else {}
+    @property
+    def batch(self) -> int:
+        """How many prompts are answered at once."""
+        return int(getattr(self.args, "batch", 1))
+
+    def identity(self, model: str) -> dict[str, Any]:
+        """What decides every figure of a model: its name and its weights, what budgets are of, and the batch."""
+        of: dict[str, Any] = {"budget_of": "everything"} if self.total else {}
+        of |= {"batch": self.batch} if self.batch > 1 else {}
         return {"model": Path(model).name, "weights": self.opened(model)[0].manifest.fingerprint, **of}
 
-    def prompts(self, model: str) -> list[list[int]]:
-        """Those that each cluster answers before anything is measured, then those that are measured."""
-        return mixed_prompts(self.opened(model)[1], self.args.history + self.args.prompts, self.args.seed)
+    def prompts(self, model: str) -> list[list[list[int]]]:
+        """Those that each cluster answers before anything is measured, one by one; then those that are measured, in
+        batches."""
+        history, batch = self.args.history, self.batch
+        found = mixed_prompts(self.opened(model)[1], history + self.args.prompts * batch, self.args.seed)
+        measured = found[history:]
+        starts = range(0, len(measured), batch)
+        return [[one] for one in found[:history]] + [measured[start : start + batch] for start in starts]
 
     def settings(self, model: str, variant: str, budget: int) -> Settings:
         """`budget`: % of the bytes of all experts, or of the whole model, where budgets are for everything: KV caches
         and activations then have room for the longest prompt and its answer."""
         if not self.total:
             return self._settings(model, variant, {"device_memory": f"{budget}%"})
-        longest = max(map(len, self.prompts(model))) + self.args.tokens
-        return self._settings(model, variant, {"memory": f"{budget}%", "parallel": 1, "ctx_size": longest})
+        longest = max(len(prompt) for prompts in self.prompts(model) for prompt in prompts) + self.args.tokens
+        return self._settings(model, variant, {"memory": f"{budget}%", "parallel": self.batch, "ctx_size": longest})
 
     def _settings(self, model: str, variant: str, room: dict[str, Any]) -> Settings:
         common_to_all = {"workers": 1, "loader": "disk", "cluster": "embedded", **room}
@@ -221,12 +247,13 @@ class Bench:
         return self._peer[1]
 
     def reference(self, model: str, number: int) -> dict[str, Any]:
-        """What Transformers answers, greedily."""
-        timed = self.peer(model).answer(self.prompts(model)[self.args.history + number], self.args.tokens)
+        """What Transformers answers, greedily, one prompt after the other."""
+        prompts = self.prompts(model)[self.args.history + number]
+        answers = [self.peer(model).answer(prompt, self.args.tokens) for prompt in prompts]
         return {
-            "token_ids": timed.token_ids,
-            "ttft_s": timed.ttft_s,
-            "tpot_s": timed.decode_s / (len(timed.token_ids) - 1),
+            "token_ids": [token for timed in answers for token in timed.token_ids],
+            "ttft_s": fmean(timed.ttft_s for timed in answers),
+            "tpot_s": fmean(timed.decode_s / (len(timed.token_ids) - 1) for timed in answers),
         }
 
     def reads(self, model: str) -> str:
@@ -276,6 +303,17 @@ def system_flags(
     common_flags(parser, "dtype")
     parser.add_argument("--history", type=int, default=2, help="prompts before what is measured; %(default)s")
     return parser
+
+
+def batch_flag(parser: Any) -> None:
+    parser.add_argument(
+        "--batch", type=positive, default=1, help="prompts that are answered at once; %(default)s unless said"
+    )
+
+
+def batch_suffix(batch: int) -> str:
+    """Of the name of an experiment."""
+    return f"-batch{batch}" if batch > 1 else ""
 
 
 def parse_system_flags(parser: Any) -> Any:

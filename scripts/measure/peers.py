@@ -48,8 +48,8 @@ def exact_systems() -> dict[str, dict[str, Any]]:
     """Settings of every system whose answers are exact, or are so at alpha 0. OD-MoE's shadow is nf4."""
     found: dict[str, dict[str, Any]] = {}
     for name, preset in SYSTEMS.items():
-        if name == CACHED:
-            continue
+        if name == CACHED or preset.config.placement == "host":
+            continue  # there is no second processor
         shadow = {"shadow": "nf4"} if preset.config.predictor == "sep" else {}
         if is_exact(preset.config):
             found[name] = {"system": name, **shadow}

@@ -3,13 +3,18 @@
     .venv/bin/python -m scripts.papers.ablation_importance              # disk loads, then emulated: half an hour
     .venv/bin/python -m scripts.papers.ablation_importance --how disk   # only on this machine's own times
     .venv/bin/python -m scripts.papers.ablation_importance --how emulated --profile rtx3090-pcie3
+    .venv/bin/python -m scripts.papers.ablation_importance --batch 3    # three prompts at once
 
 Baseline: a static hot set, as llama.cpp keeps one, and misses computed on the host; +loads: misses are loaded instead;
 +CE: score-window eviction; +ER: the expert-cache router; +Pre: the next layer's top-score experts are prefetched; +BA:
 the CPU-load balancer. The paper's +CE is +loads and +CE together; here each step changes one thing. Without a GPU this
-machine has one place to compute an expert at: from the disk the steps begin with +loads and end with +Pre. Medians over
-prompts; ratios are each prompt's to the step before and to the first step, with an interval of 95 %. A * marks figures
-during which others used more than a tenth of a core.
+machine has one place to compute an expert at: from the disk the steps begin with +loads and end with +Pre.
+
+With --batch several prompts are answered at once: the router's set C and its replacements, and the balancer's batch
+sizes, are then over the rows of all, and TPOT is the time of a pass, which gives each of them a token.
+
+Medians over prompts; ratios are each prompt's to the step before and to the first step, with an interval of 95 %. A *
+marks figures during which others used more than a tenth of a core.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
+from scripts.lib.bench import Bench, batch_flag, batch_suffix, in_drawn_order, parse_system_flags, system_flags
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.flags import common_flags
 from scripts.lib.plots import BLUE, DARK, PALE, canvas
@@ -175,6 +180,7 @@ def parse() -> Any:
     parser = system_flags(__doc__ or "", prompts=(4, 2), tokens=(64, 12), budgets=(10, 25, 50))
     parser.add_argument("--how", nargs="+", choices=HOWS, default=list(HOWS), help="both unless said")
     common_flags(parser, "profile", profile="rtx3090-pcie3")
+    batch_flag(parser)
     parser.add_argument("--alpha", type=float, default=0.3, help="%(default)s unless said")
     return parse_system_flags(parser)
 
@@ -185,7 +191,8 @@ def main() -> int:
     with Bench(args, variants(args)) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
         note += f"; emulated where it says so: {args.profile}" if "emulated" in args.how else ""
-        with Experiment("ablation_importance", args, VERSION, {}, note) as run:
+        note += f"; {args.batch} prompts at once" if args.batch > 1 else ""
+        with Experiment("ablation_importance" + batch_suffix(args.batch), args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             found = rows(
                 wanted,
@@ -193,7 +200,7 @@ def main() -> int:
                 args,
             )
             run.write(found)
-            print(text_table(COLUMNS, found))
+            print(text_table(show.with_batch(COLUMNS, args.batch), found))
             print(run.written([run.save(picture(found, args))]))
     return 0
 

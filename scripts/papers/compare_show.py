@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scripts.lib.experiment import plural
@@ -15,13 +15,14 @@ from scripts.lib.timing.intervals import Interval
 TRANSFORMERS = "Transformers"
 AGAINST: dict[str, tuple[str, ...]] = {
     "importance": ("on-demand", "static", "moe-infinity", "hybrimoe"),
-    "smoe": ("on-demand", "static", "hybrimoe"),
+    "smoe": ("on-demand", "ktransformers", "hybrimoe"),
     "fate": ("on-demand", "eap"),
 }
-"""A paper's system, and what it measures itself against; `static`: llama.cpp and KTransformers."""
+"""A paper's system, and what it measures itself against; `static`: llama.cpp. KTransformers needs a second
+processor."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Importance and its baselines": ("importance", "hybrimoe", "moe-infinity", "static"),
-    "SMOE and its baselines": ("smoe", "smoe-flex", "hybrimoe", "static"),
+    "SMOE and its baselines": ("smoe", "smoe-flex", "hybrimoe", "ktransformers"),
     "Fate and its baseline": ("fate", "eap"),
     "The rest": ("od-moe", "mixtral-offloading", "hobbit", "adapmoe", "random-prefetch"),
 }
@@ -31,6 +32,7 @@ LOOKS = dict.fromkeys(("importance", "smoe", "fate", "od-moe"), (BLUE, "o", 2.4)
     "hybrimoe": (AMBER, "s", 1.5),
     "moe-infinity": (PURPLE, "^", 1.5),
     "static": (RED, "D", 1.5),
+    "ktransformers": (RED, "D", 1.5),
     "smoe-flex": (GREEN, "v", 1.5),
     "eap": (RED, "D", 1.5),
     "mixtral-offloading": (AMBER, "s", 1.5),
@@ -55,6 +57,8 @@ MEDIANS = (
     "unused_loads",
     "host_computed",
 )
+TOGETHER = ("token_s", "requests_per_step")
+"""Of several prompts at once."""
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -71,6 +75,7 @@ def figures(of: dict[int, dict[int, dict[str, Any]]], pairs: Pairs) -> dict[str,
     """Medians over prompts of a system's answers, by prompt and place, and of their ratios to those next to them."""
     every = [one for n in sorted(of) for one in of[n].values()]
     found: dict[str, Any] = {name: middle(one[name] for one in every) for name in MEDIANS}
+    found |= {name: middle(one[name] for one in every) for name in TOGETHER if name in every[0]}
     for name in ("tpot_s", "ttft_s"):
         found |= ratio(name, pairs)
     return found | {
@@ -179,9 +184,19 @@ COLUMNS = (
     Column("exact", lambda row: {True: "yes", False: "no"}.get(row.get("exact"))),
 )
 """CPU, loads, MB and stall are those of a token."""
+TOGETHER_COLUMNS = (
+    Column("a token, ms", "token_s", ".1f", 1e3),
+    Column("requests a step", "requests_per_step", ".2f"),
+)
 
 
-def tables(rows: list[dict[str, Any]], total: bool = False) -> None:
+def with_batch(columns: Sequence[Column], batch: int) -> list[Column]:
+    """With those of several prompts at once behind TPOT."""
+    place = 1 + next(n for n, column in enumerate(columns) if column.name == "TPOT, ms")
+    return [*columns[:place], *(TOGETHER_COLUMNS if batch > 1 else ()), *columns[place:]]
+
+
+def tables(rows: list[dict[str, Any]], total: bool = False, batch: int = 1) -> None:
     """To standard output, a table a model and budget. `total`: budgets are for all that the nodes hold."""
     meant = "memory of all nodes {} % of the whole model" if total else "device memory {} % of the experts"
     for model in dict.fromkeys(row["model"] for row in rows):
@@ -191,7 +206,7 @@ def tables(rows: list[dict[str, Any]], total: bool = False) -> None:
             of = [row for row in mine if row["budget"] == budget]
             shown = sorted((row for row in of if "refused" not in row), key=lambda one: float(one["tpot_s"]))
             print(f"{model}, {meant.format(budget)}")
-            print(text_table(COLUMNS, shown + peers))
+            print(text_table(with_batch(COLUMNS, batch), shown + peers))
             for row in of:
                 if "refused" in row:
                     print(f"{row['system']} cannot be: {row['refused']}")

@@ -4,6 +4,7 @@
     .venv/bin/python -m scripts.papers.compare_systems --quick   # some minutes
     .venv/bin/python -m scripts.papers.compare_systems --models models/demo-moe --systems fate eap --budgets 25
     .venv/bin/python -m scripts.papers.compare_systems --total --budgets 50 75 100   # equal totals, shadows counted
+    .venv/bin/python -m scripts.papers.compare_systems --batch 3 --profile rtx3090-pcie3@16   # importance's main figure
 
 An expert of these models loads faster than a message is handled; scripts.models.widen makes the same model with larger
 ones, whose loads are worth sparing.
@@ -13,6 +14,12 @@ every expert in memory. Each cluster first answers --history prompts, which are 
 every system answers the same one, in an order drawn anew, and on-demand answers it before and after each of them. A
 ratio is that to the two answers of on-demand next to it. Figures are medians over prompts, ratios with an interval of
 95 % (five prompts: 94 %). A * marks figures during which others used more than a tenth of a core.
+
+With --batch several prompts are answered at once in place of one. TPOT is then the time of a pass, which gives each of
+them a token; a ratio is that to on-demand's at the same batch, and Transformers answers them one after the other. With
+--profile all times are those of a profile, that of a GPU with a CPU beside it for one: so static, ktransformers,
+hybrimoe, smoe and importance have the two places to compute at for which they were made. @16 after a profile's name
+makes everything sixteen times as long, for a machine that cannot keep up; ratios stay.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from typing import Any
 
 from scheduler.policies.systems import SYSTEMS
 from scripts.lib import quality
-from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
+from scripts.lib.bench import Bench, batch_flag, batch_suffix, in_drawn_order, parse_system_flags, system_flags
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.provenance import header
 from scripts.papers import compare_show as show
@@ -46,6 +53,7 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
             "seed": args.seed,
             "history": args.history,
             "prompts": args.prompts,
+            **({"profile": args.profile} if args.profile else {}),
         }
         wanted += [Cell({**of, "system": show.TRANSFORMERS, "prompt": n}, 0.5) for n in range(args.prompts)]
         for budget in args.budgets:
@@ -91,7 +99,7 @@ def rows(wanted: list[Cell], results: list[dict[str, Any]], args: Any) -> list[d
     made = []
     for model in dict.fromkeys(key[0] for key in found):
         truth = {n: of[0] for n, of in found[model, None, show.TRANSFORMERS].items()}
-        made.append(show.peer_row(model, list(truth.values())))
+        made += [] if args.profile else [show.peer_row(model, list(truth.values()))]
         for budget in args.budgets:
             base = found.get((model, budget, REFERENCE), {})
             made += [
@@ -128,8 +136,8 @@ def pairs_of(of: Answers, base: Answers, far: int = 1) -> list[tuple[dict[str, A
 
 
 def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Not before and after an interruption of the script."""
-    return "tpot_s" in other and abs(one["at"] - other["at"]) < NEAR_S
+    """Not before and after an interruption of the script, unless time is emulated."""
+    return "tpot_s" in other and (bool(one["emulated"]) or abs(one["at"] - other["at"]) < NEAR_S)
 
 
 def parse() -> Any:
@@ -139,6 +147,8 @@ def parse() -> Any:
         action="store_true",
         help="budgets are of the whole model, and for all that the nodes hold: shadow, dense weights, KV caches, ...",
     )
+    batch_flag(parser)
+    parser.add_argument("--profile", help="emulate this hardware in place of this machine's own times")
     parser.add_argument(
         "--systems",
         nargs="+",
@@ -157,16 +167,20 @@ def main() -> int:
         f"{len(args.systems)} systems, {plural(args.prompts, 'prompt')}, answers of {args.tokens}, budgets "
         + ", ".join(f"{one} %" for one in args.budgets)
     )
-    with Bench(args, {name: {"system": name} for name in args.systems}, args.total) as bench:
+    emulated = {"profile": args.profile} if args.profile else {}
+    with Bench(args, {name: {"system": name, **emulated} for name in args.systems}, args.total) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
         note += "; budgets for all that the nodes hold" if args.total else ""
-        with Experiment("compare_systems" + "-total" * args.total, args, VERSION, {}, note) as run:
+        note += f"; {args.batch} prompts at once" if args.batch > 1 else ""
+        note += f"; emulated: {args.profile}" if args.profile else ""
+        name = "compare_systems" + "-total" * args.total + "-emulated" * bool(args.profile) + batch_suffix(args.batch)
+        with Experiment(name, args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             results = run.all(wanted, lambda params: measure(bench, params))
             found = rows(wanted, results, args)
             claims = show.claims(found)
             run.write(found, claims=claims)
-            show.tables(found, args.total)
+            show.tables(found, args.total, args.batch)
             print("\n".join(claims))
             print(run.written([run.save(show.picture(found, args))]))
     wrong = [row for row in found if row.get("exact") and row["same_tokens"] != row["tokens"]]

@@ -14,7 +14,7 @@ from odmoe.settings.units import AUTO_SLOTS
 from scheduler.alignment import FIXED, Alignment
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
-from scheduler.policies.registry import caches, keeps_all, remembers_routes, strategy_of
+from scheduler.policies.registry import caches, keeps_all, needs_host, remembers_routes, strategy_of
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.policies.systems import SYSTEMS
 from scheduler.simulation.recorded_forms import recorded_form_costs, recorded_profile
@@ -124,9 +124,12 @@ def _scenario(
         batch_dense=_as_recorded(given, recording, "batch_dense") is True,
         draft=_draft(given, recording, system),
     )
-    if given.given("placement") and system.placement != "device" and not scenario.host:
+    asked = given.given("placement")
+    if system.placement != "device" and (asked or needs_host(system)) and not scenario.host:
+        by_preset = given.given("system") and not asked
+        named = f"--system {given.system}" if by_preset else f"--placement {system.placement}"
         raise ConfigError(
-            f"--placement {system.placement} needs a host that computes experts, and profile {profile.name} has "
+            f"{named} needs a host that computes experts, and profile {profile.name} has "
             "no times for one; use a profile with a host, such as rtx3090-pcie3"
         )
     enough = -(-profile.layers * profile.experts // workers) if keeps_all(system) else 1

@@ -112,8 +112,8 @@ class LayerShares(Shares):
             self._prefetched.discard(expert)
         return super().keeps(worker, expert, predicted)
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
-        super().used(worker, expert, hit, score)
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().used(worker, expert, hit, form)
         if not hit:
             self._loads[expert.layer][expert in self._prefetched] += 1
             self._prefetched.discard(expert)

@@ -146,7 +146,7 @@ class ARC(Cacheless):
         self.lists.add(expert, referenced=not predicted)
         return True
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         if hit or self.lists.is_fresh(expert):
             self.lists.use(expert)
 
@@ -199,7 +199,7 @@ class ShallowARC(Shares):
             self.lists[expert.layer].add(expert, referenced=not predicted)
         return stays
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         lists = self.lists[expert.layer]
         if hit or lists.is_fresh(expert):
             lists.use(expert)

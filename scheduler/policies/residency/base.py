@@ -42,9 +42,9 @@ class Residency(Protocol):
         """A gate has fired, before anything is decided. `rows`: chosen expert -> its rows. `scores`: of every row, or
         empty where the core does not get them."""
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
-        """A gate has chosen an expert that is in a slot or in flight. `hit`: no load began for this use. `score`: the
-        gate's mean over the rows, where the core gets scores."""
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        """A gate has chosen an expert that is in a slot or in flight. `hit`: no load began for this use. `form`: the
+        one that the precision asks for, in whatever form it is held."""
 
     def left(self, worker: int, expert: ExpertId) -> None:
         """An expert that was kept is gone: evicted, or lost with its worker."""
@@ -78,7 +78,7 @@ class Cacheless:
     def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         pass
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         pass
 
     def left(self, worker: int, expert: ExpertId) -> None:

@@ -56,8 +56,8 @@ class Frequent(Shares):
         self._workers.add(worker)
         return False
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
-        super().used(worker, expert, hit, score)
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().used(worker, expert, hit, form)
         self._chosen.used(expert)
 
     def full(self, incoming: ExpertId) -> bool:

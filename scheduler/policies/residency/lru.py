@@ -28,7 +28,7 @@ class LRU(Cacheless):
         self._touch(expert)
         return True
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         self._touch(expert)
 
     def age(self, expert: ExpertId) -> int:
@@ -50,8 +50,8 @@ class LFU(LRU):
         super().__init__(shape)
         self._uses: dict[ExpertId, int] = {}
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
-        super().used(worker, expert, hit, score)
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().used(worker, expert, hit, form)
         self._uses[expert] = self._uses.get(expert, 0) + 1
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
@@ -60,11 +60,13 @@ class LFU(LRU):
 
 
 class Static(LRU):
-    """A hot set that is chosen once: the experts that the first prefill activated for most rows (KTransformers and
-    llama.cpp place experts before they answer). All others are evicted once they are computed.
+    """A hot set that is chosen once: the experts that the first prefill activated for most rows. All others are evicted
+    once they are computed.
 
-    Assumed: activations are counted on the first prompt instead of offline. Until then all experts stay, and the one
-    that the prompt activated least is evicted.
+    It stands for llama.cpp as importance compares with it: "static expert caching in the GPU that does not adapt to
+    workload changes" (section 6). llama.cpp itself places whole layers, or the experts of whole layers, and counts
+    nothing, so this is the more favourable. Assumed: activations are counted on the first prompt. Until then all
+    experts stay, and the one that the prompt activated least is evicted.
     """
 
     def __init__(self, shape: ModelShape) -> None:

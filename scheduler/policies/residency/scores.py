@@ -58,7 +58,7 @@ class Scored(Cacheless):
 
 class ScoreWindow(Scored):
     """Evicts the expert with the lowest mean score over the last `window` iterations, inactive experts included
-    (Importance-Driven Expert Scheduling, 5.3).
+    (Importance-Driven Expert Scheduling, 5.3). Assumed: each pass of several requests is an iteration.
 
     The shield: experts that the gate of the current layer has chosen are not evicted. It begins with the gate. From the
     moment when the expert is in use, the core itself protects it, until its computation is over. For an expert that was
@@ -79,7 +79,7 @@ class ScoreWindow(Scored):
         super().observed(visit, rows, scores, prefill)
         self._shield.observed(visit, rows)
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         self._shield.used(expert)
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:

@@ -24,6 +24,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["--placement", "balance"], "--placement balance needs a host that computes beside the device"),
     (["--placement", "host", "--profile", "rtx3090-1gbe"], "--placement host needs a host that computes"),
     (["--placement", "host", "--loader", "cuda", "--profile", "rtx3090-1gbe"], "--placement host needs a host"),
+    (["--system", "ktransformers"], "--system ktransformers needs a host that computes beside the device"),
+    (["--system", "ktransformers", "--cluster", "local"], "--system is 'ktransformers' with --cluster local; only an"),
     (["--predictor", "xyz"], f"--predictor is 'xyz'; odmoe systems lists all {len(PREDICTORS)} names"),
     (["--system", "fully-cached", "--slots", "7"], "64 slots are needed, 56 are there; give more"),
     (["--system", "fate", "--align-token", "2"], "--align-token is 2, which --predictor cross-layer does not read"),

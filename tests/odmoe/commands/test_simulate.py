@@ -110,9 +110,9 @@ def test_json_says_what_the_simulator_does(cli: CommandLine) -> None:
 DRAWN = [
     name
     for name, strategy in ((name, strategy_of(ModelShape((0,), 2, 1), one.config)) for name, one in SYSTEMS.items())
-    if not strategy.wants_scores and strategy.predictor.foresight is None
+    if not strategy.wants_scores and strategy.predictor.foresight is None and name != "ktransformers"
 ]
-"""What can be simulated on routes that are drawn: nothing in it reads what a gate thinks."""
+"""What can be simulated on routes that are drawn, on workers alone: nothing in it reads what a gate thinks."""
 
 
 def test_slots_auto_is_two_where_no_expert_stays(cli: CommandLine, log: Path) -> None:
@@ -143,7 +143,18 @@ def test_systems_choose_and_flags_choose_otherwise(cli: CommandLine, system: str
     assert (other["predictor"], other["prefill"], other["residency"]) == ("none", "in-turn", found["residency"])
 
 
-@pytest.mark.parametrize("system", [name for name in SYSTEMS if name not in DRAWN])
+def test_all_experts_on_the_host(cli: CommandLine) -> None:
+    """Each of a token's experts takes as long as the profile's host does, one after the other."""
+    found = facts(
+        cli, "--system", "ktransformers", "--profile", "rtx3090-pcie3", "--tokens", "4", "--prompt-tokens", "2"
+    )
+    assert (found["placement"], found["loads_a_token"], found["slots"]) == ("host", 0, 1)
+    profile = find_profile("rtx3090-pcie3")
+    least_ms = 1e3 * profile.layers * profile.top_k * profile.host_s
+    assert least_ms < 1e3 / found["decode_tokens_per_s"] < 2 * least_ms
+
+
+@pytest.mark.parametrize("system", [name for name in SYSTEMS if name not in (*DRAWN, "ktransformers")])
 def test_what_reads_scores_needs_a_recording_with_them(cli: CommandLine, system: str) -> None:
     answer = cli("simulate", "--system", system, "--tokens", "4")
     assert answer.code == 2
@@ -349,6 +360,7 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
         (["--router", "topk"], "--router is 'topk'; allowed: top-k, expert-cache, skip"),
         (["--system", "importance", "--alpha", "2"], "--alpha is 2; allowed: a number from 0 to 1"),
         (["--placement", "host"], "--placement host needs a host that computes experts, and profile rtx3090-1gbe"),
+        (["--system", "ktransformers"], "--system ktransformers needs a host that computes experts, and profile"),
         (["--trace", "FIFO"], "allowed: a file in a directory"),
         (["--tokens", "many"], "--tokens is 'many'; allowed: 1 to 4194304"),
         (["--top-k", "9"], "--top-k is 9 with 8 experts; allowed: 1 to 8"),

@@ -367,9 +367,44 @@ def test_one_that_stays_in_a_form_that_does_not_serve_makes_way_for_itself() -> 
         *in_place("0.1 0/1", at=f"1@{P + 1}"),
     ]
     assert ("left", 0, (0, 1)) in policy.asked
+    assert (d.stats().named, d.stats().present) == (4, 1)  # int4 in place of whole is no hit
     assert d.stats().reused == 0
     d.computed(0)
     assert d.stats().reused == 1
+
+
+def test_of_two_passes_each_counts_the_form_that_it_needs() -> None:
+    """Expert 0 is there whole and 1 in int4. The first pass needs 0 whole and 1 in int4, the second the other way."""
+    d = formed(ByRank(), Keeps(), shadow=False)
+    d.gate(0, chosen=((0, 1),), scores=SCORES)
+    for slot in (0, 1):
+        d.loaded(0, slot=slot)
+        d.computed(0, slot=slot)
+    d.open(2)
+    d.begin((1, P + 1), (2, P + 1))
+    d.gate(0, at=P + 1, chosen=((0, 1),), scores=SCORES)
+    d.gate(0, at=P + 1, request=2, chosen=((1, 0),), scores=((0.3, 0.4, 0.2, 0.1),))
+    assert [(d.stats(request).named, d.stats(request).present) for request in (1, 2)] == [(4, 2), (2, 1)]
+
+
+def test_int2_left_from_prefill_is_no_hit_in_decoding() -> None:
+    """Fate's forms: decoding asks for int4."""
+    d = formed(Popular(1.0), Keeps(), workers=1, slots=4, prefill="pipelined", shadow=False)
+    d.prefill(8, request=2)
+    d.do(t.GateFired(t.Visit(2, 0, 0), ((1, 8), (3, 8))))
+    for slot in (0, 1):
+        d.loaded(0, slot=slot)
+        d.computed(0, slot=slot)
+    assert [load.form for load in d.in_slots.values()] == ["int2", "int2"]
+    d.begin((1, P))
+    d.gate(0, 1, 3)
+    assert (d.stats().named, d.stats().present) == (2, 0)
+    for slot in (0, 1):
+        d.loaded(0, slot=slot)
+        d.computed(0, slot=slot)
+    d.token(1)
+    d.gate(0, 1, 2, at=P + 1)
+    assert (d.stats().named, d.stats().present) == (4, 1)
 
 
 def test_one_that_is_computed_just_now_serves_in_whatever_form() -> None:

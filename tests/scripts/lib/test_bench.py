@@ -19,7 +19,7 @@ def side(demo_store: Any) -> Any:
     made: list[Side] = []
 
     def make() -> Side:
-        prompts = [[0, 5, 17, 300 + n, 41] for n in range(4)]
+        prompts = [[[0, 5, 17, 300 + n, 41]] for n in range(4)]
         of = Side(demo_store("float32"), lambda name: bench.settings("models/demo-moe", name, 25), prompts, 5)
         made.append(of)
         return of

@@ -37,6 +37,40 @@ def test_systems_side_by_side(run: Any, demo_store: Any) -> None:
 
 
 @pytest.mark.slow
+def test_three_prompts_at_once(run_script: Any) -> None:
+    """Exact systems' tokens are those of each prompt alone; a pass takes as long as three tokens; loads are shared."""
+    flags = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1", "--tokens", "12"]
+    flags += ["--systems", "on-demand", "hybrimoe", "importance", "ktransformers", "--budgets", "25", "--batch", "3"]
+    found = run_script(compare_systems, *flags, name="compare_systems-batch3-quick")
+    rows = {row["system"]: row for row in found.facts["rows"]}
+    assert "needs a host" in rows.pop("ktransformers")["refused"]
+    rows.pop("Transformers")
+    for name, row in rows.items():
+        assert row["tpot_s"] == pytest.approx(3 * row["token_s"])
+        assert 2 < row["requests_per_step"] <= 3
+        assert row["tpot_ratio"] > 0
+        assert row["exact"] == (name != "importance")
+        assert (row["same_tokens"] == row["tokens"]) or not row["exact"]
+    assert [rows[name]["tokens"] for name in ("on-demand", "hybrimoe")] == [4 * 3 * 12, 3 * 12]
+    assert rows["on-demand"]["loads_a_token"] < 16  # of 8 layers of top-2, where nothing is kept from token to token
+    assert rows["importance"]["hit_rate"] > 0
+
+
+@pytest.mark.slow
+def test_systems_beside_a_host(run_script: Any) -> None:
+    """SMOE and its baselines, with two places to compute at."""
+    flags = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1", "--tokens", "6"]
+    flags += ["--systems", "on-demand", "smoe", "ktransformers", "--budgets", "25", "--profile", "rtx3090-pcie3"]
+    found = run_script(compare_systems, *flags, "--batch", "3", name="compare_systems-emulated-batch3-quick")
+    rows = {row["system"]: row for row in found.facts["rows"]}
+    assert set(rows) == {"on-demand", "smoe", "ktransformers"}, "Transformers' time is not emulated"
+    assert all(row["same_tokens"] == row["tokens"] and row["emulated"] == "rtx3090-pcie3" for row in rows.values())
+    alone = rows["ktransformers"]
+    assert (alone["loads_a_token"], alone["hit_rate"], alone["host_computed"]) == (0, 0, 3 * 5 * 16)
+    assert "smoe against ktransformers: TPOT" in found.told
+
+
+@pytest.mark.slow
 def test_systems_beside_each_other_at_equal_totals(run_script: Any, demo_store: Any) -> None:
     """A shadow takes from the slots of its own system, and nobody holds more than the budget."""
     flags = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1", "--tokens", "4"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from scheduler.policies.precision import FULL, INT4
 from scheduler.policies.predictors.base import Scores
 from scheduler.policies.residency.base import Residency
 from scheduler.types import ExpertId, ModelShape, Visit
@@ -29,8 +30,10 @@ class Device:
         scores: Scores = (),
         prefill: bool = False,
         request: int = 0,
+        smaller: Collection[int] = (),
     ) -> list[bool]:
-        """A gate names experts, all are computed; for each of them, ascending, whether it was there."""
+        """A gate names experts, all are computed; for each of them, ascending, whether it was there. `smaller`:
+        those for which int4 will do."""
         rows = dict(named) if isinstance(named, Mapping) else dict.fromkeys(named, 1)
         self.policy.observed(Visit(request, 0, layer), rows, scores, prefill)
         wanted = [ExpertId(layer, number) for number in sorted(rows)]
@@ -42,12 +45,12 @@ class Device:
         for expert in wanted:
             if expert in self.kept:
                 self._join(expert)
-                self.policy.used(self.worker, expert, expert not in brought, None)
+                self.policy.used(self.worker, expert, expert not in brought, INT4 if expert.expert in smaller else FULL)
         for expert in [expert for expert, hit in zip(wanted, hits, strict=True) if not hit]:
             while not self._bring(expert, predicted=False):
                 self._free_one()
             self.users.append(expert)
-            self.policy.used(self.worker, expert, False, None)
+            self.policy.used(self.worker, expert, False, INT4 if expert.expert in smaller else FULL)
         while self.users:
             self._needed_no_more(self.users.pop(0))
         return hits

@@ -26,7 +26,7 @@ class LastUsed(Cacheless):
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return True
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, score: float | None) -> None:
+    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         self.told.append(("used", tuple(expert), hit))
         self.order.pop(expert, None)
         self.order[expert] = None

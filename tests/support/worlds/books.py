@@ -134,10 +134,12 @@ class Books:
         """Some gate is to come that may choose it, or its request waits for it to be there."""
         return bool(self.predicted(expert) or self.planned(expert.layer) or self.warming_up(expert))
 
-    def there(self, layer: int, kept: bool = False) -> frozenset[int]:
-        """Experts whose bytes were in slots when the last fact came. `kept`: of those, the ones that stay."""
+    def there(self, layer: int, kept: bool = False, whole: Collection[int] = ()) -> frozenset[int]:
+        """Experts whose bytes were in slots when the last fact came. `kept`: of those, the ones that stay. `whole`:
+        experts that count only in full precision."""
         loaded = [a for a in self.before if a.loaded and not a.failed and (a.keeps or not kept)]
-        return frozenset(a.load.expert.expert for a in loaded if a.load.expert.layer == layer)
+        loads = [a.load for a in loaded if a.load.expert.layer == layer]
+        return frozenset(load.expert.expert for load in loads if not load.form or load.expert.expert not in whole)
 
     def room(self, worker: int) -> int:
         """How many experts it can hold for requests just now."""
@@ -222,7 +224,7 @@ class Books:
         for visit, gate in fresh.items():
             one, gate.hinted = self.requests[visit.request], frozenset(hints)
             gate.united, gate.at, gate.last_load, one.united = True, self.now, self.now, visit.layer
-            gate.present = self.there(visit.layer)
+            gate.present = self.there(visit.layer, whole=gate.best if self.plan.forms else ())
             for row in gate.positions:
                 self.predictions.pop(t.Visit(visit.request, row, visit.layer), None)
         self.united += fresh
@@ -284,6 +286,7 @@ class Books:
             range(one.first, one.stop),
             one.prefilling,
             frozenset[int]().union(*wanted),
+            best=frozenset(best_of(event)),
         )
         for row, chosen in zip(rows, event.chosen, strict=True):
             expected = one.expected.pop(row, None)
@@ -393,3 +396,9 @@ class Books:
             for call in use.owed:
                 self.calls.pop(call, None)
         return attempt
+
+
+def best_of(event: t.GateFired) -> list[int]:
+    """The expert of the highest score of each row's choice; the lower number of equals."""
+    pairs = zip(event.chosen, event.scores, strict=False)
+    return [min(chosen, key=lambda e: (-scores[e], e)) for chosen, scores in pairs]

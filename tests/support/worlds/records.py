@@ -60,7 +60,8 @@ class Gate:
     choice, for each row. `positions`: of the rows. `predicted`: by the last predictions of its rows before it fired.
 
     It is united, `at` that time, when the gates of all passes in the step have fired. `present`: experts of its layer
-    that were in slots then. `hinted`: those that were predicted for any of its passes."""
+    that were in slots then, in a form that serves. `best`: of each row. `hinted`: those that were predicted for any of
+    its passes."""
 
     rows: dict[int, int]
     chosen: Chosen
@@ -71,6 +72,7 @@ class Gate:
     at: int = 0
     deadline: int = 0
     present: frozenset[int] = frozenset()
+    best: frozenset[int] = frozenset()
     hinted: frozenset[int] = frozenset()
     routed: Chosen | None = None
     hosted: set[int] = field(default_factory=set)

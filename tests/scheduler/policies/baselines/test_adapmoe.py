@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.policies.baselines.adapmoe import PERIOD, LayerShares, Skip, cheapest_shares
+from scheduler.policies.precision import FULL
 from scheduler.policies.residency.shares import Shares
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device
@@ -100,11 +101,11 @@ def test_predicted_loads_weigh_less() -> None:
     assert policy.missed(0) == policy.missed(1)
     for _ in range(3):
         policy.keeps(0, ExpertId(0, 0), True)
-        policy.used(0, ExpertId(0, 0), False, None)
+        policy.used(0, ExpertId(0, 0), False, FULL)
         policy.keeps(0, ExpertId(1, 0), False)
-        policy.used(0, ExpertId(1, 0), False, None)
+        policy.used(0, ExpertId(1, 0), False, FULL)
     assert policy.missed(0)[0] == pytest.approx(policy.missed(1)[0] / 4), "1 of 1 + 3 loads, smoothed, was not foretold"
-    policy.used(0, ExpertId(0, 0), True, None)
+    policy.used(0, ExpertId(0, 0), True, FULL)
     assert policy.missed(0)[0] == pytest.approx(policy.missed(1)[0] / 4), "a hit is no load"
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.policies.precision import FULL
 from scheduler.policies.residency.frequency import Frequent
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device
@@ -92,7 +93,7 @@ def test_a_named_expert_puts_out_nobody() -> None:
     policy.observed(Visit(0, 9, 0), {7: 1}, (), False)
     assert not policy.full(wanted)
     assert policy.victim(0, wanted, tuple(cache.idle)) is None
-    policy.used(0, wanted, False, None)
+    policy.used(0, wanted, False, FULL)
     assert policy.full(wanted), "for the next token it may be predicted"
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scheduler.policies.baselines.adapmoe import LayerShares
 from scheduler.policies.baselines.hybrimoe import RecentScore
 from scheduler.policies.baselines.moe_infinity import ActivationAware
+from scheduler.policies.precision import FULL
 from scheduler.policies.residency.arc import ARC, ShallowARC
 from scheduler.policies.residency.base import Cacheless, ChosenByGates, Residency, kept_slots
 from scheduler.policies.residency.frequency import Frequent
@@ -287,7 +288,7 @@ def test_told_things_in_any_order(policy: Callable[[ModelShape], Residency], cal
             request, (layer, expert), scores, prefill = said
             made.observed(Visit(request, 0, layer), {expert: 1}, scores, prefill)
         elif name == "used":
-            made.used(*said, None)
+            made.used(*said, FULL)
         elif name == "left":
             made.left(*said)
         elif name == "victim":

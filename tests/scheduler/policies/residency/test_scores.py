@@ -7,6 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.policies.precision import FULL
 from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device
@@ -43,7 +44,7 @@ def test_an_inactive_expert_with_a_high_score_stays() -> None:
     policy = ScoreWindow(SHAPE, 3)
     for named, scores in [(2, (0.1, 0.4, 0.5, 0)), (0, (0.55, 0.45, 0, 0)), (0, (0.55, 0.45, 0, 0))]:
         policy.observed(of(2), {named: 1}, (scores,), False)
-        policy.used(0, ExpertId(2, named), True, None)
+        policy.used(0, ExpertId(2, named), True, FULL)
     among = [ExpertId(2, 1), ExpertId(2, 2)]
     assert policy.victim(0, ExpertId(2, 3), among) == ExpertId(2, 2)
 
@@ -54,7 +55,7 @@ def test_the_shield() -> None:
     policy.observed(of(2), {0: 1, 1: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
     assert policy.victim(0, ExpertId(2, 1), [low, high]) == high, "the gate has named the other, whatever its score"
     assert policy.victim(0, ExpertId(2, 1), [low]) is None
-    policy.used(0, low, True, 0.0)  # in use: the core does not offer it; idle again: its computation is over
+    policy.used(0, low, True, FULL)  # in use: the core does not offer it; idle again: its computation is over
     assert policy.victim(0, ExpertId(2, 1), [low, high]) == low
     policy.observed(of(2), {0: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
     assert policy.victim(0, ExpertId(2, 1), [low, high]) == high
