@@ -20,31 +20,17 @@ from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
-from scripts.lib import peers, quality
+from scripts.lib import peers
 from scripts.lib.clusters import open_model
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
+from scripts.lib.prompts import mixed_prompts
 from scripts.lib.timing.idleness import Others
 from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")
 BUDGETS = (10, 25, 50, 100)
-LINES = 4
-"""Of a sonnet, as a prompt."""
-
-
-def mixed_prompts(tokenizer: Any, count: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of `count` prompts: a GSM8K problem, the beginning of a sonnet, and so on in turns, drawn by `seed`."""
-    draw = random.Random(seed)
-    sonnets = [text.splitlines() for text in (quality.DATA / "sonnets.txt").read_text().split("\n\n")]
-    begun = ["\n".join(lines[:LINES]) + "\n" for lines in sonnets if len(lines) > LINES]
-    asked = [text for text, _ in quality.problems(quality.PROBLEMS)]
-    pairs = zip(draw.sample(asked, len(asked)), draw.sample(begun, len(begun)), strict=False)
-    texts = [text for pair in pairs for text in pair]
-    if len(texts) < count:
-        raise SystemExit(f"{count} prompts are wanted; there are {len(texts)}")
-    return [tokenizer(text)["input_ids"] for text in texts[:count]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +164,8 @@ class Bench:
 
     def prompts(self, model: str) -> list[list[int]]:
         """Those that each cluster answers before anything is measured, then those that are measured."""
-        return mixed_prompts(self.opened(model)[1], self.args.history + self.args.prompts, self.args.seed)
+        tokenizer, count = self.opened(model)[1], self.args.history + self.args.prompts
+        return [tokenizer(text)["input_ids"] for _, text in mixed_prompts(count, self.args.seed)]
 
     def settings(self, model: str, variant: str, budget: int) -> Settings:
         """`budget`: % of the bytes of all experts, or of the whole model, where budgets are for everything: KV caches
