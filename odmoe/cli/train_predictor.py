@@ -9,7 +9,7 @@ import typer
 
 from odmoe.cli.options import Debug, Json, Quiet
 from odmoe.cli.prompts import read_prompts
-from odmoe.sample_prompts import sample_prompts
+from odmoe.training.domains import training_prompts
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_COUNT
 
@@ -24,7 +24,10 @@ def train_predictor(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="File of prompts, one per line (default: 20 problems of GSM8K)", show_default=False, metavar="PATH"
+            help="File of prompts, one per line, or a folder with a NAME.txt for each domain (default: prompts of five "
+            "domains)",
+            show_default=False,
+            metavar="PATH",
         ),
     ] = None,
     tokens: Annotated[
@@ -60,15 +63,25 @@ def train_predictor(
 
     Transformers answers the prompts. For each layer, a network learns which experts the next token will use.
 
-    A fifth of the answers is held out to measure recall. The whole model must fit in memory, in float32.
+    A fifth of each domain's answers is held out to measure recall. The whole model must fit in memory, in float32.
     """
     for name, value, least in (("--tokens", tokens, 2), ("--steps", steps, 1), ("--seed", seed, 0)):
         if not least <= value <= MAX_COUNT:
             raise ConfigError(f"{name} is {value}; allowed: {least}, {least + 1}, ... {MAX_COUNT}")
-    texts = sample_prompts() if prompts is None else read_prompts(None, prompts)
-    if len(texts) < 2:
-        raise ConfigError(f"--prompts {prompts} has one prompt; give two or more, since one answer is held out")
+    texts = training_prompts() if prompts is None else _read_domains(prompts)
     from odmoe.commands.train_predictor import Training, run_train_predictor
     from odmoe.terminal import Terminal
 
     run_train_predictor(model, texts, Training(tokens, steps, seed), output, as_json, Terminal(quiet, debug))
+
+
+def _read_domains(path: Path) -> dict[str, list[str]]:
+    """Domain -> its prompts, two or more. Raises ConfigError or PromptError."""
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(f"--prompts {path} is a folder without .txt files; give it one for each domain")
+    found = {file.stem: read_prompts(None, file) for file in files}
+    for file in files:
+        if len(found[file.stem]) < 2:
+            raise ConfigError(f"--prompts {file} has one prompt; give two or more, since one answer is held out")
+    return found

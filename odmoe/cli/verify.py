@@ -10,10 +10,10 @@ import typer
 from odmoe.cli.flags import SettingsCommand, with_settings
 from odmoe.cli.options import Debug, Json, Quiet
 from odmoe.cli.prompts import read_prompts
-from odmoe.sample_prompts import sample_prompts
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 from odmoe.settings.system_settings import CHOSEN
+from odmoe.training.domains import training_prompts
 from scheduler.errors import ConfigError
 
 SAMPLES = 3
@@ -90,7 +90,7 @@ def verify(
             "model on this machine)"
         )
     given = prompt is not None or prompts is not None
-    texts = read_prompts(prompt, prompts) if given else sample_prompts()[:SAMPLES]
+    texts = read_prompts(prompt, prompts) if given else training_prompts()["problems"][:SAMPLES]
     from odmoe.commands.verify import run_verify
 
     if not run_verify(settings, texts, tokens, as_json, Terminal(quiet, debug)):

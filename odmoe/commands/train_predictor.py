@@ -24,14 +24,13 @@ from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
 from odmoe.text import encode, load_tokenizer
 from odmoe.training.observed_model import ObservedModel
-from odmoe.training.predictor_training import Recall, Samples, collect, fit, joined, measure
+from odmoe.training.predictor_training import Recall, Samples, collect, fit, joined, mean_of, measure
 from scheduler.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from scheduler.files import write_whole
 from wire.machine import processor_name
 
-COLUMNS = ("before", "after", "same", "chance")
 HELD_OUT = 5
-"""One answer in so many is held out."""
+"""One answer in so many of each domain is held out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,15 @@ class Training:
 
 
 def run_train_predictor(
-    model: str, prompts: list[str], training: Training, output: Path | None, as_json: bool, terminal: Terminal
+    model: str,
+    prompts: dict[str, list[str]],
+    training: Training,
+    output: Path | None,
+    as_json: bool,
+    terminal: Terminal,
 ) -> None:
-    """Train, write and report. `output`: MODEL/token_predictor.safetensors where it is None.
+    """Train, write and report. `prompts`: domain -> texts, two or more. `output`:
+    MODEL/token_predictor.safetensors where it is None.
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
@@ -62,26 +67,36 @@ def run_train_predictor(
     with terminal.status() as say:
         say("loading the whole model with Transformers")
         tokenizer = load_tokenizer(path, CorruptCheckpointError)
-        ids = [encode(tokenizer, prompt, context - training.tokens) for prompt in prompts]
+        ids = [
+            (domain, encode(tokenizer, text, context - training.tokens))
+            for domain, texts in prompts.items()
+            for text in shuffled(texts, training.seed)
+        ]
         observed = ObservedModel(load_whole(path, "float32"))
-    random.Random(training.seed).shuffle(ids)
-    held = max(1, len(ids) // HELD_OUT)
     with terminal.progress() as progress:
-        samples = collect(observed, ids, training.tokens, progress)
-        learned, unseen = joined(samples[held:]), joined(samples[:held])
+        samples = collect(observed, [prompt for _, prompt in ids], training.tokens, progress)
+        learned, held = _split([(domain, one) for (domain, _), one in zip(ids, samples, strict=True)])
         weights = {}
         for done, (layer, rows) in enumerate(learned.items(), 1):
             weights[layer] = fit(rows, observed.shape.top_k, training.steps)
             progress("training layers", done, len(learned))
-    recalls = measure(weights, _weights_before(file, observed), unseen)
+    before = _weights_before(file, observed)
+    unseen = joined(list(held.values()))
+    found = Found(
+        layers=measure(weights, before, unseen),
+        domains={domain: mean_of(measure(weights, before, rows)) for domain, rows in held.items() if rows},
+    )
     facts = {
         "model": path.name,
         "answers": len(ids),
+        "domains": {domain: len(texts) for domain, texts in prompts.items()},
+        "prompts": digest(prompts),
         "tokens": {"learned": len(_first(learned).inputs), "held out": len(_first(unseen).inputs)},
         "steps": training.steps,
         "seed": training.seed,
-        "accuracy by layer": {str(one.layer): one.after for one in recalls},
-        "accuracy": round(sum(one.after for one in recalls) / len(recalls), 4),
+        "accuracy by layer": {str(layer): one.after for layer, one in found.layers.items()},
+        "accuracy by domain": {domain: one.after for domain, one in found.domains.items()},
+        "accuracy": found.mean.after,
         "command": shlex.join(["odmoe", *sys.argv[1:]]),
         "machine": f"{processor_name()}, torch {version('torch')}, transformers {version('transformers')}",
         "when": time.strftime("%Y-%m-%d"),
@@ -89,7 +104,44 @@ def run_train_predictor(
     token_predictor.save(TokenPredictor(weights, facts), observed.gates, file)
     if file.parent.resolve() == path.resolve():
         sign(file)
-    print(json.dumps(as_dict(file, facts, recalls)) if as_json else as_text(file, facts, recalls))
+    print(json.dumps(as_dict(file, facts, found)) if as_json else as_text(file, facts, found))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Recall on the held-out answers, by layer, and of each domain over all layers."""
+
+    layers: dict[int, Recall]
+    domains: dict[str, Recall]
+
+    @property
+    def mean(self) -> Recall:
+        return mean_of(self.layers)
+
+
+def digest(prompts: dict[str, list[str]]) -> str:
+    """Says whether a predictor was trained on these prompts, whatever their order."""
+    texts = sorted(text for texts in prompts.values() for text in texts)
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def shuffled(texts: list[str], seed: int) -> list[str]:
+    """Those held out come first."""
+    return random.Random(seed).sample(texts, len(texts))
+
+
+def _split(
+    samples: list[tuple[str, dict[int, Samples]]],
+) -> tuple[dict[int, Samples], dict[str, dict[int, Samples]]]:
+    """What is learned, of all domains together, and by domain what is held out. Raises PromptError where a side has
+    no samples."""
+    learned, held = [], {}
+    for domain in dict.fromkeys(domain for domain, _ in samples):
+        of = [one for name, one in samples if name == domain]
+        count = max(1, len(of) // HELD_OUT)
+        held[domain] = joined(of[:count]) if any(of[:count]) else {}
+        learned += of[count:]
+    return joined(learned), held
 
 
 def _weights_before(file: Path, observed: ObservedModel) -> dict[int, Any] | None:
@@ -114,24 +166,26 @@ def sign(file: Path) -> None:
     write_whole(sums, ("\n".join(lines) + "\n").encode())
 
 
-def as_dict(file: Path, facts: dict[str, Any], recalls: list[Recall]) -> dict[str, Any]:
+def as_dict(file: Path, facts: dict[str, Any], found: Found) -> dict[str, Any]:
     """What --json prints."""
-    rows = [dataclasses.asdict(one) for one in recalls]
-    return {"file": str(file), "bytes": file.stat().st_size, **facts, "recall": rows}
+    layers = [{"layer": layer, **dataclasses.asdict(one)} for layer, one in found.layers.items()]
+    domains = [{"domain": domain, **dataclasses.asdict(one)} for domain, one in found.domains.items()]
+    return {"file": str(file), "bytes": file.stat().st_size, **facts, "recall": layers, "recall by domain": domains}
 
 
-def as_text(file: Path, facts: dict[str, Any], recalls: list[Recall]) -> str:
-    """Recall by layer, and where the file is."""
+def as_text(file: Path, facts: dict[str, Any], found: Found) -> str:
+    """Recall by layer and by domain, and where the file is."""
     tokens = facts["tokens"]
+    rows = [(f"layer {layer}", one) for layer, one in found.layers.items()]
+    rows += list(found.domains.items()) if len(found.domains) > 1 else []
+    rows.append(("mean of layers", found.mean))
+    width = max(len(name) for name, _ in rows)
     lines = [
         f"Token-wise predictor of {facts['model']}, {facts['answers']} answers: {tokens['learned']:,} tokens learned, "
         f"{tokens['held out']:,} held out",
         "Recall on the held-out answers, %:",
-        "  layer   before    after   same experts again   chance",
-        *(_line(str(one.layer), one.before, one.after, one.same, one.chance) for one in recalls),
-        _line(
-            "mean", *(_mean([getattr(one, name) for one in recalls]) for name in ("before", "after", "same", "chance"))
-        ),
+        f"  {'':{width}}   before    after   same experts again   chance",
+        *(_line(f"{name:{width}}", one.before, one.after, one.same, one.chance) for name, one in rows),
         f"written: {file}, {file.stat().st_size:,} bytes",
     ]
     return "\n".join(lines)
@@ -139,13 +193,8 @@ def as_text(file: Path, facts: dict[str, Any], recalls: list[Recall]) -> str:
 
 def _line(name: str, *shares: float | None) -> str:
     before, after, same, chance = map(_percent, shares)
-    return f"  {name:>5} {before:>8} {after:>8} {same:>20} {chance:>8}"
+    return f"  {name} {before:>8} {after:>8} {same:>20} {chance:>8}"
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -7,18 +7,21 @@ the predicted.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from checkpoint.prediction.token_predictor import targets
-from odmoe.training.observed_model import ObservedModel, hits
+from odmoe.training.observed_model import ObservedModel, Rows, hits
 from scheduler.errors import PromptError
 
 RATE, DECAY = 0.02, 1.0
+TOGETHER = 50
+"""Prompts answered in the same passes."""
 Progress = Callable[[str, int, int], None]
+Weights = Mapping[int, torch.Tensor]
+"""Layer -> [E, H]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,8 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Of one layer, on the held-out answers."""
+    """On held-out answers, of one layer, or the mean of several."""
 
-    layer: int
     before: float | None
     """Of the predictor that the file held before; None where there was none."""
     after: float
@@ -52,28 +54,28 @@ def collect(
     observed: ObservedModel, prompts: list[list[int]], tokens: int, progress: Progress
 ) -> list[dict[int, Samples]]:
     """Of each prompt's greedy answer: layer -> samples. Empty where an answer has fewer than two decoded tokens."""
-    found = []
-    for number, prompt in enumerate(prompts):
-        decoded = []
-        for one in observed.answer(prompt, tokens):
-            if one.tokens == 1:
-                decoded.append(one)
-                progress("answering", number * tokens + len(decoded), len(prompts) * tokens)
-        pairs = list(itertools.pairwise(decoded))
-        layers = observed.shape.layers if pairs else ()
-        found.append(
-            {
-                layer: Samples(
-                    torch.cat([now.inputs[layer] for now, _ in pairs]),
-                    torch.cat([then.scores[layer] for _, then in pairs]),
-                    torch.cat([then.index[layer] for _, then in pairs]),
-                    torch.cat([now.scores[layer] for now, _ in pairs]),
-                )
-                for layer in layers
-            }
-        )
-        progress("answering", (number + 1) * tokens, len(prompts) * tokens)
+    found: list[dict[int, Samples]] = [{} for _ in prompts]
+    by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))  # less padding
+    groups = [by_length[first : first + TOGETHER] for first in range(0, len(prompts), TOGETHER)]
+    for done, group in enumerate(groups):
+
+        def passed(number: int, done: int = done) -> None:
+            progress("answering", done * (tokens + 1) + number, len(groups) * (tokens + 1))
+
+        rows = observed.answers([prompts[number] for number in group], tokens, passed)
+        for number, one in zip(group, rows, strict=True):
+            found[number] = _samples(one)
     return found
+
+
+def _samples(rows: Rows) -> dict[int, Samples]:
+    """Each decoded token but the last, and the token after it."""
+    first = rows.prompt
+    return {
+        layer: Samples(inputs[first:-1], rows.scores[layer][first + 1 :], rows.index[layer][first + 1 :], own[first:-1])
+        for (layer, inputs), own in zip(rows.inputs.items(), rows.scores.values(), strict=True)
+        if len(inputs) > first + 1
+    }
 
 
 def joined(samples: list[dict[int, Samples]]) -> dict[int, Samples]:
@@ -103,23 +105,34 @@ def fit(samples: Samples, top_k: int, steps: int) -> torch.Tensor:
     return weight.detach()
 
 
-def measure(
-    weights: dict[int, torch.Tensor], before: dict[int, torch.Tensor] | None, unseen: dict[int, Samples]
-) -> list[Recall]:
-    """Recall on samples that were not learned from, by layer."""
-    found = []
+def measure(weights: Weights, before: Weights | None, unseen: Mapping[int, Samples]) -> dict[int, Recall]:
+    """Recall by layer on samples that were not learned from. `before`: weights to compare with."""
+    found = {}
     for layer, samples in unseen.items():
 
         def recall(scores: torch.Tensor, chosen: torch.Tensor = samples.chosen) -> float:
             return round(hits(scores, chosen) / chosen.numel(), 4)
 
-        found.append(
-            Recall(
-                layer=layer,
-                before=None if before is None else recall(samples.inputs @ before[layer].T),
-                after=recall(samples.inputs @ weights[layer].T),
-                same=recall(samples.own),
-                chance=round(samples.chosen.shape[1] / samples.own.shape[1], 4),
-            )
+        found[layer] = Recall(
+            before=None if before is None else recall(samples.inputs @ before[layer].T),
+            after=recall(samples.inputs @ weights[layer].T),
+            same=recall(samples.own),
+            chance=round(samples.chosen.shape[1] / samples.own.shape[1], 4),
         )
     return found
+
+
+def mean_of(recalls: Mapping[int, Recall]) -> Recall:
+    """Over layers."""
+
+    def mean(values: list[float]) -> float:
+        return round(sum(values) / len(values), 4)
+
+    each = list(recalls.values())
+    before = [one.before for one in each if one.before is not None]
+    return Recall(
+        mean(before) if before else None,
+        mean([one.after for one in each]),
+        mean([one.same for one in each]),
+        mean([one.chance for one in each]),
+    )

@@ -21,11 +21,12 @@ from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import forms_of
-from scripts.lib import peers, quality
+from scripts.lib import peers
 from scripts.lib.clusters import open_model
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
+from scripts.lib.prompts import mixed_prompts
 from scripts.lib.simultaneous import AnsweredTogether, ask_together
 from scripts.lib.timing.idleness import Others
 from scripts.models.widen import widened_copy
@@ -33,26 +34,6 @@ from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/demo-moe", "models/fine-moe")
 BUDGETS = (10, 25, 50, 100)
-LINES = 4
-"""Of a sonnet, as a prompt."""
-
-
-def mixed_prompts(tokenizer: Any, count: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of `count` prompts: a GSM8K problem, four lines of a sonnet, and so on in turns, drawn by `seed`. The
-    first lines of all sonnets come first."""
-    draw = random.Random(seed)
-    sonnets = [text.splitlines() for text in (quality.DATA / "sonnets.txt").read_text().split("\n\n")]
-    begun = ["\n".join(lines[:LINES]) + "\n" for lines in sonnets if len(lines) > LINES]
-    later = [
-        "\n".join(lines[n : n + LINES]) + "\n" for lines in sonnets for n in range(LINES, len(lines) - LINES, LINES)
-    ]
-    asked = [text for text, _ in quality.problems(quality.PROBLEMS)]
-    problems, verses = draw.sample(asked, len(asked)), draw.sample(begun, len(begun)) + draw.sample(later, len(later))
-    pairs = zip(problems, verses, strict=False)
-    texts = [text for pair in pairs for text in pair]
-    if len(texts) < count:
-        raise SystemExit(f"{count} prompts are wanted; there are {len(texts)}")
-    return [tokenizer(text)["input_ids"] for text in texts[:count]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +183,9 @@ class Bench:
         """Those that each cluster answers before anything is measured, one by one; then those that are measured, in
         batches."""
         history, batch = self.args.history, self.batch
-        found = mixed_prompts(self.opened(model)[1], history + self.args.prompts * batch, self.args.seed)
+        drawn = mixed_prompts(history + self.args.prompts * batch, self.args.seed)
+        tokenizer = self.opened(model)[1]
+        found = [tokenizer(text)["input_ids"] for _, text in drawn]
         measured = found[history:]
         starts = range(0, len(measured), batch)
         return [[one] for one in found[:history]] + [measured[start : start + batch] for start in starts]

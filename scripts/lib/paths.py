@@ -9,6 +9,5 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 DATA = ROOT / "scripts" / "data"
-GSM8K_PROMPTS = ROOT / "tests" / "data" / "gsm8k_prompts.json"
 DEMO = ROOT / "models" / "demo-moe"
 DEEP = ROOT / "models" / "deep-moe"

@@ -1,26 +1,55 @@
-"""Prompts of the experiments: GSM8K test problems, whole or cut to a length."""
+"""Prompts of the experiments, all of them from scripts/data: nothing of the project was trained on any.
+
+`odmoe train-predictor` learns from other prompts of the same domains (odmoe/training/domains.py).
+tests/scripts/lib/test_prompts.py holds the two sides apart.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
 
-from scripts.lib.paths import DATA, GSM8K_PROMPTS
+from odmoe.training.domains import DOMAINS, read_domain
+from scripts.lib.paths import DATA
 
-MEASURED = 20
-"""Predictions are measured on the first so many problems: no predictor is trained on them."""
+
+def gsm8k_rows() -> list[dict[str, str]]:
+    """The 40 GSM8K test problems of scripts/data, each with `question` and `answer`."""
+    lines = (DATA / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def problems() -> list[str]:
-    """All 40 GSM8K test problems of scripts/data as prompts."""
-    lines = (DATA / "gsm8k_test.jsonl").read_text().splitlines()
-    return [f"Question: {json.loads(line)['question']}\nAnswer:" for line in lines]
+    """All of them as prompts."""
+    return [f"Question: {row['question'].strip()}\nAnswer:" for row in gsm8k_rows()]
+
+
+def sonnets() -> str:
+    """Five of Shakespeare's sonnets: text without prompts."""
+    return (DATA / "sonnets.txt").read_text(encoding="utf-8")
+
+
+def measured_prompts() -> dict[str, list[str]]:
+    """Domain -> its prompts to measure on."""
+    return {one: problems() if one == "problems" else read_domain(DATA / "prompts", one) for one in DOMAINS}
+
+
+def mixed_prompts(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """`count` times (domain, prompt): one of each domain in turns, each domain's drawn by `seed`. Raises SystemExit
+    where there are not so many."""
+    draw = random.Random(seed)
+    drawn = [[(name, text) for text in draw.sample(texts, len(texts))] for name, texts in measured_prompts().items()]
+    found = list(itertools.chain.from_iterable(zip(*drawn, strict=False)))
+    if len(found) < count:
+        raise SystemExit(f"{count} prompts are wanted; there are {len(found)}")
+    return found[:count]
 
 
 def gsm8k_prompts(count: int) -> list[str]:
-    """The first `count` GSM8K test prompts."""
-    return json.loads(GSM8K_PROMPTS.read_text())[:count]
+    """The first `count` GSM8K test prompts, 20 at most."""
+    return problems()[: min(count, 20)]
 
 
 def prompts_of_length(tokenizer: Any, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
@@ -29,7 +58,7 @@ def prompts_of_length(tokenizer: Any, count: int, tokens: int, seed: int = 0) ->
     GSM8K test problems in an order drawn by `seed`, each begun by another problem, gone on with the next ones where it
     is too short and cut where it is too long. Past the last problem they begin again, further on in the text.
     """
-    texts = gsm8k_prompts(1 << 30)
+    texts = gsm8k_prompts(20)
     random.Random(seed).shuffle(texts)
     bare: list[list[int]] = [tokenizer(text + "\n", add_special_tokens=False)["input_ids"] for text in texts]
     whole: list[int] = tokenizer(texts[0])["input_ids"]

@@ -7,7 +7,6 @@ next. Attention, shadow, predictions, loads and experts are those of any answer.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from decimal import Decimal
@@ -15,9 +14,9 @@ from typing import Any
 
 import torch
 
-from scripts.lib.paths import ROOT
+from scripts.lib import prompts
+from scripts.lib.prompts import gsm8k_rows, sonnets
 
-DATA = ROOT / "scripts" / "data"
 PROBLEMS = 40
 """How many GSM8K problems there are."""
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
@@ -25,11 +24,10 @@ _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 
 def problems(count: int) -> list[tuple[str, str]]:
     """(prompt, answer as GSM8K gives it) of the first `count` problems."""
-    lines = (DATA / "gsm8k_test.jsonl").read_text().splitlines()
-    if count > len(lines):
-        raise SystemExit(f"--problems is {count}; there are {len(lines)}")
-    rows = [json.loads(line) for line in lines[:count]]
-    return [(f"Question: {row['question'].strip()}\nAnswer:", row["answer"]) for row in rows]
+    rows = gsm8k_rows()
+    if count > len(rows):
+        raise SystemExit(f"--problems is {count}; there are {len(rows)}")
+    return list(zip(prompts.problems()[:count], [row["answer"] for row in rows[:count]], strict=True))
 
 
 def final_answer(text: str) -> Decimal | None:
@@ -67,15 +65,11 @@ def windows(ids: list[int], length: int) -> list[list[int]]:
 def held_out(tokenizer: Any, tokens: int) -> list[int]:
     """Half of it GSM8K problems with solutions, from the end of the file; half of it sonnets."""
     begin: list[int] = tokenizer("")["input_ids"]
-    rows = [json.loads(line) for line in (DATA / "gsm8k_test.jsonl").read_text().splitlines()]
     solved = [
         f"Question: {row['question'].strip()}\nAnswer: {re.sub('<<.*?>>', '', row['answer']).strip()}\n"
-        for row in reversed(rows)
+        for row in reversed(gsm8k_rows())
     ]
-    halves = [
-        tokenizer(text, add_special_tokens=False)["input_ids"]
-        for text in ("".join(solved), (DATA / "sonnets.txt").read_text())
-    ]
+    halves = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("".join(solved), sonnets())]
     half = (tokens - len(begin)) // 2
     short = [len(ids) for ids in halves if len(ids) < half]
     if short:

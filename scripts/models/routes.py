@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from scheduler.simulation.route_model import UNIFORM, RouteModel
+from scripts.lib import prompts
 from scripts.lib.flags import positive, script_parser
-from scripts.lib.paths import DATA, ROOT
-from scripts.lib.prompts import problems
+from scripts.lib.paths import ROOT
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.tables import Column, text_table
 
@@ -138,10 +138,10 @@ def routes(path: str, texts: list[str], tokens: int) -> tuple[list[Text], int, i
 
 def texts_of(count: int) -> list[str]:
     """Half problems, a dozen in each text, half sonnets; in turns."""
-    said = problems()
+    said = prompts.problems()
     size = max(1, len(said) // count)
     questions = ["\n".join(said[at : at + size]) for at in range(0, size * count, size)]
-    poems = (DATA / "sonnets.txt").read_text()
+    poems = prompts.sonnets()
     part = len(poems) // count
     sonnets = [poems[at : at + part] for at in range(0, part * count, part)]
     return [text for pair in zip(questions, sonnets, strict=True) for text in pair]

@@ -30,7 +30,7 @@ from scripts.lib.provenance import header
 from scripts.lib.tables import Column, text_table
 from scripts.papers import compare_show as show
 
-VERSION = 3
+VERSION = 4
 STEPS: dict[str, dict[str, Any]] = {
     "baseline": {"residency": "static", "router": "top-k", "predictor": "none", "placement": "resident"},
     "+loads": {"placement": "device"},
@@ -177,7 +177,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
 
 
 def parse() -> Any:
-    parser = system_flags(__doc__ or "", prompts=(4, 2), tokens=(64, 12), budgets=(10, 25, 50))
+    parser = system_flags(__doc__ or "", prompts=(5, 2), tokens=(64, 12), budgets=(10, 25, 50))
     parser.add_argument("--how", nargs="+", choices=HOWS, default=list(HOWS), help="both unless said")
     common_flags(parser, "profile", profile="rtx3090-pcie3")
     batch_flag(parser)

@@ -34,7 +34,7 @@ from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.provenance import header
 from scripts.papers import compare_show as show
 
-VERSION = 3
+VERSION = 4
 REFERENCE = "on-demand"
 NEAR_S = 300.0
 """On-demand's answer counts as next to another if both were given within this time."""

@@ -26,12 +26,12 @@ from typing import Any
 import yaml
 
 from scripts.lib.flags import positive, script_parser
-from scripts.lib.paths import DATA, DEEP, DEMO, RESULTS
+from scripts.lib.paths import DEEP, DEMO, RESULTS
+from scripts.lib.prompts import gsm8k_rows
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.tables import Column, text_table
 from scripts.service.server import ServerProcess
 
-DATA_FILE = DATA / "gsm8k_test.jsonl"
 PROBLEMS = 40
 """It has so many."""
 CHOICES = 4
@@ -72,7 +72,7 @@ COLUMNS = (
 
 def write_tasks(folder: Path, count: int) -> None:
     """The tasks' descriptions, and a line of data for each problem."""
-    problems = [json.loads(line) for line in DATA_FILE.read_text(encoding="utf-8").splitlines()]
+    problems = gsm8k_rows()
     solutions = [" " + one["answer"] for one in problems]
     with (folder / "problems.jsonl").open("w", encoding="utf-8") as out:
         for number, problem in enumerate(problems[:count]):

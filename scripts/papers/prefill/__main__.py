@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.timing.profile import Profile, find_profile
-from scripts.lib.bench import Bench, in_drawn_order, mixed_prompts, parse_system_flags, system_flags
+from scripts.lib.bench import Bench, in_drawn_order, parse_system_flags, system_flags
 from scripts.lib.clusters import KeptCluster, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.flags import common_flags, positive
 from scripts.lib.ledger import digest, sources
-from scripts.lib.prompts import prompts_of_length
+from scripts.lib.prompts import mixed_prompts, prompts_of_length
 from scripts.lib.provenance import header
 from scripts.papers.compare_systems import between, pairs_of
 from scripts.papers.prefill import figures, simulated
@@ -45,7 +45,8 @@ LENGTHS, QUICK_LENGTHS = [16, 64, 128, 256, 512], [16, 64]
 def prompts_of(tokenizer: Any, args: Any) -> list[list[int]]:
     """The history, then every length in turns."""
     of = [prompts_of_length(tokenizer, args.prompts, length, args.seed) for length in args.lengths]
-    return [*mixed_prompts(tokenizer, args.history, args.seed), *(each[n] for n in range(args.prompts) for each in of)]
+    history = [tokenizer(text)["input_ids"] for _, text in mixed_prompts(args.history, args.seed)]
+    return [*history, *(each[n] for n in range(args.prompts) for each in of)]
 
 
 def profile_of(args: Any) -> Profile:

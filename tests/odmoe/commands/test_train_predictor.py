@@ -15,7 +15,8 @@ from safetensors import safe_open
 
 from checkpoint.gates import Gates
 from checkpoint.prediction import token_predictor
-from odmoe.sample_prompts import sample_prompts
+from odmoe.commands.train_predictor import digest
+from odmoe.training.domains import training_prompts
 from support.machines.cli import CommandLine, check_one_line
 from support.paths import ROOT
 
@@ -68,9 +69,13 @@ def test_the_demo_models_own_predictor_foretells(demo_model: Any, demo: Path, an
     assert re.search(r"train[-_]predictor(\.py)? models/demo-moe$", facts["command"])
 
 
-def test_the_prompts_that_come_with_it_are_those_nothing_is_measured_on() -> None:
-    rows = [json.loads(line) for line in (ROOT / "scripts" / "data" / "gsm8k_test.jsonl").read_text().splitlines()]
-    assert sample_prompts() == [f"Question: {row['question']}\nAnswer:" for row in rows[20:]]
+@pytest.mark.parametrize("model", ["demo-moe", "deep-moe", "fine-moe"])
+def test_shipped_predictors_learned_from_the_packages_prompts(model: str) -> None:
+    """And from nothing else: what they are measured on is held apart from these prompts."""
+    with safe_open(ROOT / "models" / model / token_predictor.FILE, "pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+    assert facts["prompts"] == digest(training_prompts())
+    assert facts["domains"] == {domain: len(texts) for domain, texts in training_prompts().items()}
 
 
 @pytest.fixture
@@ -88,9 +93,11 @@ def bare(demo: Path, tmp_path: Path) -> Path:
 def test_a_few_answers_are_enough_to_be_better_than_chance(
     cli: CommandLine, demo_model: Any, answered: torch.Tensor, bare: Path, tmp_path: Path
 ) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("\n".join(map(json.dumps, sample_prompts()[:3])))
-    flags = ("--prompts", str(prompts), "--tokens", "30")
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    for domain in ("code", "problems"):
+        (folder / f"{domain}.txt").write_text("\n".join(map(json.dumps, training_prompts()[domain][:3])))
+    flags = ("--prompts", str(folder), "--tokens", "30")
     answer = cli("train-predictor", str(bare), *flags, "--json")
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)
@@ -101,14 +108,18 @@ def test_a_few_answers_are_enough_to_be_better_than_chance(
     assert [row["layer"] for row in found["recall"]] == list(range(8))
     assert facts["accuracy by layer"] == {str(row["layer"]): row["after"] for row in found["recall"]}
     assert all(row["before"] is None and 0 <= row["after"] <= 1 and row["chance"] == 0.25 for row in found["recall"])
-    assert (facts["answers"], facts["seed"], found["file"], found["bytes"]) == (3, 0, str(path), path.stat().st_size)
+    assert (facts["answers"], facts["seed"], found["file"], found["bytes"]) == (6, 0, str(path), path.stat().st_size)
     assert facts["tokens"]["held out"] < facts["tokens"]["learned"]
+    assert facts["domains"] == {"code": 3, "problems": 3}
+    assert facts["accuracy by domain"] == {row["domain"]: row["after"] for row in found["recall by domain"]}
+    by_domain = [row["after"] for row in found["recall by domain"]]
+    assert min(by_domain) <= facts["accuracy"] <= max(by_domain)
     again = cli("train-predictor", str(bare), *flags)
     assert again.code == 0, again.err
-    mean = next(line.split() for line in again.out.splitlines() if line.strip().startswith("mean"))
-    assert mean[1] == mean[2] == f"{100 * sum(row['after'] for row in found['recall']) / 8:.1f}", (
-        "same seed, same recall"
-    )
+    told = {line.split()[0]: line.split()[-4:] for line in again.out.splitlines() if line.startswith("  ")}
+    expected = {row["domain"]: row["after"] for row in found["recall by domain"]} | {"mean": facts["accuracy"]}
+    for name, share in expected.items():
+        assert told[name][:2] == 2 * [f"{100 * share:.1f}"], "same seed, same recall"
     assert again.out.endswith(f"written: {path}, {path.stat().st_size:,} bytes\n")
 
 
@@ -117,7 +128,7 @@ def test_checksums_of_another_folder_stay(cli: CommandLine, bare: Path, tmp_path
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     prompts, sums, before = tmp_path / "prompts.txt", elsewhere / "SHA256SUMS", f"{'0' * 64}  other.txt\n"
-    prompts.write_text("\n".join(map(json.dumps, sample_prompts()[:2])))
+    prompts.write_text("\n".join(map(json.dumps, training_prompts()["plays"][:2])))
     sums.write_text(before)
     quick = ("--prompts", str(prompts), "--tokens", "4", "--steps", "1")
     answer = cli("train-predictor", str(bare), *quick, "-o", str(elsewhere / "weights.safetensors"))
@@ -132,6 +143,7 @@ def test_what_cannot_be_is_said_before_the_model_is_loaded(
     monkeypatch.setattr("odmoe.commands.train_predictor.load_whole", lambda *_: pytest.fail("the model was loaded"))
     one = tmp_path / "one.txt"
     one.write_text("Question: 1 + 1?")
+    (tmp_path / "empty").mkdir()
     model = str(demo)
     for args, code, kind, words in (
         ((str(tmp_path),), 1, "MissingShardError", ["config.json"]),
@@ -140,6 +152,7 @@ def test_what_cannot_be_is_said_before_the_model_is_loaded(
         ((model, "--tokens", "1000"), 2, "PromptError", ["shorten it"]),
         ((model, "--steps", "0"), 2, "ConfigError", ["--steps is 0"]),
         ((model, "--prompts", str(one)), 2, "ConfigError", ["one.txt has one prompt", "two or more"]),
+        ((model, "--prompts", str(tmp_path / "empty")), 2, "ConfigError", ["empty is a folder without .txt files"]),
         ((model, "--prompts", str(tmp_path / "none")), 2, "PromptError", ["cannot be read"]),
         ((model, "-o", str(tmp_path / "nowhere" / "file")), 2, "ConfigError", ["--output", "can be written to"]),
     ):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.lib.bench import Bench, Side, mixed_prompts
-from support.paths import ROOT
+from scripts.lib.bench import Bench, Side
 
 
 @pytest.fixture
@@ -39,16 +37,3 @@ def test_a_run_that_goes_on_asks_what_was_asked_before(side: Any) -> None:
     assert {name: last[name] for name in names} == {name: alone[name] for name in names}
     first = side().ask("static", 0).figures()
     assert first["prefill_bytes"] != alone["prefill_bytes"]  # a new cluster has nothing in its slots
-
-
-def test_prompts_are_problems_and_sonnets_in_turns(demo: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(demo)
-    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in mixed_prompts(tokenizer, 5, seed=3)]
-    assert [text.startswith("Question: ") for text in texts] == [True, False, True, False, True]
-    verses = (ROOT / "scripts" / "data" / "sonnets.txt").read_text()
-    assert all(text.strip() in verses for text in texts[1::2])
-    assert len(set(texts)) == 5
-    assert mixed_prompts(tokenizer, 5, seed=3) == mixed_prompts(tokenizer, 7, seed=3)[:5]
-    assert mixed_prompts(tokenizer, 5, seed=3) != mixed_prompts(tokenizer, 5, seed=4)
