@@ -20,6 +20,7 @@ from typing import Any
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import ROOT
 from scripts.lib.tables import Column, Row, markdown_across, markdown_down
+from scripts.papers.predictors import shift
 from scripts.service import evaluation
 from scripts.service.tables import TABLES as SERVICE
 
@@ -60,6 +61,7 @@ TABLES = {
     "serve-cost": Table("serve-cost", _of_part("cost", _down(SERVICE["cost"]))),
     "serve-vanish": Table("serve-vanish", _of_part("vanish", _across(SERVICE["vanish"][1:], lambda row: row["how"]))),
     "serve-faults": Table("serve-faults", _of_part("fault", _down(SERVICE["fault"]))),
+    "shift": Table("shift", _down(shift.COLUMNS)),
     "evaluation": Table("evaluation", _down(evaluation.COLUMNS)),
 }
 """Name -> table."""
