@@ -8,6 +8,7 @@ from typing import Any
 
 from scripts.lib.tables import Column, Row, markdown_across, markdown_down
 from scripts.papers.prefill import figures as prefill
+from scripts.papers.predictors import shift
 from scripts.service import evaluation
 from scripts.service.tables import TABLES as SERVICE
 from scripts.simulated import fits
@@ -47,6 +48,7 @@ TABLES = {
     ),
     "prefill": Table("prefill-simulated", prefill.wide),
     "prefill-row-by-row": Table("prefill-row-by-row", prefill.wide),
+    "shift": Table("shift", _down(shift.COLUMNS)),
     "evaluation": Table("evaluation", _down(evaluation.COLUMNS)),
 }
 """Name -> table."""

@@ -187,11 +187,11 @@ class Settings(SystemSettings):
     )
     predictor_learning_rate: Number = setting(
         0.0,
-        "a number from 0 (none) to 1",
+        "a number from 0 (none) to 10",
         "How far the token-wise predictor learns from each decoded token (default: 0, it does not)",
         heading="Prediction",
         ge=0,
-        le=1,
+        le=10,
     )
 
     device_memory: Memory | None = setting(

@@ -3,13 +3,13 @@
     .venv/bin/python -m scripts.papers.prediction --model models/fine-moe
     .venv/bin/python -m scripts.papers.prediction --model models/demo-moe --quick
 
-Transformers answers GSM8K test problems greedily, in float32; what gates of later layers would say is computed beside
-it, and the scheduler's own predictors (the same classes that a system runs) say what they make of it. Accuracy is the
-part of the experts that a gate chose which was expected, over all decoded tokens. Fate's positions: 1, what the
-attention before a gate got; 2, the gate input one MoE layer earlier; 3, what the attention one layer earlier got.
-Iteration-wise: all later gates on the first MoE layer's gate input. Importance: with so many of a layer's experts
-resident, those of the highest scores lately; top-score is an expert whose score is over (1 + alpha) times the best
-that was not chosen. Written as prediction-MODEL.csv, .json, .png.
+Transformers answers prompts of five domains in turns, greedily, in float32; what gates of later layers would say is
+computed beside it, and the scheduler's own predictors (the same classes that a system runs) say what they make of it.
+Accuracy is the part of the experts that a gate chose which was expected, over all decoded tokens. Fate's positions: 1,
+what the attention before a gate got; 2, the gate input one MoE layer earlier; 3, what the attention one layer earlier
+got. Iteration-wise: all later gates on the first MoE layer's gate input. Importance: with so many of a layer's
+experts resident, those of the highest scores lately; top-score is an expert whose score is over (1 + alpha) times the
+best that was not chosen. Written as prediction-MODEL.csv, .json, .png.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scripts.lib.experiment import Cell, Experiment
 from scripts.lib.flags import experiment_flags, parse_flags
 from scripts.lib.ledger import digest
 from scripts.lib.paths import DEMO
-from scripts.lib.prompts import MEASURED, problems
+from scripts.lib.prompts import mixed_prompts
 from scripts.lib.provenance import header
 from scripts.lib.tables import Column, text_table
 from scripts.papers import prediction_show as show
@@ -194,11 +194,7 @@ COLUMNS = (
 
 
 def parse() -> Any:
-    parser = experiment_flags(__doc__ or "", prompts=(MEASURED, 2), tokens=(80, 12), model=DEMO)
-    args = parse_flags(parser)
-    if args.prompts > MEASURED:
-        raise SystemExit(f"--prompts is {args.prompts}; allowed: 1 to {MEASURED}")
-    return args
+    return parse_flags(experiment_flags(__doc__ or "", prompts=(20, 2), tokens=(80, 12), model=DEMO))
 
 
 def main() -> int:
@@ -213,7 +209,7 @@ def main() -> int:
     predictor = token_predictor.load(file, watched.gates) if file.is_file() else None
     if predictor is None:
         print(f"{file} is not there, so token-wise is left out; odmoe train-predictor {args.model} makes it")
-    texts = problems()
+    texts = [text for _, text in mixed_prompts(args.prompts, args.seed)]
 
     def measure(params: dict[str, Any]) -> dict[str, Any]:
         judge = Judge(watched, importance, predictor)
@@ -231,7 +227,7 @@ def main() -> int:
     cost = args.tokens * len(watched.shape.layers) / 64
     wanted = [
         Cell({"prompt": n, "text": digest(text), "tokens": args.tokens}, cost, ("scheduler", "checkpoint"))
-        for n, text in enumerate(texts[: args.prompts])
+        for n, text in enumerate(texts)
     ]
     with Experiment(f"prediction-{name}", args, VERSION, depends) as run:
         found = run.all(wanted, measure)

@@ -127,8 +127,8 @@ def test_texts_in_the_environment() -> None:
             "ODMOE_PREDICTOR_LEARNING_RATE is 0.1, which --predictor cr",
         ),
         (
-            {"system": "smoe", "predictor_learning_rate": 2},
-            "ODMOE_PREDICTOR_LEARNING_RATE is .*2.*; allowed: a number f",
+            {"system": "smoe", "predictor_learning_rate": 11},
+            "ODMOE_PREDICTOR_LEARNING_RATE is .*11.*; allowed: a number f",
         ),
         ({"system": ["fate"]}, rf"ODMOE_SYSTEM is \['fate'\]; odmoe systems lists all {len(SYSTEMS)} names"),
         ({"system": {"fate": 1}}, "ODMOE_SYSTEM is {'fate': 1}; odmoe systems lists all"),
