@@ -54,17 +54,18 @@ FIGURES = {
     ),
     "sweep_requests": Figure("sweep_requests", "beyond OD-MoE"),
     "sweep_draft": Figure("sweep_draft", "beyond OD-MoE", quick="--tokens 32 --requests 1 8"),
-    "prediction_fine": Figure(
-        "prediction", "Fate Table 1, Fig 7; SMOE Fig 3; importance Fig 18", "--model models/fine-moe"
-    ),
+    "prediction": Figure("prediction", "Fate Table 1, Fig 7; SMOE Fig 3; importance Fig 18", "--model models/many-moe"),
+    "shift": Figure("predictors.shift", "SMOE Fig 3, by kind of text"),
+    "routing": Figure("routing", "importance Figs 4, 11; SMOE Figs 5, 6; Fate Fig 8"),
+    "prefill": Figure("prefill", "SMOE Figs 10, 11; Fate Fig 11; importance Fig 14"),
     "quality_systems": Figure("quality_systems", "importance Table 3; Fate Tables 2, 3"),
     "compare_systems": Figure(
         "compare_systems",
         "importance Figs 12, 13; SMOE Table I; Fate Fig 12",
-        "--models models/demo-moe --widen 16 --dtype bfloat16 --budgets 10 25 50",
+        "--widen 16 --dtype bfloat16 --budgets 10 25 50",
         "--prompts 6 --tokens 32 --history 1",
     ),
-    "ablation_importance": Figure("ablation_importance", "importance Fig 16", "--models models/fine-moe"),
+    "ablation_importance": Figure("ablation_importance", "importance Fig 16"),
 }
 """Name of the data and of the picture -> how it is made."""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.lib.tables import Column, Row, markdown_across, markdown_down
-from scripts.papers.prefill import figures as prefill
 from scripts.papers.predictors import shift
+from scripts.papers.prefill import figures as prefill
 from scripts.service import evaluation
 from scripts.service.tables import TABLES as SERVICE
 from scripts.simulated import fits

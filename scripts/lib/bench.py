@@ -32,7 +32,7 @@ from scripts.lib.timing.idleness import Others
 from scripts.models.widen import widened_copy
 from worker_node.loaders.disk import DiskLoader
 
-MODELS = ("models/demo-moe", "models/fine-moe")
+MODELS = ("models/many-moe",)
 BUDGETS = (10, 25, 50, 100)
 
 

@@ -1,6 +1,6 @@
 """Every system on the same prompts, on one machine whose device memory is too small, with real disk loads.
 
-    .venv/bin/python -m scripts.papers.compare_systems           # both models, an hour or two
+    .venv/bin/python -m scripts.papers.compare_systems           # models/many-moe, an hour or two
     .venv/bin/python -m scripts.papers.compare_systems --quick   # some minutes
     .venv/bin/python -m scripts.papers.compare_systems --models models/demo-moe --systems fate eap --budgets 25
     .venv/bin/python -m scripts.papers.compare_systems --total --budgets 50 75 100   # equal totals, shadows counted
