@@ -1,5 +1,7 @@
 """The kinds of text that token-wise predictors are trained on, and the prompts of each that come with the package.
 
+Problems are from GSM8K and code is from HumanEval, both MIT, copyright (c) 2021 OpenAI: prompts/README.md.
+
 Nothing is measured on these: experiments ask what scripts/lib/prompts.py has of the same domains.
 tests/scripts/lib/test_prompts.py holds the two sides apart.
 """
