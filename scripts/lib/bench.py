@@ -255,14 +255,11 @@ def in_drawn_order(names: list[str], *what: Any) -> list[str]:
 
 
 def models(args: Any) -> None:
-    """Sets `args.models` to paths that exist, those of widened copies with --widen, and `args.model` to their names.
-    Raises SystemExit."""
+    """Sets `args.models` to paths that exist and `args.model` to their names. Raises SystemExit."""
     found = [one if Path(one).exists() else str(ROOT / one) for one in args.models]
     missing = [one for one in found if not Path(one).exists()]
     if missing:
         raise SystemExit(f"--models: {', '.join(missing)} is not there")
-    if args.widen > 1:
-        found = [str(widened_copy(Path(one), args.widen, args.out / "models")) for one in found]
     args.models, args.model = found, ", ".join(Path(one).name for one in found)
 
 
@@ -302,6 +299,9 @@ def batch_suffix(batch: int) -> str:
 def parse_system_flags(parser: Any) -> Any:
     args = parse_flags(parser)
     models(args)
+    if args.widen > 1:
+        args.models = [str(widened_copy(Path(one), args.widen, args.out / "models")) for one in args.models]
+        args.model = ", ".join(Path(one).name for one in args.models)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.tokens < 2:
         parser.error("--tokens must be at least 2: a token is timed from the one before it")

@@ -137,7 +137,7 @@ def pairs_of(of: Answers, base: Answers, far: int = 1) -> list[tuple[dict[str, A
 
 def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Not before and after an interruption of the script, unless time is emulated."""
-    return "tpot_s" in other and (bool(one["emulated"]) or abs(one["at"] - other["at"]) < NEAR_S)
+    return "tpot_s" in other and (bool(one.get("emulated")) or abs(one["at"] - other["at"]) < NEAR_S)
 
 
 def parse() -> Any:

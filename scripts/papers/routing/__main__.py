@@ -102,7 +102,6 @@ def mean(found: list[dict[str, Any]]) -> dict[str, Any]:
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(20, 5), tokens=(64, 12), model=None)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
-    parser.set_defaults(widen=1)
     args = parse_flags(parser)
     models(args)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def test_the_demo_models_own_predictor_foretells(demo_model: Any, demo: Path, an
     assert re.search(r"train[-_]predictor(\.py)? models/demo-moe$", facts["command"])
 
 
-@pytest.mark.parametrize("model", ["demo-moe", "deep-moe", "fine-moe"])
+@pytest.mark.parametrize("model", ["demo-moe", "deep-moe", "fine-moe", "many-moe"])
 def test_shipped_predictors_learned_from_the_packages_prompts(model: str) -> None:
     """And from nothing else: what they are measured on is held apart from these prompts."""
     with safe_open(ROOT / "models" / model / token_predictor.FILE, "pt") as file:
