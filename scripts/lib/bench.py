@@ -299,10 +299,10 @@ def batch_suffix(batch: int) -> str:
 def parse_system_flags(parser: Any) -> Any:
     args = parse_flags(parser)
     models(args)
+    if args.tokens < 2:
+        parser.error("--tokens must be at least 2: a token is timed from the one before it")
+    args.out.mkdir(parents=True, exist_ok=True)
     if args.widen > 1:
         args.models = [str(widened_copy(Path(one), args.widen, args.out / "models")) for one in args.models]
         args.model = ", ".join(Path(one).name for one in args.models)
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.tokens < 2:
-        parser.error("--tokens must be at least 2: a token is timed from the one before it")
     return args
