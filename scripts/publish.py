@@ -37,9 +37,16 @@ def load(name: str) -> dict[str, Any]:
 def drawn(name: str) -> str:
     """The table of that name and where its data comes from."""
     table = TABLES[name]
-    facts = load(table.data)
-    source = f"[`{facts['command']}`](data/{table.data}.json), {facts['when']}, commit {facts['commit']}"
-    return f"{table.draw(facts['rows'])}\n\n{source}\n"
+    found = [load(file) for file in table.files]
+    if len(found) > 1:
+        rows = [{"of": facts["model"].rpartition("/")[2], **row} for facts in found for row in facts["rows"]]
+    else:
+        rows = found[0]["rows"]
+    sources = [
+        f"[`{facts['command']}`](data/{file}.json), {facts['when']}, commit {facts['commit']}"
+        for file, facts in zip(table.files, found, strict=True)
+    ]
+    return f"{table.draw(rows)}\n\n{'; '.join(sources)}\n"
 
 
 def written(page: str) -> str:

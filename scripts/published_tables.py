@@ -7,19 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.lib.tables import Column, Row, markdown_across, markdown_down
+from scripts.papers import prediction_show
 from scripts.papers.predictors import shift
 from scripts.papers.prefill import figures as prefill
+from scripts.papers.routing import __main__ as routing
 from scripts.service import evaluation
 from scripts.service.tables import TABLES as SERVICE
 from scripts.simulated import fits
+
+MODELS = ("many-moe", "fine-moe", "demo-moe", "deep-moe")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     data: str
-    """A file of docs/data, without `.json`."""
+    """A file of docs/data, without `.json`; several with a space between."""
     draw: Callable[[list[dict[str, Any]]], str]
-    """Its rows -> the table in Markdown."""
+    """Its rows -> the table in Markdown. Each row of several files has `of`, the model of its file."""
+
+    @property
+    def files(self) -> list[str]:
+        return self.data.split()
 
 
 def _of_part(part: str, draw: Callable[[list[dict[str, Any]]], str]) -> Callable[[list[dict[str, Any]]], str]:
@@ -32,6 +40,16 @@ def _across(columns: Sequence[Column], head: Callable[[Row], str]) -> Callable[[
 
 def _down(columns: Sequence[Column]) -> Callable[[list[dict[str, Any]]], str]:
     return lambda rows: markdown_down(columns, rows)
+
+
+def _whole_and_ends(rows: list[dict[str, Any]]) -> str:
+    """Of each model all layers together, the first and the last."""
+    shown = [
+        row
+        for row, after in zip(rows, [*rows[1:], {"layer": "all"}], strict=True)
+        if row["layer"] in ("all", "0") or after["layer"] == "all"
+    ]
+    return markdown_down(routing.COLUMNS, shown)
 
 
 TABLES = {
@@ -49,6 +67,8 @@ TABLES = {
     "prefill": Table("prefill-simulated", prefill.wide),
     "prefill-row-by-row": Table("prefill-row-by-row", prefill.wide),
     "shift": Table("shift", _down(shift.COLUMNS)),
+    "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
+    "routing": Table("routing", _whole_and_ends),
     "evaluation": Table("evaluation", _down(evaluation.COLUMNS)),
 }
 """Name -> table."""

@@ -8,6 +8,7 @@ from typing import Any
 from scheduler.types import ModelShape
 from scripts.lib.experiment import Experiment, plural
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
+from scripts.lib.tables import markdown
 from scripts.papers.prediction_count import Counts
 
 SMOE = {
@@ -23,6 +24,54 @@ FATE = {
     "two layers ahead": ("stacked, 2 ahead", PURPLE, "--"),
     "three layers ahead": ("stacked, 3 ahead", PURPLE, ":"),
 }
+
+LINES: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        "Fate, Table 1: a layer's gate on the input of its own attention; of the gate before; of the attention before",
+        ("position 1 decode rows", "position 2 decode rows", "position 3 decode rows"),
+        "83.99; 78.79; 76.94",
+    ),
+    (
+        "cosine of these three with the gate's own input, x 100",
+        ("cosine 1 decode", "cosine 2 decode", "cosine 3 decode"),
+        "93.1; 88.8; 83.8",
+    ),
+    (
+        "Fate: prefill, experts of all rows together, on the input of the previous gate",
+        ("position 2 prefill",),
+        "over 99.6",
+    ),
+    (
+        "Fate: in decoding, all experts above the 75th percentile",
+        ("cross-layer, 75th percentile",),
+        "97.15",
+    ),
+    ("SMOE, Fig 3: layer-; token-; iteration-wise", ("next-gate", "token-wise", "iteration-wise"), ""),
+    (
+        "importance: the next layer's attention and gate, with 0; 25; 50 % of a layer resident",
+        tuple(f"next-layer, {share} % resident" for share in (0, 25, 50)),
+        "",
+    ),
+    (
+        "importance, Fig 18: of those predicted as top-score with 25 % resident, top-score; active",
+        ("next-layer, 25 % resident: top-score", "next-layer, 25 % resident: active"),
+        "82; 95",
+    ),
+    ("HOBBIT: gates two; three layers ahead", ("stacked, 2 ahead", "stacked, 3 ahead"), ""),
+    ("activation path; request traces; chance", ("path", "traces", "random"), ""),
+)
+"""Of the table in the docs: what a line shows, its kinds of prediction, and what the paper prints."""
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """In Markdown: a column a model, in percent; last the paper's. `of` of a row: its model."""
+    values = {(row["of"], row["kind"]): row["value"] for row in rows if row["layer"] == "all"}
+    models = list(dict.fromkeys(row["of"] for row in rows))
+    lines = [["in %", *models, "the paper's own models"]]
+    for about, kinds, paper in LINES:
+        cells = ["; ".join(f"{100 * values[model, kind]:.1f}" for kind in kinds) for model in models]
+        lines.append([about, *cells, paper])
+    return markdown(lines)
 
 
 def draw(run: Experiment, counts: Counts, shape: ModelShape, args: Any, name: str) -> Path:
