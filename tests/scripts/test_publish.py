@@ -11,7 +11,7 @@ import pytest
 from scripts import publish
 from scripts.published_tables import TABLES
 
-WITHOUT_DATA = 32
+WITHOUT_DATA = 31
 """Tables of docs/measurements.md whose data was not kept. It only shrinks: a new table has its data."""
 
 
