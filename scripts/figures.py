@@ -65,7 +65,9 @@ FIGURES = {
         "--widen 16 --dtype bfloat16 --budgets 10 25 50",
         "--prompts 6 --tokens 32 --history 1",
     ),
-    "ablation_importance": Figure("ablation_importance", "importance Fig 16"),
+    "ablation_importance": Figure("ablation_systems", "importance Fig 16", "--paper importance"),
+    "ablation_fate": Figure("ablation_systems", "Fate Fig 14", "--paper fate"),
+    "ablation_smoe": Figure("ablation_systems", "SMOE Figs 14, 15", "--paper smoe"),
 }
 """Name of the data and of the picture -> how it is made."""
 

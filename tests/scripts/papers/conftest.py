@@ -56,10 +56,11 @@ def run_script(
 
 @pytest.fixture
 def run(run_script: Callable[..., Written], tmp_path: Path) -> Callable[..., tuple[dict[str, Any], str]]:
-    """`run(module, *flags)`: what a script that compares systems wrote as JSON, and what it said."""
+    """`run(module, *flags)`: what a script that compares systems wrote as JSON, and what it said. `name`: of what it
+    writes, if not the module's."""
 
-    def call(module: ModuleType, *flags: str) -> tuple[dict[str, Any], str]:
-        name = f"{Path(str(module.__file__)).stem}-quick"
+    def call(module: ModuleType, *flags: str, name: str = "") -> tuple[dict[str, Any], str]:
+        name = name or f"{Path(str(module.__file__)).stem}-quick"
         found = run_script(module, *SMALL, *flags, name=name)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         return found.facts, found.told

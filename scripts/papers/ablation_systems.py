@@ -1,14 +1,17 @@
-"""What each part of importance-driven scheduling is worth, step by step, as the paper's Fig 16: TPOT and hit rate.
+"""What each part of a system is worth, step by step: importance Fig 16, Fate Fig 14, SMOE Figs 14 and 15.
 
-    .venv/bin/python -m scripts.papers.ablation_importance              # disk loads, then emulated: half an hour
-    .venv/bin/python -m scripts.papers.ablation_importance --how disk   # only on this machine's own times
-    .venv/bin/python -m scripts.papers.ablation_importance --how emulated --profile rtx3090-pcie3
-    .venv/bin/python -m scripts.papers.ablation_importance --batch 3    # three prompts at once
+    .venv/bin/python -m scripts.papers.ablation_systems                 # importance: disk loads, then emulated
+    .venv/bin/python -m scripts.papers.ablation_systems --paper fate    # half an hour each
+    .venv/bin/python -m scripts.papers.ablation_systems --how disk      # only on this machine's own times
+    .venv/bin/python -m scripts.papers.ablation_systems --batch 3       # three prompts at once
 
-Baseline: a static hot set, as llama.cpp keeps one, and misses computed on the host; +loads: misses are loaded instead;
-+CE: score-window eviction; +ER: the expert-cache router; +Pre: the next layer's top-score experts are prefetched; +BA:
-the CPU-load balancer. The paper's +CE is +loads and +CE together; here each step changes one thing. Without a GPU this
-machine has one place to compute an expert at: from the disk the steps begin with +loads and end with +Pre.
+Importance. Baseline: a static hot set, as llama.cpp keeps one, and misses computed on the host; +loads: misses are
+loaded instead; +CE: score-window eviction; +ER: the expert-cache router; +Pre: the next layer's top-score experts are
+prefetched; +BA: the CPU-load balancer. The paper's +CE is +loads and +CE together; here each step changes one thing.
+Without a GPU this machine has one place to compute an expert at: from the disk the steps begin with +loads and end with
++Pre. Fate. Loads on demand; +Pre: what the gate before predicts is prefetched; +cache: shallow layers first, ARC in the
+others; +int4: experts in int4, unpopular ones in int2. SMOE. The cache alone, N experts a layer prefetched by the
+token-wise network, by the next layer's gate (`gate`), and N = 2 where it pays (`flex`); a change from line to line.
 
 With --batch several prompts are answered at once: the router's set C and its replacements, and the balancer's batch
 sizes, are then over the rows of all, and TPOT is the time of a pass, which gives each of them a token.
@@ -20,6 +23,7 @@ marks figures during which others used more than a tenth of a core.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from scripts.lib.bench import Bench, batch_flag, batch_suffix, in_drawn_order, parse_system_flags, system_flags
@@ -31,31 +35,74 @@ from scripts.lib.tables import Column, text_table
 from scripts.papers import compare_show as show
 
 VERSION = 4
-STEPS: dict[str, dict[str, Any]] = {
-    "baseline": {"residency": "static", "router": "top-k", "predictor": "none", "placement": "resident"},
-    "+loads": {"placement": "device"},
-    "+CE": {"residency": "score"},
-    "+ER": {"router": "expert-cache"},
-    "+Pre": {"predictor": "next-layer"},
-    "+BA": {"placement": "balance"},
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    figure: str
+    """What the paper calls it."""
+    steps: dict[str, dict[str, Any]]
+    """Names, without a space, and what each changes of the one before."""
+    with_host: tuple[str, ...] = ()
+    """Steps that need a second place to compute at."""
+
+
+SERIES = {
+    "importance": Series(
+        "Fig 16",
+        {
+            "baseline": {"residency": "static", "router": "top-k", "predictor": "none", "placement": "resident"},
+            "+loads": {"placement": "device"},
+            "+CE": {"residency": "score"},
+            "+ER": {"router": "expert-cache"},
+            "+Pre": {"predictor": "next-layer"},
+            "+BA": {"placement": "balance"},
+        },
+        ("baseline", "+BA"),
+    ),
+    "fate": Series(
+        "Fig 14",
+        {
+            "on-demand": {"predictor": "none", "residency": "none", "precision": "full"},
+            "+Pre": {"predictor": "cross-layer"},
+            "+cache": {"residency": "shallow-arc"},
+            "+int4": {"precision": "popular"},
+        },
+    ),
+    "smoe": Series(
+        "Figs 14 and 15",
+        {
+            "cache": {"predictor": "none"},
+            "N=1": {"predictor": "token-wise", "prefetch": 1},
+            "N=2": {"prefetch": 2},
+            "N=3": {"prefetch": 3},
+            "gate,N=1": {"predictor": "next-gate", "prefetch": 1},
+            "gate,N=2": {"prefetch": 2},
+            "flex,N=2": {"predictor": "token-wise-flex"},
+        },
+    ),
 }
-"""What each changes."""
-WITH_HOST = ("baseline", "+BA")
-"""Steps that need a second place to compute at."""
+"""By system."""
 HOWS = ("disk", "emulated")
 
 
 def variants(args: Any) -> dict[str, dict[str, Any]]:
     """`disk +ER` -> its settings, the steps before it included."""
-    found = {}
+    found, series = {}, SERIES[args.paper]
     for how in args.how:
-        settings: dict[str, Any] = {"system": "importance", "alpha": args.alpha}
+        settings: dict[str, Any] = {"system": args.paper}
+        settings |= {"alpha": args.alpha} if args.paper == "importance" else {}
         settings |= {"profile": args.profile} if how == "emulated" else {}
-        for step, change in STEPS.items():
-            settings = settings | change
-            if how == "emulated" or step not in WITH_HOST:
+        for step, change in series.steps.items():
+            settings = {name: value for name, value in (settings | change).items() if _applies(name, settings | change)}
+            if how == "emulated" or step not in series.with_host:
                 found[f"{how} {step}"] = settings
     return found
+
+
+def _applies(name: str, settings: dict[str, Any]) -> bool:
+    """A number of prefetches is of no use to a step that predicts nothing."""
+    return name != "prefetch" or settings.get("predictor") != "none"
 
 
 def plan(bench: Bench, args: Any) -> list[Cell]:
@@ -94,7 +141,7 @@ def rows(wanted: list[Cell], results: list[dict[str, Any]], args: Any) -> list[d
     for model, how, budget in dict.fromkeys(key[:3] for key in found):
         before: dict[int, dict[str, Any]] = {}
         first: dict[int, dict[str, Any]] = {}
-        for step in STEPS:
+        for step in SERIES[args.paper].steps:
             of = found.get((model, how, budget, step))
             if of is None:
                 continue
@@ -169,7 +216,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
             panel.set_title(f"{model}, {budget} % of the experts\n{title}", fontsize=9.5, color=DARK)
         panels[g * len(args.budgets)].set_ylabel("time per token, ms (bars)")
     figure.suptitle(
-        f"Importance-driven scheduling, step by step (Fig 16): alpha {args.alpha:g}, medians of "
+        f"{args.paper}, step by step ({SERIES[args.paper].figure} of its paper), medians of "
         f"{plural(args.prompts, 'prompt')}, answers of {args.tokens} tokens",
         fontsize=11,
     )
@@ -178,21 +225,22 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
 
 def parse() -> Any:
     parser = system_flags(__doc__ or "", prompts=(5, 2), tokens=(64, 12), budgets=(10, 25, 50))
+    parser.add_argument("--paper", choices=SERIES, default="importance", help="whose system; %(default)s unless said")
     parser.add_argument("--how", nargs="+", choices=HOWS, default=list(HOWS), help="both unless said")
     common_flags(parser, "profile", profile="rtx3090-pcie3")
     batch_flag(parser)
-    parser.add_argument("--alpha", type=float, default=0.3, help="%(default)s unless said")
+    parser.add_argument("--alpha", type=float, default=0.3, help="of importance; %(default)s unless said")
     return parse_system_flags(parser)
 
 
 def main() -> int:
     args = parse()
-    header(f"Importance, step by step, {plural(args.prompts, 'prompt')}, answers of {args.tokens}")
+    header(f"{args.paper}, step by step, {plural(args.prompts, 'prompt')}, answers of {args.tokens}")
     with Bench(args, variants(args)) as bench:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
         note += f"; emulated where it says so: {args.profile}" if "emulated" in args.how else ""
         note += f"; {args.batch} prompts at once" if args.batch > 1 else ""
-        with Experiment("ablation_importance" + batch_suffix(args.batch), args, VERSION, {}, note) as run:
+        with Experiment(f"ablation_{args.paper}" + batch_suffix(args.batch), args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             found = rows(
                 wanted,
