@@ -39,7 +39,11 @@ def drawn(name: str) -> str:
     table = TABLES[name]
     found = [load(file) for file in table.files]
     if len(found) > 1:
-        rows = [{"of": facts["model"].rpartition("/")[2], **row} for facts in found for row in facts["rows"]]
+        rows = [
+            {"file": file, "of": facts["model"].rpartition("/")[2], **row}
+            for file, facts in zip(table.files, found, strict=True)
+            for row in facts["rows"]
+        ]
     else:
         rows = found[0]["rows"]
     sources = [

@@ -23,7 +23,7 @@ class Table:
     data: str
     """A file of docs/data, without `.json`; several with a space between."""
     draw: Callable[[list[dict[str, Any]]], str]
-    """Its rows -> the table in Markdown. Each row of several files has `of`, the model of its file."""
+    """Its rows -> the table in Markdown. Each row of several files has `file`, and `of`, its model."""
 
     @property
     def files(self) -> list[str]:

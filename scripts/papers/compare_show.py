@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.lib.experiment import plural
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
-from scripts.lib.tables import Column, text_table
+from scripts.lib.tables import Column, markdown, markdown_down, text_table
 from scripts.lib.timing.idleness import mark
 from scripts.lib.timing.intervals import Interval
 
@@ -194,6 +194,44 @@ def with_batch(columns: Sequence[Column], batch: int) -> list[Column]:
     """With those of several prompts at once behind TPOT."""
     place = 1 + next(n for n, column in enumerate(columns) if column.name == "TPOT, ms")
     return [*columns[:place], *(TOGETHER_COLUMNS if batch > 1 else ()), *columns[place:]]
+
+
+PUBLISHED = ("system", "TPOT, ms", "of on-demand's", "CPU, ms", "hits", "recall", "MB", "total MB", "same tokens")
+
+
+def budget_table(rows: list[dict[str, Any]], budget: int) -> str:
+    """In Markdown: the systems at one budget, by their time, and Transformers."""
+    of = [row for row in rows if row["budget"] == budget and "refused" not in row]
+    peers = [row for row in rows if row["system"] == TRANSFORMERS]
+    columns = [next(one for one in COLUMNS if one.name == name) for name in PUBLISHED]
+    return markdown_down(columns, [*sorted(of, key=lambda one: float(one["tpot_ratio"])), *peers])
+
+
+def repeated(rows: list[dict[str, Any]]) -> str:
+    """In Markdown: the ratios of two runs beside each other, by system and budget, and those that differ: a median that
+    is outside the other run's interval. `file`: of a row, the run's."""
+    files = list(dict.fromkeys(row["file"] for row in rows))
+    found = {
+        (row["file"], row["budget"], row["system"]): Interval(
+            *(row[f"tpot_ratio{bound}"] for bound in ("", "_low", "_high")), row["prompts"]
+        )
+        for row in rows
+        if row.get("tpot_ratio") is not None
+    }
+    budgets, systems = (list(dict.fromkeys(key[n] for key in found)) for n in (1, 2))
+    lines = [["system", *(f"{budget} %" for budget in budgets)]]
+    for system in systems:
+        pairs = [[found.get((file, budget, system)) for file in files] for budget in budgets]
+        lines.append([system, *("; ".join(map(str, pair)) + _apart(pair) for pair in pairs)])
+    return markdown(lines)
+
+
+def _apart(pair: list[Interval | None]) -> str:
+    one, other = pair
+    if one is None or other is None:
+        return ""
+    same = other.low <= one.median <= other.high and one.low <= other.median <= one.high
+    return "" if same else " **differ**"
 
 
 def tables(rows: list[dict[str, Any]], total: bool = False, batch: int = 1) -> None:
