@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 import warnings
 from typing import Protocol
@@ -67,3 +69,10 @@ def aligned_buffer(nbytes: int) -> torch.Tensor:
 def round_up(n: int, to: int = PAGE) -> int:
     """The smallest multiple of `to` that is at least `n`."""
     return -(-n // to) * to
+
+
+def return_freed_memory() -> None:
+    """To the kernel. glibc keeps what was freed in pieces of up to 32 MiB for this process. Other C libraries have
+    nothing to call, and nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

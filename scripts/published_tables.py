@@ -11,6 +11,7 @@ from scripts.papers import prediction_show
 from scripts.papers.predictors import shift
 from scripts.papers.prefill import figures as prefill
 from scripts.papers.routing import __main__ as routing
+from scripts.processes import resident
 from scripts.service import evaluation
 from scripts.service.tables import TABLES as SERVICE
 from scripts.simulated import fits
@@ -69,6 +70,7 @@ TABLES = {
     "shift": Table("shift", _down(shift.COLUMNS)),
     "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
     "routing": Table("routing", _whole_and_ends),
+    "resident": Table("resident", _down(resident.COLUMNS)),
     "evaluation": Table("evaluation", _down(evaluation.COLUMNS)),
 }
 """Name -> table."""

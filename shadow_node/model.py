@@ -16,9 +16,12 @@ from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
+from checkpoint.tensors import return_freed_memory
 from scheduler.errors import LaunchError
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
 
+FREED_BYTES = 64 << 20
+"""Of experts in full precision, after which freed memory is returned to the kernel."""
 Routed = Callable[[int, list[int], list[float]], None]
 """(layer, experts best first, their weights): called the moment a gate has fired, before its experts are computed."""
 
@@ -74,6 +77,7 @@ class ShadowModel:
 
     def _quantise(self, store: ExpertStore, progress: Callable[[int, int], None] | None) -> None:
         quantise_model(self.dense, self.scheme, self.device)
+        return_freed_memory()
         modules = family.experts_modules(self.dense)
         for done, (layer, (_, module)) in enumerate(modules.items()):
             experts = ShadowExperts(module, self.scheme, self.device)
@@ -84,11 +88,17 @@ class ShadowModel:
     def _quantise_layer(self, store: ExpertStore, layer: int, experts: ShadowExperts) -> ShadowExperts:
         spec = store.manifest.layers[layer]
         parameters = ExpertParameters(store.manifest, threads=torch.get_num_threads())
+        freed = 0
         with (store.path / spec.file).open("rb") as stream:
             for number, blob in enumerate(spec.blobs):
                 stream.seek(blob.offset)
                 buffer = torch.frombuffer(bytearray(stream.read(blob.length)), dtype=torch.uint8)
                 experts.add(number, parameters.of(buffer, layer))
+                freed += blob.length
+                if freed > FREED_BYTES:
+                    return_freed_memory()  # else as much as all experts in full precision stays with the process
+                    freed = 0
+        return_freed_memory()
         return experts
 
     def _experts_of(self, layer: int) -> Callable[..., torch.Tensor]:

@@ -50,7 +50,7 @@ def held(model: str, case: str, prompt_tokens: int, tokens: int) -> dict[str, An
     from odmoe.start import start_cluster
     from odmoe.stores import prepare_store, with_forms
 
-    def run(name: str, values: dict[str, Any]) -> tuple[Any, Any]:
+    def run(name: str, values: dict[str, Any]) -> tuple[Any, Any, int]:
         settings = Settings(
             model=name, dtype=DTYPE, parallel=1, ctx_size=prompt_tokens + tokens, loader="disk", **values
         )
@@ -60,7 +60,8 @@ def held(model: str, case: str, prompt_tokens: int, tokens: int) -> dict[str, An
         cluster = start_cluster(settings, store)
         try:
             prompt = [random.Random(0).randrange(2, 2000) for _ in range(prompt_tokens)]
-            return answer(cluster, prompt, tokens), budget_of(settings, store)
+            report = answer(cluster, prompt, tokens)
+            return report, budget_of(settings, store), anonymous_bytes(os.getpid())
         finally:
             cluster.close()
 
@@ -69,13 +70,14 @@ def held(model: str, case: str, prompt_tokens: int, tokens: int) -> dict[str, An
     run(str(DEMO), CASES[case] | {"memory": None})
     before = anonymous_bytes(os.getpid())
     with AnonymousPeak(os.getpid()) as peak:
-        report, budget = run(model, CASES[case])
+        report, budget, after = run(model, CASES[case])
     return {
         "case": case,
         "budget": budget.total,
         "activations": budget.shares["activations"],
         "reported": sum(report.memory_shares.values()),
         "resident": peak.bytes - before,
+        "after": after - before,
         "before": before,
         **{f"share_{name}": size for name, size in report.memory_shares.items()},
     }
@@ -86,8 +88,9 @@ COLUMNS = (
     Column("budget, MB", "budget", ".0f", 1e-6),
     Column("of it for activations", "activations", ".0f", 1e-6),
     Column("reported, MB", "reported", ".0f", 1e-6),
-    Column("resident, MB", "resident", ".0f", 1e-6),
-    Column("of the budget", lambda row: row["resident"] / row["budget"], ".2f"),
+    Column("resident, MB: at its peak", "resident", ".0f", 1e-6),
+    Column("after the answer", "after", ".0f", 1e-6),
+    Column("peak of the budget", lambda row: row["resident"] / row["budget"], ".2f"),
     Column("interpreter and libraries, MB", "before", ".0f", 1e-6),
 )
 
