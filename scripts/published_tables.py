@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.lib.tables import Column, Row, markdown_across, markdown_down
-from scripts.papers import prediction_show
+from scripts.papers import ablation_systems, prediction_show
 from scripts.papers.predictors import shift
 from scripts.papers.prefill import figures as prefill
 from scripts.papers.routing import __main__ as routing
@@ -71,6 +71,9 @@ TABLES = {
     "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
     "routing": Table("routing", _whole_and_ends),
     "resident": Table("resident", _down(resident.COLUMNS)),
+    "ablation_importance": Table("ablation_importance", _down(ablation_systems.COLUMNS[3:10])),
+    "ablation_fate": Table("ablation_fate", _down(ablation_systems.COLUMNS[3:10])),
+    "ablation_smoe": Table("ablation_smoe", _down(ablation_systems.COLUMNS[3:10])),
     "evaluation": Table("evaluation", _down(evaluation.COLUMNS)),
 }
 """Name -> table."""
