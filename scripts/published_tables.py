@@ -16,6 +16,7 @@ from scripts.service import evaluation
 from scripts.service.tables import TABLES as SERVICE
 from scripts.simulated import fits
 
+ABLATIONS = tuple(f"ablation_{paper}" for paper in ablation_systems.SERIES)
 MODELS = ("many-moe", "fine-moe", "demo-moe", "deep-moe")
 
 
@@ -71,9 +72,7 @@ TABLES = {
     "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
     "routing": Table("routing", _whole_and_ends),
     "resident": Table("resident", _down(resident.COLUMNS)),
-    "ablation_importance": Table("ablation_importance", _down(ablation_systems.COLUMNS[3:10])),
-    "ablation_fate": Table("ablation_fate", _down(ablation_systems.COLUMNS[3:10])),
-    "ablation_smoe": Table("ablation_smoe", _down(ablation_systems.COLUMNS[3:10])),
+    **{name: Table(name, _down(ablation_systems.COLUMNS[3:10])) for name in ABLATIONS},
     "evaluation": Table("evaluation", _down(evaluation.COLUMNS)),
 }
 """Name -> table."""

@@ -10,7 +10,7 @@ import contextlib
 import random
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -179,6 +179,12 @@ class Bench:
         of |= {"batch": self.batch} if self.batch > 1 else {}
         return {"model": Path(model).name, "weights": self.opened(model)[0].manifest.fingerprint, **of}
 
+    def conditions(self, model: str) -> dict[str, Any]:
+        """What decides every cell of a model."""
+        args = self.args
+        flags = {name: getattr(args, name) for name in ("dtype", "tokens", "seed", "history", "prompts")}
+        return {**self.identity(model), "path": model, **flags}
+
     def prompts(self, model: str) -> list[list[list[int]]]:
         """Those that each cluster answers before anything is measured, one by one; then those that are measured, in
         batches."""
@@ -263,12 +269,26 @@ def models(args: Any) -> None:
     args.models, args.model = found, ", ".join(Path(one).name for one in found)
 
 
+def model_flags(about: str, prompts: tuple[int, int], tokens: tuple[int, int], default: Sequence[str]) -> Any:
+    """As `experiment_flags`, for several models."""
+    parser = experiment_flags(about, prompts=prompts, tokens=tokens, model=None)
+    parser.add_argument("--models", nargs="+", default=list(default), help="%(default)s unless said")
+    return parser
+
+
+def parse_model_flags(parser: Any) -> Any:
+    """With paths of models, and the folder of what is written. Raises SystemExit."""
+    args = parse_flags(parser)
+    models(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    return args
+
+
 def system_flags(
     about: str, prompts: tuple[int, int], tokens: tuple[int, int], budgets: tuple[int, ...] = BUDGETS
 ) -> Any:
     """As `experiment_flags`, for several models and budgets."""
-    parser = experiment_flags(about, prompts=prompts, tokens=tokens, model=None)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
+    parser = model_flags(about, prompts, tokens, MODELS)
     parser.add_argument(
         "--budgets",
         type=positive,

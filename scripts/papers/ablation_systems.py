@@ -94,30 +94,17 @@ def variants(args: Any) -> dict[str, dict[str, Any]]:
         settings |= {"alpha": args.alpha} if args.paper == "importance" else {}
         settings |= {"profile": args.profile} if how == "emulated" else {}
         for step, change in series.steps.items():
-            settings = {name: value for name, value in (settings | change).items() if _applies(name, settings | change)}
+            settings = settings | change
             if how == "emulated" or step not in series.with_host:
                 found[f"{how} {step}"] = settings
     return found
-
-
-def _applies(name: str, settings: dict[str, Any]) -> bool:
-    """A number of prefetches is of no use to a step that predicts nothing."""
-    return name != "prefetch" or settings.get("predictor") != "none"
 
 
 def plan(bench: Bench, args: Any) -> list[Cell]:
     """Budget by budget and prompt by prompt every step, in a drawn order."""
     wanted = []
     for model in args.models:
-        of = {
-            **bench.identity(model),
-            "path": model,
-            "dtype": args.dtype,
-            "tokens": args.tokens,
-            "seed": args.seed,
-            "history": args.history,
-            "prompts": args.prompts,
-        }
+        of = bench.conditions(model)
         for how in args.how:
             steps = [name for name in bench.variants if name.startswith(how)]
             for budget in args.budgets:

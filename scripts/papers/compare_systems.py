@@ -45,16 +45,7 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
     """Transformers' answers, then budget by budget and prompt by prompt every system's."""
     wanted = []
     for model in args.models:
-        of = {
-            **bench.identity(model),
-            "path": model,
-            "dtype": args.dtype,
-            "tokens": args.tokens,
-            "seed": args.seed,
-            "history": args.history,
-            "prompts": args.prompts,
-            **({"profile": args.profile} if args.profile else {}),
-        }
+        of = bench.conditions(model) | ({"profile": args.profile} if args.profile else {})
         wanted += [Cell({**of, "system": show.TRANSFORMERS, "prompt": n}, 0.5) for n in range(args.prompts)]
         for budget in args.budgets:
             for n in range(args.prompts):

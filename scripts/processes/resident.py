@@ -56,9 +56,8 @@ def held(model: str, case: str, prompt_tokens: int, tokens: int) -> dict[str, An
         settings = Settings(
             model=name, dtype=DTYPE, parallel=1, ctx_size=prompt_tokens + tokens, loader="disk", **values
         )
-        store = with_forms(
-            prepare_store(name, None, DTYPE), sorted(forms_needed(settings, prepare_store(name, None, DTYPE)))
-        )
+        store = prepare_store(name, None, DTYPE)
+        store = with_forms(store, sorted(forms_needed(settings, store)))
         cluster = start_cluster(settings, store)
         try:
             prompt = [random.Random(0).randrange(2, 2000) for _ in range(prompt_tokens)]

@@ -25,9 +25,8 @@ from odmoe.text import load_tokenizer
 from odmoe.training.domains import DOMAINS, training_prompts
 from odmoe.training.observed_model import ObservedModel, Rows, hits
 from odmoe.training.predictor_training import Weights, collect, fit, joined
-from scripts.lib.bench import models
+from scripts.lib.bench import model_flags, parse_model_flags
 from scripts.lib.experiment import Cell, Experiment
-from scripts.lib.flags import experiment_flags, parse_flags
 from scripts.lib.ledger import digest
 from scripts.lib.prompts import measured_prompts
 from scripts.lib.provenance import header
@@ -152,14 +151,11 @@ COLUMNS = (
 
 
 def parse() -> Any:
-    parser = experiment_flags(__doc__ or "", prompts=(6, 2), tokens=(256, 16), model=None)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
-    args = parse_flags(parser)
+    parser = model_flags(__doc__ or "", prompts=(6, 2), tokens=(256, 16), default=MODELS)
+    args = parse_model_flags(parser)
     least = min(map(len, measured_prompts().values()))
     if args.prompts > least:
         raise SystemExit(f"--prompts is {args.prompts}; allowed: 1 to {least}, of each domain")
-    models(args)
-    args.out.mkdir(parents=True, exist_ok=True)
     return args
 
 

@@ -23,9 +23,8 @@ from checkpoint.sharding.source import open_source
 from odmoe.commands.whole_model import load_whole
 from odmoe.text import load_tokenizer
 from odmoe.training.observed_model import ObservedModel
-from scripts.lib.bench import models
+from scripts.lib.bench import model_flags, parse_model_flags
 from scripts.lib.experiment import Cell, Experiment
-from scripts.lib.flags import experiment_flags, parse_flags
 from scripts.lib.ledger import digest
 from scripts.lib.prompts import mixed_prompts
 from scripts.lib.provenance import header
@@ -100,12 +99,8 @@ def mean(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def parse() -> Any:
-    parser = experiment_flags(__doc__ or "", prompts=(20, 5), tokens=(64, 12), model=None)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="%(default)s unless said")
-    args = parse_flags(parser)
-    models(args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    return args
+    parser = model_flags(__doc__ or "", prompts=(20, 5), tokens=(64, 12), default=MODELS)
+    return parse_model_flags(parser)
 
 
 def main() -> int:
