@@ -40,6 +40,14 @@ class Figure:
     quick: str = "--quick"
 
 
+STEP_BY_STEP = {"importance": "importance Fig 16", "fate": "Fate Fig 14", "smoe": "SMOE Figs 14, 15"}
+WIDE, LONG = "--widen 16 --dtype bfloat16 --budgets 25", "--prompts 5 --tokens 24 --history 1"
+"""From the disk: experts that are worth caching."""
+TTFT = "--prompts 5 --history 1 --tokens 2"
+PC, SHORT = "--profile rtx3090-pcie3@8 --budgets 25", "--prompts 5 --tokens 8 --history 1"
+FEW = "--quick --prompts 1 --tokens 4"
+"""Emulated, eight times as slow."""
+
 FIGURES = {
     "pipeline": Figure("pipeline", "OD-MoE Figs 2, 5", quick=""),
     "recall": Figure("recall", "OD-MoE Figs 3, 6", whole="--prompts 3 --tokens 64"),
@@ -57,7 +65,13 @@ FIGURES = {
     "prediction": Figure("prediction", "Fate Table 1, Fig 7; SMOE Fig 3; importance Fig 18", "--model models/many-moe"),
     "shift": Figure("predictors.shift", "SMOE Fig 3, by kind of text"),
     "routing": Figure("routing", "importance Figs 4, 11; SMOE Figs 5, 6; Fate Fig 8"),
-    "prefill": Figure("prefill", "SMOE Figs 10, 11; Fate Fig 11; importance Fig 14"),
+    "prefill": Figure("prefill", "SMOE Figs 10, 11; Fate Fig 11; importance Fig 14", whole=TTFT),
+    "prefill-simulated-host-1ms": Figure(
+        "prefill",
+        "the same with the host of the importance paper",
+        "--host-row-ms 1 --systems on-demand ktransformers smoe static hybrimoe",
+        TTFT,
+    ),
     "quality_systems": Figure("quality_systems", "importance Table 3; Fate Tables 2, 3"),
     "compare_systems": Figure(
         "compare_systems",
@@ -65,9 +79,28 @@ FIGURES = {
         "--widen 16 --dtype bfloat16 --budgets 10 25 50",
         "--prompts 6 --tokens 32 --history 1",
     ),
-    "ablation_importance": Figure("ablation_systems", "importance Fig 16", "--paper importance"),
-    "ablation_fate": Figure("ablation_systems", "Fate Fig 14", "--paper fate"),
-    "ablation_smoe": Figure("ablation_systems", "SMOE Figs 14, 15", "--paper smoe"),
+    "compare_systems-emulated": Figure(
+        "compare_systems",
+        "importance Figs 12, 13; SMOE Table I; Fate Fig 12, emulated",
+        f"{PC} --systems on-demand static ktransformers moe-infinity eap hybrimoe importance smoe fate",
+        SHORT,
+        FEW,
+    ),
+    "compare_systems-emulated-batch3": Figure(
+        "compare_systems",
+        "importance Figs 12, 13: batch 3, emulated",
+        f"{PC} --batch 3 --systems on-demand static moe-infinity hybrimoe importance",
+        SHORT,
+        FEW,
+    ),
+    **{
+        f"ablation_{paper}": Figure("ablation_systems", of, f"--paper {paper} --how disk {WIDE}", LONG)
+        for paper, of in STEP_BY_STEP.items()
+    },
+    **{
+        f"ablation_{paper}-emulated": Figure("ablation_systems", of, f"--paper {paper} --how emulated {PC}", SHORT, FEW)
+        for paper, of in STEP_BY_STEP.items()
+    },
 }
 """Name of the data and of the picture -> how it is made."""
 
@@ -105,10 +138,14 @@ def draw(name: str, quick: bool, folder: Path) -> Run:
 def put_into_docs(run: Run) -> list[Path]:
     """Its data and its pictures, under the figure's name."""
     script, found = FIGURES[run.name].script, []
+
+    def under(stem: str) -> str:
+        return stem if stem.startswith(run.name) else stem.replace(script, run.name, 1)
+
     for result in sorted(run.folder.glob("*.json")):
-        found.append(publish.copy(result, result.stem.replace(script, run.name, 1)))
+        found.append(publish.copy(result, under(result.stem)))
     for picture in sorted(run.folder.glob("*.png")):
-        found.append(ROOT / "docs" / picture.name.replace(script, run.name, 1))
+        found.append(ROOT / "docs" / f"{under(picture.stem)}.png")
         shutil.copy(picture, found[-1])
     return found
 

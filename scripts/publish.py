@@ -4,7 +4,7 @@
 .venv/bin/python -m scripts.publish                            # writes every table again
 
 A table stands in a page between `<!-- data: NAME -->` and `<!-- /data -->`; NAME is one of
-`scripts.published_tables.TABLES`. Below it stand the command, commit and date of its data.
+`scripts.published.tables.TABLES`. Below it stand the command, commit and date of its data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import ROOT
-from scripts.published_tables import TABLES
+from scripts.published.tables import TABLES
 
 DATA = ROOT / "docs" / "data"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -40,7 +40,7 @@ def drawn(name: str) -> str:
     found = [load(file) for file in table.files]
     if len(found) > 1:
         rows = [
-            {"file": file, "of": facts["model"].rpartition("/")[2], **row}
+            {"file": file, "of": facts.get("model", "").rpartition("/")[2], **row}
             for file, facts in zip(table.files, found, strict=True)
             for row in facts["rows"]
         ]

@@ -33,6 +33,7 @@ from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.simultaneous import compared_together
+from scripts.lib.tables import Column
 
 DRAFTS_S = 0.05
 """How long a pass waits for one more draft."""
@@ -175,6 +176,22 @@ def main() -> None:
     name = f"exactness-{args.cluster}"
     print(f"\n{len(rows)} settings, {bad} with a token that differs; written to {save_rows(name, rows)}")
     sys.exit(bool(bad))
+
+
+COLUMNS = (
+    Column("dtype", "dtype"),
+    Column("workers", "workers", "d"),
+    Column("slots", "slots", "d"),
+    Column("shadow", "shadow"),
+    Column("aligned every", "period", "d"),
+    Column("loader", "loader"),
+    Column("mini-batch", "mini_batch"),
+    Column("tokens equal", lambda row: f"{row['equal_tokens']} of {row['tokens']}"),
+    Column("logits bit for bit", "bit_equal_logits"),
+    Column("recall", "recall", ".2%"),
+    Column("most resident experts", "residents", "d"),
+    Column("memory of all experts cached", "of_whole", ".0%"),
+)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -225,48 +225,54 @@ def search(
         yield row
 
 
+MAKING = (
+    Column("form", "form"),
+    Column("HQQ's Quantizer, MB/s", "hqq_mb_per_s", ".1f"),
+    Column("a core", "hqq_core_mb_per_s", ".1f"),
+    Column("ours, MB/s", "ours_mb_per_s", ".1f"),
+    Column("a core", "ours_core_mb_per_s", ".1f"),
+    Column("ours / HQQ's, a core", "ratio", ".1f"),
+    Column("same bytes", lambda row: "yes" if row["equal"] else "NO"),
+    Column("into files, MB/s", "files_mb_per_s", ".1f"),
+    Column("a core", "files_core_mb_per_s", ".1f"),
+)
+
+
 def show_making(store: ExpertStore, experts: int, turns: int) -> None:
     """Time HQQ's Quantizer and ours in alternated turns, and print both."""
     first = next(iter(store.manifest.layers))
     layer = store.manifest.layers[first]
     found = list(making.rows(store, lambda expert: layer.views(read(store, first, expert)), experts, turns))
-    columns = (
-        Column("form", "form"),
-        Column("HQQ's Quantizer, MB/s", "hqq_mb_per_s", ".1f"),
-        Column("a core", "hqq_core_mb_per_s", ".1f"),
-        Column("ours, MB/s", "ours_mb_per_s", ".1f"),
-        Column("a core", "ours_core_mb_per_s", ".1f"),
-        Column("ours / HQQ's, a core", "ratio", ".1f"),
-        Column("same bytes", lambda row: "yes" if row["equal"] else "NO"),
-        Column("into files, MB/s", "files_mb_per_s", ".1f"),
-        Column("a core", "files_core_mb_per_s", ".1f"),
-    )
-    print(text_table(columns, found))
+    print(text_table(MAKING, found))
     size = f"{store.manifest.blob_bytes:,} bytes an expert, {store.manifest.expert_bytes:,} in all"
     print(f"MB of full precision, by the clock and by processor time; medians of {turns} alternated turns; {size}")
     print(f"written to {save_rows('forms-making', found)}")
 
 
-def show(full: str, rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
-    whole, base = rows[0], found[0]["least_perplexity"]
-    uniform_columns = (
+def uniform_columns(rows: list[dict[str, Any]]) -> list[Column]:
+    """Every expert in one form, beside full precision, the first row."""
+    whole = rows[0]
+    return [
         Column("experts", "form"),
         Column("bytes", "expert_bytes", ",d"),
-        Column(f"of {full}", "expert_bytes", ".1%", 1 / whole["expert_bytes"]),
+        Column(f"of {whole['form']}", "expert_bytes", ".1%", 1 / whole["expert_bytes"]),
         Column("perplexity", "perplexity", ".4f"),
         Column("loss", lambda row: row["perplexity"] / whole["perplexity"] - 1, ".2%"),
         Column("same next token", "agreement", ".2%"),
         Column("quantise, ms", "quantise_s_an_expert", ".2f", 1e3),
         Column("restore a token, ms", "restore_s_a_token", ".2f", 1e3),
-    )
-    print(text_table(uniform_columns, rows))
-    search_columns = [Column("rows whose experts are int2", "share", ".0%")]
+    ]
+
+
+def search_columns(rows: list[dict[str, Any]]) -> list[Column]:
+    """Shares of rows in int2, beside none, the first row."""
+    base, columns = rows[0]["least_perplexity"], [Column("rows whose experts are int2", "share", ".0%")]
     for name in ("least", "most"):
-        search_columns += [
+        columns += [
             Column(f"{name} popular first: experts", f"{name}_experts", ".1%"),
             Column("loss", lambda row, name=name: row[f"{name}_perplexity"] / base - 1, ".2%"),
         ]
-    print(f"\nprefill\n{text_table(search_columns, found)}")
+    return columns
 
 
 def main() -> None:
@@ -297,7 +303,8 @@ def main() -> None:
     rows = uniform(store, model, forms, text)
     steps = 5 if args.quick else 20
     found = list(search(model, forms, text, [step / steps for step in range(steps + 1)]))
-    show(store.manifest.dtype, rows, found)
+    print(text_table(uniform_columns(rows), rows))
+    print(f"\nprefill\n{text_table(search_columns(found), found)}")
     base = found[0]["least_perplexity"]
     within = takewhile(lambda row: row["least_perplexity"] <= base * (1 + ALLOWED_LOSS), found)
     largest = max(row["share"] for row in within)

@@ -116,7 +116,7 @@ def main() -> None:
             if turn:  # the first one fills caches, and makes the store
                 seconds[one.name].append(took)
     rows = [row(name, seconds) for name in seconds]
-    show(rows)
+    print(text_table(columns(TRANSFORMERS, *(["before"] if args.before else [])), rows))
     print(f"saved: {save_rows('start-quick' if args.quick else 'start', rows)}")
 
 
@@ -135,13 +135,14 @@ def row(name: str, seconds: dict[str, list[tuple[float, float]]]) -> dict[str, A
     return found
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    columns = [Column("command", "name")]
+def columns(*others: str) -> list[Column]:
+    """Of those that are compared with."""
+    found = [Column("command", "name")]
     for kind in ("wall", "processor"):
-        columns.append(Column(f"{kind} s", f"{kind}_s", ".2f"))
-        columns.append(Column("least", f"{kind}_least_s", ".2f"))
-        columns += [Column(f"of {other}", f"{kind}_of_{other.lower()}", ".2f") for other in (TRANSFORMERS, "before")]
-    print(text_table(columns, rows))
+        found.append(Column(f"{kind} s", f"{kind}_s", ".2f"))
+        found.append(Column("least", f"{kind}_least_s", ".2f"))
+        found += [Column(f"of {other}", f"{kind}_of_{other.lower()}", ".2f") for other in others]
+    return found
 
 
 if __name__ == "__main__":

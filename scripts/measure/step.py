@@ -241,7 +241,7 @@ def show(
         print(f"medians of {len(steps)} tokens")
         print(text_table(columns, [{"name": name, "ms": medians[part]} for part, name in PARTS.items()]))
         rows["ms"] = medians
-    print(f"saved: {save_rows(f'step-{args.cluster}-{args.shadow}', [rows])}")
+    print(f"saved: {save_rows(f'step-{args.system}-{args.cluster}-{args.shadow}', [rows])}")
 
 
 if __name__ == "__main__":

@@ -227,7 +227,8 @@ def main() -> int:
         note = f"one worker; experts {bench.reads(args.models[0])}; {args.dtype}"
         note += f"; emulated where it says so: {args.profile}" if "emulated" in args.how else ""
         note += f"; {args.batch} prompts at once" if args.batch > 1 else ""
-        with Experiment(f"ablation_{args.paper}" + batch_suffix(args.batch), args, VERSION, {}, note) as run:
+        name = f"ablation_{args.paper}" + "-emulated" * (args.how == ["emulated"]) + batch_suffix(args.batch)
+        with Experiment(name, args, VERSION, {}, note) as run:
             wanted = plan(bench, args)
             found = rows(
                 wanted,

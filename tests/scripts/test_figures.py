@@ -70,3 +70,6 @@ def test_data_and_pictures_have_the_figures_name(monkeypatch: pytest.MonkeyPatch
     put = [path.relative_to(tmp_path).as_posix() for path in figures.put_into_docs(run)]
     assert put == ["docs/data/sweep_alignment_nf4.json", "docs/sweep_alignment_nf4-live.png"]
     assert json.loads((tmp_path / put[0]).read_text())["command"] == "a --shadow nf4"
+    (out / "sweep_alignment.json").rename(out / "compare_systems-emulated.json")
+    put = figures.put_into_docs(figures.Run("compare_systems-emulated", "", 1.0, "", out))
+    assert put[0].name == "compare_systems-emulated.json", "the script has said so already"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import publish
-from scripts.published_tables import TABLES
+from scripts.published.tables import TABLES
 
 WITHOUT_DATA = 31
 """Tables of docs/measurements.md whose data was not kept. It only shrinks: a new table has its data."""

@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +145,7 @@ def _row(name: str, one: Held, size: int, bound: float, cores: int, links: dict[
     return found
 
 
-def columns(links: dict[str, float]) -> tuple[Column, ...]:
+def columns(links: Iterable[str]) -> tuple[Column, ...]:
     gains = [f"{link}{more}" for link in links for more in ("", ", overlapped")]
     return (
         Column("weights", "weights"),

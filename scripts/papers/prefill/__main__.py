@@ -35,7 +35,7 @@ from scripts.lib.prompts import mixed_prompts, prompts_of_length
 from scripts.lib.provenance import header
 from scripts.papers.compare_systems import between, pairs_of
 from scripts.papers.prefill import figures, simulated
-from scripts.papers.prefill.variants import ON_HOST, QUICK, REFERENCE, VARIANTS, config_of, foresight_of
+from scripts.papers.prefill.variants import QUICK, REFERENCE, VARIANTS, config_of, foresight_of
 
 VERSION = 1
 HOWS = ("simulated", "emulated", "disk")
@@ -182,7 +182,6 @@ def measured(bench: Bench, run: Experiment, args: Any) -> list[dict[str, Any]]:
 
 def parse() -> Any:
     parser = system_flags(__doc__ or "", prompts=(3, 1), tokens=(4, 2), budgets=(25,))
-    parser.set_defaults(models=["models/fine-moe"])
     parser.add_argument("--how", choices=HOWS, default=HOWS[0], help="%(default)s unless said")
     parser.add_argument(
         "--lengths", nargs="+", type=positive, help="of prompts, in tokens; 16 64 128 256 512 unless said"
@@ -198,15 +197,13 @@ def parse() -> Any:
     args.budget, args.model = args.budgets[0], args.models[0]
     args.lengths = args.lengths or (QUICK_LENGTHS if args.quick else LENGTHS)
     args.systems = args.systems or list(QUICK if args.quick else VARIANTS)
-    if args.how == "disk":  # one place to compute at
-        args.systems = [name for name in args.systems if name != ON_HOST]
     return args
 
 
 def main() -> int:
     args = parse()
     header(f"Time to first token of {plural(len(args.systems), 'system')}, {args.how}, {args.lengths} tokens")
-    name = f"prefill-{args.how}"
+    name = f"prefill-{args.how}" + (f"-host-{args.host_row_ms:g}ms" if args.host_row_ms is not None else "")
     note = f"device memory {args.budget} % of the experts"
     if args.how != "disk":
         note = f"{args.how}: {args.profile}; {note}"

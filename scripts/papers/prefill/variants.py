@@ -13,17 +13,16 @@ from scheduler.types import ModelShape
 
 REFERENCE = "on-demand"
 IN_TURN = "on-demand, in turn"
-ON_HOST = "all on the host"
+ON_HOST = "ktransformers"
 IN_FULL = "fate, in full"
 VARIANTS: dict[str, dict[str, Any]] = {
     REFERENCE: {"system": REFERENCE},
     IN_TURN: {"system": REFERENCE, "prefill": "in-turn"},
-    ON_HOST: {"system": "static", "placement": "host"},
     **{name: {"system": name} for name, preset in SYSTEMS.items() if preset.single_machine},
     IN_FULL: {"system": "fate", "precision": "full"},
 }
 """Name -> settings. `on-demand` loads ahead of its gates. `in turn` as Fate's baseline: a layer's experts are loaded
-once its gate has fired, and computed once they are there. `all on the host`: KTransformers' first way."""
+once its gate has fired, and computed once they are there."""
 QUICK = (REFERENCE, "smoe", "hybrimoe", "fate", "eap")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.lib.tables import Column, markdown_across, text_table
+from scripts.lib.tables import Column, markdown_across, markdown_pivot, text_table
 
 COLUMNS = (
     Column("system", "name"),
@@ -26,4 +26,19 @@ def test_rows_become_columns() -> None:
         "| --- | --- | --- |",
         "| ms | 12.3 | - |",
         "| share | 25% | 100% |",
+    ]
+
+
+def test_rows_are_spread_over_lines_and_columns() -> None:
+    rows = [
+        {"system": "smoe", "budget": 10, "hits": 0.25},
+        {"system": "smoe", "budget": 25, "hits": 0.5},
+        {"system": "fate", "budget": 25, "hits": 1.0},
+    ]
+    columns = Column("system", "system"), Column("", lambda row: f"{row['budget']} %"), Column("hits", "hits", ".0%")
+    assert markdown_pivot(rows, *columns).split("\n") == [
+        "| system | 10 % | 25 % |",
+        "| --- | --- | --- |",
+        "| smoe | 25% | 50% |",
+        "| fate | - | 100% |",
     ]

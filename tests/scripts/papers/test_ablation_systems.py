@@ -61,7 +61,7 @@ def test_steps_of_three_prompts_at_once(run_script: Any) -> None:
     """Beside a host, where the balancer has batch sizes to balance."""
     flags = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1", "--tokens", "8"]
     flags += ["--how", "emulated", "--budgets", "25", "--batch", "3"]
-    found = run_script(ablation_systems, *flags, name="ablation_importance-batch3-quick")
+    found = run_script(ablation_systems, *flags, name="ablation_importance-emulated-batch3-quick")
     rows = {row["step"]: row for row in found.facts["rows"]}
     assert list(rows) == ["baseline", "+loads", "+CE", "+ER", "+Pre", "+BA"]
     assert all(row["tpot_s"] == pytest.approx(3 * row["token_s"]) for row in rows.values())

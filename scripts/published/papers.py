@@ -1,0 +1,51 @@
+"""Tables of the papers' own figures."""
+
+from __future__ import annotations
+
+from scripts.lib.tables import markdown_down
+from scripts.papers import (
+    ablation_systems,
+    prediction_show,
+)
+from scripts.papers.predictors import shift
+from scripts.papers.prefill import figures as prefill
+from scripts.papers.routing import __main__ as routing
+from scripts.published.table import Rows, Table, across, down, named
+from scripts.simulated import fits
+
+MODELS = ("many-moe", "fine-moe", "demo-moe", "deep-moe")
+STEPS = named(
+    ablation_systems.COLUMNS,
+    "step",
+    "TPOT, ms",
+    "of the step before",
+    "of the first",
+    "hit rate",
+    "MB a token",
+    "recall",
+)
+
+
+def _whole_and_ends(rows: Rows) -> str:
+    """Of each model all layers together, the first and the last."""
+    shown = [
+        row
+        for row, after in zip(rows, [*rows[1:], {"layer": "all"}], strict=True)
+        if row["layer"] in ("all", "0") or after["layer"] == "all"
+    ]
+    return markdown_down(routing.COLUMNS, shown)
+
+
+TABLES = {
+    "fits": Table(
+        "fits",
+        across(fits.COLUMNS[2:], lambda row: f"{1e3 * row['load_s']:g} and {1e3 * row['shadow_layer_s']:g} ms"),
+    ),
+    "prefill": Table("prefill-simulated", prefill.wide),
+    "prefill-row-by-row": Table("prefill-simulated-host-1ms", prefill.wide),
+    "shift": Table("shift", down(shift.COLUMNS)),
+    "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
+    "routing": Table("routing", _whole_and_ends),
+    **{f"ablation_{paper}": Table(f"ablation_{paper}", down(STEPS)) for paper in ablation_systems.SERIES},
+}
+"""Name -> table."""

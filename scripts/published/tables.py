@@ -1,0 +1,8 @@
+"""The tables of the docs that are drawn from docs/data."""
+
+from __future__ import annotations
+
+from scripts.published import engine, papers, service
+
+TABLES = {**papers.TABLES, **engine.TABLES, **service.TABLES}
+"""Name -> table."""
