@@ -252,9 +252,13 @@ def tables(rows: list[dict[str, Any]], total: bool = False, batch: int = 1) -> N
 
 
 def picture(rows: list[dict[str, Any]], args: Any) -> Any:
-    """TPOT over budget with the hit rate beneath it; a column a paper, two rows a model."""
+    """TPOT (of on-demand's, where that is among the systems) over budget with the hit rate beneath it; a column a
+    paper, two rows a model."""
+    times = ("tpot_s", 1e3, "time per token, ms")
+    if "on-demand" in {row["system"] for row in rows}:
+        times = ("tpot_ratio", 1, "time per token, of on-demand's")
     names = list(dict.fromkeys(row["model"] for row in rows))
-    present = {row["system"] for row in rows}
+    present = {row["system"] for row in rows if "refused" not in row}
     groups = {title: [one for one in of if one in present] for title, of in GROUPS.items()}
     rest = present - set(REFERENCES) - {TRANSFORMERS} - {one for of in groups.values() for one in of}
     groups["The rest"] += sorted(rest)
@@ -266,7 +270,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
         mine = [row for row in rows if row["model"] == model]
         for g, (title, of) in enumerate(groups.items()):
             above, below = (panels[(2 * m + k) * len(groups) + g] for k in (0, 1))
-            for panel, name, scale in ((above, "tpot_s", 1e3), (below, "hit_rate", 100)):
+            for panel, name, scale in ((above, *times[:2]), (below, "hit_rate", 100)):
                 _lines(panel, mine, name, scale, of, present)
                 panel.set_xscale("log")
                 panel.set_xticks(args.budgets, [f"{one}" for one in args.budgets])
@@ -275,7 +279,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
             above.set_title(f"{title}\n{model}" if not m else model, fontsize=10)
             below.set_ylim(0, 104)
             if not g:
-                above.set_ylabel("time per token, ms")
+                above.set_ylabel(times[2])
                 below.set_ylabel("hit rate in decoding, %")
             if m == len(names) - 1:
                 below.set_xlabel("device memory, % of all experts")
@@ -289,7 +293,7 @@ def picture(rows: list[dict[str, Any]], args: Any) -> Any:
                 )
     figure.suptitle(
         f"Time per output token and hit rate over the memory budget; medians of {plural(args.prompts, 'prompt')}, "
-        f"answers of {args.tokens} tokens. Pale: the other systems",
+        f"answers of {args.tokens} tokens; bars: intervals of 95 %. Pale: the other systems",
         fontsize=11,
     )
     return figure
@@ -310,9 +314,10 @@ def _lines(panel: Any, rows: list[dict[str, Any]], name: str, scale: float, of: 
         if system in present:
             mark = "*" if system == "fully-cached" else ""
             panel.plot(*line(system), color=DARK, ls=style, marker=mark, ms=9, lw=1.2, label=system, zorder=2)
-    peer = [row[name] for row in rows if row["system"] == TRANSFORMERS and name in row]
-    if peer:
-        panel.axhline(scale * peer[0], color=DARK, ls=":", lw=1, label="Transformers, all in memory", zorder=1)
-    for system in of:
+    for place, system in enumerate(of):
         colour, mark, width = LOOKS.get(system, OTHER)
         panel.plot(*line(system), color=colour, marker=mark, ms=4.5, lw=width, label=system, zorder=3)
+        for row in rows:
+            if row["system"] == system and row.get(f"{name}_low") is not None:
+                beside = row["budget"] * (0.96 + 0.02 * place)
+                panel.plot([beside] * 2, [row[f"{name}_low"], row[f"{name}_high"]], color=colour, lw=0.9, alpha=0.7)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from scripts.lib.tables import markdown_down
-from scripts.papers import (
-    ablation_systems,
-    prediction_show,
-)
+from scripts.papers import ablation_systems, compare_show, prediction_show
 from scripts.papers.predictors import shift
 from scripts.papers.prefill import figures as prefill
 from scripts.papers.routing import __main__ as routing
 from scripts.published.table import Rows, Table, across, down, named
 from scripts.simulated import fits
 
+BUDGETS = (10, 25, 50)
 MODELS = ("many-moe", "fine-moe", "demo-moe", "deep-moe")
 STEPS = named(
     ablation_systems.COLUMNS,
@@ -46,6 +46,10 @@ TABLES = {
     "shift": Table("shift", down(shift.COLUMNS)),
     "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
     "routing": Table("routing", _whole_and_ends),
+    **{
+        f"compare_systems-{budget}": Table("compare_systems", partial(compare_show.budget_table, budget=budget))
+        for budget in BUDGETS
+    },
     **{f"ablation_{paper}": Table(f"ablation_{paper}", down(STEPS)) for paper in ablation_systems.SERIES},
 }
 """Name -> table."""
