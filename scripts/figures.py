@@ -51,7 +51,12 @@ FEW = "--quick --prompts 1 --tokens 4"
 FIGURES = {
     "pipeline": Figure("pipeline", "OD-MoE Figs 2, 5", quick=""),
     "recall": Figure("recall", "OD-MoE Figs 3, 6", whole="--prompts 3 --tokens 64"),
-    "ablation": Figure("ablation", "OD-MoE Fig 8", "--how emulated simulated", "--prompts 3 --tokens 128"),
+    "ablation": Figure(
+        "ablation",
+        "OD-MoE Fig 8",
+        whole="--how emulated simulated --prompts 3 --tokens 128",
+        quick="--quick --how simulated",
+    ),
     "sweep_alignment_int8": Figure("sweep_alignment", "OD-MoE Figs 9, 10", "--shadow int8", "--prompts 2 --tokens 64"),
     "sweep_alignment_nf4": Figure("sweep_alignment", "OD-MoE Figs 9, 10", "--shadow nf4", "--prompts 2 --tokens 64"),
     "sweep_minibatch": Figure("sweep_minibatch", "OD-MoE Fig 7", whole="--prompts 2"),

@@ -11,6 +11,7 @@ from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.tables import Column, markdown, markdown_down, text_table
 from scripts.lib.timing.idleness import mark
 from scripts.lib.timing.intervals import Interval
+from scripts.lib.timing.slowdown import slowdown
 
 TRANSFORMERS = "Transformers"
 AGAINST: dict[str, tuple[str, ...]] = {
@@ -57,6 +58,7 @@ MEDIANS = (
     "unused_loads",
     "host_computed",
 )
+TIMES = ("ttft_s", "tpot_s", "stall_s_a_token", "token_s")
 TOGETHER = ("token_s", "requests_per_step")
 """Of several prompts at once."""
 
@@ -72,7 +74,9 @@ Pairs = dict[int, list[tuple[dict[str, Any], list[dict[str, Any]]]]]
 
 
 def figures(of: dict[int, dict[int, dict[str, Any]]], pairs: Pairs) -> dict[str, Any]:
-    """Medians over prompts of a system's answers, by prompt and place, and of their ratios to those next to them."""
+    """Medians over prompts of a system's answers, by prompt and place, and of their ratios to those next to them. Times
+    of a profile that was slowed down are those of the profile itself."""
+    of = {n: {place: _of_profile(one) for place, one in answers.items()} for n, answers in of.items()}
     every = [one for n in sorted(of) for one in of[n].values()]
     found: dict[str, Any] = {name: middle(one[name] for one in every) for name in MEDIANS}
     found |= {name: middle(one[name] for one in every) for name in TOGETHER if name in every[0]}
@@ -89,6 +93,11 @@ def figures(of: dict[int, dict[int, dict[str, Any]]], pairs: Pairs) -> dict[str,
         "others_cores": max(one["others_cores"] for one in every),
         "tpot_by_prompt": [middle(one["tpot_s"] for one in of[n].values()) for n in sorted(of)],
     }
+
+
+def _of_profile(answer: dict[str, Any]) -> dict[str, Any]:
+    times = slowdown(answer.get("emulated"))
+    return answer | {name: answer[name] / times for name in TIMES if answer.get(name) is not None}
 
 
 def ratio(name: str, pairs: Pairs) -> dict[str, Any]:

@@ -19,7 +19,7 @@ With --batch several prompts are answered at once in place of one. TPOT is then 
 them a token; a ratio is that to on-demand's at the same batch, and Transformers answers them one after the other. With
 --profile all times are those of a profile, that of a GPU with a CPU beside it for one: so static, ktransformers,
 hybrimoe, smoe and importance have the two places to compute at for which they were made. @16 after a profile's name
-makes everything sixteen times as long, for a machine that cannot keep up; ratios stay.
+makes everything sixteen times as long, for a machine that cannot keep up; what is shown are the profile's own times.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
                         {**of, "budget": budget, "prompt": n, "place": place, "system": name, **SYSTEMS[name].values()},
                         cost,
                     )
-                    for place, name in enumerate(between(drawn))
+                    for place, name in enumerate(drawn if args.profile else between(drawn))
                 ]
     return wanted
 
@@ -119,7 +119,10 @@ def _row(
 
 def pairs_of(of: Answers, base: Answers, far: int = 1) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Each answer of a system to one prompt, and those of the reference next to it. `far`: places between them; of the
-    reference itself 2, and its ratio to itself shows how much the machine varies."""
+    reference itself 2, and its ratio to itself shows how much the machine varies. Emulated times do not: there the
+    reference answers once, and that is next to everything."""
+    if any(one.get("emulated") for one in base.values()):
+        return [(one, list(base.values())) for _, one in sorted(of.items())]
     return [
         (one, [near for at in (place - far, place + far) if (near := base.get(at)) and _near(one, near)])
         for place, one in sorted(of.items())
@@ -127,8 +130,8 @@ def pairs_of(of: Answers, base: Answers, far: int = 1) -> list[tuple[dict[str, A
 
 
 def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Not before and after an interruption of the script, unless time is emulated."""
-    return "tpot_s" in other and (bool(one.get("emulated")) or abs(one["at"] - other["at"]) < NEAR_S)
+    """Not before and after an interruption of the script."""
+    return "tpot_s" in other and abs(one["at"] - other["at"]) < NEAR_S
 
 
 def parse() -> Any:

@@ -14,8 +14,8 @@ Simulated: routes and foresight of these prompts are recorded once, natively; th
 profile's times. Predictors that expect nothing in prefill (those of smoe and importance) are left out, so that the
 history's answers prefetch nothing for them.
 
-Emulated and from the disk: prompt by prompt in a drawn order, with on-demand before and after each of the others; a *
-marks figures during which others used more than a tenth of a core.
+Emulated and from the disk: prompt by prompt in a drawn order, from the disk with on-demand before and after each of the
+others; a * marks figures during which others used more than a tenth of a core.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from scripts.lib.flags import common_flags, positive
 from scripts.lib.ledger import digest, sources
 from scripts.lib.prompts import mixed_prompts, prompts_of_length
 from scripts.lib.provenance import header
+from scripts.lib.timing.slowdown import slowdown
 from scripts.papers.compare_systems import between, pairs_of
 from scripts.papers.prefill import figures, simulated
 from scripts.papers.prefill.variants import QUICK, REFERENCE, VARIANTS, config_of, foresight_of
@@ -53,12 +54,6 @@ def profile_of(args: Any) -> Profile:
     """That of a simulation."""
     found = find_profile(args.profile)
     return found if args.host_row_ms is None else replace(found, host_extra_s=args.host_row_ms / 1e3)
-
-
-def slower(profile: str) -> int:
-    """How many times as long everything takes: rtx3090-pcie3@10 is 10."""
-    times = profile.rpartition("@")[2]
-    return int(times) if "@" in profile and times.isdecimal() else 1
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------
@@ -147,7 +142,7 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
         drawn = in_drawn_order(args.systems, args.seed, of["model"], n)
         wanted += [
             Cell({**of, **bench.variants[name], "prompt": n, "place": place, "system": name}, 3.0)
-            for place, name in enumerate(between(drawn))
+            for place, name in enumerate(drawn if args.how == "emulated" else between(drawn))
         ]
     return wanted
 
@@ -163,7 +158,7 @@ def measured(bench: Bench, run: Experiment, args: Any) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for cell, result in zip(wanted, run.all(wanted, measure), strict=True):
         found.setdefault((cell.params["system"], cell.params["prompt"]), {})[cell.params["place"]] = result
-    times = slower(args.profile) if args.how == "emulated" else 1
+    times = slowdown(args.profile) if args.how == "emulated" else 1
     made = []
     for name in args.systems:
         for at, length in enumerate(args.lengths):

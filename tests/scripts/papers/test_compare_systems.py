@@ -133,6 +133,18 @@ def test_an_answer_is_divided_by_those_next_to_it() -> None:
     assert [near for _, near in itself][:2] == [[base[2]], [base[0]]]
 
 
+def test_emulated_times_have_one_reference_and_are_shown_as_the_profiles_own() -> None:
+    base = {3: answer(80.0, 0.0) | {"emulated": "rtx3090-pcie3@8"}}
+    mine = {0: answer(40.0, 9000.0) | {"emulated": "rtx3090-pcie3@8", "ttft_s": 16.0}}
+    pairs = compare_systems.pairs_of(mine, base)
+    assert [near for _, near in pairs] == [[base[3]]]
+    found = dict.fromkeys((*show.MEDIANS, "device_bytes", "shadow_bytes", "resident_max", "exact", "others_cores"), 0.0)
+    base[3] = found | base[3] | {"ttft_s": 32.0}
+    figures = show.figures({0: {0: found | mine[0]}}, {0: [(found | mine[0], [base[3]])]})
+    assert (figures["tpot_s"], figures["ttft_s"], figures["tpot_by_prompt"]) == (5.0, 2.0, [5.0])
+    assert (figures["tpot_ratio"], figures["ttft_ratio"]) == pytest.approx((0.5, 0.5))
+
+
 def test_on_demand_stands_between_all_others() -> None:
     assert compare_systems.between(["a", "on-demand", "b"]) == ["on-demand", "a", "on-demand", "b", "on-demand"]
     assert compare_systems.between(["a", "b"]) == ["a", "b"]

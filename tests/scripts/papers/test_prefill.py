@@ -96,10 +96,6 @@ def test_shares_of_the_time_until_the_first_token() -> None:
     assert simulated.busy(spans, 10.0, 20.0) == {"link_busy": 0.5, "device_busy": 0.0, "host_busy": 1.0}
 
 
-def test_a_slowed_profile() -> None:
-    assert [prefill.slower(name) for name in ("rtx3090-pcie3", "rtx3090-pcie3@10", "a@b/mine.yaml")] == [1, 10, 1]
-
-
 def answer(seconds: float, **more: float) -> dict[str, Any]:
     return {"ttft_s": seconds, "loads": 4, "hosted": 2, "link_busy": 0.5, "host_busy": 0.25, "device_busy": 0.1, **more}
 
