@@ -95,7 +95,10 @@ class ExpertParameters:
         if layer not in self._views:
             if self._full is None:
                 raise ValueError(f"experts of layer {layer} are not restored")
-            self._views[layer] = self._manifest.restored(layer).views(self._full)
+            # A view of another dtype that is made in inference mode could be written to in that mode only, and the next
+            # thread that restores need not be in it.
+            with torch.inference_mode(False):
+                self._views[layer] = self._manifest.restored(layer).views(self._full)
         return self._views[layer]
 
     def products(self) -> EncodedProducts | None:

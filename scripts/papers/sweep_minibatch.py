@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from odmoe.settings.settings import Settings
+from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
 from scripts.lib.clusters import KeptCluster, answer, open_model
@@ -81,9 +82,10 @@ class Sweep:
             changes = {"profile": params["profile"], "prefill": params["prefill"], "mini_batch": size}
             cluster = self._kept.cluster(base.but(**changes), warm=prompts[0])
             return {"ttft_s": [answer(cluster, prompt, 1).ttft_s for prompt in prompts]}
-        choices = {"predictor": "none", "prefill": params["prefill"], "mini_batch": size}
+        system = SystemConfig("none", prefill=params["prefill"])
         found = recorded_runs.requests(self._path(length), prompts, 1)
-        return {"ttft_s": [recorded_runs.simulated(self._profile, one, **choices).ttft_s for one in found]}
+        outcomes = [recorded_runs.simulated(self._profile, one, system=system, mini_batch=size) for one in found]
+        return {"ttft_s": [one.ttft_s for one in outcomes]}
 
 
 def worse(found: dict[Key, float], size: int) -> float:

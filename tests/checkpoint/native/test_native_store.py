@@ -49,9 +49,13 @@ def native(source: Source, tmp_path: Path) -> ExpertStore:
     return shard(source, tmp_path / "native")
 
 
-def parameters(store: ExpertStore, layer: int, expert: int, form: str = "") -> dict[str, torch.Tensor]:
+def bytes_of(store: ExpertStore, layer: int, expert: int, form: str = "") -> torch.Tensor:
     file, blob = store.locate(layer, expert, form)
-    held = torch.frombuffer(bytearray(file.read_bytes()[blob.offset :][: blob.length]), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(file.read_bytes()[blob.offset :][: blob.length]), dtype=torch.uint8)
+
+
+def parameters(store: ExpertStore, layer: int, expert: int, form: str = "") -> dict[str, torch.Tensor]:
+    held = bytes_of(store, layer, expert, form)
     found = ExpertParameters(store.manifest, ("", *store.manifest.forms), threads=1).of(held, layer, form)
     return {name: value.clone() for name, value in found.items()}
 
@@ -82,6 +86,18 @@ def test_in_another_dtype(source: Source, tmp_path: Path, dtype: str) -> None:
     native = shard(source, tmp_path / "native", dtype)
     assert (native.manifest.dtype, bool(native.manifest.encoding)) == (dtype, True)
     check_same_parameters(native, shard(source, tmp_path / "dequantised", dtype, experts="dequantised"))
+
+
+@pytest.mark.parametrize("form", ["", "int4"])
+def test_threads_in_and_out_of_inference_mode_restore_in_turns(native: ExpertStore, form: str) -> None:
+    """A worker's own thread is not in it; the model's, which is lent to the worker, is. Both write to one memory."""
+    store = add_forms(native, ("int4",))
+    layer, held = store.manifest.moe_layers[0], ExpertParameters(store.manifest, ("", "int4"), threads=1)
+    for expert, infers in enumerate((True, False, True)):
+        with torch.inference_mode(infers):
+            found = held.of(bytes_of(store, layer, expert, form), layer, form)
+        expected = parameters(store, layer, expert, form)
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("threads", [1, 3])
