@@ -50,6 +50,7 @@ TABLES = {
         f"compare_systems-{budget}": Table("compare_systems", partial(compare_show.budget_table, budget=budget))
         for budget in BUDGETS
     },
+    "compare_systems-flex": Table("compare_systems-flex", partial(compare_show.budget_table, budget=25)),
     **{f"ablation_{paper}": Table(f"ablation_{paper}", down(STEPS)) for paper in ablation_systems.SERIES},
 }
 """Name -> table."""
