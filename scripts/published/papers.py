@@ -51,6 +51,10 @@ TABLES = {
         for budget in BUDGETS
     },
     "compare_systems-flex": Table("compare_systems-flex", partial(compare_show.budget_table, budget=25)),
-    **{f"ablation_{paper}": Table(f"ablation_{paper}", down(STEPS)) for paper in ablation_systems.SERIES},
+    **{
+        f"ablation_{paper}{how}": Table(f"ablation_{paper}{how}", down(STEPS))
+        for how in ("", "-emulated")
+        for paper in ablation_systems.SERIES
+    },
 }
 """Name -> table."""
