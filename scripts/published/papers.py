@@ -50,6 +50,12 @@ TABLES = {
         f"compare_systems-{budget}": Table("compare_systems", partial(compare_show.budget_table, budget=budget))
         for budget in BUDGETS
     },
+    **{
+        f"compare_systems-emulated{suffix}": Table(
+            f"compare_systems-emulated{suffix}", partial(compare_show.budget_table, budget=25)
+        )
+        for suffix in ("", "-batch3")
+    },
     "compare_systems-flex": Table("compare_systems-flex", partial(compare_show.budget_table, budget=25)),
     **{
         f"ablation_{paper}{how}": Table(f"ablation_{paper}{how}", down(STEPS))

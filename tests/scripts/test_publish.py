@@ -12,7 +12,7 @@ from scripts import publish
 from scripts.papers import compare_show
 from scripts.published.tables import TABLES
 
-WITHOUT_DATA = 30
+WITHOUT_DATA = 29
 """Tables of docs/measurements.md whose data was not kept. It only shrinks: a new table has its data."""
 
 
