@@ -4,7 +4,7 @@
 .venv/bin/python -m scripts.publish                            # writes every table again
 
 A table stands in a page between `<!-- data: NAME -->` and `<!-- /data -->`; NAME is one of
-`scripts.published.tables.TABLES`. Below it stand the command, commit and date of its data.
+`scripts.doc_tables.tables.TABLES`. Below it stand the command, commit and date of its data.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from scripts.doc_tables.tables import TABLES
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import ROOT
-from scripts.published.tables import TABLES
 
 DATA = ROOT / "docs" / "data"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

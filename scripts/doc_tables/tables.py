@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.published import engine, papers, service
+from scripts.doc_tables import engine, papers, service
 
 TABLES = {**papers.TABLES, **engine.TABLES, **service.TABLES}
 """Name -> table."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.published.table import Table, across, down, of_part
+from scripts.doc_tables.table import Table, across, down, of_part
 from scripts.service import evaluation
 from scripts.service.tables import TABLES as COLUMNS
 

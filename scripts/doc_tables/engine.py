@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from scripts.doc_tables.table import Table, down
 from scripts.measure.agreement import systems as agreement_systems
 from scripts.processes import resident
-from scripts.published.table import Table, down
 
 TABLES = {
     "agreement-systems": Table("agreement-systems", down(agreement_systems.COLUMNS)),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from scripts.doc_tables.table import Rows, Table, across, down, named
 from scripts.lib.tables import markdown_down
 from scripts.papers import ablation_systems, compare_show, prediction_show
 from scripts.papers.predictors import shift
 from scripts.papers.prefill import figures as prefill
 from scripts.papers.routing import __main__ as routing
-from scripts.published.table import Rows, Table, across, down, named
 from scripts.simulated import fits
 
 BUDGETS = (10, 25, 50)
