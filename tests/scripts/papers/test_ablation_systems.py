@@ -52,7 +52,9 @@ def test_steps_of_fate(run: Any) -> None:
     rows = {row["step"]: row for row in found["rows"]}
     assert list(rows) == ["on-demand", "+Pre", "+cache", "+int4"]
     assert [row["exact"] for row in rows.values()] == [True, True, True, False]
-    assert rows["on-demand"]["hit_rate"] == 0 < rows["+Pre"]["hit_rate"]
+    assert rows["on-demand"]["hit_rate"] == 0
+    assert rows["on-demand"]["recall"] is None
+    assert 0 < rows["+Pre"]["recall"] <= 1, "whether a prefetch is there in time is the machine's matter"
     assert rows["+int4"]["bytes_a_token"] < rows["+cache"]["bytes_a_token"]
 
 
