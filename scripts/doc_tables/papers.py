@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from scripts.doc_tables.table import Rows, Table, across, down, named
-from scripts.lib.tables import markdown_down
-from scripts.papers import ablation_systems, compare_show, prediction_show
+from scripts.doc_tables.table import Rows, Table, across, down, named, pivot
+from scripts.lib.tables import Column, Row, markdown_down
+from scripts.papers import ablation_systems, compare_show, prediction_show, recall
 from scripts.papers.predictors import shift
 from scripts.papers.prefill import figures as prefill
 from scripts.papers.routing import __main__ as routing
@@ -36,7 +36,21 @@ def _whole_and_ends(rows: Rows) -> str:
     return markdown_down(routing.COLUMNS, shown)
 
 
+def _periods(row: Row) -> str:
+    if row["predictor"] != "sep":
+        return "no shadow"
+    return ", ".join(str(row[of]) if row[of] else "never" for of in ("token_period", "kv_period"))
+
+
 TABLES = {
+    "recall": Table(
+        "recall",
+        pivot(
+            Column("token, KV rows aligned every", _periods),
+            recall.COLUMNS[0],
+            Column("recall", "recall", ".2%"),
+        ),
+    ),
     "fits": Table(
         "fits",
         across(fits.COLUMNS[2:], lambda row: f"{1e3 * row['load_s']:g} and {1e3 * row['shadow_layer_s']:g} ms"),
