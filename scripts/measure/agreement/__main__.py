@@ -41,7 +41,7 @@ from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
 from scripts.lib.recorded_runs import TOGETHER, compare, compare_together
 from scripts.lib.simultaneous import answered_together
-from scripts.lib.tables import Column, text_table
+from scripts.lib.tables import Column, Row, text_table
 
 VERSION = 1
 GOAL = 1.05
@@ -213,6 +213,7 @@ def described(rows: list[dict[str, Any]], results: list[dict[str, Any]], args: A
     about = {
         "cluster": Path(args.cluster).stem,
         "shadow": None if hosts else args.shadow,
+        "departure": None if hosts else args.departure,
         "profile": results[0]["profile"],
         "requests": args.requests,
         "draft": str(args.draft),
@@ -221,11 +222,14 @@ def described(rows: list[dict[str, Any]], results: list[dict[str, Any]], args: A
     return [about | row | {"replayed": different or "identical"} for row in rows]
 
 
+def _cluster(row: Row) -> str:
+    several = [plural(row["requests"], "request")] if row["requests"] > 1 else []
+    return ", ".join([row["cluster"], *filter(None, (row["shadow"], row["departure"])), *several])
+
+
 COLUMNS = (
-    Column("cluster", "cluster"),
-    Column("shadow", "shadow"),
+    Column("cluster", _cluster),
     Column("profile", "profile"),
-    Column("requests", "requests", "d"),
     Column("seconds", "what"),
     Column("measured", "measured_s", ".4f"),
     Column("simulated", "simulated_s", ".4f"),
