@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.native import routine_check
+from checkpoint.forms import FORMS, compiled_routine
+from checkpoint.native import form_routines, routine_check
 from checkpoint.native.encoding import CODES, SCALES, Encoding
 from checkpoint.native.encodings import ENCODINGS
+from checkpoint.native.form_routines import FormRoutine, Weight
 from checkpoint.native.routine_check import Routine
 from support.paths import ROOT
 
@@ -82,6 +84,28 @@ def test_a_routine_with_one_other_bit_is_not_used(
     assert encoding.is_equal(right)
     monkeypatch.setattr(type(encoding), "routine", lambda self: wrong)
     assert "gives other bits than torch" in refused(encoding, caplog)
+
+
+@pytest.mark.parametrize("where", [0, -1, 3333])
+@pytest.mark.parametrize("bits", FORMS.values(), ids=FORMS.keys())
+def test_a_routine_of_a_form_with_one_other_bit_is_not_used(
+    bits: int, where: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = form_routines._compiled
+
+    def compiled(*of: Any) -> FormRoutine:
+        right = made(*of)
+
+        def wrong(weight: Weight, first: int, last: int) -> None:
+            right(weight, first, last)
+            weight[0].view(torch.int16)[where] ^= 1
+
+        return wrong
+
+    monkeypatch.setattr(form_routines, "_compiled", compiled)
+    with caplog.at_level(logging.WARNING):
+        assert compiled_routine(bits, torch.bfloat16) is None
+    assert f"the compiled routine of int{bits} in torch.bfloat16 gives other bits than torch" in caplog.text
 
 
 @each_encoding
