@@ -68,8 +68,10 @@ FIGURES = {
     "sweep_requests": Figure("sweep_requests", "beyond OD-MoE"),
     "sweep_draft": Figure("sweep_draft", "beyond OD-MoE", quick="--tokens 32 --requests 1 8"),
     "prediction": Figure("prediction", "Fate Table 1, Fig 7; SMOE Fig 3; importance Fig 18", "--model models/many-moe"),
-    "shift": Figure("predictors.shift", "SMOE Fig 3, by kind of text"),
-    "routing": Figure("routing", "importance Figs 4, 11; SMOE Figs 5, 6; Fate Fig 8"),
+    "shift": Figure("predictors.shift", "SMOE Fig 3, by kind of text", quick="--quick --models models/fine-moe"),
+    "routing": Figure(
+        "routing", "importance Figs 4, 11; SMOE Figs 5, 6; Fate Fig 8", quick="--quick --models models/many-moe"
+    ),
     "prefill": Figure("prefill", "SMOE Figs 10, 11; Fate Fig 11; importance Fig 14", whole=TTFT),
     "prefill-simulated-host-1ms": Figure(
         "prefill",
