@@ -35,11 +35,12 @@ def checked_routine(name: str, make: Callable[[], Found], is_equal: Callable[[Fo
         )
         return None
 
-    with _lock:
-        if name not in _routines:
-            _routines[name] = first_use(compare, f"torch restores {name}, several times slower")
-        found: Found | None = _routines[name]
-        return found
+    if name not in _routines:
+        with _lock:
+            if name not in _routines:
+                _routines[name] = first_use(compare, f"torch restores {name}, several times slower")
+    found: Found | None = _routines[name]
+    return found
 
 
 def first_use(use: Callable[[], Found], instead: str) -> Found | None:

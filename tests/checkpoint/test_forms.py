@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -86,6 +88,29 @@ def test_an_expert_is_divided_among_threads(form: str, threads: int, monkeypatch
     assert all(torch.equal(full[name], by_hqq(weights[name], FORMS[form])) for name in weights)
 
 
+def test_two_threads_restore_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each an expert of its own, and both with the same pool of threads."""
+    monkeypatch.setattr(form_routines, "THREAD_WEIGHTS", 1000)
+    random = torch.Generator().manual_seed(5)
+    weights = [torch.randn(200, 300, generator=random).bfloat16() for _ in range(2)]
+    layer = layer_of({"w": weights[0]})
+    blobs = [quantise({"w": weight}, layer, "int4") for weight in weights]
+    views = [planned_form(layer, "int4").views(blob) for blob in blobs]
+    expected = [by_hqq(weight, 4) for weight in weights]
+
+    def restored(number: int) -> bool:
+        full, scratch = {"w": torch.empty_like(weights[0])}, Scratch.of([layer], 64)
+        same = []
+        for _ in range(50):
+            full["w"].fill_(7.0)
+            restore_into(full, views[number], 4, scratch, 2)
+            same.append(torch.equal(full["w"], expected[number]))
+        return all(same)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(restored, range(2), timeout=60))
+
+
 @forms
 @pytest.mark.parametrize("dtype", form_routines.DTYPES)
 def test_a_cpu_restores_by_a_compiled_routine(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +122,7 @@ def test_a_cpu_restores_by_a_compiled_routine(form: str, dtype: torch.dtype, mon
     restore(quantise({"w": torch.randn(20, 30).to(dtype)}, layer, form), layer, form)
 
 
-def test_routines_are_compared_over_all_scales_and_zeros() -> None:
+def test_routines_are_compared_over_scales_and_zeros_of_all_exponents() -> None:
     scale, zero = form_routines.check_halves()
     for halves in (scale, zero):
         assert halves.isfinite().all()

@@ -1,6 +1,6 @@
 """What a shift of domain costs the token-wise predictor (SMOE Fig 3), and what learning while it runs gives back.
 
-    .venv/bin/python -m scripts.papers.predictors.shift           # demo-moe, fine-moe and many-moe, a quarter of an hour
+    .venv/bin/python -m scripts.papers.predictors.shift           # three models, a quarter of an hour
     .venv/bin/python -m scripts.papers.predictors.shift --quick
 
 Transformers answers the measured prompts of each domain, greedily and past the end of sequence. Over the decoded tokens

@@ -156,6 +156,18 @@ def test_figures_of_a_busy_machine_are_marked() -> None:
     assert shown(found | {"others_cores": 0.02}) == "0.5 (0.4 to 0.6)"
     assert shown(found | {"others_cores": 0.3}) == "0.5 (0.4 to 0.6)*"
     assert shown({"tpot_ratio": None}) is None
+    time = show.milliseconds("tpot_s", ".1f")
+    assert [time({"tpot_s": 0.05, "others_cores": cores}) for cores in (0.02, 0.3)] == ["50.0", "50.0*"]
+
+
+def test_a_ratio_is_marked_where_the_machine_was_busy_for_its_baseline() -> None:
+    quiet, busy = {"tpot_s": 1.0, "others_cores": 0.01}, {"tpot_s": 2.0, "others_cores": 0.4}
+    for near, expected in ((quiet, ""), (busy, "*")):
+        row = show.ratio("tpot_s", {n: [(quiet, [quiet, near])] for n in range(6)}) | {
+            "prompts": 6,
+            "others_cores": 0.01,
+        }
+        assert str(show.interval("tpot")(row)).endswith(")" + expected)
 
 
 def test_medians_are_of_what_was_measured() -> None:
