@@ -124,8 +124,10 @@ def _packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Working memory for restoring with torch: packed numbers and weights, for one piece at a time. On a CPU it is there
-    for the case that no compiled routine restores."""
+    """Working memory for restoring with torch: packed numbers and weights, for one piece at a time.
+
+    On a CPU it is there for the case that no compiled routine restores.
+    """
 
     WEIGHT_BYTES: ClassVar[int] = 5
     numbers: torch.Tensor
