@@ -86,6 +86,27 @@ FIGURES = {
         "--widen 16 --dtype bfloat16 --budgets 10 25 50",
         "--prompts 6 --tokens 32 --history 1",
     ),
+    "compare_systems-batch3": Figure(
+        "compare_systems",
+        "importance Figs 12, 13: batch 3, from the disk",
+        f"{WIDE} --batch 3",
+        "--systems on-demand static moe-infinity hybrimoe importance smoe fate --prompts 5 --tokens 16 --history 1",
+        f"{FEW} --systems on-demand importance",
+    ),
+    "compare_systems-total": Figure(
+        "compare_systems",
+        "Fate Fig 13: equal totals of memory",
+        "--widen 16 --dtype bfloat16 --total --budgets 60 80",
+        "--systems on-demand hybrimoe importance smoe fate sep-arc od-moe --prompts 5 --tokens 16 --history 1",
+        f"{FEW} --systems on-demand importance",
+    ),
+    "compare_systems-flex": Figure(
+        "compare_systems",
+        "SMOE-Flex in answers that give it time to settle",
+        f"{WIDE} --systems on-demand smoe smoe-flex",
+        "--prompts 5 --tokens 128 --history 1",
+        FEW,
+    ),
     "compare_systems-emulated": Figure(
         "compare_systems",
         "importance Figs 12, 13; SMOE Table I; Fate Fig 12, emulated",
