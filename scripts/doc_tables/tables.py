@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.doc_tables import engine, papers, service
+from scripts.doc_tables import costs, engine, papers, service
 
-TABLES = {**papers.TABLES, **engine.TABLES, **service.TABLES}
+TABLES = {**papers.TABLES, **engine.TABLES, **costs.TABLES, **service.TABLES}
 """Name -> table."""
