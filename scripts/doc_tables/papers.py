@@ -70,6 +70,7 @@ TABLES = {
         )
         for suffix in ("", "-batch3")
     },
+    "compare_systems-elsewhere": Table("compare_systems compare_systems-epyc", compare_show.repeated),
     **{
         f"compare_systems-{of}": Table(f"compare_systems-{of}", partial(compare_show.budget_table, budget=25))
         for of in ("flex", "batch3")
