@@ -18,9 +18,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -45,6 +48,8 @@ from scripts.lib.quality import held_out, losses, perplexity, windows
 from scripts.lib.tables import Column, text_table
 
 ALLOWED_LOSS = 0.01
+RESTORED = 10
+"""How often an expert is restored in a turn, by each way in each thread."""
 LARGE = {"layers": 1, "experts": 32, "vocabulary": 16384}
 """Of the random checkpoint whose forms are made."""
 Weights = dict[int, list[dict[str, torch.Tensor]]]
@@ -162,20 +167,33 @@ class ByPopularity:
             hook.remove()
 
 
-def restoring(store: ExpertStore, form: str, turns: int) -> float:
-    """MB of full precision restored by second of processor time: the median, one thread."""
+def restoring(store: ExpertStore, form: str, turns: int) -> dict[str, float]:
+    """MB of full precision restored a second, with all of torch's threads: by the compiled routine and by torch, in the
+    process's first thread and in another, in which a service computes. Medians of alternated turns."""
     number, layer = next(iter(store.manifest.layers.items()))
     group = store.manifest.form(form).group
     held, scratch = store.manifest.form(form).layers[number], Scratch.of([layer], group)
     full = {name: torch.empty_like(value) for name, value in layer.views(read(store, number, 0)).items()}
-    size, rates = sum(value.nbytes for value in full.values()) / 1e6, []
-    for turn in range(turns + 1):
-        blob = held.views(read(store, number, turn % len(layer.blobs), form))
-        began = time.thread_time()
-        restore_into(full, blob, FORMS[form], scratch)
-        if turn:  # the first one warms up
-            rates.append(size / (time.thread_time() - began))
-    return statistics.median(rates)
+    size, threads = sum(value.nbytes for value in full.values()) / 1e6, torch.get_num_threads()
+    rates: dict[str, list[float]] = {}
+
+    def timed(name: str, blob: dict[str, torch.Tensor]) -> None:
+        for _ in range(RESTORED):
+            began = time.perf_counter()
+            restore_into(full, blob, FORMS[form], scratch, threads)
+            rates.setdefault(name, []).append(size / (time.perf_counter() - began))
+
+    by_torch = mock.patch("checkpoint.forms.compiled_routine", return_value=None)
+    with ThreadPoolExecutor(1) as another:
+        for turn in range(turns + 1):
+            blob = held.views(read(store, number, turn % len(layer.blobs), form))
+            for way, patch in (("compiled", nullcontext()), ("torch", by_torch)):
+                with patch:
+                    timed(f"{way}_first_mb_per_s", blob)
+                    another.submit(timed, f"{way}_another_mb_per_s", blob).result()
+            if not turn:  # it warms up
+                rates.clear()
+    return {name: statistics.median(found) for name, found in rates.items()}
 
 
 def uniform(store: ExpertStore, model: Model, forms: dict[str, Weights], text: list[list[int]]) -> list[dict[str, Any]]:
@@ -228,7 +246,10 @@ MAKING = (
     Column("same bytes", lambda row: "yes" if row["equal"] else "NO"),
     Column("into files, MB/s", "files_mb_per_s", ".1f"),
     Column("a core", "files_core_mb_per_s", ".1f"),
-    Column("restored, MB/s a core", "restored_mb_per_s", ".0f"),
+    Column("restored, MB/s", "compiled_first_mb_per_s", ".0f"),
+    Column("by torch", "torch_first_mb_per_s", ".0f"),
+    Column("in another thread", "compiled_another_mb_per_s", ".0f"),
+    Column("by torch there", "torch_another_mb_per_s", ".0f"),
 )
 
 
@@ -238,7 +259,7 @@ def show_making(store: ExpertStore, experts: int, turns: int) -> None:
     layer = store.manifest.layers[first]
     found = list(making.rows(store, lambda expert: layer.views(read(store, first, expert)), experts, turns))
     store = add_forms(store, tuple(FORMS))
-    found = [row | {"restored_mb_per_s": restoring(store, row["form"], turns)} for row in found]
+    found = [row | restoring(store, row["form"], turns) for row in found]
     print(text_table(MAKING, found))
     size = f"{store.manifest.blob_bytes:,} bytes an expert, {store.manifest.expert_bytes:,} in all"
     print(f"MB of full precision, by the clock and by processor time; medians of {turns} alternated turns; {size}")
