@@ -169,7 +169,7 @@ class ByPopularity:
 
 def restoring(store: ExpertStore, form: str, turns: int) -> dict[str, float]:
     """MB of full precision restored a second, with all of torch's threads: by the compiled routine and by torch, in the
-    process's first thread and in another, in which a service computes. Medians of alternated turns."""
+    process's first thread and then in another, in which a service computes. Medians of alternated turns."""
     number, layer = next(iter(store.manifest.layers.items()))
     group = store.manifest.form(form).group
     held, scratch = store.manifest.form(form).layers[number], Scratch.of([layer], group)
@@ -184,15 +184,17 @@ def restoring(store: ExpertStore, form: str, turns: int) -> dict[str, float]:
             rates.setdefault(name, []).append(size / (time.perf_counter() - began))
 
     by_torch = mock.patch("checkpoint.forms.compiled_routine", return_value=None)
-    with ThreadPoolExecutor(1) as another:
-        for turn in range(turns + 1):
+
+    def alternated(thread: str) -> None:
+        for turn in range(turns):
             blob = held.views(read(store, number, turn % len(layer.blobs), form))
             for way, patch in (("compiled", nullcontext()), ("torch", by_torch)):
                 with patch:
-                    timed(f"{way}_first_mb_per_s", blob)
-                    another.submit(timed, f"{way}_another_mb_per_s", blob).result()
-            if not turn:  # it warms up
-                rates.clear()
+                    timed(f"{way}_{thread}_mb_per_s", blob)
+
+    alternated("first")  # while there are no threads of torch's but its own
+    with ThreadPoolExecutor(1) as another:
+        another.submit(alternated, "another").result()
     return {name: statistics.median(found) for name, found in rates.items()}
 
 
