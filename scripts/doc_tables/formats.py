@@ -1,10 +1,10 @@
-"""Tables of formats: published ones, how they are restored, and a lossless one."""
+"""Tables of formats of experts."""
 
 from __future__ import annotations
 
-from scripts.doc_tables.table import Rows, Table, down, named, pivot, with_key
+from scripts.doc_tables.table import Rows, Table, named, pivot, with_key
 from scripts.lib.tables import Column, markdown_down
-from scripts.measure.formats import lossless, published
+from scripts.measure.formats import lossless
 
 WEIGHT = Column("weight", "weight")
 OF_NORMAL = named(lossless.COLUMNS, *(column.name for column in lossless.COLUMNS if column.name != "weights"))
@@ -16,8 +16,6 @@ def _of_normal(rows: Rows) -> str:
 
 
 TABLES = {
-    "published-sharding": Table("published", with_key("store_bytes", down(published.SHARDING))),
-    "published-answering": Table("published", with_key("tokens_per_s", down(published.ANSWERING))),
     "restoring": Table(
         "restoring",
         with_key("gb_per_s", pivot(Column("method, GB/s", "method"), WEIGHT, Column("GB/s", "gb_per_s", ".2f"))),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.doc_tables import engine, papers, service
+from scripts.doc_tables import engine, faults, formats, papers, service
 
-TABLES = {**papers.TABLES, **engine.TABLES, **service.TABLES}
+TABLES = {**papers.TABLES, **engine.TABLES, **service.TABLES, **formats.TABLES, **faults.TABLES}
 """Name -> table."""
