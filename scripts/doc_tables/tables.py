@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from scripts.doc_tables import costs, engine, papers, service
+from scripts.doc_tables import costs, engine, faults, formats, papers, peers, service
 
-TABLES = {**papers.TABLES, **engine.TABLES, **costs.TABLES, **service.TABLES}
+TABLES = {
+    **papers.TABLES,
+    **engine.TABLES,
+    **costs.TABLES,
+    **peers.TABLES,
+    **formats.TABLES,
+    **faults.TABLES,
+    **service.TABLES,
+}
 """Name -> table."""
