@@ -1,7 +1,6 @@
 """Experts in fewer bits (checkpoint/forms.py) are restored in one compiled pass on a CPU.
 
-Torch needs six passes over each piece of a weight, and divides each of them among its threads. In a thread that is
-not the process's first, those sleep between two passes, and waking them takes longer than a pass.
+Torch needs six passes over each piece of a weight, and divides each of them among its threads.
 """
 
 from __future__ import annotations
