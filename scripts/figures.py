@@ -63,7 +63,7 @@ FIGURES = {
     "table2": Figure(
         "table2",
         "OD-MoE Table 2",
-        whole="--prompts 1 --tokens 64 --emulated-prompts 1 --problems 8 --text-tokens 128",
+        whole="--prompts 1 --tokens 64 --outputs 64 --problems 4 --text-tokens 128",
     ),
     "sweep_requests": Figure("sweep_requests", "beyond OD-MoE"),
     "sweep_draft": Figure("sweep_draft", "beyond OD-MoE", quick="--tokens 32 --requests 1 8"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from scripts.doc_tables import costs, engine, faults, formats, papers, peers, service
+from scripts.doc_tables import costs, engine, faults, formats, od_moe, papers, peers, service
 
 TABLES = {
     **papers.TABLES,
+    **od_moe.TABLES,
     **engine.TABLES,
     **costs.TABLES,
     **peers.TABLES,

@@ -43,6 +43,7 @@ class Case:
 CASES = (
     Case("fully cached", {"system": "fully-cached"}),
     Case("no drafts", {"shadow": "int8"}),
+    Case("no drafts, two slots", {"shadow": "int8", "slots": 2}),
     Case("8 drafts", {"shadow": "int8", "draft": 8}),
     Case("16 drafts", {"shadow": "int8", "draft": 16}),
     Case("auto", {"shadow": "int8", "draft": "auto"}),
@@ -135,7 +136,7 @@ def parse() -> argparse.Namespace:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians of each case, and of its ratios in the same turn."""
+    """Medians of each case over its turns, and of its ratios in the same turn."""
     found = []
     for case in CASES:
         mine = [row for row in rows if row["case"] == case.name]
@@ -169,7 +170,7 @@ def main() -> int:
             rows.append(bench.turn(case, turn) | {"turn": turn})
             print(f"turn {turn + 1}: {case.name}: {rows[-1]['tokens_per_s']:.2f}", file=sys.stderr, flush=True)
     print(text_table(COLUMNS, summary(rows)))
-    print(f"\n{save_rows('drafts', rows)}")
+    print(f"\n{save_rows('drafts-quick' if args.quick else 'drafts', rows)}")
     return 0
 
 

@@ -171,17 +171,16 @@ class Columns:
 
 
 def speed_cells(of: Columns, columns: list[str], prompts: int, seconds: dict[str, float]) -> list[Cell]:
-    """The paper's four cases for each column; in turn, prefill is what differs: only the shorter answers."""
-    inputs, outputs = ((16, 128), (8,)) if of.args.quick else ((16, 128), (64, 256))
+    """The paper's cases for each column; in turn, prefill is what differs: only the shorter answers."""
     return [
         Cell(
             {"part": "speed", **of.identity(), "column": column, "input": i, "output": o, "prompts": prompts},
             cost=prompts * seconds[column] * (o + i / 16),
         )
         for column in columns
-        for i in inputs
-        for o in outputs
-        if column != IN_TURN or o == outputs[0]
+        for i in (16, 128)
+        for o in of.args.outputs
+        if column != IN_TURN or o == min(of.args.outputs)
     ]
 
 
@@ -243,13 +242,14 @@ def parse() -> Any:
     common_flags(parser, "shadow", "dtype", "profile")
     parser.add_argument("--emulated-model", default=str(DEEP.relative_to(ROOT)))
     parser.add_argument("--emulated-prompts", type=positive, default=1, help="of each emulated case")
+    parser.add_argument("--outputs", nargs="+", type=positive, help="tokens of answers that are timed (64 256)")
     parser.add_argument("--problems", type=positive, help="of GSM8K; 16 unless said")
     parser.add_argument("--text-tokens", type=positive, help="of held-out text; 384 unless said")
     parser.add_argument("--window", type=positive, default=128, help="tokens that are scored together")
-    parser.get_default("sizes").update(problems=(16, 2), text_tokens=(384, 48))
+    parser.get_default("sizes").update(outputs=((64, 256), (8,)), problems=(16, 2), text_tokens=(384, 48))
     args = parse_flags(parser)
-    if args.window < 2 or args.text_tokens < 4:
-        parser.error("--window must be at least 2, --text-tokens at least 4")
+    if args.window < 2 or args.text_tokens < 4 or min(args.outputs) < 2:
+        parser.error("--window and --outputs must be at least 2, --text-tokens at least 4")
     if Path(args.emulated_model).exists() is False and (ROOT / args.emulated_model).exists():
         args.emulated_model = str(ROOT / args.emulated_model)
     args.out.mkdir(parents=True, exist_ok=True)

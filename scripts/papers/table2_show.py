@@ -65,12 +65,18 @@ def speed_rows(done: Iterable[tuple[str, dict[str, Any], dict[str, Any]]]) -> li
 
 
 def blocks(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Speed rows by block; the paper's columns stand in every emulated one."""
+    """Speed rows by block; the paper's columns stand in every emulated one, of the same cases where there are any."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["part"] == "speed":
             found.setdefault(row["block"], []).append(row)
-    return {name: some + (paper_rows() if name != AS_IT_IS else []) for name, some in found.items()}
+    return {name: some + (_beside(some) if name != AS_IT_IS else []) for name, some in found.items()}
+
+
+def _beside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    cases = {(row["input"], row["output"]) for row in rows}
+    papers = paper_rows()
+    return [row for row in papers if (row["input"], row["output"]) in cases] or papers
 
 
 def columns(rows: list[dict[str, Any]]) -> list[str]:
@@ -101,8 +107,23 @@ def tables(rows: list[dict[str, Any]]) -> str:
         parts += [f"## (ii) Device memory, MB; {models}", _memory_table(some)]
     quality = [row for row in rows if row["part"] == "quality"]
     if quality:
-        parts += ["## (iii) Answer quality", markdown_across(QUALITY, quality, [row["column"] for row in quality])]
+        parts += ["## (iii) Answer quality", _quality_table(quality)]
     return "\n\n".join(parts) + "\n"
+
+
+def of_docs(rows: list[dict[str, Any]], part: str) -> str:
+    """One table: `native`, `emulated` (of the paper's columns its own system's and Transformers'), `memory` or
+    `quality`."""
+    if part == "quality":
+        return _quality_table([row for row in rows if row["part"] == "quality"])
+    found = blocks(rows)
+    if part == "memory":
+        return _memory_table(found[AS_IT_IS])
+    if part == "native":
+        return _speed_table(found[AS_IT_IS])
+    [emulated] = [some for name, some in found.items() if name != AS_IT_IS]
+    shown = ("paper: OD-MoE", "paper: Transformers")
+    return _speed_table([row for row in emulated if row["block"] != PRINTED or row["column"] in shown])
 
 
 MEANS = (
@@ -157,6 +178,10 @@ def _memory_table(rows: list[dict[str, Any]]) -> str:
     lines.append(["all", *(_held(held(row["memory_bytes"])) if row else "-" for row in found.values())])
     lines.append(["of the whole model", *(f"{row['of_whole']:.0%}" if row else "-" for row in found.values())])
     return markdown(lines)
+
+
+def _quality_table(rows: list[dict[str, Any]]) -> str:
+    return markdown_across(QUALITY, rows, [row["column"] for row in rows])
 
 
 def _held(value: float | list[float]) -> str:

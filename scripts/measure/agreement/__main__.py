@@ -41,12 +41,14 @@ from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
 from scripts.lib.recorded_runs import TOGETHER, compare, compare_together
 from scripts.lib.simultaneous import answered_together
-from scripts.lib.tables import Column, text_table
+from scripts.lib.tables import Column, Row, text_table
 
 VERSION = 1
 GOAL = 1.05
 PAPER_TOKENS_PER_S, PAPER_TTFT_S = 3.69, {16: 1.345, 128: 3.143}
 WAYS = ("ahead", "in-turn")
+BLOCKS = ("rows", "simulated_rows", "tokens_a_pass", "simulated_tokens_a_pass")
+"""With drafts: of a pass that decodes."""
 ASKED_S = 1800.0
 
 
@@ -184,6 +186,7 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         paper = None if decoded[0]["prefill"] == TOGETHER else 1 / PAPER_TOKENS_PER_S
         rows.append(_row("decode, s/token", measured, simulated, paper))
         rows[0]["worst_ratio"] = max(one["token_s"] / one["simulated_token_s"] for one in decoded)
+        rows[0] |= {name: statistics.mean(o[name] for o in decoded) for name in BLOCKS if name in decoded[0]}
     for way in WAYS:
         for length in sorted({one["prompt_tokens"] for one in answers}):
             of = [one for one in answers if (one["prefill"], one["prompt_tokens"]) == (way, length)]
@@ -203,13 +206,46 @@ def _row(what: str, measured: float, simulated: float, paper: float | None) -> d
     }
 
 
+def described(rows: list[dict[str, Any]], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
+    """With what was asked, of which cluster, and whether the scheduler decided the same once more."""
+    hosts = args.cluster.endswith((".yaml", ".yml"))
+    different = next((one["difference"] for one in results if one["difference"]), None)
+    about = {
+        "cluster": Path(args.cluster).stem,
+        "shadow": None if hosts else args.shadow,
+        "departure": None if hosts else args.departure,
+        "profile": results[0]["profile"],
+        "requests": args.requests,
+        "draft": str(args.draft),
+        "batch_dense": args.batch_dense,
+    }
+    return [about | row | {"replayed": different or "identical"} for row in rows]
+
+
+def _cluster(row: Row) -> str:
+    several = [plural(row["requests"], "request")] if row["requests"] > 1 else []
+    return ", ".join([row["cluster"], *filter(None, (row["shadow"], row["departure"])), *several])
+
+
 COLUMNS = (
+    Column("cluster", _cluster),
+    Column("profile", "profile"),
     Column("seconds", "what"),
     Column("measured", "measured_s", ".4f"),
     Column("simulated", "simulated_s", ".4f"),
     Column("ratio", "ratio", ".3f"),
     Column("paper", "paper_s", ".3f"),
+    Column("replayed", "replayed"),
 )
+DRAFTED = (
+    *COLUMNS[:-2],
+    Column("rows a pass", "rows", ".2f"),
+    Column("simulated", "simulated_rows", ".2f"),
+    Column("tokens a pass", "tokens_a_pass", ".2f"),
+    Column("simulated", "simulated_tokens_a_pass", ".2f"),
+    COLUMNS[-1],
+)
+"""With drafts."""
 
 
 def draw(run: Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -> Any:
@@ -303,21 +339,15 @@ def main() -> int:
         KeptCluster(store) as kept,
     ):
         results = run.all(wanted, Measure(args, tokenizer, store.manifest.fingerprint, run, kept))
-        rows = summary(results)
+        rows = described(summary(results), results, args)
         profile, answers = results[0]["profile"], [one for result in results for one in result["answers"]]
         run.write(rows, cells=results)
-        print(f"emulated, simulated: {profile}\n{text_table(COLUMNS, rows)}")
+        print(text_table(DRAFTED if args.draft else COLUMNS, rows))
         if "worst_ratio" in rows[0]:
             measured, simulated = 1 / rows[0]["measured_s"], 1 / rows[0]["simulated_s"]
             said = f"{measured:.3f} tokens/s measured, {simulated:.3f} simulated"
             said += f", the paper's {PAPER_TOKENS_PER_S}" if args.requests == 1 else f" for each of {args.requests}"
             print(f"decode: {said}; the worst prompt's ratio {rows[0]['worst_ratio']:.3f}, the goal {GOAL}")
-        for one in answers[:1] if args.requests > 1 else answers:
-            if "rows" in one:
-                print(
-                    f"rows a pass {one['rows']:.2f}, simulated {one['simulated_rows']:.2f}; "
-                    f"tokens a pass {one['tokens_a_pass']:.2f}, simulated {one['simulated_tokens_a_pass']:.2f}"
-                )
         for one in results:
             said = one["difference"] or "identical commands, in order"
             print(f"replayed ({one['prefill']}): {one['events']} events, {one['commands']} commands: {said}")

@@ -51,6 +51,19 @@ def test_a_mean_of_other_cases_says_which() -> None:
     assert papers[0] == "3.69"
 
 
+def test_the_paper_stands_beside_the_same_cases() -> None:
+    figures = {"ttft_s": 1.0, "decode_tokens_per_s": 2.0, "tokens_per_s": 3.0}
+    ours = [
+        {"part": "speed", "block": block, "model": "m", "column": "OD-MoE", "input": i, "output": 64} | figures
+        for block in (show.AS_IT_IS, "emulated: x")
+        for i in (16, 128)
+    ]
+    lines = show.of_docs(ours, "emulated").splitlines()
+    assert lines[0] == "|  | in, out | OD-MoE | paper: OD-MoE | paper: Transformers |"
+    assert "| overall, tokens/s | mean of 2 cases | 3.00 | 3.25 | 4.82 |" in lines
+    assert "paper" not in show.of_docs(ours, "native")
+
+
 def test_a_small_run(run_script: Any) -> None:
     flags = ["--quick", "--parts", "quality", "--problems", "1", "--tokens", "4", "--text-tokens", "12"]
     rows = run_script(table2, *flags, name="table2-quick").facts["rows"]

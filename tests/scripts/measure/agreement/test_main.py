@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,15 @@ def test_drafts_of_several_requests_are_compared(tmp_path: Path, draft: int | st
     assert [row["token_s"] for row in rows] == pytest.approx(sorted(row["simulated_token_s"] for row in rows))
     assert rows[0]["rows"] == rows[0]["simulated_rows"] > 1
     assert rows[0]["tokens_a_pass"] == rows[0]["simulated_tokens_a_pass"] > 1
-    assert agreement.summary([{"answers": rows}])[0]["ratio"] == pytest.approx(1.0)
+    result = {"answers": rows, "profile": "rtx3090-1gbe", "difference": None}
+    asked = argparse.Namespace(
+        cluster="local", shadow="fp16", departure="late", requests=2, draft=draft, batch_dense=batch_dense
+    )
+    [row] = agreement.described(agreement.summary([result]), [result], asked)
+    assert row["ratio"] == pytest.approx(1.0)
+    assert row["rows"] == row["simulated_rows"] == pytest.approx(rows[0]["rows"])
+    assert (row["draft"], row["replayed"]) == (str(draft), "identical")
+    assert agreement.COLUMNS[0].text(row) == "local, fp16, late, 2 requests"
 
 
 def test_drafts_of_requests_one_by_one_are_compared(tmp_path: Path) -> None:
