@@ -70,6 +70,12 @@ TABLES = {
         )
         for suffix in ("", "-batch3")
     },
+    **{
+        f"compare_systems-total-{budget}": Table(
+            "compare_systems-total", partial(compare_show.budget_table, budget=budget)
+        )
+        for budget in (60, 80)
+    },
     "compare_systems-elsewhere": Table("compare_systems compare_systems-epyc", compare_show.repeated),
     **{
         f"compare_systems-{of}": Table(f"compare_systems-{of}", partial(compare_show.budget_table, budget=25))
