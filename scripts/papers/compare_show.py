@@ -105,7 +105,8 @@ def ratio(name: str, pairs: Pairs) -> dict[str, Any]:
     short = name[:4]
     by_prompt = [middle(over(name, one, near) for one, near in of) for of in pairs.values()]
     known = [one for one in by_prompt if one is not None]
-    busy = {f"{short}_others_cores": max(_others_cores(pairs), default=0.0)}
+    cores = max(_others_cores(pairs), default=None)
+    busy = {} if cores is None else {f"{short}_others_cores": cores}
     if len(known) < len(by_prompt) or not known:
         return busy | {f"{short}_ratio": None, f"{short}_ratio_low": None, f"{short}_ratio_high": None}
     interval = Interval.of(known)
