@@ -249,8 +249,8 @@ def budget_table(rows: list[dict[str, Any]], budget: int) -> str:
 
 
 def repeated(rows: list[dict[str, Any]]) -> str:
-    """In Markdown: the ratios of two runs beside each other, by system and budget, and those that differ: a median that
-    is outside the other run's interval. `file`: of a row, the run's."""
+    """In Markdown: the ratios of two runs beside each other, by system and each budget that both have, and those that
+    differ: a median that is outside the other run's interval. `file`: of a row, the run's."""
     files = list(dict.fromkeys(row["file"] for row in rows))
     found = {
         (row["file"], row["budget"], row["system"]): Interval(
@@ -260,6 +260,7 @@ def repeated(rows: list[dict[str, Any]]) -> str:
         if row.get("tpot_ratio") is not None
     }
     budgets, systems = (list(dict.fromkeys(key[n] for key in found)) for n in (1, 2))
+    budgets = [one for one in budgets if {key[0] for key in found if key[1] == one} == set(files)]
     lines = [["system", *(f"{budget} %" for budget in budgets)]]
     for system in systems:
         pairs = [[found.get((file, budget, system)) for file in files] for budget in budgets]

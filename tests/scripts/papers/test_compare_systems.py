@@ -182,6 +182,8 @@ def test_two_runs_differ_where_a_median_is_outside_the_others_interval() -> None
 
     rows = [row("a", "smoe", 0.5, 0.4, 0.6), row("a", "fate", 0.5, 0.48, 0.52)]
     rows += [row("b", "smoe", 0.55, 0.45, 0.7), row("b", "fate", 0.55, 0.5, 0.6)]
+    rows.append(row("a", "smoe", 0.5, 0.4, 0.6) | {"budget": 50})
+    assert show.repeated(rows).splitlines()[0] == "| system | 25 % |", "a budget of one run alone is not compared"
     assert show.repeated(rows).splitlines()[2:] == [
         "| smoe | 0.5 (0.4 to 0.6); 0.6 (0.5 to 0.7) |",
         "| fate | 0.50 (0.48 to 0.52); 0.55 (0.50 to 0.60) **differ** |",
