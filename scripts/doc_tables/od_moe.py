@@ -22,7 +22,7 @@ def _way(row: Row) -> str:
 
 
 TABLES = {
-    "agreement": Table("agreement-embedded agreement-local", down(agreement.COLUMNS)),
+    "agreement": Table("agreement-embedded-late agreement-embedded agreement-local", down(agreement.COLUMNS)),
     "agreement-drafts": Table("agreement-embedded-drafts", down(agreement.DRAFTED)),
     **{
         f"table2-{part}": Table("table2", partial(table2_show.of_docs, part=part))
